@@ -22,10 +22,10 @@
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective, equation 7,
 inside the actor-critic loss, equation 9. Advantages: Schulman et al. 2016 (arXiv 1506.02438), equation 16.
 
-Beside the paper, as is usual for continuous control: actor and critic are separate networks, the standard deviation does
-not depend on the state, the value loss is clipped, advantages are normalized per minibatch, and observations and
-rewards are divided by running statistics. An episode that ends by its time limit is bootstrapped from the value of
-its last observation; one that terminates is not.
+As in the paper's section 6.1, actor and critic are separate networks and the standard deviation does not depend on the
+state. Beside the paper, as is usual: the value loss is clipped, advantages are normalized per minibatch, observations
+and rewards by running statistics, the learning rate is annealed and the gradient's norm clipped. An episode that ends
+by its time limit is bootstrapped from the value of its last observation; one that terminates is not.
 
     python ppo_continuous.py --env-name hopper --num-seeds 8
 
@@ -47,6 +47,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -114,7 +115,20 @@ def read_yaml(path: str, config_class) -> list[str]:
     return flags
 
 
-def parse(args, config_class, options_class):
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """One run of the script."""
+
+    config: str = ""  # YAML file of hyperparameters; flags override it
+    num_seeds: int = 4  # agents trained at once, each with its own random key
+    seed: int = 0  # of the key that the agents' keys are split from
+    run_dir: str = ""  # where results go; runs/SCRIPT/ENVIRONMENT-TIME where not given
+    resume: bool = False  # go on with the run in run_dir from its last checkpoint
+    checkpoint_interval: float = 60.0  # seconds between checkpoints; 0 saves whenever progress is shown
+    eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
+
+
+def parse(args, config_class):
     """`(config, options)` from flags, defaults taken from the YAML file that --config names. Raises ValueError."""
     import tyro
 
@@ -144,7 +158,7 @@ def parse(args, config_class, options_class):
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
-        run: tyro.conf.OmitArgPrefixes[options_class]
+        run: tyro.conf.OmitArgPrefixes[Options]
         hyperparameters: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[config_class]]
 
     def read(flags, default, source=""):
@@ -162,7 +176,7 @@ def parse(args, config_class, options_class):
     args = sys.argv[1:] if args is None else list(args)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
-    file, default = first.parse_known_args(args)[0].config, Arguments(options_class(), config_class())
+    file, default = first.parse_known_args(args)[0].config, Arguments(Options(), config_class())
     default = read(read_yaml(file, config_class), default, f"{file}: ") if file else default
     arguments = read(args, default)
     require(arguments.run, "num_seeds", low=1)
@@ -177,14 +191,14 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "hopper"  # a brax or a gymnax environment with continuous actions
-    env_params: Mapping = FrozenDict({"backend": "spring"})  # overrides of its parameters or constructor arguments
+    env_params: Mapping = FrozenDict()  # its parameters or constructor arguments, such as {backend: positional} in brax
     max_episode_steps: int = 0  # time limit; 0 keeps the environment's own (1000 in brax)
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent
-    num_steps: int = 32  # steps per environment and update
+    num_steps: int = 64  # steps per environment and update
     update_epochs: int = 4  # passes over the batch of num_envs * num_steps steps
-    num_minibatches: int = 8  # gradient steps per pass
-    lr: float = 3e-4  # Adam's learning rate
+    num_minibatches: int = 16  # gradient steps per pass
+    lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # decay of the advantage's trace
@@ -196,7 +210,7 @@ class Config:
     normalize_obs: bool = True  # by the running mean and variance of this agent
     normalize_reward: bool = True  # by the running standard deviation of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor and of the critic
-    activation: str = "tanh"  # tanh, relu, elu, swish or another name in flax.linen
+    activation: str = "tanh"  # tanh, relu, elu, gelu or swish
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable, as jit wants static fields
@@ -218,8 +232,8 @@ def check(config: Config) -> None:
         raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes num_envs * num_steps = {batch}")
     if not config.hidden_sizes or min(config.hidden_sizes) < 1:
         raise ValueError(f"hidden_sizes = {config.hidden_sizes}: must be positive sizes, such as (64, 64)")
-    if not callable(getattr(nn, config.activation, None)):
-        raise ValueError(f"activation = {config.activation}: must be a function of flax.linen, such as tanh or relu")
+    if config.activation not in ("tanh", "relu", "elu", "gelu", "swish"):
+        raise ValueError(f"activation = {config.activation}: must be tanh, relu, elu, gelu or swish")
 
 
 # --- block environment: the same in every script, copied by tools/sync_blocks.py ---
@@ -290,26 +304,37 @@ class RescaleAction:
         return self._env.step(key, state, action.reshape(self.space.shape), params)
 
 
+def make_brax_env(name: str, overrides: dict):
+    """A brax environment by name, None where brax does not know it."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # of parts that are not used here
+        warnings.simplefilter("ignore")
+        from brax import envs
+
+        if name in envs._envs:  # the spring backend is by far the fastest to compile
+            return BraxEnv(envs.get_environment(name, **({"backend": "spring"} | overrides)))
+    return None
+
+
 def make_base_env(config):
     """`(env, env_params)` for a name known to gymnax or to brax, `config.env_params` applied. Raises ValueError."""
     import gymnax
 
-    overrides, limit = dict(config.env_params), config.max_episode_steps
+    name, overrides, limit = config.env_name, dict(config.env_params), config.max_episode_steps
     try:
-        if config.env_name in gymnax.registered_envs:
-            known = {field.name for field in dataclasses.fields(gymnax.make(config.env_name)[1])}
-            arguments = {name: overrides[name] for name in overrides.keys() - known}
-            env, params = gymnax.make(config.env_name, **arguments)
-            fields = {name: overrides[name] for name in overrides.keys() & known}
-            return env, params.replace(**fields, **({"max_steps_in_episode": limit} if limit else {}))
+        if name in gymnax.registered_envs:
+            fields = {field.name for field in dataclasses.fields(gymnax.make(name)[1])} & overrides.keys()
+            env, params = gymnax.make(name, **{key: overrides[key] for key in overrides.keys() - fields})
+            params = params.replace(**{key: overrides[key] for key in fields})
+        else:
+            env, params = make_brax_env(name, overrides), BraxParams(max_steps_in_episode=1000)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"env_params = {overrides}: {name} does not take them ({error})") from error
+    if env is None:
         from brax import envs
 
-        if config.env_name in envs._envs:
-            return BraxEnv(envs.get_environment(config.env_name, **overrides)), BraxParams(limit or 1000)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"env_params = {overrides}: {config.env_name} does not take them ({error})") from error
-    hint = nearest(config.env_name, [*gymnax.registered_envs, *envs._envs])
-    raise ValueError(f"env_name = {config.env_name}: neither gymnax nor brax knows it{hint}")
+        hint = nearest(name, [*gymnax.registered_envs, *envs._envs])
+        raise ValueError(f"env_name = {name}: neither gymnax nor brax knows it{hint}")
+    return env, params.replace(max_steps_in_episode=limit) if limit else params
 
 
 def reset_envs(key, env, env_params, num_envs: int, pool_size: int = 256):
@@ -350,8 +375,10 @@ def make_env(config: Config):
     from gymnax.environments import spaces
     from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 
-    space = env.action_space(env_params)
-    if not isinstance(space, spaces.Box) or not bool(jnp.isfinite(jnp.asarray([space.low, space.high])).all()):
+    with jax.ensure_compile_time_eval():  # the bounds are constants, also where this runs inside a jit
+        space = env.action_space(env_params)
+        bounded = isinstance(space, spaces.Box) and bool(jnp.isfinite(jnp.asarray([space.low, space.high])).all())
+    if not bounded:
         raise ValueError(f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has")
     if len(env.observation_space(env_params).shape) != 1:
         env = FlattenObservationWrapper(env)
@@ -707,19 +734,6 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block main: the same in every script, copied by tools/sync_blocks.py ---
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """One run of the script."""
-
-    config: str = ""  # YAML file of hyperparameters; flags override it
-    num_seeds: int = 4  # agents trained at once, each with its own random key
-    seed: int = 0  # of the key that the agents' keys are split from
-    run_dir: str = ""  # where results go; runs/SCRIPT/ENVIRONMENT-TIME where not given
-    resume: bool = False  # go on with the run in run_dir from its last checkpoint
-    checkpoint_interval: float = 60.0  # seconds between checkpoints; 0 saves whenever progress is shown
-    eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
-
-
 def write(path: Path, content) -> None:
     """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file."""
     temporary = path.with_name(path.name + ".partial")
@@ -735,24 +749,34 @@ def open_run_dir(config, options) -> tuple[Path, dict]:
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     hyperparameters = json.loads(json.dumps(values, default=dict))
     settings = {"script": script, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
+    if options.resume and not options.run_dir:
+        raise ValueError("resume: needs --run-dir, the run to go on with")
     if (run_dir / "run.json").exists():
         if not options.resume:
             raise ValueError(f"run_dir = {run_dir}: holds a run already; --resume goes on with it")
-        old = json.loads((run_dir / "run.json").read_text())["settings"]
+        try:
+            old = json.loads((run_dir / "run.json").read_text())["settings"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"resume: {run_dir}/run.json is damaged") from error
         if differ := [name for name in settings | old if settings.get(name) != old.get(name)]:
             changes = ", ".join(f"{name} was {old.get(name)} and is {settings.get(name)}" for name in differ)
             raise ValueError(f"resume: {run_dir} holds a run with other settings: {changes}")
     elif options.resume:
         print(f"resume: no run in {run_dir} yet, starting anew")
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    packages = ("jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy")
+    try:
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+        commit = git.stdout.strip() if git.returncode == 0 else None
+    except OSError:  # git is not installed
+        commit = None
+    packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
+    versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
     record = {
         "settings": settings,
         "command": " ".join(sys.argv),
         "started": f"{now:%Y-%m-%d %H:%M:%S}",
         "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}, {os.cpu_count()} CPU cores",
-        "versions": {"python": sys.version.split()[0]} | {name: importlib.metadata.version(name) for name in packages},
-        "commit": git.stdout.strip(),
+        "versions": {"python": sys.version.split()[0], **versions},
+        "commit": commit,
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
@@ -834,8 +858,8 @@ def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict
             carry = jax.block_until_ready(advance(carry, done, last))
             recent = {name: np.asarray(carry["metrics"][name][:, done:last]) for name in ("episodes", "episodic_return")}
             returns = mean_return(recent, 0, last - done)
-            if len(returns := returns[~np.isnan(returns)]) > 1:
-                margin = 1.96 * returns.std(ddof=1) / math.sqrt(len(returns))
+            if len(returns := returns[~np.isnan(returns)]):
+                margin = 1.96 * returns.std() / math.sqrt(max(1, len(returns) - 1))
                 progress.set_postfix_str(f"return {returns.mean():.4g} +- {margin:.2g}", refresh=False)
             progress.update((last - done) * steps)
             done, now = last, time.perf_counter()
@@ -862,7 +886,7 @@ def main(args=None) -> Path:
     """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
     os.environ.setdefault("NPROC", str(max(4, os.cpu_count() or 1)))  # XLA's CPU thread pool; a smaller one can deadlock
     try:
-        config, options = parse(args, Config, Options)
+        config, options = parse(args, Config)
         make_learner(config)  # raises ValueError for a config that cannot train
         run_dir, record = open_run_dir(config, options)
         keep = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
@@ -900,7 +924,10 @@ def main(args=None) -> Path:
     print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds; results in {run_dir}")
     for name, values in results.items():
         values = values[~np.isnan(values)]
-        mean, low, high = map(float, interval(values)) if len(values) else [math.nan] * 3
+        if not len(values):
+            print(f"{name}: no episode ended")
+            continue
+        mean, low, high = map(float, interval(values))
         record[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(values)}
         print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(values)} seeds")
     write(run_dir / "run.json", json.dumps(record, indent=2))

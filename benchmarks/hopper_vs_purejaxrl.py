@@ -1,0 +1,163 @@
+"""Speed and return on brax's hopper, beside PureJaxRL's ppo_continuous_action.py at the same settings, in one process.
+
+    git clone https://github.com/luchris429/purejaxrl
+    python benchmarks/hopper_vs_purejaxrl.py speed purejaxrl
+    python benchmarks/hopper_vs_purejaxrl.py returns purejaxrl --seeds 32
+
+`speed` trains one seed with each, in turn, several times; compilation is not counted. `returns` trains the same number
+of seeds with each and compares the mean return of the episodes that ended in the last tenth of training; they are
+written to a file after every slice of seeds, and a second call goes on from there. PureJaxRL runs from its own files;
+where --hidden is not its 256, a network of the same layers and the other size is put in its place.
+"""
+
+import argparse
+import os
+import sys
+import time
+import types
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import ppo_continuous
+
+SETTINGS = dict(num_envs=2048, num_steps=10, update_epochs=4, num_minibatches=32, lr=3e-4, anneal_lr=False, gamma=0.99,
+                gae_lambda=0.95, clip_eps=0.2, ent_coef=0.0, vf_coef=0.5, max_grad_norm=0.5)  # PureJaxRL's own
+
+
+def make_onejit(args, steps):
+    config = ppo_continuous.Config(
+        env_name="hopper",
+        env_params={"backend": args.backend},
+        total_timesteps=steps,
+        hidden_sizes=(args.hidden, args.hidden),
+        **SETTINGS,
+    )
+    train = ppo_continuous.make_train(config)
+
+    def run(key):
+        metrics = train(key)["metrics"]
+        return metrics["episodic_return"], metrics["episodes"]
+
+    return run
+
+
+class Network(nn.Module):
+    """PureJaxRL's actor and critic at another size; a `MultivariateNormalDiag` and a value."""
+
+    action_dim: int
+    activation: str
+    size: int
+
+    @nn.compact
+    def __call__(self, obs):
+        policy = ppo_continuous.Actor(self.action_dim, (self.size, self.size), self.activation)(obs)
+        return policy, ppo_continuous.Critic((self.size, self.size), self.activation)(obs)
+
+
+def make_purejaxrl(args, steps):
+    sys.path.insert(0, str(Path(args.purejaxrl, "purejaxrl")))
+    sys.modules.setdefault("navix", types.ModuleType("navix"))  # imported by its wrappers, not used on brax
+    import ppo_continuous_action
+    import wrappers
+
+    ppo_continuous_action.BraxGymnaxWrapper = lambda name: wrappers.BraxGymnaxWrapper(name, backend=args.backend)
+    if args.hidden != 256:
+        ppo_continuous_action.ActorCritic = partial(Network, size=args.hidden)
+    settings = {name.upper(): value for name, value in SETTINGS.items()}
+    more = dict(TOTAL_TIMESTEPS=steps, ENV_NAME="hopper", ACTIVATION="tanh", NORMALIZE_ENV=True)
+    train = ppo_continuous_action.make_train(settings | more)
+
+    def run(key):
+        info = train(key)["metrics"]  # [updates, steps, environments]
+        ended, returns = info["returned_episode"], info["returned_episode_returns"]
+        episodes = ended.sum((1, 2))
+        return jnp.where(ended, returns, 0.0).sum((1, 2)) / episodes, episodes
+
+    return run
+
+
+def describe(args):
+    sizes = f"networks {args.hidden} x {args.hidden}"
+    return f"hopper, {args.backend}, {sizes}, {os.cpu_count()} cores of {jax.devices()[0].platform}"
+
+
+def compile_both(args, steps, seeds):
+    compiled = {}
+    for name, make in {"onejit": make_onejit, "PureJaxRL": make_purejaxrl}.items():
+        run = make(args, steps)
+        begun = time.perf_counter()
+        compiled[name] = jax.jit(jax.vmap(run) if seeds > 1 else run).lower(make_keys(0, seeds)).compile()
+        print(f"{name}: compiled in {time.perf_counter() - begun:.1f} s", flush=True)
+    return compiled
+
+
+def make_keys(first, seeds):
+    keys = jnp.stack([jax.random.PRNGKey(seed) for seed in range(first, first + seeds)])
+    return keys if seeds > 1 else keys[0]
+
+
+def speed(args):
+    steps = args.steps or 10 * 20480
+    compiled = compile_both(args, steps, 1)
+    taken = {name: [] for name in compiled}
+    for repeat in range(args.repeats):
+        for name in list(compiled)[:: 1 if repeat % 2 else -1]:
+            begun = time.perf_counter()
+            jax.block_until_ready(compiled[name](make_keys(repeat, 1)))
+            taken[name].append(time.perf_counter() - begun)
+            print(f"{name}: {steps / taken[name][-1]:,.0f} steps/s", flush=True)
+    median = {name: steps / np.median(seconds) for name, seconds in taken.items()}
+    ratio = median["onejit"] / median["PureJaxRL"]
+    rates = ", ".join(f"{name} {value:,.0f} steps/s" for name, value in median.items())
+    print(f"{describe(args)}, 1 seed, median of {args.repeats} x {steps} steps: {rates}; ratio {ratio:.2f}")
+
+
+def returns(args):
+    steps = args.steps or 2_000_000
+    done = dict(np.load(args.out)) if Path(args.out).exists() else {}
+    compiled = compile_both(args, steps, args.slice)
+    while len(done.get("PureJaxRL", ())) < args.seeds:
+        first = len(done.get("PureJaxRL", ()))
+        keys = make_keys(first, args.slice)
+        for name, run in compiled.items():
+            begun = time.perf_counter()
+            result, episodes = (np.atleast_2d(np.asarray(array)) for array in run(keys))
+            last = result.shape[1] * 9 // 10
+            weight = episodes[:, last:]
+            final = np.where(weight > 0, weight * result[:, last:], 0).sum(1) / weight.sum(1)
+            done[name] = np.concatenate([done.get(name, np.zeros(0))[:first], final])
+            rate = args.slice * steps / (time.perf_counter() - begun)
+            seeds = f"seeds {first} to {first + args.slice - 1}"
+            print(f"{name}: {seeds}, {rate:,.0f} steps/s, returns {final.round(1)}", flush=True)
+        np.savez(args.out, **done)
+    for name, values in done.items():
+        middle, low, high = ppo_continuous.interval(values)
+        result = f"interquartile mean {middle:.1f}, 95 % interval {low:.1f} to {high:.1f}, {len(values)} seeds"
+        print(f"{describe(args)}, after {steps} steps, {name}: {result}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["speed", "returns"])
+    parser.add_argument("purejaxrl", help="a clone of the repository")
+    parser.add_argument("--backend", default="positional", help="of brax; PureJaxRL's default is positional")
+    parser.add_argument("--hidden", type=int, default=256, help="size of the two hidden layers")
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=32)
+    parser.add_argument("--slice", type=int, default=1, help="seeds trained at once in `returns`")
+    parser.add_argument("--out", default="hopper_vs_purejaxrl.npz")
+    args = parser.parse_args()
+    {"speed": speed, "returns": returns}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

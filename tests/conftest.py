@@ -1,0 +1,111 @@
+"""Every test with an argument `script` runs for each script of the repository, small: see `small_config`."""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("NPROC", "4")  # XLA's CPU thread pool, before its backend starts; a smaller one can deadlock
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))  # for the subprocesses of the tests too
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import dataclasses  # noqa: E402
+import functools  # noqa: E402
+import importlib  # noqa: E402
+import json  # noqa: E402
+from collections.abc import Mapping  # noqa: E402
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
+SMALL = {
+    "max_episode_steps": 13,
+    "num_envs": 4,
+    "num_steps": 8,
+    "num_minibatches": 2,
+    "update_epochs": 2,
+    "hidden_sizes": (8,),
+    "buffer_size": 256,
+    "batch_size": 8,
+    "learning_starts": 32,
+}
+
+
+@pytest.fixture(scope="session", params=SCRIPTS)
+def script(request):
+    return importlib.import_module(request.param)
+
+
+def field_names(script, *types) -> list[str]:
+    return [field.name for field in dataclasses.fields(script.Config) if not types or field.type in types]
+
+
+def small_config(script, num_updates=6, **overrides):
+    """The script's default config, its sizes cut down; brax is stood in for by its own trivial environment."""
+    import gymnax
+
+    default = script.Config()
+    names = field_names(script)
+    if "env_name" in names and default.env_name not in gymnax.registered_envs:
+        overrides = {"env_name": "fast"} | overrides
+    config = dataclasses.replace(default, **{k: v for k, v in SMALL.items() if k in names} | overrides)
+    steps = num_updates * config.num_envs * config.num_steps + getattr(config, "learning_starts", 0)
+    return dataclasses.replace(config, total_timesteps=steps + 5)  # num_updates is rounded down
+
+
+def shifted_config(script, **overrides):
+    """A small config with no float field at its default, so that one which goes astray is seen."""
+    config = small_config(script, **overrides)
+    values = {name: getattr(config, name) * 0.9 or 0.05 for name in field_names(script, float)}
+    return dataclasses.replace(config, **values)
+
+
+def flags(config) -> list[str]:
+    """The command line that makes `config`."""
+    words = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, tuple):
+            words += [f"--{field.name}", *map(str, value)]
+        else:
+            words.append(f"--{field.name}={json.dumps(dict(value)) if isinstance(value, Mapping) else value}")
+    return words
+
+
+@functools.cache
+def train(script):
+    """`shifted_config` trained as `jit(vmap(make_train(config)))` on three seeds, `split(key(0), 3)`."""
+    return jax.jit(jax.vmap(script.make_train(shifted_config(script))))
+
+
+def seed_keys():
+    return jax.random.split(jax.random.key(0), 3)
+
+
+def arrays(tree) -> list[np.ndarray]:
+    """The leaves as arrays, random keys as their data."""
+
+    def array(leaf):
+        is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+    return [array(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def assert_same(tree, other):
+    """Bit for bit."""
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    for a, b in zip(arrays(tree), arrays(other), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def assert_close(out, other):
+    """Metrics and parameters that training gave, up to what two compilations of one program may differ by."""
+    trees = [(tree["metrics"], tree["runner_state"].params) for tree in (out, other)]
+    assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
+    for a, b in zip(*map(arrays, trees), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,313 @@
+"""What every script promises (CONTRIBUTING.md, "The contract"): each test runs for each script."""
+
+import ast
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from conftest import (
+    arrays,
+    assert_close,
+    assert_same,
+    field_names,
+    seed_keys,
+    shifted_config,
+    small_config,
+    train,
+)
+
+# Compiles in half the time. For programs that are compared with others up to rounding, or that take few steps.
+jit_quickly = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+CONTRACT = ["Config", "make_env", "make_learner", "make_train", "make_rollout", "report", "main"]
+
+
+@functools.cache
+def trained(script):
+    return train(script)(seed_keys())
+
+
+@functools.cache
+def start(script):
+    init, _ = script.make_learner(shifted_config(script))
+    return jax.jit(jax.vmap(init))
+
+
+@functools.cache
+def chunk(script, length):
+    _, update = script.make_learner(shifted_config(script))
+    return jax.jit(jax.vmap(lambda state: jax.lax.scan(update, state, None, length)))
+
+
+def train_in_chunks(script, lengths):
+    state, pieces = start(script)(seed_keys()), []
+    for length in lengths:
+        state, metrics = chunk(script, length)(state)
+        pieces.append(metrics)
+    return {"runner_state": state, "metrics": jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *pieces)}
+
+
+@functools.cache
+def train_alone(script):
+    return jit_quickly(script.make_train(shifted_config(script)))
+
+
+@functools.cache
+def alone(script):
+    """Three runs of one seed each, one after the other."""
+    return stack(train_alone(script)(key) for key in seed_keys())
+
+
+def stack(trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+@functools.cache
+def traced(script):
+    """One program for every value of the floats, and the list that grows by one with each trace of it."""
+    traces = []
+
+    def run(config, rng):
+        traces.append(config)
+        return script.make_train(config)(rng)
+
+    return jit_quickly(run), traces
+
+
+@functools.cache
+def toy_config(script):
+    """The environment that ends after 5 steps of 12, with actions of the kind that the script takes."""
+    for name in toys.NAMES:
+        config = small_config(script, env_name=name, max_episode_steps=0, env_params={"noise": 0.01})
+        try:
+            script.make_env(config)
+        except ValueError:
+            continue
+        return config
+    raise AssertionError("make_env takes neither of the toy environments")
+
+
+# --- the names ---
+
+
+def test_names_of_the_contract_in_order(script):
+    tree = ast.parse(Path(script.__file__).read_text())
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert [name for name in defined if name in CONTRACT] == CONTRACT
+    assert tree.body[-1].test.left.id == "__name__"  # main runs under `if __name__ == "__main__"`
+
+
+def test_fields_of_an_episode(script):
+    assert script.Episode._fields == ("env_state", "reward", "valid")
+
+
+# --- the config ---
+
+
+def test_config_is_frozen(script):
+    config = script.Config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.total_timesteps = 1
+
+
+def test_leaves_of_the_config_are_its_float_fields(script):
+    values = {name: float(i) for i, name in enumerate(field_names(script, float))}
+    assert values, "no float field"
+    leaves, treedef = jax.tree.flatten(dataclasses.replace(script.Config(), **values))
+    assert sorted(leaves) == sorted(values.values())
+    assert hash(treedef) == hash(jax.tree.structure(script.Config()))
+    assert treedef == jax.tree.structure(script.Config())
+
+
+def test_every_field_is_of_a_type_that_the_command_line_knows(script):
+    for field in dataclasses.fields(script.Config):
+        assert field.type in (int, float, bool, str, tuple[int, ...], Mapping), field.name
+        kind = dict if field.type is Mapping else getattr(field.type, "__origin__", field.type)
+        default = getattr(script.Config(), field.name)
+        assert type(dict(default) if field.type is Mapping else default) is kind, field.name
+
+
+def test_static_fields_tell_configs_apart(script):
+    def structure(**values):
+        return jax.tree.structure(dataclasses.replace(script.Config(), **values))
+
+    for name in field_names(script, int):
+        assert structure(**{name: 5}) == structure(**{name: 5}) != structure(**{name: 6})
+
+
+def test_env_params_are_a_static_mapping(script):
+    def structure(env_params):
+        return jax.tree.structure(dataclasses.replace(script.Config(), env_params=env_params))
+
+    same = structure({"a": 1, "b": "x"}), structure({"b": "x", "a": 1})
+    assert same[0] == same[1] and hash(same[0]) == hash(same[1])
+    assert same[0] != structure({"a": 2, "b": "x"})
+
+
+def test_num_updates_is_rounded_down(script):
+    config = small_config(script)
+    assert config.num_updates == 6
+    steps = config.num_envs * config.num_steps
+    for extra, num_updates in ((-6, 5), (-5, 6), (steps - 6, 6), (steps - 5, 7)):  # 5 above six updates to begin with
+        assert dataclasses.replace(config, total_timesteps=config.total_timesteps + extra).num_updates == num_updates
+
+
+# --- training ---
+
+
+def test_metrics(script):
+    out = trained(script)
+    assert set(out) == {"runner_state", "metrics"}
+    assert {"episodic_return", "episodic_length", "episodes"} < set(out["metrics"])
+    for name, metric in out["metrics"].items():
+        assert metric.shape == (3, 6), name
+        assert metric.dtype in (jnp.float32, jnp.int32), name
+
+
+def test_losses_are_finite_and_parameters_change(script):
+    out, before = trained(script), start(script)(seed_keys())
+    for name in set(out["metrics"]) - {"episodic_return", "episodic_length"}:
+        assert np.isfinite(out["metrics"][name]).all(), name
+    after = arrays(out["runner_state"].params)
+    assert all(np.isfinite(leaf).all() for leaf in after)
+    assert all((a != b).any() for a, b in zip(after, arrays(before.params), strict=True))
+
+
+def test_statistics_of_episodes(script):
+    """NaN where no episode ended, and only there; no episode is longer than its limit."""
+    metrics = trained(script)["metrics"]
+    ended = np.asarray(metrics["episodes"]) > 0
+    assert ended.any(axis=1).all()  # every seed has seen some
+    for name in ("episodic_return", "episodic_length"):
+        np.testing.assert_array_equal(ended, np.isfinite(metrics[name]))
+    assert np.nanmin(metrics["episodic_length"]) >= 1
+    limit = getattr(shifted_config(script), "max_episode_steps", 0)
+    assert not limit or np.nanmax(metrics["episodic_length"]) <= limit
+
+
+def test_seeds_differ(script):
+    out = trained(script)
+    for tree in (out["runner_state"].params, out["metrics"], start(script)(seed_keys())):
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            assert any(not np.array_equal(leaf[i], leaf[j], equal_nan=True) for leaf in arrays(tree))
+
+
+def test_same_seed_repeats_bit_for_bit(script):
+    assert_same(train(script)(seed_keys()), trained(script))
+
+
+def test_same_config_makes_the_same_program(script):
+    """Nothing in it comes from a clock, from Python's or NumPy's random numbers, or from an object's address."""
+    programs = [train(script).lower(seed_keys()), train.__wrapped__(script).lower(seed_keys())]
+    assert programs[0].as_text() == programs[1].as_text()
+
+
+def test_together_as_alone(script):
+    assert_close(trained(script), alone(script))
+
+
+def test_whole_as_in_chunks(script):
+    assert_close(trained(script), train_in_chunks(script, (3, 3)))
+
+
+def test_chunks_of_any_length_agree_bit_for_bit(script):
+    assert_same(train_in_chunks(script, [1] * 6), train_in_chunks(script, (3, 3)))
+
+
+def test_old_keys(script):
+    assert_close(train_alone(script)(jax.random.PRNGKey(7)), train_alone(script)(jax.random.key(7)))
+
+
+# --- floats that are traced ---
+
+
+def test_traced_floats_as_static_ones(script):
+    run, _ = traced(script)
+    assert_close(stack(run(shifted_config(script), key) for key in seed_keys()), alone(script))
+
+
+def test_a_new_float_does_not_retrace(script):
+    run, traces = traced(script)
+    for config in (shifted_config(script), small_config(script)):
+        run(config, seed_keys()[0])
+    assert len(traces) == 1
+
+
+def test_every_float_can_be_swept(script):
+    config = shifted_config(script)
+    values = {name: jnp.full(3, getattr(config, name)) for name in field_names(script, float)}
+    grid, run = dataclasses.replace(config, **values), jax.jit(lambda config, rng: script.make_train(config)(rng))
+    axes = jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, grid)
+    sweep = jax.vmap(jax.vmap(run, (None, 0)), (axes, None))
+    out = jax.eval_shape(sweep, grid, jax.random.split(jax.random.key(0), 2))
+    assert {metric.shape for metric in out["metrics"].values()} == {(3, 2, 6)}
+    assert all(leaf.shape[:2] == (3, 2) for leaf in jax.tree.leaves(out["runner_state"].params))
+
+
+# --- rollouts ---
+
+
+@functools.cache
+def toy_agents(script):
+    """Three agents at the start of their training."""
+    init, _ = script.make_learner(toy_config(script))
+    return jit_quickly(jax.vmap(init))(seed_keys())
+
+
+@functools.cache
+def toy_episodes(script):
+    """Two episodes of each of them: [3, 2, 12]."""
+    play = jax.vmap(jax.vmap(script.make_rollout(toy_config(script)), (None, 0)), (0, None))
+    return jit_quickly(play)(toy_agents(script), seed_keys()[:2])
+
+
+@functools.cache
+def evaluate(script):
+    options = types.SimpleNamespace(seed=0, eval_episodes=2)
+    return jax.jit(functools.partial(script.evaluate, toy_config(script), options))
+
+
+def test_rollout_stops_counting_at_the_end_of_the_episode(script):
+    episode = toy_episodes(script)
+    assert episode.valid.shape == episode.reward.shape == (3, 2, 12)
+    assert (episode.valid == (np.arange(12) < 5)).all()
+    assert (episode.env_state.time[..., :5] == np.arange(5)).all()  # states are those before the step
+    np.testing.assert_allclose(episode.reward, 1.0, atol=0.1)  # the environment goes on after the end of the episode
+    assert np.ptp(episode.reward) > 0  # env_params has reached it
+
+
+def test_rollout_is_greedy(script):
+    """No state of this environment is random: other keys, the same actions, which the states show."""
+    actions = np.asarray(toy_episodes(script).env_state.action)
+    np.testing.assert_array_equal(actions[:, 0], actions[:, 1])
+    assert len(np.unique(actions)) > 1
+
+
+def test_rollout_on_the_script_s_environment(script):
+    state = trained(script)["runner_state"]
+    play = jit_quickly(jax.vmap(jax.vmap(script.make_rollout(shifted_config(script)), (None, 0)), (0, None)))
+    key, other = seed_keys()[:2]
+    episode = play(state, jnp.stack([key, other, key]))
+    assert episode.valid.shape == episode.reward.shape and episode.valid.shape[:2] == (3, 3)
+    assert {leaf.shape[:3] for leaf in jax.tree.leaves(episode.env_state)} == {episode.valid.shape}
+    assert episode.valid[..., 0].all() and (np.diff(episode.valid.astype(int)) <= 0).all()
+    first, _, again = (jax.tree.map(lambda leaf, i=i: leaf[:, i], episode) for i in range(3))
+    assert_same(first, again)
+
+
+def test_evaluation_sums_one_episode(script):
+    np.testing.assert_allclose(evaluate(script)(toy_agents(script)), np.full((3, 2), 5.0), atol=0.2)
+
+
+def test_evaluation_gives_every_agent_the_same_episodes(script):
+    """One agent three times: what it reaches varies with the episode, for its reward is noisy, not with the copy."""
+    copies = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), toy_agents(script))
+    returns = evaluate(script)(copies)
+    np.testing.assert_array_equal(returns, np.broadcast_to(returns[0], (3, 2)))
+    assert returns[0, 0] != returns[0, 1]

@@ -1,0 +1,368 @@
+"""The command line, in this process: what it refuses, what it takes, and what it leaves behind."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import scipy.stats
+import toys
+import yaml
+from conftest import ROOT, assert_close, field_names, flags, seed_keys, shifted_config, small_config, train
+
+SIZES = ["total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches", "buffer_size", "batch_size"]
+
+
+def snapshot(path: Path) -> dict:
+    """Everything under `path`, byte for byte."""
+    return {p: p.read_bytes() if p.is_file() else None for p in [path, *path.rglob("*")] if p.exists()}
+
+
+def takes(script, env_name: str) -> bool:
+    try:
+        script.make_env(small_config(script, env_name=env_name))
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.fixture
+def refuses(script, tmp_path, capfd):
+    """A function that runs `main`, sees it stop as it should for bad input, and looks for words in the message."""
+
+    def check(args, *words, run_dir=tmp_path / "run"):
+        before = snapshot(run_dir)
+        with pytest.raises(SystemExit) as stop:
+            script.main([*flags(small_config(script)), "--num-seeds=2", f"--run-dir={run_dir}", *map(str, args)])
+        message = capfd.readouterr().err
+        assert stop.value.code == 2
+        assert message.count("\n") == 1 and message.endswith("\n"), message
+        said = message.replace(str(tmp_path), "").replace("_", "-")  # the path holds the name of the test
+        for word in words:
+            assert str(word).replace("_", "-") in said, f"{word} is not in: {message}"
+        assert snapshot(run_dir) == before, "the run directory has changed"
+
+    return check
+
+
+@pytest.fixture
+def refuses_yaml(refuses, tmp_path):
+    def check(text, *words):
+        (tmp_path / "bad.yaml").write_text(text)
+        refuses([f"--config={tmp_path / 'bad.yaml'}"], "bad.yaml", *words)
+
+    return check
+
+
+# --- values that cannot be ---
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_that_are_not_positive(script, refuses, name, value):
+    if name in field_names(script):
+        refuses([f"--{name}={value}"], name, value)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", -0.1])
+def test_learning_rates_that_cannot_be(script, refuses, value):
+    refuses([f"--lr={value}"], "lr", value)
+
+
+@pytest.mark.parametrize("value", [1.5, -0.5, "nan"])
+def test_discounts_that_cannot_be(script, refuses, value):
+    refuses([f"--gamma={value}"], "gamma", value)
+
+
+def test_floats_that_are_not_numbers(script, refuses):
+    for name in field_names(script, float):
+        refuses([f"--{name}=nan"], name, "nan")
+
+
+def test_batch_that_does_not_divide(script, refuses):
+    if "num_minibatches" in field_names(script):
+        refuses(["--num_minibatches=5"], "num_minibatches", 5, 32)
+
+
+def test_too_few_steps_for_one_update(script, refuses):
+    refuses(["--total_timesteps=31"], "total_timesteps", 31)
+
+
+@pytest.mark.parametrize(
+    "flag", ["num-seeds=0", "num-seeds=-1", "seed=-1", "eval-episodes=-1", "checkpoint-interval=-1"]
+)
+def test_options_of_the_run_that_cannot_be(refuses, flag):
+    refuses([f"--{flag}"], *flag.split("="))
+
+
+# --- environments ---
+
+
+@pytest.mark.parametrize("wrong, right", [("CartPol-v1", "CartPole-v1"), ("pendulum-1", "Pendulum-v1"), ("hoper", "hopper")])
+def test_unknown_environment(script, refuses, wrong, right):
+    refuses([f"--env_name={wrong}"], "env_name", wrong, right)
+
+
+def test_environment_with_the_other_kind_of_actions(script, refuses):
+    names = [(toys.NAMES[0], "Pendulum-v1"), (toys.NAMES[1], "CartPole-v1")]
+    assert sum(takes(script, toy) for toy, _ in names) == 1
+    for toy, other in names:
+        if not takes(script, toy):
+            refuses([f"--env_name={other}"], "env_name", other)
+
+
+def test_unknown_env_params(script, refuses):
+    name = next(name for name in toys.NAMES if takes(script, name))
+    for env_name in {name, script.Config().env_name}:
+        refuses([f"--env_name={env_name}", "--env_params={wings: 2}"], "env_params", "wings")
+    refuses(["--env_params=wings"], "env_params", "wings")
+
+
+# --- YAML ---
+
+
+def test_misspelt_key(script, refuses_yaml):
+    refuses_yaml("gama: 0.9", "gama", "gamma")
+    for name in field_names(script):
+        refuses_yaml(f"{name}z: 1", f"{name}z is not", f"did you mean {name}?")
+
+
+def test_wrong_types(script, refuses_yaml):
+    refuses_yaml("num_envs: many", "num_envs", "many")
+    refuses_yaml("num_envs: true", "num_envs", "True")
+    refuses_yaml("num_envs: 4.5", "num_envs", "4.5")
+    refuses_yaml("num_envs: [4, 5]", "num_envs")
+    refuses_yaml("num_envs:", "num_envs")
+    refuses_yaml("lr: [1, 2]", "lr")
+    refuses_yaml("lr: fast", "lr", "fast")
+    refuses_yaml("lr: {a: 1}", "lr")
+    refuses_yaml("lr: true", "lr")
+    refuses_yaml("env_params: 3", "env_params", "3")
+    for name in field_names(script, bool)[:1]:
+        refuses_yaml(f"{name}: 3", name, "3")
+    if "hidden_sizes" in field_names(script):
+        refuses_yaml("hidden_sizes: [8, wide]", "hidden_sizes", "wide")
+
+
+@pytest.mark.parametrize("text", ["- lr\n- 0.1", "fast", "3", ""])
+def test_yaml_that_is_not_a_mapping(refuses_yaml, text):
+    refuses_yaml(text, "mapping")
+
+
+@pytest.mark.parametrize("text", ["lr: [1", "lr: 1: 2", "\tlr: 1", "lr: !!python/object:os.system {}", "lr: \x00"])
+def test_yaml_that_cannot_be_read(refuses_yaml, text):
+    refuses_yaml(text)
+
+
+def test_value_of_yaml_that_cannot_be(refuses, tmp_path):
+    (tmp_path / "bad.yaml").write_text("gamma: 1.5")
+    refuses([f"--config={tmp_path / 'bad.yaml'}", "--gamma=1.5"], "gamma", "1.5")
+
+
+def test_yaml_file_that_is_missing(refuses, tmp_path):
+    refuses(["--config", tmp_path / "none.yaml"], "none.yaml")
+    refuses([f"--config={tmp_path}"], "YAML")
+
+
+# --- flags ---
+
+
+def test_unknown_flag(refuses):
+    refuses(["--learning-rat=0.1"], "learning-rat")
+    refuses(["stray"], "stray")
+
+
+def test_flag_without_a_value(refuses):
+    refuses(["--lr"], "lr")
+    refuses(["--config"], "config")
+
+
+def test_numbers_as_people_write_them(script, tmp_path):
+    (tmp_path / "good.yaml").write_text("lr: 1e-3\ngamma: 1\ntotal_timesteps: 5e3\n")
+    config, _ = script.parse([f"--config={tmp_path / 'good.yaml'}"], script.Config)
+    assert (config.lr, config.gamma, config.total_timesteps) == (0.001, 1.0, 5000)
+    assert [type(value) for value in (config.lr, config.gamma, config.total_timesteps)] == [float, float, int]
+    config, _ = script.parse(["--total-timesteps", "5e3", "--lr", "1"], script.Config)
+    assert config.total_timesteps == 5000 and type(config.total_timesteps) is int
+    assert config.lr == 1.0 and type(config.lr) is float
+
+
+def test_flags_override_yaml_and_yaml_the_defaults(script, tmp_path):
+    (tmp_path / "good.yaml").write_text("lr: 0.1\ngamma: 0.5\nenv_params: {a: 1}\n")
+    config, options = script.parse(["--gamma=0.25", f"--config={tmp_path / 'good.yaml'}", "--seed=7"], script.Config)
+    assert config == dataclasses.replace(script.Config(), lr=0.1, gamma=0.25, env_params={"a": 1})
+    assert options == script.Options(config=str(tmp_path / "good.yaml"), seed=7)
+
+
+def test_no_flags_give_the_defaults(script):
+    assert script.parse([], script.Config) == (script.Config(), script.Options())
+
+
+def test_every_config_survives_the_command_line(script):
+    config = shifted_config(script, env_params={"a": 1, "b": [1, 2][0], "c": "x y"})
+    assert script.parse(flags(config), script.Config)[0] == config
+
+
+def test_help_explains_every_field(script, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as stop:
+        script.main(["--help"])
+    assert stop.value.code == 0
+    shown, source = capsys.readouterr().out, Path(script.__file__).read_text()
+    words = re.sub(r"[\s\u2500-\u257f]", "", shown)  # tyro wraps lines and draws boxes
+    for cls in (script.Config, script.Options):
+        for field in dataclasses.fields(cls):
+            comment = re.search(rf"^    {field.name}: .*?# (.+)$", source, re.MULTILINE)
+            assert comment, f"{field.name} has no comment"
+            assert f"--{field.name.replace('_', '-')}" in shown
+            assert re.sub(r"\s", "", comment[1]) in words, field.name
+
+
+# --- a whole run ---
+
+
+@pytest.fixture(scope="session")
+def finished(script, tmp_path_factory):
+    """A run of three agents, and what it said."""
+    run_dir, said = tmp_path_factory.mktemp(script.__name__) / "run", io.StringIO()
+    args = [*flags(shifted_config(script)), "--num-seeds=3", "--eval-episodes=2", f"--run-dir={run_dir}"]
+    with contextlib.redirect_stdout(said):
+        assert script.main(args) == run_dir
+    return run_dir, args, said.getvalue()
+
+
+@pytest.fixture
+def copy_of_run(finished, tmp_path):
+    """A copy that may be harmed, and the arguments that go on with it."""
+    run_dir = shutil.copytree(finished[0], tmp_path / "copy")
+    return run_dir, [*finished[1][:-1], f"--run-dir={run_dir}", "--resume"]
+
+
+def test_config_of_a_run_makes_the_same_again(script, finished):
+    config, _ = script.parse(["--config", str(finished[0] / "config.yaml")], script.Config)
+    assert config == shifted_config(script)
+    assert list(yaml.safe_load((finished[0] / "config.yaml").read_text())) == field_names(script)
+
+
+def test_record_of_a_run(script, finished):
+    record, said = json.loads((finished[0] / "run.json").read_text()), finished[2]
+    assert record["settings"] | {"num_seeds": 3, "seed": 0, "script": script.__name__} == record["settings"]
+    assert record["settings"]["lr"] == shifted_config(script).lr
+    assert {"python", "jax", "jaxlib", "flax", "gymnax", "numpy"} <= set(record["versions"])
+    assert {"command", "device", "started", "commit", "steps_per_second"} <= set(record)
+    assert {"compile", "train", "evaluate"} == set(record["seconds"])
+    assert all(seconds >= 0 for seconds in record["seconds"].values())
+    for word in ("3 seeds", "1 device", "6 updates", "compiled in", "steps/s", "final return", "greedy return"):
+        assert word in said
+
+
+def test_metrics_of_a_run_are_those_of_make_train(script, finished):
+    metrics, out = dict(np.load(finished[0] / "metrics.npz")), train(script)(seed_keys())
+    evaluation = metrics.pop("evaluation")
+    assert evaluation.shape == (3, 2) and np.isfinite(evaluation).all()
+    assert_close(out | {"metrics": metrics}, out)
+
+
+def test_final_returns_of_a_run(script, finished):
+    """Means over the episodes that ended in the last 10 % of the updates, the last one here; and greedy ones."""
+    metrics, record = np.load(finished[0] / "metrics.npz"), json.loads((finished[0] / "run.json").read_text())
+    final = metrics["episodic_return"][:, 5]
+    for values, name in (
+        (final[~np.isnan(final)], "final return"),
+        (metrics["evaluation"].mean(axis=1), "greedy return"),
+    ):
+        assert record[name]["seeds"] == len(values)
+        if len(values):
+            assert record[name]["interquartile_mean"] == pytest.approx(scipy.stats.trim_mean(values, 0.25), rel=1e-5)
+            assert values.min() <= record[name]["low"] <= record[name]["high"] <= values.max()
+
+
+def test_learning_curve_of_a_run(finished):
+    assert (finished[0] / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    picture = matplotlib.image.imread(finished[0] / "learning_curve.png")[..., :3]
+    assert min(picture.shape[:2]) > 300 and picture.std() > 0.01
+
+
+def test_nothing_else_is_left_behind(finished):
+    expected = {"config.yaml", "run.json", "metrics.npz", "learning_curve.png", "checkpoints"}
+    assert expected <= {path.name for path in finished[0].iterdir()}
+    assert not list(finished[0].rglob("*.partial"))
+
+
+# --- going on with a run ---
+
+
+def test_run_dir_that_holds_a_run(refuses, copy_of_run):
+    refuses(copy_of_run[1][:-1], "run_dir", "--resume", run_dir=copy_of_run[0])
+
+
+def test_run_dir_that_is_a_file(refuses, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    refuses([], "run_dir", run_dir=tmp_path / "file")
+    refuses(["--resume"], "run_dir", run_dir=tmp_path / "file")
+    refuses([f"--run-dir={tmp_path / 'file' / 'run'}"], "run_dir", run_dir=tmp_path / "file")
+
+
+@pytest.mark.parametrize("name, value", [("lr", 0.25), ("num_steps", 16), ("num_seeds", 2), ("seed", 3)])
+def test_resume_with_other_settings(refuses, copy_of_run, name, value):
+    refuses([*copy_of_run[1], f"--{name}={value}"], "resume", name, value, run_dir=copy_of_run[0])
+
+
+def test_resume_from_a_truncated_checkpoint(refuses, copy_of_run):
+    newest = max((copy_of_run[0] / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    refuses(copy_of_run[1], "resume", "checkpoint", newest.name, run_dir=copy_of_run[0])
+
+
+def test_resume_from_a_damaged_record(refuses, copy_of_run):
+    record = copy_of_run[0] / "run.json"
+    record.write_text(record.read_text()[:100])
+    refuses(copy_of_run[1], "run.json", run_dir=copy_of_run[0])
+
+
+def test_resume_of_a_finished_run(script, finished, copy_of_run):
+    script.main(copy_of_run[1])
+    for name in ("config.yaml", "learning_curve.png"):
+        assert (copy_of_run[0] / name).read_bytes() == (finished[0] / name).read_bytes()
+    metrics, again = (np.load(run_dir / "metrics.npz") for run_dir in (finished[0], copy_of_run[0]))
+    assert set(metrics) == set(again)
+    for name in metrics:
+        np.testing.assert_array_equal(metrics[name], again[name])
+
+
+def test_resume_of_a_run_with_nothing_committed_starts_anew(script, finished, copy_of_run, capsys):
+    """Killed before its first checkpoint, perhaps while that was written; or never begun."""
+    run_dir, args = copy_of_run
+    for path in (run_dir / "checkpoints").iterdir():
+        path.rename(path.with_name(f"{path.name}.orbax-checkpoint-tmp"))
+    (run_dir / "metrics.npz").unlink()
+    for directory in (run_dir, run_dir / "none"):
+        script.main([*args, f"--run-dir={directory}"])
+        assert "anew" in capsys.readouterr().out
+        metrics, again = (np.load(path / "metrics.npz") for path in (finished[0], directory))
+        for name in metrics:
+            np.testing.assert_array_equal(metrics[name], again[name])
+
+
+# --- importing ---
+
+
+def test_import_has_no_side_effects(script):
+    code = f"""
+import os, sys
+before = dict(os.environ)
+import {script.__name__}
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized(), "the backend has started"
+assert os.environ == before, set(os.environ.items()) ^ set(before.items())
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
