@@ -78,12 +78,18 @@ def flags(config) -> list[str]:
 
 @functools.cache
 def train(script):
-    """`shifted_config` trained as `jit(vmap(make_train(config)))` on three seeds, `split(key(0), 3)`."""
+    """The program that trains `shifted_config` for many seeds. What it gives for `seed_keys` is `trained`."""
     return jax.jit(jax.vmap(script.make_train(shifted_config(script))))
 
 
+@functools.cache
+def trained(script):
+    return train(script)(seed_keys())
+
+
 def seed_keys():
-    return jax.random.split(jax.random.key(0), 3)
+    """As `main` makes them from its defaults, seed 0 and four agents."""
+    return jax.random.split(jax.random.key(0), 4)
 
 
 def arrays(tree) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import functools
+import itertools
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,16 +22,12 @@ from conftest import (
     shifted_config,
     small_config,
     train,
+    trained,
 )
 
 # Compiles in half the time. For programs that are compared with others up to rounding, or that take few steps.
 jit_quickly = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 CONTRACT = ["Config", "make_env", "make_learner", "make_train", "make_rollout", "report", "main"]
-
-
-@functools.cache
-def trained(script):
-    return train(script)(seed_keys())
 
 
 @functools.cache
@@ -60,7 +57,7 @@ def train_alone(script):
 
 @functools.cache
 def alone(script):
-    """Three runs of one seed each, one after the other."""
+    """A run for each seed, one after the other."""
     return stack(train_alone(script)(key) for key in seed_keys())
 
 
@@ -166,7 +163,7 @@ def test_metrics(script):
     assert set(out) == {"runner_state", "metrics"}
     assert {"episodic_return", "episodic_length", "episodes"} < set(out["metrics"])
     for name, metric in out["metrics"].items():
-        assert metric.shape == (3, 6), name
+        assert metric.shape == (4, 6), name
         assert metric.dtype in (jnp.float32, jnp.int32), name
 
 
@@ -194,7 +191,7 @@ def test_statistics_of_episodes(script):
 def test_seeds_differ(script):
     out = trained(script)
     for tree in (out["runner_state"].params, out["metrics"], start(script)(seed_keys())):
-        for i, j in ((0, 1), (0, 2), (1, 2)):
+        for i, j in itertools.combinations(range(4), 2):
             assert any(not np.array_equal(leaf[i], leaf[j], equal_nan=True) for leaf in arrays(tree))
 
 
@@ -255,14 +252,14 @@ def test_every_float_can_be_swept(script):
 
 @functools.cache
 def toy_agents(script):
-    """Three agents at the start of their training."""
+    """Four agents at the start of their training."""
     init, _ = script.make_learner(toy_config(script))
     return jit_quickly(jax.vmap(init))(seed_keys())
 
 
 @functools.cache
 def toy_episodes(script):
-    """Two episodes of each of them: [3, 2, 12]."""
+    """Two episodes of each of them: [4, 2, 12]."""
     play = jax.vmap(jax.vmap(script.make_rollout(toy_config(script)), (None, 0)), (0, None))
     return jit_quickly(play)(toy_agents(script), seed_keys()[:2])
 
@@ -275,7 +272,7 @@ def evaluate(script):
 
 def test_rollout_stops_counting_at_the_end_of_the_episode(script):
     episode = toy_episodes(script)
-    assert episode.valid.shape == episode.reward.shape == (3, 2, 12)
+    assert episode.valid.shape == episode.reward.shape == (4, 2, 12)
     assert (episode.valid == (np.arange(12) < 5)).all()
     assert (episode.env_state.time[..., :5] == np.arange(5)).all()  # states are those before the step
     np.testing.assert_allclose(episode.reward, 1.0, atol=0.1)  # the environment goes on after the end of the episode
@@ -294,7 +291,7 @@ def test_rollout_on_the_script_s_environment(script):
     play = jit_quickly(jax.vmap(jax.vmap(script.make_rollout(shifted_config(script)), (None, 0)), (0, None)))
     key, other = seed_keys()[:2]
     episode = play(state, jnp.stack([key, other, key]))
-    assert episode.valid.shape == episode.reward.shape and episode.valid.shape[:2] == (3, 3)
+    assert episode.valid.shape == episode.reward.shape and episode.valid.shape[:2] == (4, 3)
     assert {leaf.shape[:3] for leaf in jax.tree.leaves(episode.env_state)} == {episode.valid.shape}
     assert episode.valid[..., 0].all() and (np.diff(episode.valid.astype(int)) <= 0).all()
     first, _, again = (jax.tree.map(lambda leaf, i=i: leaf[:, i], episode) for i in range(3))
@@ -302,12 +299,12 @@ def test_rollout_on_the_script_s_environment(script):
 
 
 def test_evaluation_sums_one_episode(script):
-    np.testing.assert_allclose(evaluate(script)(toy_agents(script)), np.full((3, 2), 5.0), atol=0.2)
+    np.testing.assert_allclose(evaluate(script)(toy_agents(script)), np.full((4, 2), 5.0), atol=0.2)
 
 
 def test_evaluation_gives_every_agent_the_same_episodes(script):
-    """One agent three times: what it reaches varies with the episode, for its reward is noisy, not with the copy."""
-    copies = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), toy_agents(script))
+    """One agent four times: what it reaches varies with the episode, for its reward is noisy, not with the copy."""
+    copies = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 4), toy_agents(script))
     returns = evaluate(script)(copies)
-    np.testing.assert_array_equal(returns, np.broadcast_to(returns[0], (3, 2)))
+    np.testing.assert_array_equal(returns, np.broadcast_to(returns[0], (4, 2)))
     assert returns[0, 0] != returns[0, 1]

@@ -1,0 +1,76 @@
+"""Train many agents at once, again and again, each run under a time limit, and count the runs that hang.
+
+    python benchmarks/no_hangs.py                 # as main does it: no run may hang
+    python benchmarks/no_hangs.py --cores 1       # the same on one core
+    python benchmarks/no_hangs.py --nproc 2       # the thread pool that XLA makes by itself on two cores
+
+Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See "No hangs" in README.md.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parent.parent / "ppo_continuous.py"
+WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24)
+
+
+def train(seeds: int, args, folder: str) -> float | None:
+    """Seconds that the run took, None where it hung."""
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(Path(folder, "cache"))}
+    environment.pop("NPROC", None)
+    if args.nproc:
+        environment["NPROC"] = str(args.nproc)
+    run_dir = Path(folder, "run")
+    command = [sys.executable, SCRIPT, "--env-name", "Pendulum-v1", "--num-envs", "8", "--num-minibatches", "4",
+               "--total-timesteps", args.timesteps, "--num-seeds", seeds, "--run-dir", run_dir, "--eval-episodes", "2"]
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [*map(str, command)],
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=(lambda: os.sched_setaffinity(0, range(args.cores))) if args.cores else None,
+    )
+    try:
+        if process.wait(args.limit):
+            raise SystemExit(f"a run failed: {' '.join(map(str, command))}")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    return time.perf_counter() - begun
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--cores", type=int, default=0, help="use only so many cores (Linux)")
+    parser.add_argument("--nproc", type=int, default=0, help="set NPROC to this; by default main chooses")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which a run counts as hung")
+    parser.add_argument("--timesteps", type=int, default=100_000, help="of each agent")
+    args = parser.parse_args()
+    hung = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(args.runs):
+            seeds = WIDTHS[i % len(WIDTHS)]
+            seconds = train(seeds, args, folder)
+            hung += seconds is None
+            took = "HUNG" if seconds is None else f"{seconds:.1f} s"
+            print(f"run {i + 1} of {args.runs}: {seeds} seeds, {took}", flush=True)
+    cores, pool = args.cores or os.cpu_count(), args.nproc or "as main sets it"
+    print(f"{hung} of {args.runs} runs hung ({cores} cores, NPROC {pool}, limit {args.limit:.0f} s)")
+    sys.exit(hung > 0)
+
+
+if __name__ == "__main__":
+    main()
