@@ -44,6 +44,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -533,9 +534,7 @@ class Transition(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     next_obs: jax.Array  # what the step led to, before any reset
-    episode_return: jax.Array
-    episode_length: jax.Array
-    episode_ended: jax.Array  # false for an episode that did not start at its beginning
+    episode: tuple  # return and length of an episode, and whether one ended that had been seen from its beginning
 
 
 class Batch(NamedTuple):
@@ -575,17 +574,8 @@ def make_learner(config: Config):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
         obs, env_state, agent_env_params = reset_envs(env_key, env, env_params, config.num_envs)
         params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
-        return RunnerState(
-            params=params,
-            opt_state=optimizer.init(params),
-            obs=obs,
-            env_state=env_state,
-            env_params=agent_env_params,
-            obs_statistics=init_statistics(obs_shape),
-            return_statistics=init_statistics(()),
-            discounted_return=jnp.zeros(config.num_envs),
-            key=key,
-        )
+        statistics = init_statistics(obs_shape), init_statistics(()), jnp.zeros(config.num_envs)
+        return RunnerState(params, optimizer.init(params), obs, env_state, agent_env_params, *statistics, key)
 
     def observe(state, obs):
         return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
@@ -606,18 +596,10 @@ def make_learner(config: Config):
             next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
                 jax.random.split(env_key, config.num_envs), env_state, action, state.env_params
             )
-            transition = Transition(
-                obs=obs,
-                action=action,
-                log_prob=log_prob,
-                reward=reward,
-                terminated=terminated,
-                truncated=truncated,
-                next_obs=info["final_observation"],
-                episode_return=info["returned_episode_returns"],
-                episode_length=info["returned_episode_lengths"],
-                episode_ended=info["returned_episode"] & jnp.logical_not(info.get("partial_episode", False)),
-            )
+            ended = info["returned_episode"] & jnp.logical_not(info.get("partial_episode", False))
+            episode = info["returned_episode_returns"], info["returned_episode_lengths"], ended
+            last_obs = info["final_observation"]
+            transition = Transition(obs, action, log_prob, reward, terminated, truncated, last_obs, episode)
             return (next_obs, env_state), transition
 
         keys = jax.random.split(key, config.num_steps)
@@ -676,7 +658,7 @@ def make_learner(config: Config):
         if config.normalize_obs:  # only now: acting, values and the loss have to see the same statistics
             seen = rollout.obs.reshape(-1, *obs_shape)
             state = state._replace(obs_statistics=merge_statistics(state.obs_statistics, seen))
-        metrics |= episode_metrics(rollout.episode_return, rollout.episode_length, rollout.episode_ended)
+        metrics |= episode_metrics(*rollout.episode)
         metrics["value"] = batch.value.mean()
         metrics["explained_variance"] = 1.0 - (batch.target - batch.value).var() / (batch.target.var() + 1e-8)
         return state, metrics
@@ -746,8 +728,7 @@ def open_run_dir(config, options) -> tuple[Path, dict]:
     """The run directory, made or, to resume, seen to hold the same run; and what its run.json records."""
     script, now = Path(__file__).stem, datetime.datetime.now()
     run_dir = Path(options.run_dir or f"runs/{script}/{config.env_name}-{now:%Y%m%d-%H%M%S}").absolute()
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    hyperparameters = json.loads(json.dumps(values, default=dict))
+    hyperparameters = json.loads(json.dumps(vars(config), default=dict))
     settings = {"script": script, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
     if options.resume and not options.run_dir:
         raise ValueError("resume: needs --run-dir, the run to go on with")
@@ -755,19 +736,17 @@ def open_run_dir(config, options) -> tuple[Path, dict]:
         if not options.resume:
             raise ValueError(f"run_dir = {run_dir}: holds a run already; --resume goes on with it")
         try:
-            old = json.loads((run_dir / "run.json").read_text())["settings"]
+            record = json.loads((run_dir / "run.json").read_text())
+            old = dict(record["settings"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"resume: {run_dir}/run.json is damaged") from error
         if differ := [name for name in settings | old if settings.get(name) != old.get(name)]:
             changes = ", ".join(f"{name} was {old.get(name)} and is {settings.get(name)}" for name in differ)
             raise ValueError(f"resume: {run_dir} holds a run with other settings: {changes}")
-    elif options.resume:
+        return run_dir, record
+    if options.resume:
         print(f"resume: no run in {run_dir} yet, starting anew")
-    try:
-        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-        commit = git.stdout.strip() if git.returncode == 0 else None
-    except OSError:  # git is not installed
-        commit = None
+    git = ["git", "-C", Path(__file__).parent.absolute(), "rev-parse", "HEAD"]
     packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
     versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
     record = {
@@ -776,7 +755,7 @@ def open_run_dir(config, options) -> tuple[Path, dict]:
         "started": f"{now:%Y-%m-%d %H:%M:%S}",
         "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}, {os.cpu_count()} CPU cores",
         "versions": {"python": sys.version.split()[0], **versions},
-        "commit": commit,
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
@@ -856,8 +835,7 @@ def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict
         while done < config.num_updates:
             begun, last = time.perf_counter(), min(done + chunk, config.num_updates)
             carry = jax.block_until_ready(advance(carry, done, last))
-            recent = {name: np.asarray(carry["metrics"][name][:, done:last]) for name in ("episodes", "episodic_return")}
-            returns = mean_return(recent, 0, last - done)
+            returns = mean_return(jax.device_get(carry["metrics"]), done, last)
             if len(returns := returns[~np.isnan(returns)]):
                 margin = 1.96 * returns.std() / math.sqrt(max(1, len(returns) - 1))
                 progress.set_postfix_str(f"return {returns.mean():.4g} +- {margin:.2g}", refresh=False)
@@ -882,9 +860,17 @@ def evaluate(config, options, runner_state):
     return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
 
 
+def restore(manager, step: int, abstract) -> dict:
+    """The `carry` of a checkpoint. Raises ValueError where it cannot be read."""
+    try:
+        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
+    except Exception as error:  # Orbax raises many kinds
+        raise ValueError(f"resume: the checkpoint {manager.directory}/{step} cannot be read") from error
+
+
 def main(args=None) -> Path:
     """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
-    os.environ.setdefault("NPROC", str(max(4, os.cpu_count() or 1)))  # XLA's CPU thread pool; a smaller one can deadlock
+    os.environ.setdefault("NPROC", str(max(4, os.cpu_count() or 1)))  # a smaller thread pool can deadlock XLA on CPUs
     try:
         config, options = parse(args, Config)
         make_learner(config)  # raises ValueError for a config that cannot train
@@ -893,12 +879,7 @@ def main(args=None) -> Path:
         manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
         begun, done = time.perf_counter(), manager.latest_step() or 0
         start, advance, abstract, num_devices = compile_training(config, options)
-        try:
-            carry = manager.restore(done, args=ocp.args.StandardRestore(abstract)) if done else start()
-        except Exception as error:  # Orbax raises many kinds
-            if not done:
-                raise
-            raise ValueError(f"resume: the checkpoint {run_dir}/checkpoints/{done} cannot be read") from error
+        carry = restore(manager, done, abstract) if done else start()
     except (ValueError, OSError) as error:
         print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -919,17 +900,15 @@ def main(args=None) -> Path:
     write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, steps_per_update, title))
     report(config, carry["runner_state"], run_dir)
     speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
-    record["seconds"] = {"compile": compiled - begun, "train": trained - compiled, "evaluate": time.perf_counter() - trained}
-    record |= {"steps_per_second": speed, "first_update": done}
+    ended = time.perf_counter()
+    record["seconds"] = {"compile": compiled - begun, "train": trained - compiled, "evaluate": ended - trained}
+    record |= {"steps_per_second": speed, "first_update": done}  # of this process, which may have resumed the run
     print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds; results in {run_dir}")
     for name, values in results.items():
-        values = values[~np.isnan(values)]
-        if not len(values):
-            print(f"{name}: no episode ended")
-            continue
-        mean, low, high = map(float, interval(values))
-        record[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(values)}
-        print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(values)} seeds")
+        if len(values := values[~np.isnan(values)]):  # seeds of which an episode ended
+            mean, low, high = map(float, interval(values))
+            record[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(values)}
+            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(values)} seeds")
     write(run_dir / "run.json", json.dumps(record, indent=2))
     return run_dir
 # --- end of block main ---
