@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import scipy.stats
 import toys
 import yaml
-from conftest import ROOT, assert_close, field_names, flags, shifted_config, small_config, trained
+from conftest import ROOT, assert_close, field_names, flags, origin, shifted_config, small_config, trained
 
 SIZES = ["total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches", "buffer_size", "batch_size"]
 
@@ -26,12 +27,17 @@ def snapshot(path: Path) -> dict:
     return {p: p.read_bytes() if p.is_file() else None for p in [path, *path.rglob("*")] if p.exists()}
 
 
-def takes(script, env_name: str) -> bool:
-    try:
-        script.make_env(small_config(script, env_name=env_name))
-    except ValueError:
-        return False
-    return True
+def toy_that_it_takes(script) -> str:
+    """The one of the two toy environments whose actions are of the script's kind."""
+    if origin(script) == "script":
+        pytest.skip("knows only its own environment")
+    taken = []
+    for name in toys.NAMES:
+        with contextlib.suppress(ValueError):
+            script.make_env(small_config(script, env_name=name))
+            taken.append(name)
+    (name,) = taken
+    return name
 
 
 @pytest.fixture
@@ -96,34 +102,34 @@ def test_too_few_steps_for_one_update(script, refuses):
     refuses(["--total_timesteps=31"], "total_timesteps", 31)
 
 
-@pytest.mark.parametrize(
-    "flag", ["num-seeds=0", "num-seeds=-1", "seed=-1", "eval-episodes=-1", "checkpoint-interval=-1"]
-)
-def test_options_that_cannot_be(refuses, flag):
-    refuses([f"--{flag}"], *flag.split("="))
+def test_options_that_cannot_be(refuses):
+    for flag in ("num-seeds=0", "num-seeds=-1", "seed=-1", "eval-episodes=-1", "checkpoint-interval=-1"):
+        refuses([f"--{flag}"], *flag.split("="))
 
 
 # --- environments ---
 
 
-def test_unknown_environment(refuses):
-    for wrong, right in (("CartPol-v1", "CartPole-v1"), ("pendulum-1", "Pendulum-v1"), ("hoper", "hopper")):
-        refuses([f"--env_name={wrong}"], "env_name", wrong, right)
+def test_unknown_environment(script, refuses):
+    refuses(["--env_name=Nowhere"], "env_name", "Nowhere")
+    if origin(script) != "script":
+        for wrong, right in (("CartPol-v1", "CartPole-v1"), ("pendulum-1", "Pendulum-v1"), ("hoper", "hopper")):
+            refuses([f"--env_name={wrong}"], "env_name", wrong, right)
 
 
 def test_environment_with_the_other_kind_of_actions(script, refuses):
-    names = [(toys.NAMES[0], "Pendulum-v1"), (toys.NAMES[1], "CartPole-v1")]
-    assert sum(takes(script, toy) for toy, _ in names) == 1
-    for toy, other in names:
-        if not takes(script, toy):
-            refuses([f"--env_name={other}"], "env_name", other)
+    other = {"ToyContinuous": "CartPole-v1", "ToyDiscrete": "Pendulum-v1"}[toy_that_it_takes(script)]
+    refuses([f"--env_name={other}"], "env_name", other)
 
 
 def test_unknown_env_params(script, refuses):
-    name = next(name for name in toys.NAMES if takes(script, name))
-    for env_name in {name, script.Config().env_name}:
+    for env_name in {toy_that_it_takes(script), script.Config().env_name}:
         refuses([f"--env_name={env_name}", "--env_params={wings: 2}"], "env_params", "wings")
     refuses(["--env_params=wings"], "env_params", "wings")
+
+
+def test_env_params_of_a_wrong_type(script, refuses):
+    refuses([f"--env_name={toy_that_it_takes(script)}", "--env_params={noise: loud}"], "env_params", "noise", "loud")
 
 
 # --- YAML ---
@@ -160,11 +166,6 @@ def test_yaml_that_is_not_a_mapping(refuses_yaml, text):
 @pytest.mark.parametrize("text", ["lr: [1", "lr: 1: 2", "\tlr: 1", "lr: !!python/object:os.system {}", "lr: \x00"])
 def test_yaml_that_cannot_be_read(refuses_yaml, text):
     refuses_yaml(text)
-
-
-def test_value_of_yaml_that_cannot_be(refuses, tmp_path):
-    (tmp_path / "bad.yaml").write_text("gamma: 1.5")
-    refuses([f"--config={tmp_path / 'bad.yaml'}", "--gamma=1.5"], "gamma", "1.5")
 
 
 def test_yaml_file_that_is_missing(refuses, tmp_path):
@@ -207,7 +208,7 @@ def test_no_flags_give_the_defaults(script):
 
 
 def test_every_config_survives_the_command_line(script):
-    config = shifted_config(script, env_params={"a": 1, "b": [1, 2][0], "c": "x y"})
+    config = shifted_config(script, env_params={"a": 1, "b": "x y", "c": 0.5})
     assert script.parse(flags(config), script.Config)[0] == config
 
 
@@ -275,14 +276,13 @@ def test_final_returns_of_a_run(script, finished):
     """Means over the episodes that ended in the last 10 % of the updates, the last one here; and greedy ones."""
     metrics, record = np.load(finished[0] / "metrics.npz"), json.loads((finished[0] / "run.json").read_text())
     final = metrics["episodic_return"][:, 5]
-    for values, name in (
-        (final[~np.isnan(final)], "final return"),
-        (metrics["evaluation"].mean(axis=1), "greedy return"),
-    ):
-        assert record[name]["seeds"] == len(values)
-        if len(values):
-            assert record[name]["interquartile_mean"] == pytest.approx(scipy.stats.trim_mean(values, 0.25), rel=1e-5)
-            assert values.min() <= record[name]["low"] <= record[name]["high"] <= values.max()
+    returns = {"final return": final[~np.isnan(final)], "greedy return": metrics["evaluation"].mean(axis=1)}
+    assert returns.keys() & record.keys() == {name for name, values in returns.items() if len(values)}
+    for name in returns.keys() & record.keys():
+        values, summary = returns[name], record[name]
+        assert summary["seeds"] == len(values)
+        assert summary["interquartile_mean"] == pytest.approx(scipy.stats.trim_mean(values, 0.25), rel=1e-5)
+        assert values.min() - 1e-6 <= summary["low"] <= summary["high"] <= values.max() + 1e-6
 
 
 def test_learning_curve_of_a_run(finished):
@@ -358,11 +358,13 @@ def test_resume_of_a_run_with_nothing_committed_starts_anew(script, finished, co
 
 def test_import_has_no_side_effects(script):
     code = f"""
-import os, sys
+import os
+import jax  # sets variables of its own
 before = dict(os.environ)
 import {script.__name__}
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized(), "the backend has started"
-assert os.environ == before, set(os.environ.items()) ^ set(before.items())
+assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    env = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}  # ours have seen the import
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=120)

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, assert_close, assert_same, flags, shifted_config, small_config, trained
 
 NUM_UPDATES = 1000
-TIME_LIMIT = 240  # seconds; no run takes a quarter of it
+TIME_LIMIT = 300  # seconds; no run takes a tenth of it on an idle machine
 
 
 def command(script, run_dir: Path) -> list[str]:
@@ -53,7 +53,8 @@ def alone(script, tmp_path_factory):
 def test_alone_in_an_empty_folder(script, alone):
     folder, finished = alone
     assert {path.name for path in folder.iterdir()} <= {f"{script.__name__}.py", "__pycache__", "whole"}
-    assert {path.name for path in (folder / "whole").iterdir()} >= FILES
+    left = {path.name for path in (folder / "whole").iterdir()}
+    assert left >= {"config.yaml", "run.json", "metrics.npz", "learning_curve.png", "checkpoints"}
     assert json.loads((folder / "whole" / "run.json").read_text())["first_update"] == 0
     assert np.load(folder / "whole" / "metrics.npz")["episodes"].shape == (4, NUM_UPDATES)
     assert "Traceback" not in finished.stderr and "Warning" not in finished.stderr
@@ -63,13 +64,14 @@ def test_killed_and_resumed(script, alone):
     folder, run_dir = alone[0], alone[0] / "killed"
     args = [sys.executable, f"{script.__name__}.py", *command(script, run_dir)]
     with subprocess.Popen(args, cwd=folder, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + TIME_LIMIT
         while process.poll() is None:
-            saving = list(run_dir.glob("checkpoints/*tmp*"))
-            if saving and max(steps(run_dir), default=0) > 1:  # the worst of moments
+            saving = any(run_dir.glob("checkpoints/*tmp*"))  # a worse moment to die than most
+            if (saving and max(steps(run_dir), default=0) > 1) or time.monotonic() > deadline:
                 os.killpg(process.pid, signal.SIGKILL)
             time.sleep(0.001)
     assert process.returncode == -signal.SIGKILL
-    done = steps(run_dir)[-1]
+    done = max(steps(run_dir), default=0)
     assert 1 < done < NUM_UPDATES and not (run_dir / "metrics.npz").exists()  # it was midway
 
     finished = run([*args[1:], "--resume"], folder)
@@ -93,7 +95,7 @@ def test_seeds_spread_over_devices(script, tmp_path):
     xla_flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"  # compiles twice as fast
     code = FOUR_DEVICES.format(name=script.__name__)
     args = [*flags(shifted_config(script)), "--num-seeds=4", "--eval-episodes=2", f"--run-dir={tmp_path / 'run'}"]
-    finished = run(["-c", code, *args], tmp_path, XLA_FLAGS=xla_flags, PYTHONPATH=str(ROOT))
+    finished = run(["-c", code, *args], tmp_path, JAX_PLATFORMS="cpu", XLA_FLAGS=xla_flags, PYTHONPATH=str(ROOT))
     assert "4 seeds on 4 device" in finished.stdout
     metrics = dict(np.load(tmp_path / "run" / "metrics.npz"))
     assert metrics.pop("evaluation").shape == (4, 2)
