@@ -216,6 +216,12 @@ def test_truncation_is_bootstrapped(name):
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
 
 
+def test_truncation_is_bootstrapped_from_the_last_observation():
+    """Not from the first one of the next episode, whose sign, and with it the return, may be the other."""
+    *_, value = learn("ToyValue", env_params={"reward": "sign"}, max_episode_steps=LIMIT, num_updates=300)
+    np.testing.assert_allclose(value([1, 1], [-1, 1]), [ENDLESS, -ENDLESS], rtol=0.05)
+
+
 @pytest.mark.parametrize("name", ["ToyValue", "toy_value"])
 def test_termination_is_not_bootstrapped(name):
     arguments = {"length": LIMIT} | ({"shows_time": True} if name == "ToyValue" else {})
@@ -251,7 +257,7 @@ def test_normalization_is_of_all_that_one_agent_saw():
 def brax_envs_and_params(num_envs=6, **settings):
     config = ppo.Config(env_name="toy_value", **settings)
     env, env_params = ppo.make_env(config)
-    obs, env_state, env_params = ppo.reset_envs(jax.random.key(0), env, env_params, num_envs)
+    _, env_state, env_params = ppo.reset_envs(jax.random.key(0), env, env_params, num_envs)
     return env, env_params, env_state
 
 
