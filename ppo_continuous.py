@@ -80,13 +80,12 @@ def register_config(cls):
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
-def require(config, *names: str, low: float, high: float = math.inf) -> None:
-    """Raise ValueError unless the fields are finite and in [low, high]. Arrays and traced values are not looked at."""
+def require(config, *names: str, low: float, high: float = 1e12) -> None:
+    """Raise ValueError unless the fields are in [low, high]. Arrays and traced values are not looked at."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, (int, float)) and not (low <= value <= high and math.isfinite(value)):
-            allowed = f"finite and at least {low}" if high == math.inf else f"between {low} and {high}"
-            raise ValueError(f"{name} = {value}: must be {allowed}")
+        if isinstance(value, (int, float)) and not low <= value <= high:  # NaN is not
+            raise ValueError(f"{name} = {value}: must be between {low} and {high:g}")
 
 
 def nearest(name, known) -> str:
@@ -170,13 +169,13 @@ def parse(args, config_class):
         except SystemExit as stop:
             if not stop.code:  # --help
                 raise
-            text = re.sub(r"[\s\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
+            text = re.sub(r"\+?-{4,}\+?|[\s|\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
             text = re.split("Argument helptext|For full helptext", text)[0]
-            raise ValueError(source + text.strip()) from None
+            raise ValueError(source + " ".join(text.split())) from None
 
     args = sys.argv[1:] if args is None else list(args)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
+    first.add_argument("--config", nargs="?")
     file, default = first.parse_known_args(args)[0].config, Arguments(Options(), config_class())
     default = read(read_yaml(file, config_class), default, f"{file}: ") if file else default
     arguments = read(args, default)
@@ -325,11 +324,15 @@ def make_base_env(config):
         if name in gymnax.registered_envs:
             fields = {field.name for field in dataclasses.fields(gymnax.make(name)[1])} & overrides.keys()
             env, params = gymnax.make(name, **{key: overrides[key] for key in overrides.keys() - fields})
+            for key in fields:
+                default, value = getattr(params, key), overrides[key]
+                if isinstance(default, (bool, int, float)) and not isinstance(value, (type(default), int)):
+                    raise ValueError(f"{key} = {value!r} is not of type {type(default).__name__}")
             params = params.replace(**{key: overrides[key] for key in fields})
         else:
             env, params = make_brax_env(name, overrides), BraxParams(max_steps_in_episode=1000)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"env_params = {overrides}: {name} does not take them ({error})") from error
+    except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
+        raise ValueError(f"env_name = {name}, env_params = {overrides}: cannot be made ({error})") from error
     if env is None:
         from brax import envs
 
@@ -744,8 +747,6 @@ def open_run_dir(config, options) -> tuple[Path, dict]:
             changes = ", ".join(f"{name} was {old.get(name)} and is {settings.get(name)}" for name in differ)
             raise ValueError(f"resume: {run_dir} holds a run with other settings: {changes}")
         return run_dir, record
-    if options.resume:
-        print(f"resume: no run in {run_dir} yet, starting anew")
     git = ["git", "-C", Path(__file__).parent.absolute(), "rev-parse", "HEAD"]
     packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
     versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
@@ -754,12 +755,15 @@ def open_run_dir(config, options) -> tuple[Path, dict]:
         "command": " ".join(sys.argv),
         "started": f"{now:%Y-%m-%d %H:%M:%S}",
         "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}, {os.cpu_count()} CPU cores",
-        "versions": {"python": sys.version.split()[0], **versions},
+        "versions": {"python": sys.version.split()[0], **dict(sorted(versions.items()))},
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
     }
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
-    write(run_dir / "run.json", json.dumps(record, indent=2))
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
+        write(run_dir / "run.json", json.dumps(record, indent=2))
+    except OSError as error:
+        raise ValueError(f"run_dir = {run_dir}: cannot be written ({error.strerror})") from error
     return run_dir, record
 
 
@@ -879,6 +883,8 @@ def main(args=None) -> Path:
         manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
         begun, done = time.perf_counter(), manager.latest_step() or 0
         start, advance, abstract, num_devices = compile_training(config, options)
+        if options.resume and not done:
+            print(f"resume: no checkpoint in {run_dir} yet, starting anew")
         carry = restore(manager, done, abstract) if done else start()
     except (ValueError, OSError) as error:
         print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
@@ -900,10 +906,10 @@ def main(args=None) -> Path:
     write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, steps_per_update, title))
     report(config, carry["runner_state"], run_dir)
     speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
-    ended = time.perf_counter()
-    record["seconds"] = {"compile": compiled - begun, "train": trained - compiled, "evaluate": ended - trained}
-    record |= {"steps_per_second": speed, "first_update": done}  # of this process, which may have resumed the run
     print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds; results in {run_dir}")
+    if done < config.num_updates:  # of this process, which may have resumed the run at `first_update`
+        seconds = {"compile": compiled - begun, "train": trained - compiled, "evaluate": time.perf_counter() - trained}
+        record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
     for name, values in results.items():
         if len(values := values[~np.isnan(values)]):  # seeds of which an episode ended
             mean, low, high = map(float, interval(values))
