@@ -32,7 +32,6 @@ by its time limit is bootstrapped from the value of its last observation; one th
     out = jax.jit(jax.vmap(make_train(Config())))(jax.random.split(jax.random.key(0), 256))
 """
 
-import argparse
 import contextlib
 import dataclasses
 import datetime
@@ -44,6 +43,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -95,11 +95,20 @@ def nearest(name, known) -> str:
     return f"; did you mean {lower[found[0]]}?" if found else ""
 
 
+class YamlLoader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number too."""
+
+
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
 def read_yaml(path: str, config_class) -> list[str]:
     """A YAML file of hyperparameters as command-line flags. Raises ValueError."""
     try:
-        values = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = yaml.load(Path(path).read_text(), YamlLoader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: must be a mapping of hyperparameters to values")
@@ -134,7 +143,7 @@ def parse(args, config_class):
 
     def convert(kind, text):  # tyro's own int does not take 5e5, and it has no mapping in one argument
         try:
-            value = float(text) if kind is int else FrozenDict(yaml.safe_load(text))
+            value = float(text) if kind is int else FrozenDict(yaml.load(text, YamlLoader))
             hash(value)  # a static field has to be hashable
             if kind is int and not value.is_integer():
                 raise ValueError
@@ -173,14 +182,13 @@ def parse(args, config_class):
             text = re.split("Argument helptext|For full helptext", text)[0]
             raise ValueError(source + " ".join(text.split())) from None
 
-    args = sys.argv[1:] if args is None else list(args)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", nargs="?")
-    file, default = first.parse_known_args(args)[0].config, Arguments(Options(), config_class())
-    default = read(read_yaml(file, config_class), default, f"{file}: ") if file else default
+    args, default = sys.argv[1:] if args is None else list(args), Arguments(Options(), config_class())
     arguments = read(args, default)
+    if file := arguments.run.config:
+        arguments = read(args, read(read_yaml(file, config_class), default, f"{file}: "))
     require(arguments.run, "num_seeds", low=1)
-    require(arguments.run, "seed", "checkpoint_interval", "eval_episodes", low=0)
+    require(arguments.run, "seed", low=0, high=2**32 - 1)
+    require(arguments.run, "checkpoint_interval", "eval_episodes", low=0)
     return arguments.hyperparameters, arguments.run
 # --- end of block config ---
 
@@ -260,7 +268,11 @@ class BraxEnv:
     """
 
     def __init__(self, env):
+        from gymnax.environments import spaces
+
         self.env = env
+        self.observation_space = lambda params: spaces.Box(-jnp.inf, jnp.inf, (env.observation_size,))
+        self.action_space = lambda params: spaces.Box(-1.0, 1.0, (env.action_size,))
 
     def reset(self, key, params):
         state = self.env.reset(key)
@@ -278,16 +290,6 @@ class BraxEnv:
         info = {"final_observation": after.obs, "partial_episode": state.partial_episode}
         return brax_state.obs, next_state, after.reward, terminated, truncated, info
 
-    def observation_space(self, params):
-        from gymnax.environments import spaces
-
-        return spaces.Box(-jnp.inf, jnp.inf, (self.env.observation_size,))
-
-    def action_space(self, params):
-        from gymnax.environments import spaces
-
-        return spaces.Box(-1.0, 1.0, (self.env.action_size,))
-
 
 class RescaleAction:
     """Take actions in [-1, 1], clipped, and pass on actions between the environment's bounds."""
@@ -299,9 +301,9 @@ class RescaleAction:
         return getattr(self._env, name)
 
     def step(self, key, state, action, params):
-        unit = (jnp.clip(action, -1.0, 1.0) + 1.0) / 2.0
+        unit = (jnp.clip(action, -1.0, 1.0).reshape(self.space.shape) + 1.0) / 2.0
         action = self.space.low + unit * (self.space.high - self.space.low)
-        return self._env.step(key, state, action.reshape(self.space.shape), params)
+        return self._env.step(key, state, action, params)
 
 
 def make_brax_env(name: str, overrides: dict):
@@ -310,8 +312,9 @@ def make_brax_env(name: str, overrides: dict):
         warnings.simplefilter("ignore")
         from brax import envs
 
-        if name in envs._envs:  # the spring backend is by far the fastest to compile
-            return BraxEnv(envs.get_environment(name, **({"backend": "spring"} | overrides)))
+        if name in envs._envs:  # the spring backend is by far the fastest to compile, but swimmer has none
+            backend = "generalized" if name == "swimmer" else "spring"
+            return BraxEnv(envs.get_environment(name, **({"backend": backend} | overrides)))
     return None
 
 
@@ -338,7 +341,10 @@ def make_base_env(config):
 
         hint = nearest(name, [*gymnax.registered_envs, *envs._envs])
         raise ValueError(f"env_name = {name}: neither gymnax nor brax knows it{hint}")
-    return env, params.replace(max_steps_in_episode=limit) if limit else params
+    params = params.replace(max_steps_in_episode=limit) if limit else params
+    if params.max_steps_in_episode < 1:
+        raise ValueError(f"env_params = {overrides}: max_steps_in_episode must be at least 1")
+    return env, params
 
 
 def reset_envs(key, env, env_params, num_envs: int, pool_size: int = 256):
@@ -727,10 +733,10 @@ def write(path: Path, content) -> None:
     temporary.replace(path)
 
 
-def open_run_dir(config, options) -> tuple[Path, dict]:
+def open_run_dir(config, options, args) -> tuple[Path, dict]:
     """The run directory, made or, to resume, seen to hold the same run; and what its run.json records."""
     script, now = Path(__file__).stem, datetime.datetime.now()
-    run_dir = Path(options.run_dir or f"runs/{script}/{config.env_name}-{now:%Y%m%d-%H%M%S}").absolute()
+    run_dir = Path(options.run_dir or f"runs/{script}/{config.env_name}-{now:%Y%m%d-%H%M%S-%f}").absolute()
     hyperparameters = json.loads(json.dumps(vars(config), default=dict))
     settings = {"script": script, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
     if options.resume and not options.run_dir:
@@ -752,16 +758,18 @@ def open_run_dir(config, options) -> tuple[Path, dict]:
     versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
     record = {
         "settings": settings,
-        "command": " ".join(sys.argv),
+        "command": shlex.join([Path(__file__).name, *map(str, sys.argv[1:] if args is None else args)]),
         "started": f"{now:%Y-%m-%d %H:%M:%S}",
         "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}, {os.cpu_count()} CPU cores",
         "versions": {"python": sys.version.split()[0], **dict(sorted(versions.items()))},
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
     }
+    if (run_dir / "checkpoints").exists() or (run_dir / "config.yaml").exists():
+        raise ValueError(f"run_dir = {run_dir}: holds a config.yaml or checkpoints, but no run.json")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
         write(run_dir / "run.json", json.dumps(record, indent=2))
+        write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
     except OSError as error:
         raise ValueError(f"run_dir = {run_dir}: cannot be written ({error.strerror})") from error
     return run_dir, record
@@ -826,9 +834,8 @@ def compile_training(config, options):
         return jax.lax.fori_loop(first, last, body, carry)
 
     keys = jax.device_put(jax.random.split(jax.random.key(options.seed), options.num_seeds), sharding)
-    start = jax.jit(partial(start, keys), out_shardings=sharding)
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), jax.eval_shape(start))
-    return start, jax.jit(advance, donate_argnums=0, out_shardings=sharding), abstract, num_devices
+    start, advance = jax.jit(start, out_shardings=sharding), jax.jit(advance, donate_argnums=0, out_shardings=sharding)
+    return partial(start, keys), advance, start.eval_shape(keys), num_devices
 
 
 def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict:
@@ -874,22 +881,23 @@ def restore(manager, step: int, abstract) -> dict:
 
 def main(args=None) -> Path:
     """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
-    os.environ.setdefault("NPROC", str(max(4, os.cpu_count() or 1)))  # a smaller thread pool can deadlock XLA on CPUs
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("NPROC", str(max(4, cores)))  # a smaller thread pool can deadlock XLA on CPUs
     try:
-        config, options = parse(args, Config)
-        make_learner(config)  # raises ValueError for a config that cannot train
-        run_dir, record = open_run_dir(config, options)
+        begun, (config, options) = time.perf_counter(), parse(args, Config)
+        start, advance, abstract, num_devices = compile_training(config, options)  # ValueError where it cannot train
+        run_dir, record = open_run_dir(config, options, args)
         keep = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
-        begun, done = time.perf_counter(), manager.latest_step() or 0
-        start, advance, abstract, num_devices = compile_training(config, options)
+        done = manager.latest_step() or 0
         if options.resume and not done:
             print(f"resume: no checkpoint in {run_dir} yet, starting anew")
         carry = restore(manager, done, abstract) if done else start()
     except (ValueError, OSError) as error:
         print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    advance = advance.lower(abstract, 0, 1).compile()
+    if done < config.num_updates:
+        advance = advance.lower(abstract, 0, 1).compile()
     compiled, steps_per_update = time.perf_counter(), config.num_envs * config.num_steps
     print(
         f"{config.env_name}: {options.num_seeds} seeds on {num_devices} device(s), {config.num_updates} updates of "
@@ -905,11 +913,12 @@ def main(args=None) -> Path:
     title = f"{Path(__file__).stem} on {config.env_name}, {options.num_seeds} seeds"
     write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, steps_per_update, title))
     report(config, carry["runner_state"], run_dir)
-    speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
-    print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds; results in {run_dir}")
-    if done < config.num_updates:  # of this process, which may have resumed the run at `first_update`
+    if done < config.num_updates or "seconds" not in record:  # of this process, which may have resumed the run
+        speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
         seconds = {"compile": compiled - begun, "train": trained - compiled, "evaluate": time.perf_counter() - trained}
         record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
+        print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds")
+    print(f"results in {run_dir}")
     for name, values in results.items():
         if len(values := values[~np.isnan(values)]):  # seeds of which an episode ended
             mean, low, high = map(float, interval(values))

@@ -154,8 +154,9 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=32)
     parser.add_argument("--slice", type=int, default=1, help="seeds trained at once in `returns`")
-    parser.add_argument("--out", default="hopper_vs_purejaxrl.npz")
+    parser.add_argument("--out", default="", help="of `returns`; by default a name that holds the settings")
     args = parser.parse_args()
+    args.out = args.out or f"hopper_{args.backend}_{args.hidden}_{args.steps or 2_000_000}.npz"
     {"speed": speed, "returns": returns}[args.what](args)
 
 

@@ -135,6 +135,12 @@ def test_env_params_of_a_wrong_type(script, refuses):
 # --- YAML ---
 
 
+def test_time_limit_that_cannot_be(script, refuses):
+    toy = toy_that_it_takes(script)
+    args = ["--env-name", toy, "--max-episode-steps", 0]
+    refuses([*args, "--env-params", "{max_steps_in_episode: 0}"], "env_params", "max_steps_in_episode")
+
+
 def test_misspelt_key(script, refuses_yaml):
     refuses_yaml("gama: 0.9", "gama", "gamma")
     for name in field_names(script):
@@ -194,6 +200,13 @@ def test_numbers_as_people_write_them(script, tmp_path):
     config, _ = script.parse(["--total-timesteps", "5e3", "--lr", "1"], script.Config)
     assert config.total_timesteps == 5000 and type(config.total_timesteps) is int
     assert config.lr == 1.0 and type(config.lr) is float
+
+
+def test_numbers_in_env_params(script, tmp_path):
+    (tmp_path / "numbers.yaml").write_text("env_params: {noise: 1e-3, max_steps_in_episode: 5}")
+    from_yaml, _ = script.parse(["--config", str(tmp_path / "numbers.yaml")], script.Config)
+    from_flag, _ = script.parse(["--env-params", "{noise: 1e-3, max_steps_in_episode: 5}"], script.Config)
+    assert dict(from_yaml.env_params) == dict(from_flag.env_params) == {"noise": 0.001, "max_steps_in_episode": 5}
 
 
 def test_flags_override_yaml_and_yaml_the_defaults(script, tmp_path):
@@ -302,6 +315,19 @@ def test_nothing_else_is_left_behind(finished):
 
 def test_run_dir_that_holds_a_run(refuses, copy_of_run):
     refuses(copy_of_run[1][:-1], "run_dir", "--resume", run_dir=copy_of_run[0])
+
+
+def test_run_dir_that_holds_checkpoints_of_an_unknown_run(refuses, copy_of_run):
+    run_dir, args = copy_of_run
+    (run_dir / "run.json").unlink()
+    refuses(args[:-1], "run_dir", "no run.json", run_dir=run_dir)
+    refuses(args, "run_dir", "no run.json", run_dir=run_dir)
+
+
+def test_run_dir_that_holds_somebodys_config(refuses, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("lr: 0.1")
+    refuses([], "run_dir", "config.yaml", run_dir=tmp_path / "mine")
 
 
 def test_run_dir_that_is_a_file(refuses, tmp_path):
