@@ -1,6 +1,7 @@
 """PPO's mathematics against NumPy, and what it learns on environments of known value."""
 
 import dataclasses
+from pathlib import Path
 
 import gymnax
 import jax
@@ -229,6 +230,16 @@ def test_termination_is_not_bootstrapped(name):
     starts = (1, -1) if name == "ToyValue" else (0.2, 0.8)
     learned = value(*[[start, time] for start in starts for time in range(LIMIT)])
     np.testing.assert_allclose(learned, np.tile(FINITE, 2), atol=0.3)
+
+
+@pytest.mark.slow
+def test_pendulum_is_learned_with_its_config():
+    """Four seeds of configs/ppo_continuous/pendulum.yaml; 32 reached -159."""
+    path = Path(ppo.__file__).parent / "configs" / "ppo_continuous" / "pendulum.yaml"
+    config, _ = ppo.parse(["--config", str(path)], ppo.Config)
+    out = jax.jit(jax.vmap(ppo.make_train(config)))(jax.random.split(jax.random.key(0), 4))
+    metrics = jax.device_get(out["metrics"])
+    assert ppo.mean_return(metrics, config.num_updates * 9 // 10, config.num_updates).mean() > -200
 
 
 # --- the rollout and its statistics ---
