@@ -137,20 +137,22 @@ class Options:
     eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
 
 
+def parse_number_or_mapping(kind, text):
+    """What tyro does not: 5e5 as an int, and a mapping in one argument. Raises ValueError."""
+    try:
+        value = float(text) if kind is int else FrozenDict(yaml.load(text, YamlLoader))
+        hash(value)  # a static field has to be hashable
+        if kind is int and not value.is_integer():
+            raise ValueError
+        return int(value) if kind is int else value
+    except (TypeError, ValueError, yaml.YAMLError):
+        wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}"
+        raise ValueError(f"{text} is not {wanted}") from None
+
+
 def parse(args, config_class):
     """`(config, options)` from flags, defaults taken from the YAML file that --config names. Raises ValueError."""
     import tyro
-
-    def convert(kind, text):  # tyro's own int does not take 5e5, and it has no mapping in one argument
-        try:
-            value = float(text) if kind is int else FrozenDict(yaml.load(text, YamlLoader))
-            hash(value)  # a static field has to be hashable
-            if kind is int and not value.is_integer():
-                raise ValueError
-            return int(value) if kind is int else value
-        except (TypeError, ValueError, yaml.YAMLError):
-            wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}"
-            raise ValueError(f"{text} is not {wanted}") from None
 
     registry = tyro.constructors.ConstructorRegistry()
 
@@ -160,7 +162,7 @@ def parse(args, config_class):
             return tyro.constructors.PrimitiveConstructorSpec(
                 nargs=1,
                 metavar="INT" if info.type is int else "{NAME: VALUE}",
-                instance_from_str=lambda texts: convert(info.type, texts[0]),
+                instance_from_str=lambda texts: parse_number_or_mapping(info.type, texts[0]),
                 is_instance=lambda value: isinstance(value, info.type),
                 str_from_instance=lambda value: [str(value) if info.type is int else json.dumps(dict(value))],
             )
@@ -245,6 +247,44 @@ def check(config: Config) -> None:
 
 
 # --- block environment: the same in every script, copied by tools/sync_blocks.py ---
+def make_gymnax_env(config):
+    """`(env, env_params)` of a name that gymnax knows, `config.env_params` applied. Raises ValueError."""
+    import gymnax
+
+    name, overrides = config.env_name, dict(config.env_params)
+    if name not in gymnax.registered_envs:
+        raise ValueError(f"env_name = {name}: gymnax does not know it{nearest(name, gymnax.registered_envs)}")
+    try:
+        defaults = vars(gymnax.make(name)[1])
+        env, params = gymnax.make(name, **{k: v for k, v in overrides.items() if k not in defaults})
+        changes = {k: v for k, v in overrides.items() if k in defaults}
+        for key, value in changes.items():
+            if isinstance(defaults[key], (bool, int, float)) and not isinstance(value, (type(defaults[key]), int)):
+                raise ValueError(f"{key} = {value!r} is not of type {type(defaults[key]).__name__}")
+        params = params.replace(**changes)
+    except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
+        raise ValueError(f"env_name = {name}, env_params = {overrides}: cannot be made ({error})") from error
+    params = params.replace(max_steps_in_episode=config.max_episode_steps or params.max_steps_in_episode)
+    if params.max_steps_in_episode < 1:
+        raise ValueError(f"env_params = {overrides}: max_steps_in_episode must be at least 1")
+    return env, params
+
+
+def episode_metrics(info) -> dict:
+    """Means over the episodes that ended in this update, NaN where none did. `info` of `num_steps` steps."""
+    ended = info["returned_episode"]
+    if "partial_episode" in info:  # one that was not seen from its beginning
+        ended = ended & ~info["partial_episode"]
+    episodes = ended.sum()
+    return {
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,  # 0 / 0 is NaN
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
+        "episodes": episodes,
+    }
+# --- end of block environment ---
+
+
+# --- block continuous: the same in every script, copied by tools/sync_blocks.py ---
 @flax.struct.dataclass
 class BraxParams:
     """What a brax environment is given at each step, as gymnax's EnvParams are."""
@@ -306,45 +346,24 @@ class RescaleAction:
         return self._env.step(key, state, action, params)
 
 
-def make_brax_env(name: str, overrides: dict):
-    """A brax environment by name, None where brax does not know it."""
+def make_brax_env(config):
+    """`(env, env_params)` of a name that brax knows, made with `config.env_params`. Raises ValueError."""
+    import gymnax
+
+    name, overrides = config.env_name, dict(config.env_params)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # of parts that are not used here
         warnings.simplefilter("ignore")
         from brax import envs
 
-        if name in envs._envs:  # the spring backend is by far the fastest to compile, but swimmer has none
-            backend = "generalized" if name == "swimmer" else "spring"
-            return BraxEnv(envs.get_environment(name, **({"backend": backend} | overrides)))
-    return None
-
-
-def make_base_env(config):
-    """`(env, env_params)` for a name known to gymnax or to brax, `config.env_params` applied. Raises ValueError."""
-    import gymnax
-
-    name, overrides, limit = config.env_name, dict(config.env_params), config.max_episode_steps
-    try:
-        if name in gymnax.registered_envs:
-            fields = {field.name for field in dataclasses.fields(gymnax.make(name)[1])} & overrides.keys()
-            env, params = gymnax.make(name, **{key: overrides[key] for key in overrides.keys() - fields})
-            for key in fields:
-                default, value = getattr(params, key), overrides[key]
-                if isinstance(default, (bool, int, float)) and not isinstance(value, (type(default), int)):
-                    raise ValueError(f"{key} = {value!r} is not of type {type(default).__name__}")
-            params = params.replace(**{key: overrides[key] for key in fields})
-        else:
-            env, params = make_brax_env(name, overrides), BraxParams(max_steps_in_episode=1000)
-    except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
-        raise ValueError(f"env_name = {name}, env_params = {overrides}: cannot be made ({error})") from error
-    if env is None:
-        from brax import envs
-
-        hint = nearest(name, [*gymnax.registered_envs, *envs._envs])
-        raise ValueError(f"env_name = {name}: neither gymnax nor brax knows it{hint}")
-    params = params.replace(max_steps_in_episode=limit) if limit else params
-    if params.max_steps_in_episode < 1:
-        raise ValueError(f"env_params = {overrides}: max_steps_in_episode must be at least 1")
-    return env, params
+        if name not in envs._envs:
+            hint = nearest(name, [*gymnax.registered_envs, *envs._envs])
+            raise ValueError(f"env_name = {name}: neither gymnax nor brax knows it{hint}")
+        backend = "generalized" if name == "swimmer" else "spring"  # by far the fastest to compile; swimmer has none
+        try:
+            env = envs.get_environment(name, **({"backend": backend} | overrides))
+        except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
+            raise ValueError(f"env_name = {name}, env_params = {overrides}: cannot be made ({error})") from error
+    return BraxEnv(env), BraxParams(max_steps_in_episode=config.max_episode_steps or 1000)
 
 
 def reset_envs(key, env, env_params, num_envs: int, pool_size: int = 256):
@@ -366,25 +385,17 @@ def reset_envs(key, env, env_params, num_envs: int, pool_size: int = 256):
         state = env_state.env_state.replace(time=time, partial_episode=time > 0)
         env_state = env_state.replace(env_state=state)
     return obs, env_state, jax.tree.map(jnp.asarray, env_params)
-
-
-def episode_metrics(returns, lengths, ended) -> dict:
-    """Means over the episodes that ended in this update, NaN where none did. All [num_steps, num_envs]."""
-    episodes = ended.sum()
-    return {
-        "episodic_return": jnp.where(ended, returns, 0.0).sum() / episodes,  # 0 / 0 is NaN
-        "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
-        "episodes": episodes,
-    }
-# --- end of block environment ---
+# --- end of block continuous ---
 
 
 def make_env(config: Config):
     """`(env, env_params)`: gymnax's interface, actions in [-1, 1], statistics of episodes in `info`."""
-    env, env_params = make_base_env(config)
+    import gymnax
     from gymnax.environments import spaces
     from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 
+    make = make_gymnax_env if config.env_name in gymnax.registered_envs else make_brax_env
+    env, env_params = make(config)
     with jax.ensure_compile_time_eval():  # the bounds are constants, also where this runs inside a jit
         space = env.action_space(env_params)
         bounded = isinstance(space, spaces.Box) and bool(jnp.isfinite(jnp.asarray([space.low, space.high])).all())
@@ -542,19 +553,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset
-    episode: tuple  # return and length of an episode, and whether one ended that had been seen from its beginning
-
-
-class Batch(NamedTuple):
-    """What a gradient step looks at: [batch, ...]."""
-
-    obs: jax.Array  # normalized
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
+    info: dict  # with `final_observation`, what the step led to before any reset
 
 
 def make_networks(config: Config, env, env_params):
@@ -605,10 +604,7 @@ def make_learner(config: Config):
             next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
                 jax.random.split(env_key, config.num_envs), env_state, action, state.env_params
             )
-            ended = info["returned_episode"] & jnp.logical_not(info.get("partial_episode", False))
-            episode = info["returned_episode_returns"], info["returned_episode_lengths"], ended
-            last_obs = info["final_observation"]
-            transition = Transition(obs, action, log_prob, reward, terminated, truncated, last_obs, episode)
+            transition = Transition(obs, action, log_prob, reward, terminated, truncated, info)
             return (next_obs, env_state), transition
 
         keys = jax.random.split(key, config.num_steps)
@@ -624,21 +620,22 @@ def make_learner(config: Config):
             statistics = merge_statistics(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = rewards / jnp.sqrt(statistics.var + 1e-8)
-        obs, next_obs = observe(state, rollout.obs), observe(state, rollout.next_obs)
+        obs, next_obs = observe(state, rollout.obs), observe(state, rollout.info["final_observation"])
         values, next_values = value_of(state, obs), value_of(state, next_obs)
         advantages, targets = gae(
             rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
         )
-        batch = Batch(obs, rollout.action, rollout.log_prob, values, advantages, targets)
+        batch = {"obs": obs, "action": rollout.action, "log_prob": rollout.log_prob}
+        batch |= {"value": values, "advantage": advantages, "target": targets}
         return state, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
     def loss(params, batch):
-        policy = actor.apply(params["actor"], batch.obs)
-        value = critic.apply(params["critic"], batch.obs)
+        policy = actor.apply(params["actor"], batch["obs"])
+        value = critic.apply(params["critic"], batch["obs"])
         actor_loss, metrics = policy_loss(
-            policy.log_prob(batch.action), batch.log_prob, batch.advantage, config.clip_eps
+            policy.log_prob(batch["action"]), batch["log_prob"], batch["advantage"], config.clip_eps
         )
-        critic_loss = value_loss(value, batch.value, batch.target, config.clip_eps if config.clip_value else None)
+        critic_loss = value_loss(value, batch["value"], batch["target"], config.clip_eps if config.clip_value else None)
         entropy = policy.entropy().mean()
         total = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy  # arXiv 1707.06347, equation 9
         return total, metrics | {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
@@ -667,9 +664,9 @@ def make_learner(config: Config):
         if config.normalize_obs:  # only now: acting, values and the loss have to see the same statistics
             seen = rollout.obs.reshape(-1, *obs_shape)
             state = state._replace(obs_statistics=merge_statistics(state.obs_statistics, seen))
-        metrics |= episode_metrics(*rollout.episode)
-        metrics["value"] = batch.value.mean()
-        metrics["explained_variance"] = 1.0 - (batch.target - batch.value).var() / (batch.target.var() + 1e-8)
+        metrics |= episode_metrics(rollout.info)
+        metrics["value"] = batch["value"].mean()
+        metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (batch["target"].var() + 1e-8)
         return state, metrics
 
     return init, update
@@ -879,6 +876,26 @@ def restore(manager, step: int, abstract) -> dict:
         raise ValueError(f"resume: the checkpoint {manager.directory}/{step} cannot be read") from error
 
 
+def save_results(config, options, carry, run_dir: Path) -> dict:
+    """Evaluate, write metrics and pictures. Returns `{"final return": ..., "greedy return": ...}` over seeds."""
+    metrics = jax.tree.map(np.asarray, carry["metrics"])
+    returns = {"final return": mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)}
+    if options.eval_episodes:
+        metrics["evaluation"] = np.asarray(evaluate(config, options, carry["runner_state"]))
+        returns["greedy return"] = metrics["evaluation"].mean(axis=1)
+    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
+    title = f"{Path(__file__).stem} on {config.env_name}, {options.num_seeds} seeds"
+    steps_per_update = config.num_envs * config.num_steps
+    write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, steps_per_update, title))
+    report(config, carry["runner_state"], run_dir)
+    results = {}
+    for name, values in returns.items():
+        if len(values := values[~np.isnan(values)]):  # seeds of which an episode ended
+            mean, low, high = map(float, interval(values))
+            results[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(values)}
+    return results
+
+
 def main(args=None) -> Path:
     """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -904,27 +921,18 @@ def main(args=None) -> Path:
         f"{steps_per_update} steps, {done} of them done; compiled in {compiled - begun:.1f} s"
     )
     carry = train_in_chunks(config, options, advance, carry, done, manager)
-    trained, metrics = time.perf_counter(), jax.tree.map(np.asarray, carry["metrics"])
-    results = {"final return": mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)}
-    if options.eval_episodes:
-        metrics["evaluation"] = np.asarray(evaluate(config, options, carry["runner_state"]))
-        results["greedy return"] = metrics["evaluation"].mean(axis=1)
-    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
-    title = f"{Path(__file__).stem} on {config.env_name}, {options.num_seeds} seeds"
-    write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, steps_per_update, title))
-    report(config, carry["runner_state"], run_dir)
+    trained = time.perf_counter()
+    record |= save_results(config, options, carry, run_dir)
     if done < config.num_updates or "seconds" not in record:  # of this process, which may have resumed the run
         speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
         seconds = {"compile": compiled - begun, "train": trained - compiled, "evaluate": time.perf_counter() - trained}
         record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
         print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds")
-    print(f"results in {run_dir}")
-    for name, values in results.items():
-        if len(values := values[~np.isnan(values)]):  # seeds of which an episode ended
-            mean, low, high = map(float, interval(values))
-            record[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(values)}
-            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(values)} seeds")
     write(run_dir / "run.json", json.dumps(record, indent=2))
+    print(f"results in {run_dir}")
+    for name in [name for name in ("final return", "greedy return") if name in record]:
+        line = "{interquartile_mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {seeds} seeds".format(**record[name])
+        print(f"{name}: {line}")
     return run_dir
 # --- end of block main ---
 
