@@ -137,11 +137,20 @@ class Options:
     eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
 
 
+def freeze_mapping(mapping) -> FrozenDict:
+    """The same mapping, lists in it as tuples: static fields have to be hashable."""
+
+    def freeze(value):
+        return tuple(map(freeze, value)) if isinstance(value, (list, tuple)) else value
+
+    return FrozenDict({name: freeze(value) for name, value in dict(mapping).items()})
+
+
 def parse_number_or_mapping(kind, text):
     """What tyro does not: 5e5 as an int, and a mapping in one argument. Raises ValueError."""
     try:
-        value = float(text) if kind is int else FrozenDict(yaml.load(text, YamlLoader))
-        hash(value)  # a static field has to be hashable
+        value = float(text) if kind is int else freeze_mapping(yaml.load(text, YamlLoader))
+        hash(value)
         if kind is int and not value.is_integer():
             raise ValueError
         return int(value) if kind is int else value
@@ -223,7 +232,7 @@ class Config:
     activation: str = "tanh"  # tanh, relu, elu, gelu or swish
 
     def __post_init__(self):
-        object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable, as jit wants static fields
+        object.__setattr__(self, "env_params", freeze_mapping(self.env_params))
 
     @property
     def num_updates(self) -> int:
