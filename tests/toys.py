@@ -1,8 +1,12 @@
 """Environments of known value, registered with gymnax under the names of their classes."""
 
+import dataclasses
+
 import gymnax
 import jax
 import jax.numpy as jnp
+from brax import envs as brax_envs
+from brax.envs.base import Env, State
 from flax import struct
 from gymnax.environments import environment, spaces
 
@@ -58,3 +62,83 @@ class ToyDiscrete(ToyContinuous):
 NAMES = [toy.__name__ for toy in (ToyContinuous, ToyDiscrete)]
 for toy in (ToyContinuous, ToyDiscrete):
     gymnax.register(toy.__name__, toy)
+
+
+@struct.dataclass
+class ValueState(environment.EnvState):
+    sign: jax.Array
+
+
+@struct.dataclass
+class ValueParams(environment.EnvParams):
+    max_steps_in_episode: int = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueContinuous(environment.Environment):
+    """Its arguments tell what an episode is. Observes a sign drawn at the start, and 1 or the step."""
+
+    length: int = 1_000_000  # steps until it terminates
+    reward: str = "one"  # "one"; "sign", what is observed; "last", 1 in the last step; "action", highest at 4 or at 2
+    shows_time: bool = False
+
+    @property
+    def default_params(self):
+        return ValueParams()
+
+    def observe(self, key, state, action, params):
+        return jnp.stack([state.sign, state.time * 1.0 if self.shows_time else jnp.ones(())])
+
+    def reset_env(self, key, params):
+        state = ValueState(time=jnp.zeros((), int), sign=jax.random.rademacher(key, (), float))
+        return self.observe(key, state, None, params), state
+
+    def reward_of(self, action):
+        return -jnp.square(action[0] - 4.0)
+
+    def step_env(self, key, state, action, params):
+        terminated = state.time + 1 >= self.length
+        reward = {"one": jnp.ones(()), "sign": state.sign, "last": terminated * 1.0}
+        reward = self.reward_of(action) if self.reward == "action" else reward[self.reward]
+        state = state.replace(time=state.time + 1)
+        return self.observe(key, state, action, params), state, reward, terminated, {}
+
+    def observation_space(self, params):
+        return spaces.Box(-1000.0, 1000.0, (2,))
+
+    def action_space(self, params=None):
+        return spaces.Box(-3.0, 5.0, (1,))
+
+
+class ValueDiscrete(ValueContinuous):
+    def reward_of(self, action):
+        return (action == 2) * 1.0
+
+    @property
+    def num_actions(self):
+        return 3
+
+    def action_space(self, params=None):
+        return spaces.Discrete(3)
+
+
+class ValueBrax(Env):
+    """A reward of 1 in each step; done after `length` steps. Observes a number drawn at the start, and the step."""
+
+    def __init__(self, length=1_000_000, backend=""):
+        self.length = length
+
+    def reset(self, rng):
+        obs = jnp.stack([jax.random.uniform(rng), jnp.zeros(())])
+        return State(None, obs, jnp.zeros(()), jnp.zeros(()))
+
+    def step(self, state, action):
+        obs = state.obs.at[1].add(1.0)
+        return state.replace(obs=obs, reward=jnp.ones(()), done=(obs[1] >= self.length) * 1.0)
+
+    observation_size, action_size, backend = 2, 1, "toy"
+
+
+for toy in (ValueContinuous, ValueDiscrete):
+    gymnax.register(toy.__name__, toy)
+brax_envs.register_environment("ValueBrax", ValueBrax)
