@@ -61,6 +61,8 @@ def origin(script) -> str:
 def small_config(script, num_updates=6, **overrides):
     """The script's default config, its sizes cut down; brax is stood in for by its own trivial environment."""
     small = {name: value for name, value in SMALL.items() if name in field_names(script)}
+    if "num_envs" not in field_names(script):  # one environment per agent
+        small["num_steps"] *= SMALL["num_envs"]
     brax = {"env_name": "fast"} if origin(script) == "brax" else {}
     config = dataclasses.replace(script.Config(), **small | brax | overrides)
     steps = num_updates * config.num_envs * config.num_steps + getattr(config, "learning_starts", 0)

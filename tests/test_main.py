@@ -150,11 +150,11 @@ def test_misspelt_key(script, refuses_yaml):
 
 
 def test_wrong_types(script, refuses_yaml):
-    refuses_yaml("num_envs: many", "num_envs", "many")
-    refuses_yaml("num_envs: true", "num_envs", "True")
-    refuses_yaml("num_envs: 4.5", "num_envs", "4.5")
-    refuses_yaml("num_envs: [4, 5]", "num_envs")
-    refuses_yaml("num_envs:", "num_envs")
+    refuses_yaml("num_steps: many", "num_steps", "many")
+    refuses_yaml("num_steps: true", "num_steps", "True")
+    refuses_yaml("num_steps: 4.5", "num_steps", "4.5")
+    refuses_yaml("num_steps: [4, 5]", "num_steps")
+    refuses_yaml("num_steps:", "num_steps")
     refuses_yaml("lr: [1, 2]", "lr")
     refuses_yaml("lr: fast", "lr", "fast")
     refuses_yaml("lr: {a: 1}", "lr")
