@@ -1,0 +1,264 @@
+"""DQN's mathematics and its replay against NumPy, and what it learns on environments of known value."""
+
+import dataclasses
+import math
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys  # registers the environments
+from conftest import jit_quickly
+
+import dqn
+
+VALUE = toys.ValueDiscrete.__name__
+
+# --- mathematics ---
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 5])
+@pytest.mark.parametrize("double", [False, True])
+def test_targets_against_a_loop(n_step, double):
+    gamma, batch, actions, rng = 0.9, 60, 4, np.random.default_rng(n_step)
+    rewards, terminated, truncated = rng.normal(size=(batch, n_step)), *(rng.random((2, batch, n_step)) < 0.2)
+    q, target_q = rng.normal(size=(2, batch, n_step, actions))  # of what each step led to, before any reset
+    expected = np.zeros(batch)
+    for b in range(batch):
+        for k in range(n_step):
+            expected[b] += gamma**k * rewards[b, k]
+            if terminated[b, k] or truncated[b, k] or k == n_step - 1:
+                choice = np.argmax((q if double else target_q)[b, k])
+                expected[b] += 0.0 if terminated[b, k] else gamma ** (k + 1) * target_q[b, k, choice]
+                break
+    last = np.asarray(dqn.last_step(jnp.asarray(terminated | truncated)))
+    rows = np.arange(batch), last
+    next_value = dqn.double_q(jnp.asarray(target_q[rows]), jnp.asarray((q if double else target_q)[rows]))
+    target = dqn.n_step_target(jnp.asarray(rewards), last, terminated[rows], next_value, gamma)
+    np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_streams_are_combined_by_hand():
+    q = dqn.combine(jnp.array([[10.0], [0.0]]), jnp.array([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]]))
+    np.testing.assert_allclose(q, [[8.0, 9.0, 13.0], [-1.0, 0.0, 1.0]])
+
+
+def test_losses_by_hand():
+    q, target = jnp.array([0.0, 1.0, 1.0]), jnp.array([0.5, 1.0, -2.0])
+    np.testing.assert_allclose(dqn.td_loss(q, target, "squared"), (0.25 + 0.0 + 9.0) / 3, rtol=1e-6)
+    np.testing.assert_allclose(dqn.td_loss(q, target, "huber"), (0.125 + 0.0 + 2.5) / 3, rtol=1e-6)
+
+
+def test_epsilon_by_hand():
+    epsilon = dqn.linear_epsilon(jnp.array([0, 50, 100, 900]), 100.0, 0.9, 0.1)
+    np.testing.assert_allclose(epsilon, [0.9, 0.5, 0.1, 0.1], rtol=1e-5)
+    np.testing.assert_allclose(dqn.linear_epsilon(jnp.array([1, 50]), 0.0, 0.9, 0.1), [0.1, 0.1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_envs, num_steps", [(3, 5), (16, 1)])
+def test_epsilon_falls_in_environment_steps(num_envs, num_steps):
+    config = dqn.Config(num_envs=num_envs, num_steps=num_steps, total_timesteps=1000, learning_starts=100)
+    config = dataclasses.replace(config, exploration_fraction=0.5, epsilon_start=0.9, epsilon_finish=0.1)
+    config = dataclasses.replace(config, batch_size=1, gradient_steps=1, hidden_sizes=(1,), buffer_size=1000)
+    epsilon = jit_quickly(dqn.make_train(config))(jax.random.key(0))["metrics"]["epsilon"]
+    done = math.ceil(100 / num_envs) * num_envs + np.arange(config.num_updates) * num_envs * num_steps
+    np.testing.assert_allclose(epsilon, [0.9 - 0.8 * min(1.0, t / 500) for t in done], rtol=1e-5)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.3])
+@pytest.mark.parametrize("num_envs, num_steps", [(1, 1), (3, 1), (7, 2), (10, 1), (64, 4)])
+def test_target_network_counts_environment_steps(num_envs, num_steps, tau):
+    """Twenty updates, `params` = 1, 2, ...: the target network moves once for each multiple of 30 that was passed."""
+    stride, expected, target = num_envs * num_steps, 0.0, {"w": jnp.zeros(3)}
+    for i in range(20):
+        for _ in range(i * stride + 1, (i + 1) * stride + 1):
+            expected += (tau * (i + 1 - expected)) * (_ % 30 == 0)
+        params = {"w": jnp.full(3, i + 1.0)}
+        target = dqn.update_target(target, params, jnp.int32(i * stride), jnp.int32((i + 1) * stride), 30, tau)
+        np.testing.assert_allclose(target["w"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_envs", [3, 10])
+def test_target_network_is_copied_in_training(num_envs):
+    settings = dict(num_envs=num_envs, num_steps=1, gradient_steps=1, target_update_interval=30, learning_starts=25)
+    config = dqn.Config(batch_size=4, hidden_sizes=(4,), buffer_size=100, total_timesteps=100, **settings)
+    init, update = dqn.make_learner(config)
+    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
+    for _ in range(40):
+        before, (state, _) = state, update(state)
+        copied = jax.tree.map(lambda a, b: bool((a == b).all()), state.target_params, state.params)
+        kept = jax.tree.map(lambda a, b: bool((a == b).all()), state.target_params, before.target_params)
+        due = int(state.timesteps) // 30 > int(before.timesteps) // 30
+        assert all(jax.tree.leaves(copied if due else kept))
+        assert not all(jax.tree.leaves(kept if due else copied))
+
+
+# --- the replay ---
+
+
+def counting_rollout(count, num_steps, num_envs):
+    """Steps whose every entry tells which step it is, and of which environment. One in 5 ends an episode."""
+    number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs))  # [T, N]
+    obs = jnp.stack([number, -number], axis=-1) * 1.0
+    terminated, truncated = number // 100 % 10 == 3, number // 100 % 10 == 7
+    return dqn.Transition(obs, number, number * 2.0, obs + 0.5, terminated, truncated)
+
+
+def filled_replay(num_slots, num_envs, num_steps, writes):
+    empty = jnp.full((num_slots, num_envs, 2), jnp.nan)
+    replay, add = dqn.Replay(empty, empty, jnp.full((num_slots, num_envs, 4), jnp.nan)), jax.jit(dqn.add_to_replay)
+    for i in range(writes):
+        replay = add(replay, counting_rollout(i * num_steps, num_steps, num_envs), jnp.int32(i * num_steps))
+    return replay, writes * num_steps
+
+
+@pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps, n_step):
+    num_slots = 10  # a multiple of num_steps and not
+    sample = jax.jit(jax.vmap(partial(dqn.sample_replay, shape=(2, 3000), n_step=n_step), (0, None, 0)))
+    for writes in {math.ceil(n_step / num_steps), 10 // num_steps, 10 // num_steps + 1, 31}:
+        replay, count = filled_replay(num_slots, num_envs, num_steps, writes)
+        keys, counts = jax.random.split(jax.random.key(writes), 2), jnp.full(2, count)
+        steps = jax.tree.map(lambda leaf: np.asarray(leaf[1]), sample(keys, replay, counts))
+        number, last = steps["action"], steps["last"]
+        starts = range(max(0, count - num_slots), count - n_step + 1)
+        valid = {step * 100 + env for step in starts for env in range(num_envs)}
+        found, times = np.unique(number, return_counts=True)
+        assert set(found.tolist()) == valid
+        assert np.abs(times - 6000 / len(valid)).max() < 5 * math.sqrt(6000 / len(valid))  # uniform
+        run = number[..., None] + 100 * np.arange(n_step)  # of one environment
+        ends = np.isin(run // 100 % 10, (3, 7))
+        ends[..., -1] = True
+        np.testing.assert_array_equal(steps["rewards"], run * 2.0)
+        np.testing.assert_array_equal(last, ends.argmax(axis=-1))
+        reached = number + 100 * last
+        np.testing.assert_array_equal(steps["terminated"], reached // 100 % 10 == 3)
+        np.testing.assert_array_equal(steps["obs"], np.stack([number, -number], axis=-1))
+        np.testing.assert_array_equal(steps["next_obs"], np.stack([reached, -reached], axis=-1) + 0.5)
+
+
+@pytest.mark.parametrize("seeds, num_envs, num_steps", [(1, 1, 1), (1, 8, 1), (2, 1, 1), (2, 2, 2)])
+def test_replay_is_written_in_place(seeds, num_envs, num_steps):
+    """The compiled loop has no copy of an array of the replay's size."""
+    config = dqn.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=num_envs * 12_345, learning_starts=16)
+    init, update = dqn.make_learner(config)
+    state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
+    loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
+    program = loop.lower(state).compile().as_text()
+    assert re.search(r"\[[\d,]*12345,", program)
+    assert not re.findall(r"= \S*\[[\d,]*12345,\S* copy\(.*", program)
+
+
+def test_replay_after_the_warm_up():
+    """The warm-up's steps, all of them random, and then those of each update, in the order in which they happened."""
+    config = dqn.Config(num_envs=4, num_steps=3, buffer_size=401, learning_starts=201, total_timesteps=10_000)
+    config = dataclasses.replace(config, epsilon_start=0.0, epsilon_finish=0.0)
+    init, update = dqn.make_learner(config)
+    state = jax.jit(init)(jax.random.key(0))
+    assert state.timesteps == 204 and state.replay.rest.shape == (100, 4, 4)  # both rounded to multiples of num_envs
+    obs, action = state.replay.obs, state.replay.rest[..., 0]
+    assert (obs[:51] != 0).any(axis=-1).all() and (obs[51:] == 0).all()
+    assert 0.4 < action[:51].mean() < 0.6
+    update = jax.jit(update)
+    for _ in range(20):  # 111 slots of 100
+        state, _ = update(state)
+    replay = jax.tree.map(partial(np.roll, shift=-11, axis=0), state.replay)
+    done = replay.rest[..., 2:].any(axis=-1)
+    follows = (replay.next_obs[:-1] == replay.obs[1:]).all(axis=-1)
+    np.testing.assert_array_equal(follows, ~done[:-1])  # next_obs is not the first one of the next episode
+    assert done.any() and (state.obs == replay.next_obs[-1])[~done[-1]].all()
+
+
+# --- environments of known value ---
+
+
+def learn(num_updates=250, env_params=(), **overrides):
+    """Train one agent: its final state and metrics, and a function from observations to the values of actions."""
+    config = dqn.Config(
+        env_name=VALUE,
+        env_params=dict(env_params),
+        num_envs=8,
+        num_steps=2,
+        gradient_steps=4,
+        batch_size=64,
+        buffer_size=2000,
+        learning_starts=200,
+        total_timesteps=200 + num_updates * 16,
+        target_update_interval=64,
+        lr=1e-2,
+        gamma=0.9,
+        epsilon_finish=0.5,
+        hidden_sizes=(16, 16),
+    )
+    config = dataclasses.replace(config, **overrides)
+    out = jax.jit(dqn.make_train(config))(jax.random.key(0))
+    network = dqn.make_network(config, *dqn.make_env(config))
+    return config, out["runner_state"], out["metrics"], lambda *obs: network.apply(
+        out["runner_state"].params, jnp.asarray(obs, float)
+    )
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_value_of_a_constant_reward(dueling):
+    *_, metrics, q = learn(env_params={"length": 1}, dueling=dueling)
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), 1.0, atol=0.05)
+    np.testing.assert_allclose(metrics["q_value"][-1], 1.0, atol=0.05)
+
+
+def test_value_depends_on_the_observation():
+    *_, q = learn(env_params={"length": 1, "reward": "sign"})
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[1.0] * 3, [-1.0] * 3], atol=0.05)
+
+
+@pytest.mark.parametrize("settings", [{"double": False}, {"n_step": 2, "tau": 0.3}, {"loss": "huber"}], ids=str)
+def test_value_is_discounted(settings):
+    *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, **settings)
+    expected = np.repeat([[0.9], [0.9], [1.0], [1.0]], 3, axis=1)
+    np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_value_depends_on_the_action(dueling):
+    config, state, _, q = learn(env_params={"length": 1, "reward": "action"}, dueling=dueling)
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
+    episode = jax.jit(dqn.make_rollout(config))(state, jax.random.key(1))
+    assert episode.reward[0] == 1.0 and episode.valid.sum() == 1
+
+
+GAMMA, LIMIT = 0.9, 5
+ENDLESS = 1 / (1 - GAMMA)
+FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_truncation_is_bootstrapped(n_step):
+    """From the last observation, not from the first one of the next episode, whose sign may be the other."""
+    settings = dict(max_episode_steps=LIMIT, num_updates=500, n_step=n_step)
+    _, _, metrics, q = learn(env_params={"reward": "sign"}, **settings)
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
+    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_termination_is_not_bootstrapped(n_step):
+    *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=500, n_step=n_step)
+    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
+    np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.3)
+
+
+@pytest.mark.parametrize(
+    "name, stored", [("FrozenLake-misc", jnp.int32), ("Catch-bsuite", jnp.float32), ("Breakout-MinAtar", bool)]
+)
+def test_observations_of_all_kinds(name, stored):
+    """A number, a matrix, a grid with channels, of which bools are exact."""
+    config = dqn.Config(env_name=name, total_timesteps=300, learning_starts=200, buffer_size=300, hidden_sizes=(8,))
+    config = dataclasses.replace(config, buffer_dtype="bool" if stored is bool else "")
+    out = jit_quickly(dqn.make_train(config))(jax.random.key(0))
+    assert np.isfinite(out["metrics"]["td_loss"]).all()
+    assert out["runner_state"].replay.obs.dtype == stored
+    if stored is bool:
+        usual = jit_quickly(dqn.make_train(dataclasses.replace(config, buffer_dtype="")))(jax.random.key(0))
+        np.testing.assert_array_equal(out["runner_state"].replay.obs, usual["runner_state"].replay.obs)
