@@ -34,6 +34,7 @@ SMALL = {
     "buffer_size": 256,
     "batch_size": 8,
     "learning_starts": 32,
+    "target_update_interval": 16,
 }
 
 
