@@ -433,6 +433,17 @@ def value_loss(value, old_value, target, clip_eps=None):
     return 0.5 * error.mean()
 
 
+def random_order(key, size: int):
+    """0, 1, ..., size - 1 in random order [size]: one sort of one array, much faster on CPUs than `permutation`.
+
+    What is sorted are random numbers times `size` plus the index. Of equal ones, 2**32 / size are different, the lower
+    index comes first.
+    """
+    index = jnp.arange(size, dtype=jnp.uint32)
+    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)
+    return (jnp.sort(high * size + index) % size).astype(jnp.int32)
+
+
 class RunnerState(NamedTuple):
     """All that training carries from one update to the next."""
 
@@ -501,18 +512,20 @@ def make_learner(config: Config):
     def collect(state, key):
         """Act for `num_steps` steps with the policy as it is."""
 
-        def step(carry, key):
+        def step(carry, keys):
             obs, env_state = carry
-            action_key, env_key = jax.random.split(key)
+            action_key, env_keys = keys
             policy = actor.apply(state.params["actor"], observe(state, obs))
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
             next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
-                jax.random.split(env_key, config.num_envs), env_state, action, env_params
+                env_keys, env_state, action, env_params
             )
             transition = Transition(obs, action, log_prob, reward, terminated, truncated, info)
             return (next_obs, env_state), transition
 
-        keys = jax.random.split(key, config.num_steps)
+        action_key, env_key = jax.random.split(key)
+        env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
+        keys = jax.random.split(action_key, config.num_steps), env_keys  # all at once: much faster than in each step
         (obs, env_state), rollout = jax.lax.scan(step, (state.obs, state.env_state), keys)
         return state._replace(obs=obs, env_state=env_state), rollout
 
@@ -554,14 +567,17 @@ def make_learner(config: Config):
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), metrics
 
-        batch_size = config.num_envs * config.num_steps
-        orders = jnp.argsort(jax.random.bits(key, (config.update_epochs, batch_size)))  # faster than permutation
-        def epoch(carry, order):
+        def epoch(carry, _):
+            *carry, key = carry
+            key, order_key = jax.random.split(key)
+            order = random_order(order_key, config.num_envs * config.num_steps)
             shuffled = jax.tree.map(lambda leaf: leaf[order], batch)
             minibatches = jax.tree.map(lambda leaf: leaf.reshape(config.num_minibatches, -1, *leaf.shape[1:]), shuffled)
-            return jax.lax.scan(gradient_step, carry, minibatches)
+            carry, metrics = jax.lax.scan(gradient_step, tuple(carry), minibatches)
+            return (*carry, key), metrics
 
-        (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), orders)
+        carry = state.params, state.opt_state, key
+        (params, opt_state, _), metrics = jax.lax.scan(epoch, carry, None, config.update_epochs)
         return state._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
