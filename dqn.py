@@ -492,8 +492,7 @@ def make_learner(config: Config):
     def learning_rate(count):  # constant within an update
         return config.lr * (1.0 - (count // config.gradient_steps) / config.num_updates)
 
-    adam = optax.adam(learning_rate if config.anneal_lr else config.lr)
-    optimizer = optax.flatten(adam)  # on one vector: small networks have more overhead than work
+    optimizer = optax.adam(learning_rate if config.anneal_lr else config.lr)
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
@@ -513,20 +512,23 @@ def make_learner(config: Config):
     def collect(state, key, epsilon, num_steps):
         """Act for `num_steps` steps, at random with probability `epsilon`, else greedily."""
 
-        def step(carry, key):
+        def step(carry, inputs):
             obs, env_state = carry
-            explore_key, action_key, env_key = jax.random.split(key, 3)
-            greedy = network.apply(state.params, obs).argmax(axis=-1)
-            explore = jax.random.uniform(explore_key, (config.num_envs,)) < epsilon
-            action = jnp.where(explore, jax.random.randint(action_key, (config.num_envs,), 0, num_actions), greedy)
+            explore, random_action, env_keys = inputs
+            action = jnp.where(explore, random_action, network.apply(state.params, obs).argmax(axis=-1))
             next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
-                jax.random.split(env_key, config.num_envs), env_state, action, env_params
+                env_keys, env_state, action, env_params
             )
             transition = Transition(obs, action, reward, info["final_observation"], terminated, truncated)
             return (next_obs, env_state), (transition, info)
 
-        keys = jax.random.split(key, num_steps)
-        (obs, env_state), (rollout, info) = jax.lax.scan(step, (state.obs, state.env_state), keys)
+        action_key, env_key = jax.random.split(key)  # all random numbers at once: much faster than in each step
+        uniform = jax.random.uniform(action_key, (2, num_steps, config.num_envs))
+        random_action = (num_actions * uniform[1]).astype(jnp.int32)
+        env_keys = jax.random.split(env_key, (num_steps, config.num_envs))
+        (obs, env_state), (rollout, info) = jax.lax.scan(
+            step, (state.obs, state.env_state), (uniform[0] < epsilon, random_action, env_keys)
+        )
         timesteps = state.timesteps + num_steps * config.num_envs
         return state._replace(obs=obs, env_state=env_state, timesteps=timesteps), rollout, info
 
