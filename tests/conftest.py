@@ -10,6 +10,7 @@ os.environ.setdefault("NPROC", "4")  # XLA's CPU thread pool, before its backend
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))  # for the subprocesses of the tests too
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share a GPU
 
 import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
@@ -36,6 +37,12 @@ SMALL = {
     "learning_starts": 32,
     "target_update_interval": 16,
 }
+
+
+def pytest_itemcollected(item):
+    """Of the two processes that run the tests (pyproject.toml), one gets all of a script or file, and compiles once."""
+    script = item.callspec.params.get("script") if hasattr(item, "callspec") else None
+    item.add_marker(pytest.mark.xdist_group(script if isinstance(script, str) else item.path.stem))
 
 
 @pytest.fixture(scope="session", params=SCRIPTS)
