@@ -436,8 +436,8 @@ def value_loss(value, old_value, target, clip_eps=None):
 def random_order(key, size: int):
     """0, 1, ..., size - 1 in random order [size]: one sort of one array, much faster on CPUs than `permutation`.
 
-    What is sorted are random numbers times `size` plus the index. Of equal ones, 2**32 / size are different, the lower
-    index comes first.
+    Sorts random * size + index, where `random` takes (2**32 - 1) // size values. Equal ones, rare while size**2 is far
+    below 2**32, keep the order of their indices.
     """
     index = jnp.arange(size, dtype=jnp.uint32)
     high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)

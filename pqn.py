@@ -16,9 +16,9 @@
 # ///
 """PQN: Q(lambda) on parallel environments without replay and target network, the whole training in one jit.
 
-Gallici et al. 2025, "Simplifying Deep Temporal Difference Learning" (arXiv 2407.04811), algorithm 1: layer
-normalization takes the place of the target network, many environments that of the replay. Targets: the lambda-returns
-of Peng's Q(lambda), Peng and Williams 1996, in the recursive form of section 4.
+Gallici et al. 2025, "Simplifying Deep Temporal Difference Learning" (arXiv 2407.04811), section 4: layer normalization
+takes the place of the target network, many environments that of the replay. Targets: the lambda-returns of Peng's
+Q(lambda), Peng and Williams 1996, computed backwards.
 
 Beside the paper: an episode that ends by its time limit is bootstrapped from the value of its last observation, one
 that terminates is not.
@@ -213,12 +213,12 @@ class Config:
     lr: float = 2e-3  # RAdam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount
-    q_lambda: float = 0.95  # decay of the trace: 0 bootstraps after one step, 1 at the rollout's or the episode's end
+    q_lambda: float = 0.95  # decay of the trace: 0 bootstraps after one step, 1 where the rollout or an episode ends
     epsilon_start: float = 1.0  # share of random actions at first
     epsilon_finish: float = 0.02  # and at last
     exploration_fraction: float = 0.2  # of the updates, in which epsilon falls linearly
     max_grad_norm: float = 10.0  # limit of the gradient's global norm
-    layer_norm: bool = True  # before each activation; what the paper's argument for leaving out the target rests on
+    layer_norm: bool = True  # before each activation; keeps learning stable without a target network
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the dense layers
     activation: str = "relu"  # tanh, relu, elu, gelu or swish
@@ -366,8 +366,8 @@ def linear_epsilon(count, duration, start, finish):
 def random_order(key, size: int):
     """0, 1, ..., size - 1 in random order [size]: one sort of one array, much faster on CPUs than `permutation`.
 
-    What is sorted are random numbers times `size` plus the index. Of equal ones, 2**32 / size are different, the lower
-    index comes first.
+    Sorts random * size + index, where `random` takes (2**32 - 1) // size values. Equal ones, rare while size**2 is far
+    below 2**32, keep the order of their indices.
     """
     index = jnp.arange(size, dtype=jnp.uint32)
     high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)
@@ -449,7 +449,7 @@ def make_learner(config: Config):
     def make_batch(state, rollout):
         """A rollout and its targets as one flat batch."""
         next_obs = rollout.info["final_observation"]  # [T, N, *obs_shape]
-        pieces = next_obs.reshape(config.num_minibatches, -1, *next_obs.shape[2:])  # that stay in cache
+        pieces = next_obs.reshape(config.num_minibatches, -1, *next_obs.shape[2:])  # small enough for a CPU's cache
         next_values = jax.lax.map(lambda piece: network.apply(state.params, piece).max(axis=-1), pieces)
         targets = q_lambda_target(
             rollout.reward,

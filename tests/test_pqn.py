@@ -70,7 +70,7 @@ def test_epsilon_falls_in_the_first_updates():
     np.testing.assert_allclose(metrics["epsilon"], [0.9, 0.7, 0.5, 0.3, *[0.1] * 6], rtol=1e-5)
 
 
-@pytest.mark.parametrize("script", [ppo, pqn])
+@pytest.mark.parametrize("script", [ppo, pqn], ids=lambda script: script.__name__)
 def test_random_order(script):
     """Each order is a permutation, and all are equally likely."""
     for size in (1, 2, 3, 6, 1000):
@@ -82,16 +82,28 @@ def test_random_order(script):
     assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
 
 
+@pytest.mark.parametrize("layer_norm", [True, False])
 @pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar"])
-def test_layer_norm_takes_the_scale_away(name):
-    """At the start biases are 0, so that ten times the observation gives the same values."""
-    for layer_norm in (True, False):
-        config = pqn.Config(env_name=name, layer_norm=layer_norm)
-        network = pqn.make_network(config, *pqn.make_env(config))
-        obs = jax.random.uniform(jax.random.key(0), (5, *network.obs_shape)) + 0.5
-        q, scaled = network.apply(params := network.init(jax.random.key(1), obs), obs), network.apply(params, 10 * obs)
-        assert q.shape == (5, network.num_actions)
-        np.testing.assert_allclose(scaled, q if layer_norm else 10 * q, rtol=1e-3, atol=1e-4)
+def test_network_against_numpy(name, layer_norm):
+    config = pqn.Config(env_name=name, layer_norm=layer_norm, hidden_sizes=(7, 6), conv_features=3)
+    network = pqn.make_network(config, *pqn.make_env(config))
+    x = np.random.default_rng(0).random((5, *network.obs_shape))
+    params = network.init(jax.random.key(0), x)
+    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params)
+    dense = [params["params"][f"Dense_{i}"] for i in range(len([k for k in params["params"] if "Dense" in k]))]
+    q = network.apply(params, x)
+    if x.ndim == 4:
+        x = np.stack([[x[:, i : i + 3, j : j + 3].reshape(5, -1) for j in range(8)] for i in range(8)])
+        x = x.transpose(2, 0, 1, 3)  # [5, 8, 8, 9 C]
+    for i, layer in enumerate(dense[:-1]):
+        x = x @ layer["kernel"] + layer["bias"]
+        if layer_norm:
+            norm = params["params"][f"LayerNorm_{i}"]
+            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+            x = x * norm["scale"] + norm["bias"]
+        x = np.maximum(x, 0.0)
+        x = x.reshape(5, -1) if x.ndim == 4 else x
+    np.testing.assert_allclose(q, x @ dense[-1]["kernel"] + dense[-1]["bias"], rtol=1e-3, atol=1e-4)
 
 
 # --- environments of known value ---
@@ -150,13 +162,29 @@ def test_value_depends_on_the_action():
     assert episode.reward[0] == 1.0 and episode.valid.sum() == 1
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
+def test_epsilon_is_the_share_of_random_actions(epsilon):
+    """An agent that does not learn: a reward of 1 for one of three actions, which greedy steps always or never take."""
+    config, *_ = learn(num_updates=2, env_params={"length": 1, "reward": "action"})
+    config = dataclasses.replace(config, lr=0.0, epsilon_start=epsilon, epsilon_finish=epsilon, num_steps=256)
+    config = dataclasses.replace(config, total_timesteps=4 * 8 * 256)
+    out = jit_quickly(jax.vmap(pqn.make_train(config)))(jax.random.split(jax.random.key(0), 8))
+    network = pqn.make_network(config, *pqn.make_env(config))
+    for seed in range(8):
+        params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], out["runner_state"].params)
+        greedy = network.apply(params, jnp.array([[1.0, 1.0], [-1.0, 1.0]])).argmax(axis=-1) == 2
+        share = np.asarray(greedy).mean()  # both signs are as likely
+        rate = out["metrics"]["episodic_return"][seed].mean()
+        np.testing.assert_allclose(rate, epsilon / 3 + (1 - epsilon) * share, atol=0.03)
+
+
 @pytest.mark.parametrize("q_lambda", [0.0, 0.9])
 def test_truncation_is_bootstrapped(q_lambda):
     """From the last observation, not from the first one of the next episode, whose sign may be the other."""
     settings = dict(max_episode_steps=LIMIT, num_updates=300, q_lambda=q_lambda)
     _, _, metrics, q = learn(env_params={"reward": "sign"}, **settings)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
-    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
+    assert (metrics["episodes"] > 0).all() and (metrics["episodic_length"] == LIMIT).all()
 
 
 @pytest.mark.parametrize("q_lambda", [0.0, 0.9])
