@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
-PROCESSES_QUICKLY = ("dqn", "ppo_continuous", "q_learning_gridworld")  # with processes of their own in the fast tier
+PROCESSES_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # with processes of their own in the fast tier
 SMALL = {
     "max_episode_steps": 13,
     "num_envs": 4,
@@ -46,6 +46,11 @@ def pytest_itemcollected(item):
     item.add_marker(pytest.mark.xdist_group(script if isinstance(script, str) else item.path.stem))
     if item.path.stem == "test_processes" and script in SCRIPTS and script not in PROCESSES_QUICKLY:
         item.add_marker(pytest.mark.slow)  # `main` is the same in all; what is carried differs
+
+
+def slow(*values):
+    """Parameters of a test for the slow tier alone."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", params=SCRIPTS)

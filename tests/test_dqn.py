@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # registers the environments
-from conftest import jit_quickly
+from conftest import jit_quickly, slow
 
 import dqn
 
@@ -140,7 +140,7 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps, n_
         np.testing.assert_array_equal(steps["next_obs"], np.stack([reached, -reached], axis=-1) + 0.5)
 
 
-@pytest.mark.parametrize("seeds, num_envs, num_steps", [(1, 1, 1), (1, 8, 1), (2, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("seeds, num_envs, num_steps", [slow(1, 1, 1), (1, 8, 1), slow(2, 1, 1), (2, 2, 2)])
 def test_replay_is_written_in_place(seeds, num_envs, num_steps):
     """The compiled loop has no copy of an array of the replay's size."""
     config = dqn.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=num_envs * 12_345, learning_starts=16)
@@ -194,13 +194,14 @@ def learn(num_updates=250, env_params=(), **overrides):
         hidden_sizes=(16, 16),
     )
     config = dataclasses.replace(config, **overrides)
-    out = jax.jit(dqn.make_train(config))(jax.random.key(0))
+    out = jit_quickly(dqn.make_train(config))(jax.random.key(0))
     network = dqn.make_network(config, *dqn.make_env(config))
     return config, out["runner_state"], out["metrics"], lambda *obs: network.apply(
         out["runner_state"].params, jnp.asarray(obs, float)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dueling", [False, True])
 def test_value_of_a_constant_reward(dueling):
     *_, metrics, q = learn(env_params={"length": 1}, dueling=dueling)
@@ -213,14 +214,16 @@ def test_value_depends_on_the_observation():
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[1.0] * 3, [-1.0] * 3], atol=0.05)
 
 
-@pytest.mark.parametrize("settings", [{"double": False}, {"n_step": 2, "tau": 0.3}, {"loss": "huber"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [slow({"double": False}), {"n_step": 2, "tau": 0.3}, slow({"loss": "huber"})], ids=str
+)
 def test_value_is_discounted(settings):
     *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, **settings)
     expected = np.repeat([[0.9], [0.9], [1.0], [1.0]], 3, axis=1)
     np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
 
 
-@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("dueling", [slow(False), True])
 def test_value_depends_on_the_action(dueling):
     config, state, _, q = learn(env_params={"length": 1, "reward": "action"}, dueling=dueling)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
@@ -242,7 +245,7 @@ def test_truncation_is_bootstrapped(n_step):
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [slow(1), 3])
 def test_termination_is_not_bootstrapped(n_step):
     *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=500, n_step=n_step)
     learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])

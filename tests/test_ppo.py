@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # registers the environments
+from conftest import slow
 
 import ppo as ppo_discrete
 import ppo_continuous
@@ -127,17 +128,19 @@ def learn(ppo, env_name, num_updates=150, env_params=(), **overrides):
     return config, state, out["metrics"], value
 
 
+@pytest.mark.slow
 def test_value_of_a_constant_reward(ppo):
     *_, value = learn(ppo, VALUE[ppo], env_params={"length": 1})
     np.testing.assert_allclose(value([1, 1], [-1, 1]), 1.0, atol=0.05)
 
 
+@pytest.mark.slow
 def test_value_depends_on_the_observation(ppo):
     *_, value = learn(ppo, VALUE[ppo], env_params={"length": 1, "reward": "sign"})
     np.testing.assert_allclose(value([1, 1], [-1, 1]), [1.0, -1.0], atol=0.05)
 
 
-@pytest.mark.parametrize("normalize_obs", [False, True])
+@pytest.mark.parametrize("normalize_obs", [slow(False), True])
 def test_value_is_discounted(ppo, normalize_obs):
     arguments = {"length": 2, "reward": "last", "shows_time": True}
     *_, value = learn(ppo, VALUE[ppo], env_params=arguments, normalize_obs=normalize_obs)

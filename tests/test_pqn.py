@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # registers the environments
-from conftest import jit_quickly
+from conftest import jit_quickly, slow
 
 import ppo
 import pqn
@@ -130,7 +130,7 @@ def learn(num_updates=150, env_params=(), **overrides):
         layer_norm=False,  # of two inputs it keeps little
     )
     config = dataclasses.replace(config, **overrides)
-    out = jax.jit(pqn.make_train(config))(jax.random.key(0))
+    out = jit_quickly(pqn.make_train(config))(jax.random.key(0))
     network = pqn.make_network(config, *pqn.make_env(config))
     return config, out["runner_state"], out["metrics"], lambda *obs: network.apply(
         out["runner_state"].params, jnp.asarray(obs, float)
@@ -162,7 +162,7 @@ def test_value_depends_on_the_action():
     assert episode.reward[0] == 1.0 and episode.valid.sum() == 1
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("epsilon", [slow(0.0), 0.4, slow(1.0)])
 def test_epsilon_is_the_share_of_random_actions(epsilon):
     """An agent that does not learn: a reward of 1 for one of three actions, which greedy steps always or never take."""
     config, *_ = learn(num_updates=2, env_params={"length": 1, "reward": "action"})
@@ -178,7 +178,7 @@ def test_epsilon_is_the_share_of_random_actions(epsilon):
         np.testing.assert_allclose(rate, epsilon / 3 + (1 - epsilon) * share, atol=0.03)
 
 
-@pytest.mark.parametrize("q_lambda", [0.0, 0.9])
+@pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
 def test_truncation_is_bootstrapped(q_lambda):
     """From the last observation, not from the first one of the next episode, whose sign may be the other."""
     settings = dict(max_episode_steps=LIMIT, num_updates=300, q_lambda=q_lambda)
@@ -187,7 +187,7 @@ def test_truncation_is_bootstrapped(q_lambda):
     assert (metrics["episodes"] > 0).all() and (metrics["episodic_length"] == LIMIT).all()
 
 
-@pytest.mark.parametrize("q_lambda", [0.0, 0.9])
+@pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
 def test_termination_is_not_bootstrapped(q_lambda):
     *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=300, q_lambda=q_lambda)
     learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # registers the environments
-from conftest import jit_quickly
+from conftest import jit_quickly, slow
 
 import sac
 import td3
@@ -174,7 +174,8 @@ def small_td3(**settings):
 
 
 @pytest.mark.parametrize("num_steps, gradient_steps, policy_delay", [
-    (1, 1, 1), (1, 1, 2), (3, 1, 3), (1, 2, 2), (1, 3, 2), (2, 4, 2), (1, 4, 6), (1, 6, 4), (1, 2, 5),
+    slow(1, 1, 1), (1, 1, 2), slow(3, 1, 3), slow(1, 2, 2), (1, 3, 2), (2, 4, 2), slow(1, 4, 6), slow(1, 6, 4),
+    slow(1, 2, 5),
 ])  # fmt: skip
 def test_policy_is_delayed(num_steps, gradient_steps, policy_delay):
     """Adam counts its steps. The target networks move with the policy, and only then."""
@@ -195,7 +196,7 @@ def test_policy_is_delayed(num_steps, gradient_steps, policy_delay):
                 np.testing.assert_allclose(new, old + config.tau * (online - old), rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("gradient_steps, policy_delay", [(4, 2), (6, 3), (2, 2), (4, 6)])
+@pytest.mark.parametrize("gradient_steps, policy_delay", [(4, 2), slow(6, 3), slow(2, 2), slow(4, 6)])
 def test_steps_in_groups_as_one_by_one(monkeypatch, gradient_steps, policy_delay):
     config = small_td3(gradient_steps=gradient_steps, policy_delay=policy_delay, total_timesteps=25)
     in_groups = jit_quickly(td3.make_train(config))(jax.random.key(0))
@@ -248,7 +249,7 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_s
 
 
 @both
-@pytest.mark.parametrize("seeds, num_envs, num_steps", [(1, 1, 1), (2, 4, 1), (2, 2, 2)])
+@pytest.mark.parametrize("seeds, num_envs, num_steps", [slow(1, 1, 1), (2, 4, 1), slow(2, 2, 2)])
 def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
     """The compiled loop has no copy of an array of the replay's size, and the state holds no second one."""
     config = script.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=num_envs * 12_345, learning_starts=16)
@@ -262,7 +263,7 @@ def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
 
 
 @both
-@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("correlation", [slow(0.0), 0.9])
 def test_replay_after_the_warm_up(script, correlation):
     """Uniform actions, then those of the policy, each with what it led to and not with the next episode's start."""
     config = script.Config(num_envs=4, num_steps=3, buffer_size=3001, learning_starts=2001, max_episode_steps=50)
@@ -300,7 +301,7 @@ def test_statistics_of_observations(script):
 
 # --- environments of known value ---
 
-PLAIN = {"ent_coef": 0.0, "learn_ent_coef": False}  # SAC's values without entropy
+PLAIN = {sac: {"ent_coef": 0.0, "learn_ent_coef": False}, td3: {"anneal_lr": False}}  # SAC's values without entropy
 
 
 def learn(script, num_updates=300, env_params=(), **overrides):
@@ -320,8 +321,8 @@ def learn(script, num_updates=300, env_params=(), **overrides):
         gamma=0.9,
         hidden_sizes=(16, 16),
     )
-    config = dataclasses.replace(config, **(PLAIN if script is sac else {}) | overrides)
-    out = jax.jit(script.make_train(config))(jax.random.key(0))
+    config = dataclasses.replace(config, **PLAIN[script] | overrides)
+    out = jit_quickly(script.make_train(config))(jax.random.key(0))
     actor, critic = script.make_networks(config, *script.make_env(config))
     params = out["runner_state"].params
 
@@ -334,6 +335,7 @@ def learn(script, num_updates=300, env_params=(), **overrides):
     return config, out["runner_state"], out["metrics"], q
 
 
+@pytest.mark.slow  # as does the one of a truncated episode
 @both
 def test_value_depends_on_the_observation(script):
     *_, metrics, q = learn(script, env_params={"length": 1, "reward": "sign"})
@@ -371,6 +373,7 @@ def test_entropy_is_worth_its_coefficient():
     np.testing.assert_allclose(metrics["ent_coef"], 0.5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_entropy_coefficient_reaches_the_target_entropy():
     settings = dict(ent_coef=1.0, learn_ent_coef=True, target_entropy=-0.5, num_updates=600, lr=1e-2)
     *_, metrics, _ = learn(sac, env_params={"length": 1, "reward": "action"}, **settings)
