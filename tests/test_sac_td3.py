@@ -301,7 +301,7 @@ def test_statistics_of_observations(script):
 
 # --- environments of known value ---
 
-PLAIN = {sac: {"ent_coef": 0.0, "learn_ent_coef": False}, td3: {"anneal_lr": False}}  # SAC's values without entropy
+PLAIN = {"ent_coef": 0.0, "learn_ent_coef": False}  # SAC's values without entropy
 
 
 def learn(script, num_updates=300, env_params=(), **overrides):
@@ -321,7 +321,7 @@ def learn(script, num_updates=300, env_params=(), **overrides):
         gamma=0.9,
         hidden_sizes=(16, 16),
     )
-    config = dataclasses.replace(config, **PLAIN[script] | overrides)
+    config = dataclasses.replace(config, **(PLAIN if script is sac else {}) | overrides)
     out = jit_quickly(script.make_train(config))(jax.random.key(0))
     actor, critic = script.make_networks(config, *script.make_env(config))
     params = out["runner_state"].params

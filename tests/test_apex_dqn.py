@@ -1,0 +1,298 @@
+"""Ape-X's mathematics, its sum tree and its replay against NumPy, and what it learns on environments of known value."""
+
+import dataclasses
+import itertools
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys  # registers the environments
+from conftest import jit_quickly, slow
+
+import apex_dqn
+
+VALUE = toys.ValueDiscrete.__name__
+
+# --- mathematics ---
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 5])
+def test_transitions_against_a_loop(n_step):
+    gamma, num_steps, num_envs, rng = 0.9, 12, 5, np.random.default_rng(n_step)
+    length = num_steps + n_step - 1
+    terminated, truncated = rng.random((2, length, num_envs)) < 0.2
+    reward, q, obs, next_obs = rng.normal(size=(4, length, num_envs)).astype(np.float32)
+    action = rng.integers(0, 4, (length, num_envs))
+    steps = apex_dqn.Step(*map(jnp.asarray, (obs, action, q, reward, next_obs, terminated, truncated)))
+    made = apex_dqn.n_step_transitions(steps, gamma, n_step)
+    for t in range(num_steps):
+        for env in range(num_envs):
+            total, discount = 0.0, 1.0
+            for k in range(n_step):
+                total, discount = total + discount * reward[t + k, env], discount * gamma
+                if terminated[t + k, env] or truncated[t + k, env]:
+                    break
+            if terminated[t + k, env]:
+                discount = 0.0
+            np.testing.assert_allclose(made["return"][t, env], total, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(made["discount"][t, env], discount, rtol=1e-5)
+            assert made["next_obs"][t, env] == next_obs[t + k, env]
+            for name, given in {"obs": obs, "action": action, "q": q}.items():
+                assert made[name][t, env] == given[t, env]
+
+
+def test_loss_by_hand():
+    q, target, weight = jnp.array([0.0, 1.0, 1.0]), jnp.array([0.5, 1.0, -2.0]), jnp.array([1.0, 1.0, 0.5])
+    np.testing.assert_allclose(apex_dqn.td_loss(q, target, weight, "squared"), (0.25 + 0.0 + 4.5) / 3, rtol=1e-6)
+    np.testing.assert_allclose(apex_dqn.td_loss(q, target, weight, "huber"), (0.125 + 0.0 + 1.25) / 3, rtol=1e-6)
+
+
+def test_priorities_and_weights_by_hand():
+    np.testing.assert_allclose(apex_dqn.priority_of(jnp.array([-4.0, 0.0, 9.0]), 0.5), [2.0, 1e-3, 3.0], rtol=1e-4)
+    weights = apex_dqn.importance_weights(jnp.array([0.5, 0.125, 0.25]), 10, 0.5)  # sqrt of 1/5, 1/1.25, 1/2.5
+    np.testing.assert_allclose(weights, np.sqrt([0.25, 1.0, 0.5]), rtol=1e-5)
+
+
+def test_ladder_by_hand():
+    ladder = apex_dqn.exploration_ladder(8, 0.4, 7.0)
+    np.testing.assert_allclose(ladder, 0.4 ** np.arange(1, 9), rtol=1e-5)
+    np.testing.assert_allclose(apex_dqn.exploration_ladder(1, 0.4, 7.0), [0.4], rtol=1e-6)
+
+
+# --- the sum tree ---
+
+
+def sums(tree):
+    """Each node's children have to add up to what its parent says of it."""
+    for level, above in itertools.pairwise(tree):
+        total, above = np.asarray(level, float).sum(axis=-1), np.asarray(above).reshape(-1)
+        np.testing.assert_allclose(above[: len(level)], total, rtol=3e-6)  # float32's rounding in one sum of 32
+        assert not above[len(level) :].any()
+    return np.asarray(tree[0]).reshape(-1)
+
+
+@pytest.mark.parametrize("size", [1, 5, 32, 33, 1024, 1025, 40_000])
+def test_tree_finds_what_cumulative_sums_find(size):
+    rng = np.random.default_rng(size)
+    priority = rng.integers(0, 5, size) * 1.0  # whole numbers: sums are exact; some are 0
+    priority[rng.integers(size)] = 3.0
+    tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(size), jnp.arange(size), jnp.asarray(priority, jnp.float32))
+    np.testing.assert_array_equal(sums(tree)[:size], priority)
+    total = priority.sum()
+    assert apex_dqn.total_priority(tree) == total
+    mass = np.append(np.unique(rng.integers(0, int(total), 200)), [0.0, total - 0.5])
+    item, found = jax.jit(apex_dqn.sample_sum_tree)(tree, jnp.asarray(mass, jnp.float32))
+    np.testing.assert_array_equal(item, np.searchsorted(np.cumsum(priority), mass, side="right"))
+    np.testing.assert_array_equal(found, priority[np.asarray(item)])
+    beyond, found = apex_dqn.sample_sum_tree(tree, jnp.asarray([total, 1.01 * total], jnp.float32))
+    assert (np.asarray(beyond) < size).all() and (np.asarray(found) > 0).all()  # rounding never finds an empty slot
+
+
+def test_tree_is_exact_after_a_million_writes():
+    size, batch, rounds = 5000, 500, 2000
+
+    def write(tree, key):
+        index_key, priority_key = jax.random.split(key)
+        index = jax.random.permutation(index_key, size)[:batch]
+        return apex_dqn.set_priorities(tree, index, jnp.exp(10 * jax.random.normal(priority_key, (batch,)))), None
+
+    keys = jax.random.split(jax.random.key(0), rounds)
+    tree, _ = jax.jit(lambda: jax.lax.scan(write, apex_dqn.init_sum_tree(size), keys))()
+    leaves = sums(tree)
+    assert np.isfinite(leaves).all() and (leaves[:size] > 0).all() and not leaves[size:].any()
+    np.testing.assert_allclose(apex_dqn.total_priority(tree), leaves.astype(float).sum(), rtol=1e-5)
+
+
+def test_sampling_follows_the_priorities():
+    """Chi-square of 4e5 draws from 300 items, and the weights that make up for it."""
+    size, batch, draws, alpha = 300, 100, 4000, 0.6
+    td_error = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    tree = apex_dqn.init_sum_tree(512)
+    priority = apex_dqn.priority_of(jnp.asarray(td_error), alpha)
+    tree = apex_dqn.set_priorities(tree, jnp.arange(size), priority)
+    items = jnp.arange(512.0)
+    replay = apex_dqn.Replay(items, items, jnp.zeros((512, 3)), tree)
+    draw = lambda key: apex_dqn.sample_replay(key, replay, tree, size, batch, 1.0)  # noqa: E731
+    batches = jax.jit(lambda: jax.lax.map(draw, jax.random.split(jax.random.key(0), draws)))()
+    counts = np.bincount(np.asarray(batches["index"]).reshape(-1), minlength=512)
+    expected = np.abs(td_error) ** alpha / (np.abs(td_error) ** alpha).sum() * batch * draws
+    assert not counts[size:].any()
+    assert ((counts[:size] - expected) ** 2 / expected).sum() < 400  # 99.99 % of chi-square with 299 degrees are below
+    np.testing.assert_allclose(batches["obs"], batches["index"])
+    weight = np.asarray(batches["weight"])
+    inverse = 1 / np.asarray(priority)[np.asarray(batches["index"])]
+    np.testing.assert_allclose(weight, inverse / inverse.max(axis=1, keepdims=True), rtol=1e-4)
+
+
+def test_replay_wraps_around():
+    capacity, num_envs = 12, 3
+    replay = apex_dqn.Replay(*jnp.zeros((2, capacity)), jnp.zeros((capacity, 3)), apex_dqn.init_sum_tree(capacity))
+    for write in range(7):
+        rows = (write * 6 + jnp.arange(6.0)).reshape(2, num_envs)
+        transitions = {name: rows for name in ("obs", "next_obs", "action", "return", "discount")}
+        replay = apex_dqn.add_to_replay(replay, transitions, rows + 1, write * 6)
+    assert sorted(np.asarray(replay.obs)) == list(range(30, 42))
+    np.testing.assert_array_equal(sums(replay.tree)[:capacity], np.asarray(replay.obs) + 1)
+    np.testing.assert_array_equal(replay.rest[:, 1], replay.obs)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_replay_is_written_in_place(seeds):
+    """The compiled loop has no copy of an array of the replay's size."""
+    config = apex_dqn.Config(num_envs=8, batch_size=8, buffer_size=8 * 12_345, learning_starts=100)
+    init, update = apex_dqn.make_learner(config)
+    state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
+    loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
+    program = loop.lower(state).compile().as_text()
+    size = 8 * 12_345
+    assert re.search(rf"\[[\d,]*{size},", program)
+    assert not re.findall(rf"= \S*\[[\d,]*{size}\S* copy\(.*", program)
+    assert not re.findall(rf"= \S*\[[\d,]*{-(-size // apex_dqn.FANOUT)},\S* copy\(.*", program)  # the tree's leaves
+
+
+def test_replay_has_every_transition_once():
+    """Of all explorers, from the first step of the warm-up on, up to the n_step - 1 that are not whole yet."""
+    n_step, num_envs, num_steps, updates = 3, 4, 2, 30
+    config = apex_dqn.Config(num_envs=num_envs, num_steps=num_steps, n_step=n_step, learning_starts=40)
+    config = dataclasses.replace(config, max_episode_steps=7, batch_size=4, buffer_size=400, hidden_sizes=(4,))
+    init, update = apex_dqn.make_learner(config)
+    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
+    for _ in range(updates):
+        state, _ = update(state)
+    rows = 10 + updates * num_steps - (n_step - 1)
+    assert state.num_transitions == rows * num_envs and state.learner_steps == updates * config.gradient_steps
+    obs, next_obs = (x[: rows * num_envs].reshape(rows, num_envs, 4) for x in (state.replay.obs, state.replay.next_obs))
+    discount = state.replay.rest[: rows * num_envs, 2].reshape(rows, num_envs)
+    assert not np.asarray(state.replay.obs)[rows * num_envs :].any()
+    assert (sums(state.replay.tree)[: rows * num_envs] > 0).all()
+    lengths = np.round(np.log(np.where(discount > 0, discount, np.nan)) / np.log(config.gamma))  # nan: terminated
+    assert set(lengths[~np.isnan(lengths)]) == {1.0, 2.0, 3.0}  # the shorter ones end where the time limit does
+    continues = (next_obs[:-1] == np.concatenate([obs, state.tail.obs])[n_step:]).all(axis=-1)
+    assert continues[lengths[:-1] == n_step].mean() > 0.7  # 4 of 5 in an episode of 7 steps: the fifth ends with it
+    assert not continues[lengths[:-1] < n_step].any()
+
+
+@pytest.mark.parametrize("gradient_steps, interval", [(1, 3), slow(4, 6), (4, 2)])
+def test_explorers_and_target_are_refreshed_now_and_then(gradient_steps, interval):
+    config = apex_dqn.Config(num_envs=8, gradient_steps=gradient_steps, batch_size=4, hidden_sizes=(4,))
+    config = dataclasses.replace(
+        config, learning_starts=100, actor_sync_interval=interval, target_update_interval=2 * interval
+    )
+    init, update = apex_dqn.make_learner(config)
+    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
+    actor = target = state.params
+    for i in range(1, 13):
+        state, _ = update(state)
+        passed = {k: i * gradient_steps // k > (i - 1) * gradient_steps // k for k in (interval, 2 * interval)}
+        actor = state.params if passed[interval] else actor
+        target = state.params if passed[2 * interval] else target
+        for expected, got in ((actor, state.actor_params), (target, state.target_params)):
+            jax.tree.map(np.testing.assert_array_equal, expected, got)
+
+
+def test_explorers_act_by_their_ladder():
+    """Observations, actions and Q of a long rollout: each explorer departs from the best action at its own rate."""
+    config = apex_dqn.Config(num_envs=4, num_steps=2000, learning_starts=12, buffer_size=8000, total_timesteps=10_000)
+    config = dataclasses.replace(config, epsilon_exponent=2.0, gradient_steps=1, batch_size=4, hidden_sizes=(4,))
+    init, update = apex_dqn.make_learner(config)
+    state = jit_quickly(init)(jax.random.key(0))
+    after, _ = jit_quickly(update)(state)
+    network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
+    best = network.apply(state.actor_params, after.replay.obs).argmax(axis=-1)
+    departed = (best != after.replay.rest[:, 0]).reshape(2000, 4)  # the ring, full: the warm-up is overwritten
+    np.testing.assert_allclose(departed.mean(axis=0), 0.4 ** (1 + 2 * np.arange(4) / 3) / 2, atol=0.04)
+
+
+def test_priorities_of_new_and_of_learned():
+    """The explorers' own estimates at first, the learner's after it learned."""
+    config = apex_dqn.Config(num_envs=4, learning_starts=40, gradient_steps=1, batch_size=64, hidden_sizes=(4,))
+    config = dataclasses.replace(config, buffer_size=400, lr=0.0, actor_sync_interval=1, double=False, n_step=2)
+    init, update = apex_dqn.make_learner(config)
+    state = jit_quickly(init)(jax.random.key(0))
+    for learned in (0.0, 1.0):
+        params = jax.tree.map(partial(jnp.add, 0.5 * learned), state.params)
+        after = jit_quickly(update)(state._replace(params=params, target_params=params))[0]
+        obs, next_obs, rest, tree = after.replay
+        network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
+        count = 10 * 4  # of 11 steps of 4 explorers all but the last one's
+        q, next_q = network.apply(params, obs[:count]), network.apply(params, next_obs[:count])
+        action, returns, discount = rest[:count].T
+        td_error = returns + discount * next_q.max(axis=-1) - q[np.arange(count), action.astype(int)]
+        given = sums(tree)[:count]
+        expected = (np.abs(td_error) + 1e-6) ** 0.6
+        agree = np.isclose(given, expected, rtol=1e-3)
+        assert 10 < agree.sum() < count if learned else agree.all()  # what was not drawn has the old ones
+
+
+# --- environments of known value ---
+
+
+def learn(num_updates=400, env_params=(), **overrides):
+    """Train one agent: its final state and metrics, and a function from observations to the values of actions."""
+    config = apex_dqn.Config(
+        env_name=VALUE,
+        env_params=dict(env_params),
+        num_envs=8,
+        num_steps=2,
+        gradient_steps=4,
+        batch_size=64,
+        buffer_size=2000,
+        learning_starts=200,
+        total_timesteps=200 + num_updates * 16,
+        target_update_interval=16,
+        lr=1e-2,
+        gamma=0.9,
+        hidden_sizes=(16, 16),
+    )
+    config = dataclasses.replace(config, **overrides)
+    out = jit_quickly(apex_dqn.make_train(config))(jax.random.key(0))
+    network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
+    params = out["runner_state"].params
+    return config, out["runner_state"], out["metrics"], lambda *obs: network.apply(params, jnp.asarray(obs, float))
+
+
+def test_value_is_discounted():
+    *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, loss="huber", tau=0.3, n_step=2)
+    expected = np.repeat([[0.9], [0.9], [1.0], [1.0]], 3, axis=1)
+    np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
+
+
+def test_value_depends_on_the_action():
+    config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
+    episode = jax.jit(apex_dqn.make_rollout(config))(state, jax.random.key(1))
+    assert episode.reward[0] == 1.0 and episode.valid.sum() == 1
+
+
+GAMMA, LIMIT = 0.9, 5
+ENDLESS = 1 / (1 - GAMMA)
+FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
+
+
+@pytest.mark.parametrize("n_step", [slow(1), 3])
+def test_truncation_is_bootstrapped(n_step):
+    """From the last observation, not from the first one of the next episode, whose sign may be the other."""
+    settings = dict(max_episode_steps=LIMIT, num_updates=600, n_step=n_step)
+    _, _, metrics, q = learn(env_params={"reward": "sign"}, **settings)
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
+    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
+
+
+@pytest.mark.parametrize("n_step", [slow(1), 3])
+def test_termination_is_not_bootstrapped(n_step):
+    *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=600, n_step=n_step)
+    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
+    np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FrozenLake-misc", "Catch-bsuite", "Breakout-MinAtar"])
+def test_observations_of_all_kinds(name):
+    """A number, a matrix, a grid with channels."""
+    config = apex_dqn.Config(env_name=name, num_envs=8, total_timesteps=300, learning_starts=200, hidden_sizes=(8,))
+    config = dataclasses.replace(config, buffer_size=300, buffer_dtype="bool" if "MinAtar" in name else "")
+    out = jit_quickly(apex_dqn.make_train(config))(jax.random.key(0))
+    assert np.isfinite(out["metrics"]["td_loss"]).all()
