@@ -530,8 +530,8 @@ def td_loss(q, target):
 
 
 def policy_loss(q):
-    """-E[Q_1(s, mu(s))] (arXiv 1802.09477, algorithm 1). q: [2, B]."""
-    return -q[0].mean()
+    """-E[Q_1(s, mu(s))] (arXiv 1802.09477, algorithm 1). q, of the first critic: [B]."""
+    return -q.mean()
 
 
 class Transition(NamedTuple):
@@ -601,6 +601,9 @@ def make_learner(config: Config):
     critics = jax.vmap(critic.apply, (0, None, None))  # [2, ...]
     (obs_dim,), action_dim = env.observation_space(env_params).shape, actor.action_dim
     optimizer = optax.adam(config.lr)
+    # Steps of the critics come in groups after which alone the policy can be due: in one group of policy_delay
+    # steps after the other, or, where that does not divide gradient_steps, in smaller ones.
+    group = math.gcd(config.gradient_steps, config.policy_delay)
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
@@ -666,7 +669,8 @@ def make_learner(config: Config):
         return loss, {"td_loss": loss, "q_value": q.mean()}
 
     def actor_objective(params, batch, critic_params):
-        loss = policy_loss(critics(critic_params, batch.obs, actor.apply(params, batch.obs)))
+        first = jax.tree.map(lambda leaf: leaf[0], critic_params)
+        loss = policy_loss(critic.apply(first, batch.obs, actor.apply(params, batch.obs)))
         return loss, {"policy_loss": loss}
 
     def gradient_steps(carry, inputs):
@@ -692,9 +696,9 @@ def make_learner(config: Config):
         grads, actor_metrics = jax.grad(actor_objective, has_aux=True)(params["actor"], last, params["critics"])
         after = descend("actor", grads, params, opt_state)
         after = *after, optax.incremental_update(after[0], target_params, config.tau)
-        params, opt_state, target_params = jax.tree.map(
-            partial(jnp.where, due), after, (params, opt_state, target_params)
-        )
+        if group < config.policy_delay:  # else it is due in each group
+            after = jax.tree.map(partial(jnp.where, due), after, (params, opt_state, target_params))
+        params, opt_state, target_params = after
         return (params, target_params, opt_state), metrics | actor_metrics
 
     def update(state, _=None):
@@ -706,9 +710,6 @@ def make_learner(config: Config):
         before = (state.timesteps // config.num_envs - config.warmup_steps) // config.num_steps * config.gradient_steps
         state, episodes = collect(state._replace(key=key), collect_key, act, config.num_steps)
         noise = jax.random.normal(noise_key, (config.gradient_steps, config.batch_size, action_dim))
-        # Steps of the critics come in groups after which alone the policy can be due: in one group of policy_delay
-        # steps after the other, or, where that does not divide gradient_steps, in smaller ones.
-        group = math.gcd(config.gradient_steps, config.policy_delay)
         inputs = jax.tree.map(
             lambda leaf: leaf.reshape(-1, group, *leaf.shape[1:]), (make_batches(state, sample_key), noise)
         )

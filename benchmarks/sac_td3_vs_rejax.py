@@ -44,6 +44,7 @@ def make_rejax(name, steps):
     import rejax
 
     env, env_params = gymnax.make("Pendulum-v1")
+    gymnax.wrappers.LegacyStepAPIWrapper.__deepcopy__ = lambda self, memo: self  # it would not end
     networks = {
         "SAC": {"hidden_layer_sizes": (64, 64), "agent_kwargs": {"activation": "relu"}},
         "TD3": {"actor_kwargs": {"activation": "relu"}, "critic_kwargs": {"activation": "relu"}, "policy_delay": 2},

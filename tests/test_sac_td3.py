@@ -164,8 +164,16 @@ def test_clipped_double_target_against_a_loop():
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_policy_loss_of_td3_sees_the_first_critic():
-    np.testing.assert_allclose(td3.policy_loss(jnp.array([[1.0, 4.0], [-9.0, -9.0]])), -2.5)
+def test_policy_of_td3_follows_the_first_critic():
+    """The second one is not a number while the policy takes a step, and its loss is the same."""
+    np.testing.assert_allclose(td3.policy_loss(jnp.array([1.0, 4.0])), -2.5)
+    config = small_td3(gradient_steps=1, policy_delay=1, lr=0.0)
+    init, update = td3.make_learner(config)
+    state = jit_quickly(init)(jax.random.key(0))
+    _, metrics = jit_quickly(update)(state)
+    params = state.params | {"critics": jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), state.params["critics"])}
+    _, broken = jit_quickly(update)(state._replace(params=params))
+    assert np.isnan(broken["td_loss"]) and broken["policy_loss"] == metrics["policy_loss"]
 
 
 def small_td3(**settings):
