@@ -73,11 +73,12 @@ def test_agents_are_ranked_and_named():
     assert found.tolist() == [2, 3, 0, 4, 1] and "2 updates" in by
     assert render.choose_agents(["best", "median", "worst", "3", "4"], found) == {
         "best_agent1": 1,
-        "median_agent0": 0,
         "worst_agent2": 2,
         "agent3": 3,
         "agent4": 4,
+        "median_agent0": 0,
     }
+    assert render.choose_agents(["best", "median", "worst"], found[:2]) == {"best_agent3": 3, "worst_agent2": 2}
     assert render.choose_agents(["best", "median", "worst"], np.array([0])) == {"best_agent0": 0}
 
 
@@ -89,8 +90,8 @@ def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode
     assert len(set(evaluation.mean(axis=1))) > 2, "agents that are alike show nothing"
     assert [path.name for path in written] == [
         f"best_agent{order[4]}.gif",
-        f"median_agent{order[2]}.gif",
         f"worst_agent{order[0]}.gif",
+        f"median_agent{order[2]}.gif",
     ]
     said = re.findall(r"agent(\d): return (\S+) in (\d+) steps", capsys.readouterr().out.replace("agent ", "agent"))
     assert len(said) == 3

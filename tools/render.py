@@ -91,10 +91,10 @@ def rank_agents(script, run_dir: Path, metrics, done: int) -> tuple[np.ndarray, 
 
 
 def choose_agents(wanted: list[str], order) -> dict[str, int]:
-    """File names and agents; an agent that was chosen already is left out. Raises ValueError."""
-    places = {"best": order[-1], "median": order[(len(order) - 1) // 2], "worst": order[0]}
+    """File names and agents, each agent once: of two, none is the median. Raises ValueError."""
+    places = {"best": order[-1], "worst": order[0], "median": order[(len(order) - 1) // 2]}
     chosen = {}
-    for name in wanted:
+    for name in sorted(wanted, key=lambda name: name == "median"):
         if name not in places and not (name.isdecimal() and int(name) < len(order)):
             raise ValueError(f"agents: {name} is neither best, median, worst nor a number from 0 to {len(order) - 1}")
         agent = int(places.get(name, name))
