@@ -367,6 +367,7 @@ PAGE = """<!DOCTYPE html>
 import {{Viewer}} from "viewer";
 const system = JSON.parse(document.getElementById("system").textContent);
 const viewer = new Viewer(document.getElementById("viewer"), system);
+window.brax = viewer;  // for the console
 viewer.camera.position.set(2.5, 4, 1.5);
 viewer.camera.followDistance = 5;
 </script>
