@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 ARGS ?=
 
-.PHONY: run test test-all sync clean
+.PHONY: run test test-all tools sync clean
 
 run: $(VENV)/.installed  ## the default run; make run ARGS="--env-name Pendulum-v1" gives it flags
 	$(RUN) ppo_continuous.py $(ARGS)
@@ -16,6 +16,8 @@ test: $(VENV)/.installed-dev  ## the linter and the fast tests
 test-all: $(VENV)/.installed-dev  ## the linter and all tests, the slow ones too
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m "" $(ARGS)
+
+tools: $(VENV)/.installed-tools  ## what tools/ need besides: Python packages, and brax's viewer's from npm
 
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
 	$(PYTHON) tools/sync_blocks.py $(ARGS)
@@ -34,6 +36,11 @@ $(VENV)/.installed: requirements.txt | $(VENV)/.created
 	$(RUN) -m pip install --quiet -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt requirements.txt | $(VENV)/.created
+$(VENV)/.installed-tools: requirements-tools.txt requirements.txt tools/viewer/package-lock.json | $(VENV)/.created
+	$(RUN) -m pip install --quiet -r requirements-tools.txt
+	npm ci --ignore-scripts --prefix tools/viewer
+	touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt requirements-tools.txt requirements.txt | $(VENV)/.created
 	$(RUN) -m pip install --quiet -r requirements-dev.txt
 	touch $@

@@ -196,8 +196,11 @@ def learn(num_updates=250, env_params=(), **overrides):
     config = dataclasses.replace(config, **overrides)
     out = jit_quickly(dqn.make_train(config))(jax.random.key(0))
     network = dqn.make_network(config, *dqn.make_env(config))
-    return config, out["runner_state"], out["metrics"], lambda *obs: network.apply(
-        out["runner_state"].params, jnp.asarray(obs, float)
+    return (
+        config,
+        out["runner_state"],
+        out["metrics"],
+        lambda *obs: network.apply(out["runner_state"].params, jnp.asarray(obs, float)),
     )
 
 

@@ -132,8 +132,11 @@ def learn(num_updates=150, env_params=(), **overrides):
     config = dataclasses.replace(config, **overrides)
     out = jit_quickly(pqn.make_train(config))(jax.random.key(0))
     network = pqn.make_network(config, *pqn.make_env(config))
-    return config, out["runner_state"], out["metrics"], lambda *obs: network.apply(
-        out["runner_state"].params, jnp.asarray(obs, float)
+    return (
+        config,
+        out["runner_state"],
+        out["metrics"],
+        lambda *obs: network.apply(out["runner_state"].params, jnp.asarray(obs, float)),
     )
 
 

@@ -1,0 +1,243 @@
+"""tools/compare.py: the statistics against plain loops, which runs belong together, what it refuses and writes."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import compare
+import matplotlib.image
+import numpy as np
+import pytest
+from common import run_tool
+from conftest import ROOT
+
+import q_learning_gridworld
+
+rng = np.random.default_rng(0)
+
+
+def make_run(folder, returns, script="ppo", env_name="CartPole-v1", seed=0, evaluation=None, **settings):
+    """A run directory as a script leaves it, with the given final returns [seeds]."""
+    folder.mkdir(parents=True)
+    settings = {"script": script, "num_seeds": len(returns), "seed": seed, "env_name": env_name, "lr": 0.1} | settings
+    (folder / "run.json").write_text(json.dumps({"settings": settings}))
+    returns = np.asarray(returns, float)
+    early, episodes = np.full((len(returns), 9), 1000.0), np.ones((len(returns), 10))
+    episodes[np.isnan(returns), -1] = 0
+    metrics = {"episodes": episodes, "episodic_return": np.column_stack([early, returns])}
+    if evaluation is not None:
+        metrics["evaluation"] = np.asarray(evaluation, float)
+    np.savez(folder / "metrics.npz", **metrics)
+    return str(folder)
+
+
+def read_csv(out):
+    with (out / "compare.csv").open() as file:
+        return {
+            (row["environment"], row["statistic"], row["method"], row["versus"]): row for row in csv.DictReader(file)
+        }
+
+
+# --- statistics ---
+
+
+def test_interquartile_mean_is_that_of_the_middle_half():
+    x, y = rng.normal(size=11), rng.normal(size=13)
+    expected = np.sort([*x, *y])[6:18].mean()
+    assert compare.interquartile_mean(x, y) == pytest.approx(expected)
+    assert compare.interquartile_mean(x[None], y[None], axis=-1).shape == (1,)
+
+
+def test_median_over_environments_is_of_means():
+    x, y, z = (rng.normal(size=n) for n in (3, 4, 5))
+    assert compare.median(x, y, z) == pytest.approx(sorted([x.mean(), y.mean(), z.mean()])[1])
+    assert compare.median(x) == pytest.approx(sorted(x)[1])
+
+
+def test_optimality_gap_does_not_pay_for_more_than_one():
+    assert compare.optimality_gap(np.array([0.5, 3.0]), np.array([1.0, 0.0])) == pytest.approx(1 - 2.5 / 4)
+
+
+def test_probability_of_improvement_against_a_loop():
+    x = [rng.integers(0, 5, 7).astype(float), rng.integers(0, 3, 4).astype(float)]
+    y = [rng.integers(0, 5, 6).astype(float), rng.integers(0, 3, 9).astype(float)]
+    won = [np.mean([(a > b) + 0.5 * (a == b) for a in xs for b in ys]) for xs, ys in zip(x, y, strict=True)]
+    assert len(set(won)) == 2 and compare.probability_of_improvement(*x, *y) == pytest.approx(np.mean(won))
+    batch = compare.probability_of_improvement(*(np.stack([each, each]) for each in (*x, *y)))
+    np.testing.assert_allclose(batch, np.mean(won))
+
+
+def test_intervals_against_a_plain_bootstrap():
+    samples = [rng.normal(0, 1, 20), rng.normal(5, 3, 12)]
+    estimate = compare.estimate(compare.interquartile_mean, samples)
+    draws = []
+    for _ in range(4000):
+        drawn = np.concatenate([rng.choice(sample, len(sample)) for sample in samples])
+        draws.append(np.sort(drawn)[8:24].mean())
+    width = estimate.high - estimate.low
+    assert estimate.value == pytest.approx(np.sort(np.concatenate(samples))[8:24].mean())
+    np.testing.assert_allclose([estimate.low, estimate.high], np.percentile(draws, [2.5, 97.5]), atol=0.1 * width)
+
+
+def test_seeds_are_drawn_again_within_an_environment_only():
+    """All seeds of one environment are alike, so that nothing but a draw across environments could vary."""
+    estimate = compare.estimate(compare.interquartile_mean, [np.zeros(8), np.ones(8)])
+    assert estimate == (0.5, 0.5, 0.5)
+
+
+def test_one_seed_has_no_interval():
+    estimate = compare.estimate(compare.interquartile_mean, [np.array([3.0])])
+    assert estimate.value == 3.0 and np.isnan([estimate.low, estimate.high]).all()
+
+
+def test_final_return_is_that_of_the_scripts():
+    metrics = {"episodes": rng.integers(0, 2, (6, 25)), "episodic_return": rng.normal(size=(6, 25))}
+    metrics["episodes"][0, 22:] = 0
+    final = compare.final_return(metrics)
+    np.testing.assert_array_equal(final, q_learning_gridworld.mean_return(metrics, 22, 25))
+    assert np.isnan(final[0])
+
+
+# --- which runs belong together ---
+
+
+def test_a_whole_comparison(tmp_path, capsys):
+    """Two methods, two environments, seeds of one run spread over two directories: every number by hand."""
+    a, b = rng.normal(150, 30, 8), rng.normal(80, 30, 6)
+    c, d = rng.normal(0.2, 0.3, 5), rng.normal(-0.5, 0.3, 5)
+    runs = [
+        make_run(tmp_path / "1", a[:4]),
+        make_run(tmp_path / "2", a[4:], seed=1),
+        make_run(tmp_path / "3", b, script="dqn", gamma=0.5),
+        make_run(tmp_path / "4", c, env_name="Catch-bsuite", lr=0.2),
+        make_run(tmp_path / "5", d, script="dqn", env_name="Catch-bsuite", env_params={"rows": 7}, gamma=0.9),
+    ]
+    with pytest.raises(ValueError, match="ppo has no run on Catch-bsuite env_params="):
+        compare.main(runs)
+    runs[4] = make_run(tmp_path / "6", d, script="dqn", env_name="Catch-bsuite", gamma=0.9)
+    with pytest.raises(ValueError, match="give --scale CartPole-v1 LOW HIGH"):
+        compare.main(runs)
+    scale = ["--scale", "CartPole-v1", "10", "210", "--scale", "Catch-bsuite", "-1", "1"]
+    out = compare.main([*runs, *scale, "--out", str(tmp_path / "out")])
+    both, rows = "CartPole-v1, Catch-bsuite", read_csv(out)
+    a, b, c, d = (a - 10) / 200, (b - 10) / 200, (c + 1) / 2, (d + 1) / 2
+    expected = {
+        ("interquartile mean", "ppo", ""): compare.interquartile_mean(a, c),
+        ("median", "dqn", ""): (b.mean() + d.mean()) / 2,
+        ("optimality gap", "ppo", ""): 1 - np.minimum([*a, *c], 1).mean(),
+    }
+    gains = a[:4] - b[:4], c - d  # agents 4 and 5 of dqn have no counterpart in ppo, whose others are of seed 1
+    expected["paired difference", "ppo", "dqn"] = compare.interquartile_mean(*gains)
+    for key, value in expected.items():
+        row = rows[both, *key]
+        assert float(row["value"]) == pytest.approx(value), key
+        assert float(row["low"]) < value < float(row["high"])
+    improvement = rows[both, "probability of improvement", "ppo", "dqn"]
+    assert improvement["seeds"] == "8+6/5+5" and rows[both, "paired difference", "ppo", "dqn"]["seeds"] == "4/5"
+    raw = rows["CartPole-v1", "interquartile mean", "dqn", ""]
+    assert float(raw["value"]) == pytest.approx(compare.interquartile_mean(b * 200 + 10))
+    said = capsys.readouterr().out
+    assert f"{float(improvement['value']):.4g} (" in said and "final return on Catch-bsuite" in said
+    picture = matplotlib.image.imread(out / "compare.png")[..., :3]
+    assert min(picture.shape[:2]) > 300 and picture.std() > 0.01
+
+
+def test_methods_are_named_by_what_sets_them_apart(tmp_path):
+    runs = [
+        compare.read_run(make_run(tmp_path / f"{lr}{env}", [1, 2], lr=lr, env_name=env, batch_size=size), "final")
+        for env, size in (("Acrobot-v1", 8), ("Catch-bsuite", 16))
+        for lr in (0.5, 0.25)
+    ]
+    assert [run.label for run in compare.label_runs(runs)] == ["ppo lr=0.5", "ppo lr=0.25"] * 2
+    assert [run.label for run in compare.label_runs(runs[::2])] == ["ppo", "ppo"]
+    assert set(compare.gather(runs)) == {"ppo lr=0.5", "ppo lr=0.25"}
+
+
+def test_pairs_are_of_the_same_seed_and_agent(tmp_path):
+    """Each agent is better by 1 than the one of the same key; runs are given in another order."""
+    returns = {0: rng.normal(0, 50, 6), 1: rng.normal(0, 50, 6), 2: rng.normal(200, 50, 6)}
+    worse = [make_run(tmp_path / f"w{seed}", returns[seed], seed=seed, lr=0.2) for seed in (0, 1)]
+    better = [make_run(tmp_path / f"b{seed}", returns[seed] + 1, seed=seed) for seed in (2, 1, 0)]
+    rows = read_csv(compare.main([*worse, *better, "--out", str(tmp_path / "out")]))
+    (row,) = [row for key, row in rows.items() if key[1] == "paired difference"]
+    assert (row["method"], row["versus"], row["seeds"]) == ("ppo lr=0.1", "ppo lr=0.2", "12")
+    assert [float(row[name]) for name in ("value", "low", "high")] == pytest.approx([1.0] * 3)
+
+
+def test_no_paired_difference_without_common_seeds(tmp_path):
+    runs = [make_run(tmp_path / f"{seed}", rng.normal(0, 1, 4), seed=seed, lr=seed) for seed in (0, 1)]
+    statistics = {key[1] for key in read_csv(compare.main([*runs, "--out", str(tmp_path / "out")]))}
+    assert statistics == {"interquartile mean", "median", "probability of improvement"}
+
+
+def test_keys_of_agents_do_not_depend_on_their_number():
+    """Runs of different sizes are paired by the number of the agent, which has to mean the same key in both."""
+    import jax
+
+    few, many = (jax.random.key_data(jax.random.split(jax.random.key(0), n)) for n in (3, 8))
+    np.testing.assert_array_equal(few, many[:3])
+
+
+def test_agents_without_a_return_are_left_out_and_named(tmp_path, capsys):
+    run = make_run(tmp_path / "1", [1, np.nan, 3, np.inf])
+    rows = read_csv(compare.main([run, "--out", str(tmp_path / "out")]))
+    row = rows["CartPole-v1", "interquartile mean", "ppo", ""]
+    assert (row["seeds"], float(row["value"])) == ("2", 2.0)
+    assert "agents [1, 3] of 4" in capsys.readouterr().out
+
+
+def test_greedy_returns(tmp_path):
+    run = make_run(tmp_path / "1", [1, 2, 3], evaluation=[[10, 20], [30, 30], [0, 100]])
+    rows = read_csv(compare.main([run, "--returns", "greedy", "--out", str(tmp_path / "out")]))
+    assert float(rows["CartPole-v1", "median", "ppo", ""]["value"]) == 30
+
+
+# --- what it refuses ---
+
+
+def test_bad_input(tmp_path, capsys):
+    good = make_run(tmp_path / "good", [1, 2, 3])
+    other = make_run(tmp_path / "other", [1, 2, 3], gamma=0.5)
+    empty, cut, old = tmp_path / "empty", tmp_path / "cut", tmp_path / "old"
+    empty.mkdir()
+    for folder in (cut, old):
+        make_run(folder, [1, 2])
+    (cut / "metrics.npz").write_bytes((cut / "metrics.npz").read_bytes()[:200])
+    (old / "run.json").write_text("{}")
+    unfinished, lost = make_run(tmp_path / "unfinished", [1]), make_run(tmp_path / "lost", [np.nan])
+    (tmp_path / "unfinished" / "metrics.npz").unlink()
+    cases = {
+        (tmp_path / "none",): "none: is not a run directory",
+        (empty,): "empty: is not a run directory",
+        (old,): "run.json",
+        (cut,): "metrics.npz: cannot be read",
+        (unfinished,): "metrics.npz: is not there",
+        (lost,): "no agent has a finite final return",
+        (good, good): "agent 0 of seed 0 is there twice",
+        (f"a={good}", f"a={other}"): "differ in gamma; give each a label",
+        (good, "--returns", "greedy"): "has no evaluation",
+        (good, "--scale", "CartPol-v1", "0", "1"): "no run is on CartPol-v1; did you mean CartPole-v1?",
+        (good, "--scale", "CartPole-v1", "0", "many"): "scale CartPole-v1 0 many",
+        (good, "--scale", "CartPole-v1", "5", "5"): "LOW must be less than HIGH",
+        (good, "--out", f"{good}/run.json"): "run.json",
+        (good, "--returns", "best"): "--returns",
+        (): "DIR",
+    }
+    for args, message in cases.items():
+        with pytest.raises(SystemExit) as stop:
+            run_tool(compare.main, list(map(str, args)))
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and message in said and "Traceback" not in said, args
+
+
+def test_as_a_command(tmp_path):
+    runs = [make_run(tmp_path / name, rng.normal(size=4), lr=lr) for name, lr in (("a=b", 0.1), ("c", 0.2))]
+    command = [sys.executable, str(ROOT / "tools" / "compare.py"), *runs]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (out,) = (tmp_path / "runs").glob("compare-*")
+    assert {path.name for path in out.iterdir()} == {"compare.csv", "compare.png"}
+    done = subprocess.run([*command, "none"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("compare.py: error: none: ")

@@ -1,0 +1,379 @@
+"""tools/render.py: which agents play what, the pictures, and the page in a browser."""
+
+import base64
+import ctypes.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import gymnax
+import jax
+import matplotlib.image
+import numpy as np
+import pytest
+import render
+from common import run_tool
+from conftest import ROOT
+from PIL import Image
+
+import q_learning_gridworld
+
+rng = np.random.default_rng(0)
+
+
+def frames_of_gif(path) -> list[np.ndarray]:
+    with Image.open(path) as picture:
+        frames = []
+        for i in range(picture.n_frames):
+            picture.seek(i)
+            frames.append(np.asarray(picture.convert("RGB")))
+        return frames
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """Five agents that have learned little, so that they differ; each step costs 1."""
+    args = ["--env-name=CliffWalking", "--max-episode-steps=40", "--total-timesteps=900", "--num-steps=300", "--lr=0.5"]
+    path = tmp_path_factory.mktemp("render") / "run"
+    start = "--env-params={start: random, cliff_terminates: true}"
+    return q_learning_gridworld.main([*args, start, "--num-seeds=5", "--eval-episodes=3", f"--run-dir={path}"])
+
+
+@pytest.fixture
+def copied(run_dir, tmp_path):
+    """A copy that may be harmed."""
+    return shutil.copytree(run_dir, tmp_path / "copy")
+
+
+@pytest.fixture
+def refuses(capsys):
+    def check(args, *words):
+        with pytest.raises(SystemExit) as stop:
+            run_tool(render.main, list(map(str, args)))
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and "Traceback" not in said
+        for word in words:
+            assert word in said, said
+
+    return check
+
+
+# --- who plays, and what ---
+
+
+def test_agents_are_ranked_and_named():
+    returns = np.array([[9, 4], [0, 9], [5, np.nan], [9, 1], [9, 7]])
+    script = SimpleNamespace(mean_return=lambda metrics, first, last: metrics["returns"][:, first:last].mean(axis=1))
+    found, by = render.rank_agents(script, ROOT / "none", {"returns": returns}, 2)
+    assert found.tolist() == [2, 3, 0, 4, 1] and "2 updates" in by
+    assert render.choose_agents(["best", "median", "worst", "3", "4"], found) == {
+        "best_agent1": 1,
+        "worst_agent2": 2,
+        "agent3": 3,
+        "agent4": 4,
+        "median_agent0": 0,
+    }
+    assert render.choose_agents(["best", "median", "worst"], found[:2]) == {"best_agent3": 3, "worst_agent2": 2}
+    assert render.choose_agents(["best", "median", "worst"], np.array([0])) == {"best_agent0": 0}
+
+
+@pytest.mark.parametrize("episode", [0, 2])
+def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode):
+    written = render.main([str(run_dir), "--out", str(tmp_path), "--episode", str(episode)])
+    evaluation = np.load(run_dir / "metrics.npz")["evaluation"]
+    order = np.argsort(evaluation.mean(axis=1), kind="stable")
+    assert len(set(evaluation.mean(axis=1))) > 2, "agents that are alike show nothing"
+    assert [path.name for path in written] == [
+        f"best_agent{order[4]}.gif",
+        f"worst_agent{order[0]}.gif",
+        f"median_agent{order[2]}.gif",
+    ]
+    said = re.findall(r"agent(\d): return (\S+) in (\d+) steps", capsys.readouterr().out.replace("agent ", "agent"))
+    assert len(said) == 3
+    for (agent, total, steps), path in zip(said, written, strict=True):
+        assert float(total) == pytest.approx(evaluation[int(agent), episode], rel=1e-3)
+        frames = frames_of_gif(path)
+        assert len(frames) == int(steps)  # each shows its own step in the title
+        assert frames[0].std() > 5
+    assert len({total for _, total, _ in said}) > 1
+
+
+def test_a_run_that_has_not_ended(copied, capsys):
+    metrics = np.load(copied / "metrics.npz")
+    (copied / "metrics.npz").unlink()
+    (path,) = render.main([str(copied), "--agents", "worst", "--max-steps", "3", "--formats", "gif"])
+    final = q_learning_gridworld.mean_return(metrics, 2, 3)
+    assert path == copied / "render" / f"worst_agent{final.argmin()}.gif" and len(frames_of_gif(path)) == 3
+    assert "the return at the end of 3 updates" in capsys.readouterr().out
+
+
+def test_a_copy_of_a_script(copied, tmp_path, monkeypatch):
+    """By the name in run.json where it lies in the working directory, and by its path."""
+    shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "my_algorithm.py")
+    (copied / "run.json").write_text((copied / "run.json").read_text().replace("q_learning_gridworld", "my_algorithm"))
+    args = [str(copied), "--agents", "0", "--max-steps", "2"]
+    with pytest.raises(ValueError, match="script = my_algorithm: no such file"):
+        render.main(args)
+    assert render.main([*args, "--script", str(tmp_path / "my_algorithm.py")])
+    assert sys.modules.pop("my_algorithm").__file__ == str(tmp_path / "my_algorithm.py")
+    monkeypatch.chdir(tmp_path)
+    assert render.main(args)
+    sys.modules.pop("my_algorithm")
+
+
+def test_a_run_of_an_older_script(copied, capsys):
+    record = json.loads((copied / "run.json").read_text())
+    del record["settings"]["q_init"]
+    (copied / "run.json").write_text(json.dumps(record))
+    (copied / "config.yaml").write_text((copied / "config.yaml").read_text().replace("q_init: 0.0\n", ""))
+    render.main([str(copied), "--agents", "0", "--max-steps", "1"])
+    assert "before the script had q_init; 0.0 is taken" in capsys.readouterr().err
+
+
+# --- pictures ---
+
+
+def test_grid_world_by_pixels():
+    env = q_learning_gridworld.GridWorld(3, 4, (2, 0), (0, 3), walls=((1, 1),), cliff=((2, 2),))
+    states = q_learning_gridworld.GridState(np.array([8, 4]), np.arange(2))
+    first, second = render.grid_world_frames(env, states, np.zeros(2), range(2))
+    blue, dark, red = (31, 119, 180), (77, 77, 77), (222, 120, 110)
+
+    def share(frame, color, rows, columns):  # of a part of the picture, by eighths of the width and of the height
+        height, width = frame.shape[:2]
+        part = frame[int(rows[0] * height) : int(rows[1] * height), int(columns[0] * width) : int(columns[1] * width)]
+        return (np.abs(part.astype(int) - color).max(axis=-1) < 3).mean()
+
+    assert share(first, blue, (0.7, 1), (0, 0.25)) > 0.02 > 0.01 > share(second, blue, (0.75, 1), (0, 0.25))
+    assert share(second, blue, (0.4, 0.7), (0, 0.25)) > 0.02
+    assert share(first, dark, (0.4, 0.7), (0.25, 0.5)) > 0.5 and share(first, red, (0.7, 1), (0.5, 0.75)) > 0.5
+
+
+def test_channels_of_a_grid_have_colors():
+    obs = np.zeros((2, 4, 4, 3))
+    obs[0, 0, 0, 0] = obs[0, 1, 1, 1] = obs[1, 2, 2, 2] = obs[1, 2, 2, 0] = 1
+    first, second = render.grid_frames("title", obs, np.zeros(2), range(2))
+    cell = (first == 0).all(axis=-1).sum() / 14  # pixels of one; 14 of the 16 are black
+
+    def colors(frame):
+        values, counts = np.unique(frame.reshape(-1, 3), axis=0, return_counts=True)
+        return {tuple(value) for value, count in zip(values.tolist(), counts, strict=True) if count > cell / 2}
+
+    white, black = (255, 255, 255), (0, 0, 0)
+    assert len(colors(first) - {white, black}) == 2 and len(colors(second) - {white, black}) == 1
+    assert not colors(first) & colors(second) - {white, black}, "the last channel has a color of its own, and is on top"
+
+
+def test_bars_show_the_observation():
+    obs = np.array([[0.0, 1.0], [1.0, 0.0]])
+    first, second = render.bar_frames("title", obs, np.zeros(2), range(2))
+    blue = [(np.abs(frame.astype(int) - (31, 119, 180)).max(axis=-1) < 3) for frame in (first, second)]
+    middles = [np.flatnonzero(each.any(axis=0)).mean() for each in blue]
+    assert middles[0] > middles[1] + first.shape[1] / 4
+
+
+@pytest.mark.parametrize("name", ["Pendulum-v1", "Catch-bsuite", "FrozenLake-misc", "DeepSea-bsuite"])
+def test_gymnax_environments(name, monkeypatch):
+    for variable in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
+        monkeypatch.setenv(variable, "dummy")
+    if name == "Pendulum-v1":
+        pytest.importorskip("pygame")
+    env, params = gymnax.make(name)
+
+    def step(carry, key):
+        _, state, reward, *_ = env.step(key, carry, env.action_space(params).sample(key), params)
+        return state, (carry, reward)
+
+    _, state = env.reset(jax.random.key(1), params)
+    _, (states, rewards) = jax.lax.scan(step, state, jax.random.split(jax.random.key(2), 6))
+    rewards = np.asarray(rewards)
+    frames, seconds = render.frames_of(SimpleNamespace(env_name=name), env, params, jax.device_get(states), rewards)
+    frames = list(frames())
+    assert len(frames) == 6 and 0.01 < seconds < 0.2
+    assert len({frame.shape for frame in frames}) == 1 and frames[0].dtype == np.uint8
+    below_title = frames[0].shape[0] // 6
+    assert any((frame[below_title:] != frames[0][below_title:]).sum() > 100 for frame in frames), "nothing moves"
+
+
+def test_mp4(tmp_path):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    frames = [np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)]  # odd sizes, which H.264 does not have
+    with (tmp_path / "film.mp4").open("wb") as file:
+        render.save_mp4(lambda: iter(frames), 0.1, file)
+    reader = imageio_ffmpeg.read_frames(str(tmp_path / "film.mp4"))
+    about = next(reader)
+    assert (about["size"], about["fps"], about["codec"]) == ((46, 32), 10, "h264")
+    means = [np.frombuffer(frame, np.uint8).reshape(32, 46, 3)[:30, :44].mean() for frame in reader]
+    np.testing.assert_allclose(means, 20 * np.arange(10), atol=4)
+
+
+# --- the page ---
+
+
+@pytest.fixture
+def pendulum():
+    """Brax's inverted pendulum, and three states of it without the compilation of a reset."""
+    from brax import envs
+    from brax.base import Transform
+
+    env = envs.get_environment("inverted_pendulum", backend="spring")
+    links = len(env.sys.link_names)
+    rot = np.tile([1.0, 0.0, 0.0, 0.0], (3, links, 1))
+    return env, SimpleNamespace(x=Transform(rng.normal(size=(3, links, 3)), rot))
+
+
+@pytest.fixture
+def no_packages(monkeypatch, tmp_path):
+    monkeypatch.setattr(render, "VIEWER", tmp_path / "viewer")
+    return tmp_path / "viewer" / "node_modules"
+
+
+def test_page_holds_all_that_it_imports(pendulum, no_packages):
+    """With stand-ins for the packages: each import of each module is one of the page's own, none is an address."""
+    env, states = pendulum
+    stand_ins = {
+        "three/build/three.module.js": "export class Scene {}",
+        "three/examples/jsm/controls/OrbitControls.js": "import { Scene } from 'three';\nexport class OrbitControls {}",
+        "lil-gui/dist/lil-gui.esm.min.js": "export class GUI {}",
+    }
+    for name, source in stand_ins.items():
+        path = no_packages / name
+        path.parent.mkdir(parents=True)
+        path.write_text(source)
+    page = render.make_page("a <title> & </script>", env, states)
+    assert page.count("</script>") == page.count("<script") == 3 and "&lt;title&gt; &amp;" in page
+    imports = json.loads(re.search(r'<script type="importmap">(.*?)</script>', page, re.DOTALL)[1])["imports"]
+    assert {"three", "lilgui", "viewer", "animator", "selector", "system"} < set(imports)
+    for name, address in imports.items():
+        kind, content = address.split(";base64,")
+        source = base64.b64decode(content).decode()
+        assert kind == "data:text/javascript" and ("class" in source or "function" in source), name
+        assert set(re.findall(r"from ['\"](.+?)['\"]", source)) <= set(imports), name
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    system = json.loads(re.search(r'<script type="application/json" id="system">(.*?)</script>', page, re.DOTALL)[1])
+    assert system["opt"]["timestep"] == pytest.approx(float(env.dt))
+    positions = [state["pos"] for state in system["states"]["x"]]
+    np.testing.assert_allclose(positions, states.x.pos, atol=1e-5)
+
+
+def test_page_without_packages(pendulum, no_packages):
+    with pytest.raises(ValueError, match=r"html needs .*three.*npm ci --prefix .* --formats gif"):
+        render.make_page("title", *pendulum)
+
+
+# --- what it refuses ---
+
+
+def test_bad_input(run_dir, tmp_path, refuses):
+    refuses([tmp_path / "none"], "none: is not a run directory")
+    refuses([run_dir, "--agents", "best", "5"], "agents: 5 is neither", "0 to 4")
+    refuses([run_dir, "--agents", "good"], "agents: good")
+    refuses([run_dir, "--formats", "html"], "formats: html is for brax")
+    refuses([run_dir, "--formats", "bmp"], "--formats")
+    refuses([run_dir, "--episode=-1"], "episode = -1")
+    refuses([run_dir, "--max-steps=-1"], "max_steps = -1")
+    refuses([run_dir, "--script", "qlearning_gridworld"], "no such file", "did you mean q_learning_gridworld?")
+    refuses([run_dir, "--script", "ppo"], "is not a hyperparameter")
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
+    refuses([run_dir, "--script", tmp_path / "broken.py"], "cannot be imported", "nothing_of_this_name")
+    (tmp_path / "empty.py").write_text("Config = 1")
+    refuses([run_dir, "--script", tmp_path / "empty.py"], "has no make_env, make_learner")
+    assert not (run_dir / "render").exists()
+
+
+def test_runs_that_are_damaged(copied, refuses):
+    newest = max((copied / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    for path in newest.rglob("*"):
+        if path.is_file() and path.stat().st_size > 200:
+            path.write_bytes(path.read_bytes()[:100])
+    refuses([copied], f"checkpoints/{newest.name}: cannot be read")
+    shutil.rmtree(copied / "checkpoints")
+    refuses([copied], "has no checkpoint yet")
+    (copied / "config.yaml").write_text("lr: [")
+    refuses([copied], "config.yaml: cannot be read")
+    (copied / "run.json").write_text("{")
+    refuses([copied], "run.json: cannot be read")
+
+
+def test_output_that_cannot_be_written(run_dir, refuses):
+    args = [run_dir, "--agents", "0", "--max-steps", "1"]
+    refuses([*args, "--out", run_dir / "config.yaml"], "config.yaml", "cannot be written")
+
+
+# --- brax, as people run it ---
+
+
+@pytest.fixture(scope="module")
+def brax_run(tmp_path_factory):
+    """GIF, MP4 and HTML of an inverted pendulum."""
+    if not (render.VIEWER / "node_modules").exists():
+        if not shutil.which("npm"):
+            pytest.skip("needs npm, for the packages of brax's viewer")
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--prefix", str(render.VIEWER)], check=True, timeout=300)
+    folder = tmp_path_factory.mktemp("brax")
+    config = "--env-name=inverted_pendulum --total-timesteps=16384 --num-seeds=2 --eval-episodes=1 --run-dir=run"
+    for command in (["ppo_continuous.py", *config.split()], ["tools/render.py", "run", "--formats", *render.FORMATS]):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / command[0]), *command[1:]],
+            cwd=folder, env=os.environ | {"MUJOCO_GL": ""}, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        if "cannot draw without a screen" in done.stderr and not ctypes.util.find_library("OSMesa"):
+            pytest.skip(done.stderr)
+        assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_brax_pictures(brax_run):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    names = sorted(path.name.split("_")[0] + path.suffix for path in (brax_run / "render").iterdir())
+    assert names == ["best.gif", "best.html", "best.mp4", "worst.gif", "worst.html", "worst.mp4"]
+    for path in (brax_run / "render").glob("*.gif"):
+        frames = frames_of_gif(path)
+        assert len(frames) > 3 and frames[0].shape == (360, 480, 3)
+        for frame in (frames[0], frames[-1]):
+            assert (frame[40:] > 60).any(axis=-1).mean() > 0.005, "there is no body on the black background"
+        assert (frames[0][40:].astype(int) - frames[-1][40:] != 0).any(axis=-1).sum() > 200, "nothing moves"
+        about, *film = imageio_ffmpeg.read_frames(str(path.with_suffix(".mp4")))
+        assert about["size"] == (480, 360) and len(film) == len(frames)
+
+
+@pytest.mark.slow
+def test_page_in_a_browser(brax_run, tmp_path):
+    """No failed request, no request to elsewhere, no error; the canvas shows something, and it moves."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not browser_path:
+        pytest.skip("there is no Chromium")
+    software = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
+    (page_path,) = (brax_run / "render").glob("best_*.html")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=software)
+        context = browser.new_context(viewport={"width": 640, "height": 400}, offline=True)
+        page, wrong, requests = context.new_page(), [], []
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("requestfailed", lambda request: wrong.append(request.url))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(page_path.as_uri())
+        page.wait_for_selector("canvas")
+        page.evaluate("window.brax.camera.follow = false")  # what moves from now on is the body, not the view
+        time.sleep(2)
+        for name in ("first", "second"):
+            page.screenshot(path=tmp_path / f"{name}.png")
+            time.sleep(0.3)
+        browser.close()
+    assert not wrong
+    assert all(url == page_path.as_uri() or url.startswith(("data:", "blob:")) for url in requests), requests
+    first, second = (
+        (matplotlib.image.imread(tmp_path / f"{name}.png")[40:, :, :3] * 255).round().astype(int)
+        for name in ("first", "second")  # below the title and the controls
+    )
+    background = first[0, 0]
+    assert (np.abs(first - background).max(axis=-1) > 20).sum() > 1000, "the canvas is blank"
+    assert (np.abs(first - second).max(axis=-1) > 20).sum() > 200, "nothing moves"

@@ -1,0 +1,467 @@
+"""Play an episode of the best, the median and the worst agent of a run, and write it as GIF, MP4 or HTML.
+
+    python tools/render.py runs/ppo_continuous/hopper                   best, median and worst, GIF and HTML
+    python tools/render.py runs/ppo/cartpole --agents best 3 --formats gif mp4
+
+Agents are ranked by the mean of their greedy returns, which the run measured at its end; where it has not ended, by the
+returns of its last tenth so far. The episode is one of those greedy episodes, by default the first.
+
+Brax environments are drawn by MuJoCo, without a screen, and HTML holds brax's own viewer, which needs no network.
+Others are drawn by gymnax where it can, as a grid where they are one, and otherwise as bars of the observation.
+"""
+
+import argparse
+import base64
+import contextlib
+import ctypes.util
+import itertools
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from common import choose_pool_size, load_script, read_record, run_tool, write
+
+# JAX, gymnax, brax and MuJoCo are imported where they are used: before that, `main` chooses the size of XLA's thread
+# pool and MuJoCo's way to draw.
+
+VIEWER = Path(__file__).parent / "viewer"  # package.json, and node_modules after `npm ci`
+DRAWN_BY_GYMNAX = ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0",
+                   "Catch-bsuite", "PointRobot-misc", "MetaMaze-misc", "FourRooms-misc")  # fmt: skip
+FORMATS = ("gif", "html", "mp4")
+
+
+def need_no_screen() -> None:
+    """Let pygame draw without screen and sound, and MuJoCo by the processor where OSMesa is there, else by the GPU."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    libraries = {"osmesa": "OSMesa", "egl": "EGL"}
+    found = [name for name, library in libraries.items() if ctypes.util.find_library(library)]
+    if sys.platform == "linux" and found and not os.environ.get("MUJOCO_GL"):
+        os.environ["MUJOCO_GL"] = found[0]
+
+
+# The run
+
+
+def load_run(run_dir: Path, script_name: str):
+    """`(script, config, options, carry, done)` of a run: its checkpoint after `done` updates. Raises ValueError."""
+    settings = read_record(run_dir)["settings"]
+    script = load_script(script_name or settings["script"])
+    flags = ["--config", str(run_dir / "config.yaml"), "--num-seeds", str(settings["num_seeds"])]
+    config, options = script.parse([*flags, "--seed", str(settings.get("seed", 0))], script.Config)
+    for name, value in vars(config).items():
+        if name not in settings:
+            print(f"note: the run was made before the script had {name}; {value} is taken", file=sys.stderr)
+    import orbax.checkpoint as ocp
+
+    _, _, abstract, _ = script.compile_training(config, options)
+    path = (run_dir / "checkpoints").absolute()
+    manager = ocp.CheckpointManager(path) if path.is_dir() else None
+    step = manager.latest_step() if manager else None
+    if step is None:
+        raise ValueError(f"{run_dir}: has no checkpoint yet")
+    try:
+        return script, config, options, manager.restore(step, args=ocp.args.StandardRestore(abstract)), step
+    except Exception as error:  # Orbax raises many kinds
+        first = str(error).strip().split("\n")[0]
+        raise ValueError(f"{path}/{step}: cannot be read by {script.__name__} ({first})") from error
+
+
+def rank_agents(script, run_dir: Path, metrics, done: int) -> tuple[np.ndarray, str]:
+    """Agents from worst to best, and by what. One that has finished no episode, or diverged, is worst."""
+    file = run_dir / "metrics.npz"
+    try:
+        stored = dict(np.load(file)) if file.is_file() else {}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file}: cannot be read ({type(error).__name__}: {error})") from error
+    if "evaluation" in stored:
+        returns = stored["evaluation"].mean(axis=1)
+        by = f"the mean of {stored['evaluation'].shape[1]} greedy episodes"
+    else:
+        returns = script.mean_return({name: np.asarray(metrics[name]) for name in metrics}, done * 9 // 10, done)
+        by = f"the return at the end of {done} updates"
+    return np.argsort(np.where(np.isfinite(returns), returns, -np.inf), kind="stable"), by
+
+
+def choose_agents(wanted: list[str], order) -> dict[str, int]:
+    """File names and agents, each agent once: of two, none is the median. Raises ValueError."""
+    places = {"best": order[-1], "worst": order[0], "median": order[(len(order) - 1) // 2]}
+    chosen = {}
+    for name in sorted(wanted, key=lambda name: name == "median"):
+        if name not in places and not (name.isdecimal() and int(name) < len(order)):
+            raise ValueError(f"agents: {name} is neither best, median, worst nor a number from 0 to {len(order) - 1}")
+        agent = int(places.get(name, name))
+        if agent not in chosen.values():
+            chosen[f"{name}_agent{agent}" if name in places else f"agent{agent}"] = agent
+    return chosen
+
+
+def play(script, config, options, runner_state, agents: list[int], number: int):
+    """Greedy episode `number` of each of `agents`, as `main` evaluates it: states and rewards [agents, time limit].
+
+    Returns `[(states, rewards), ...]` cut at each episode's end; states are those before the steps.
+    """
+    import jax
+
+    key = jax.random.fold_in(jax.random.key(options.seed), 2**31)
+    key = jax.random.split(key, number + 1)[number]
+    chosen = jax.tree.map(lambda leaf: leaf[np.array(agents)], runner_state)
+    episodes = jax.device_get(jax.jit(jax.vmap(script.make_rollout(config), (0, None)))(chosen, key))
+    played = []
+    for i, valid in enumerate(episodes.valid):
+        length = int(valid.sum())
+        states = jax.tree.map(lambda leaf, i=i, length=length: leaf[i, :length], episodes.env_state)
+        played.append((states, episodes.reward[i, :length]))
+    return played
+
+
+def state_at(states, i: int):
+    import jax
+
+    return jax.tree.map(lambda leaf: leaf[i], states)
+
+
+# Pictures: each function yields frames [H, W, 3] of bytes, one for each of `steps`
+
+
+def figure_frames(figure, axes, title: str, rewards, steps, update):
+    """Frames of a Matplotlib figure; `update(i)` shows step i."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas, returns = FigureCanvasAgg(figure), np.cumsum(rewards)
+    for i in steps:
+        update(i)
+        axes.set_title(f"{title}\nstep {i + 1}, return {returns[i]:.4g}", fontsize=10)
+        canvas.draw()
+        yield np.array(canvas.buffer_rgba())[..., :3]
+
+
+def new_figure(width=4.0, height=4.0):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=80, layout="constrained")
+    return figure, figure.subplots()
+
+
+def gymnax_frames(env, env_params, states, rewards, steps):
+    """By gymnax's visualizer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from gymnax.visualize import Visualizer
+    from matplotlib import pyplot
+
+    try:
+        states = [state_at(states, i) for i in range(len(rewards))]
+        drawn = Visualizer(env, env_params, states)
+        drawn.fig.set(figwidth=4.0, figheight=3.6, dpi=80)
+        drawn.init()
+        drawn.fig.set_layout_engine("constrained")
+        yield from figure_frames(drawn.fig, drawn.ax, env.name, rewards, steps, drawn.update)
+    except ImportError as error:  # gymnasium's, where there is no pygame
+        raise ValueError(f"{env.name}: {error}; pip install -r requirements-tools.txt") from error
+    finally:
+        pyplot.close("all")
+
+
+def grid_world_frames(env, states, rewards, steps):
+    """Walls dark, the cliff red, the goal a star, the agent a dot with the path it came."""
+    figure, axes = new_figure(1.0 + 0.4 * min(env.width, 20), 1.4 + 0.4 * min(env.height, 20))
+    shown = np.where(env.walls, 1, np.where(env.cliff, 2, 0)).reshape(env.height, env.width)
+    axes.imshow(np.array([[255, 255, 255], [77, 77, 77], [222, 120, 110]], np.uint8)[shown])
+    axes.set_xticks(np.arange(env.width + 1) - 0.5, [])
+    axes.set_yticks(np.arange(env.height + 1) - 0.5, [])
+    axes.grid(color="0.85")
+    axes.plot(*divmod(env.goal, env.width)[::-1], "*", color="goldenrod", markersize=16)
+    rows, columns = np.divmod(np.asarray(states.cell), env.width)
+    (path,) = axes.plot([], [], color="tab:blue", alpha=0.4, linewidth=3)
+    (agent,) = axes.plot([], [], "o", color="tab:blue", markersize=12)
+
+    def update(i):
+        path.set_data(columns[: i + 1], rows[: i + 1])
+        agent.set_data(columns[i : i + 1], rows[i : i + 1])
+
+    return figure_frames(figure, axes, "GridWorld", rewards, steps, update)
+
+
+def observe_all(env, env_params, states) -> np.ndarray:
+    """The observations of an episode, [T, ...], those that number a state one-hot."""
+    import jax
+
+    if not hasattr(env, "observe"):
+        raise ValueError("env_name: nothing is known of how to draw this environment, and it has no `observe`")
+    obs = jax.vmap(lambda state: env.observe(jax.random.key(0), state, None, env_params))(states)
+    space = env.observation_space(env_params)
+    return np.asarray(jax.nn.one_hot(obs, space.n) if hasattr(space, "n") else obs, float)
+
+
+def grid_frames(title: str, obs, rewards, steps):
+    """Observations [T, H, W] in grey, or [T, H, W, C] with a colour for each channel, later ones on top."""
+    from matplotlib import colormaps
+
+    if obs.ndim == 4:
+        colors = np.vstack([[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]])
+        pictures = colors[((obs > 0) * (1 + np.arange(obs.shape[-1]))).max(axis=-1)]
+    else:
+        pictures = (obs - obs.min()) / max(np.ptp(obs), 1e-9)
+    figure, axes = new_figure()
+    image = axes.imshow(pictures[0], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return figure_frames(figure, axes, title, rewards, steps, lambda i: image.set_data(pictures[i]))
+
+
+def bar_frames(title: str, obs, rewards, steps):
+    """The entries of observations [T, ...] as bars."""
+    obs = obs.reshape(len(obs), -1)
+    figure, axes = new_figure()
+    bars = axes.bar(range(obs.shape[1]), obs[0])
+    margin = 0.05 * max(np.ptp(obs), 1e-9)
+    axes.set(xlabel="entry of the observation", ylim=(min(obs.min(), 0.0) - margin, max(obs.max(), 0.0) + margin))
+
+    def update(i):
+        for bar, value in zip(bars, obs[i], strict=True):
+            bar.set_height(value)
+
+    return figure_frames(figure, axes, title, rewards, steps, update)
+
+
+def mujoco_frames(env, states, rewards, steps, width=480, height=360):
+    """A brax environment, drawn by MuJoCo from its `track` camera where it has one."""
+    import mujoco
+    from PIL import Image, ImageDraw
+
+    model, returns = env.sys.mj_model, np.cumsum(rewards)
+    names = [model.cam(i).name for i in range(model.ncam)]
+    camera = "track" if "track" in names else 0 if names else -1  # -1 looks at the middle from afar
+    try:
+        renderer = mujoco.Renderer(model, height=height, width=width)
+    except Exception as error:  # each way to draw raises its own
+        raise ValueError(
+            f"MuJoCo cannot draw without a screen here ({type(error).__name__}: {error}): install libosmesa6, set "
+            "MUJOCO_GL, or take --formats html"
+        ) from error
+    data = mujoco.MjData(model)
+    with contextlib.closing(renderer):
+        for i in steps:
+            data.qpos[:], data.qvel[:] = states.q[i], states.qd[i]
+            mujoco.mj_forward(model, data)
+            renderer.update_scene(data, camera=camera)
+            frame = Image.fromarray(renderer.render())
+            text = f"step {i + 1}, return {returns[i]:.4g}"
+            ImageDraw.Draw(frame).text((8, 8), text, fill="white", stroke_width=1, stroke_fill="black")
+            yield np.asarray(frame)
+
+
+def frames_of(config, env, env_params, states, rewards):
+    """`(frames, seconds)`: a function that yields the frames anew at each call, and the time between two of them."""
+    steps = range(len(rewards))
+    if is_brax(env_params):
+        dt, states = float(env.env.dt), states.brax_state.pipeline_state
+        every = max(1, round(1 / (30 * dt)))  # about 30 frames in a second, as fast as in life
+        return partial(mujoco_frames, env.env, states, rewards, steps[::every]), every * dt
+    if hasattr(states, "cell"):
+        return partial(grid_world_frames, env, states, rewards, steps), 0.1
+    if getattr(env, "name", "") in DRAWN_BY_GYMNAX:
+        seconds = 0.05 if env.name.endswith(("-v0", "-v1")) else 0.1
+        return partial(gymnax_frames, env, env_params, states, rewards, steps), seconds
+    obs = observe_all(env, env_params, states)
+    draw = grid_frames if obs.ndim in (3, 4) else bar_frames
+    return partial(draw, config.env_name, obs, rewards, steps), 0.1
+
+
+def is_brax(env_params) -> bool:
+    return hasattr(env_params, "start_states")
+
+
+# Files
+
+
+def save_gif(frames, seconds: float, file) -> None:
+    from PIL import Image
+
+    pictures = (Image.fromarray(frame).quantize() for frame in frames())
+    duration = 10 * max(2, round(100 * seconds))  # GIF counts hundredths; browsers slow down what is faster than two
+    next(pictures).save(file, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
+
+
+def save_mp4(frames, seconds: float, file) -> None:
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise ValueError("formats: mp4 needs imageio-ffmpeg; pip install -r requirements-tools.txt") from None
+    frames = frames()
+    first = next(frames)
+    size = f"{first.shape[1]}x{first.shape[0]}"
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{1 / seconds:.3f}", "-i", "-"]
+    target = [
+        "-vf",
+        "pad=ceil(iw/2)*2:ceil(ih/2)*2",
+        "-pix_fmt",
+        "yuv420p",
+        "-f",
+        "mp4",
+        file.name,
+    ]  # H.264: even sizes
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *target]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with contextlib.suppress(BrokenPipeError):
+            for frame in itertools.chain([first], frames):
+                process.stdin.write(frame.tobytes())
+        _, said = process.communicate()
+    if process.returncode:
+        raise ValueError(f"formats: mp4 cannot be written ({said.decode(errors='replace').strip()})")
+
+
+def data_url(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def viewer_modules() -> dict[str, str]:
+    """The modules of brax's viewer and of what it imports, by the names that they are imported by. Raises ValueError.
+
+    Modules that are inlined have no address, so that they cannot import each other by relative ones.
+    """
+    import brax
+
+    packages, own = VIEWER / "node_modules", Path(brax.__file__).parent / "visualizer" / "js"
+    files = {
+        "three": packages / "three/build/three.module.js",
+        "three/addons/controls/OrbitControls.js": packages / "three/examples/jsm/controls/OrbitControls.js",
+        "lilgui": packages / "lil-gui/dist/lil-gui.esm.min.js",
+        **{name: own / f"{name}.js" for name in ("viewer", "animator", "selector", "system")},
+    }
+    try:
+        sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    except FileNotFoundError as error:
+        command = f"npm ci --prefix {os.path.relpath(VIEWER)}"
+        raise ValueError(f"formats: html needs {error.filename}; run `{command}` once, or take --formats gif") from None
+    return {name: re.sub(r"from '\./(\w+)\.js'", r"from '\1'", source) for name, source in sources.items()}
+
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>
+  body {{ margin: 0; }}
+  #viewer {{ width: 100vw; height: 100vh; overflow: hidden; }}
+  h1 {{ position: absolute; left: 8px; top: 0; font: 16px sans-serif; }}
+</style>
+<script type="importmap">{{"imports": {imports}}}</script>
+</head>
+<body>
+<div id="viewer"></div>
+<h1>{title}</h1>
+<script type="application/json" id="system">{system}</script>
+<script type="module">
+import {{Viewer}} from "viewer";
+const system = JSON.parse(document.getElementById("system").textContent);
+const viewer = new Viewer(document.getElementById("viewer"), system);
+window.brax = viewer;  // for the console
+viewer.camera.position.set(2.5, 4, 1.5);
+viewer.camera.followDistance = 5;
+</script>
+</body>
+</html>
+"""
+
+
+def make_page(title: str, env, states) -> str:
+    """A page that plays brax states [T, ...] in brax's viewer, with all that it needs inside. Raises ValueError."""
+    import html
+    import json
+
+    import brax.io.json
+    import jax
+
+    modules = viewer_modules()
+    x = jax.tree.map(lambda leaf: np.round(np.asarray(leaf, np.float64), 5), states.x)
+    each = [SimpleNamespace(x=state_at(x, i)) for i in range(len(x.pos))]
+    system = brax.io.json.dumps(env.sys.tree_replace({"opt.timestep": float(env.dt)}), each)
+    imports = {name: data_url("text/javascript", source.encode()) for name, source in modules.items()}
+    return PAGE.format(
+        title=html.escape(title),
+        imports=json.dumps(imports),
+        system=system.replace("</", "<\\/"),  # ends no script
+    )
+
+
+def save_episode(form: str, path: Path, title: str, config, env, env_params, states, rewards) -> None:
+    if form == "html":
+        write(path, make_page(title, env.env, states.brax_state.pipeline_state))
+        return
+    frames, seconds = frames_of(config, env, env_params, states, rewards)
+    write(path, partial(save_gif if form == "gif" else save_mp4, frames, seconds))
+
+
+# The command line
+
+
+def parse(args):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("run_dir", type=Path, metavar="RUN_DIR", help="what a script has filled; the run need not have ended")
+    add("--script", default="", help="name or path of the script; the one that run.json names where not given")
+    add("--agents", nargs="+", default=["best", "median", "worst"], help="best, median, worst, or numbers from 0 on")
+    add("--formats", nargs="+", choices=FORMATS, help="gif, and for brax html too, where not given")
+    add("--episode", type=int, default=0, help="which of the greedy episodes")
+    add("--max-steps", type=int, default=0, help="draw no more steps than these; 0 for all")
+    add("--out", type=Path, help="where pictures go; RUN_DIR/render where not given")
+    options = parser.parse_args(args)
+    for name in ("episode", "max_steps"):
+        if getattr(options, name) < 0:
+            raise ValueError(f"{name} = {getattr(options, name)}: must not be negative")
+    return options
+
+
+def check_formats(formats, env, env_params) -> list[str]:
+    """The formats to write, seen to be possible before anything is played. Raises ValueError."""
+    bodies = is_brax(env_params) and hasattr(env.env, "sys")
+    formats = formats or (["gif", "html"] if bodies else ["gif"])
+    if is_brax(env_params) and not bodies:
+        raise ValueError("env_name: this brax environment has no bodies to draw")
+    if "html" in formats:
+        if not bodies:
+            raise ValueError("formats: html is for brax environments; take gif or mp4")
+        viewer_modules()
+    return formats
+
+
+def main(args=None) -> list[Path]:
+    """Play and write. Returns the paths of what it wrote. Raises ValueError."""
+    options = parse(args)
+    choose_pool_size()
+    need_no_screen()
+    run_dir = options.run_dir
+    script, config, run_options, carry, done = load_run(run_dir, options.script)
+    env, env_params = script.make_env(config)
+    formats = check_formats(options.formats, env, env_params)
+    order, by = rank_agents(script, run_dir, carry["metrics"], done)
+    agents = choose_agents(options.agents, order)
+    played = play(script, config, run_options, carry["runner_state"], list(agents.values()), options.episode)
+    print(f"agents ranked by {by}")
+    written = []
+    for name, (states, rewards) in zip(agents, played, strict=True):
+        title = f"{script.__name__} on {config.env_name}, {name.replace('_', ' ')}"
+        print(f"{title}: return {rewards.sum():.4g} in {len(rewards)} steps")
+        shown = slice(options.max_steps or None)
+        for form in formats:
+            path = (options.out or run_dir / "render") / f"{name}.{form}"
+            save_episode(form, path, title, config, env, env_params, state_at(states, shown), rewards[shown])
+            print(f"  {path}")
+            written.append(path)
+    return written
+
+
+if __name__ == "__main__":
+    run_tool(main)
