@@ -117,6 +117,9 @@ def read_request(args: list[str]) -> Request:
     name, tool, flags = slices.split_arguments(parser, args)
     script = common.load_script(name)
     fields = {field.name for field in dataclasses.fields(script.Config)}
+    known = fields | {field.name for field in dataclasses.fields(script.Options)}
+    if unknown := [name for name in flags if name not in known]:
+        raise ValueError(f"{unknown[0]}: is not a hyperparameter{script.nearest(unknown[0], known)}")
     swept = {name: words for name, words in flags.items() if name in fields and is_swept(script, name, words)}
     if "eval_episodes" in flags:
         raise ValueError("eval_episodes: a sweep compares final returns; train with the best values to see greedy ones")
@@ -417,7 +420,8 @@ def draw_curves(request: Request, results: list[Result], metrics: list[dict], st
         (line,) = axes.plot(steps, center, label=label)
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     seeds = len(results[0].returns)
-    title = f"{Path(request.script.__file__).stem} on {request.config.env_name}, best of the trials, {seeds} seeds each"
+    where = "" if "env_name" in request.words else f" on {request.config.env_name}"
+    title = f"{Path(request.script.__file__).stem}{where}, best of the trials, {seeds} seeds each"
     axes.set(title=title, xlabel="environment steps per agent", ylabel="return of the episodes that ended")
     if axes.lines:
         axes.legend(frameon=False, fontsize="small")
