@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 GIB = 2**30
 HEARTBEAT = 20  # seconds without a sign of life after which the other processes give up
 
-# --- the command line ---
+# --- the command line and the run directory ---
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,6 +47,13 @@ def make_parser(description: str, usage: str) -> Parser:
     group.add_argument("--process-id", type=int, help="of this process, from 0")
     group.add_argument("--distributed", action="store_true", help="find these three out from SLURM and the like")
     return parser
+
+
+def check_names(script, flags: dict) -> None:
+    """Raise ValueError for a flag that neither the tool nor the script has."""
+    known = {field.name for cls in (script.Config, script.Options) for field in dataclasses.fields(cls)}
+    if unknown := [name for name in flags if name not in known]:
+        raise ValueError(f"{unknown[0]}: is not a hyperparameter{script.nearest(unknown[0], known)}")
 
 
 def split_arguments(parser: Parser, args: list[str]) -> tuple[str, argparse.Namespace, dict[str, list[str]]]:
@@ -80,6 +87,14 @@ def join_flags(flags: dict[str, list[str]]) -> list[str]:
         for name, words in flags.items()
         for word in ([f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words])
     ]
+
+
+def withdraw(run_dir: Path) -> None:
+    """Leave no trace of a run that did not begin."""
+    for name in ("run.json", "config.yaml"):
+        (run_dir / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it holds something else
+        run_dir.rmdir()
 
 
 @contextlib.contextmanager
@@ -312,6 +327,11 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
 # --- training ---
 
 
+def seed_keys(options) -> np.ndarray:
+    """The agents' random keys as `main` makes them, as their data: [num_seeds, words]."""
+    return np.asarray(jax.random.key_data(jax.random.split(jax.random.key(options.seed), options.num_seeds)))
+
+
 def put(array: np.ndarray, sharding):
     """An array that every process has, spread over the devices of all."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
@@ -341,6 +361,15 @@ def save(manager, step: int, carry) -> None:
         raise OSError(f"checkpoint {manager.directory}/{step} cannot be written: {kind}") from error
 
 
+def restore(manager, step: int, abstract):
+    """The `carry` of a checkpoint. Raises OSError where it cannot be read."""
+    try:
+        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
+    except Exception as error:  # Orbax raises many kinds
+        directory = manager.directory / str(step)
+        raise OSError(f"resume: the checkpoint {directory} cannot be read; without it an older one is used") from error
+
+
 def make_reader(program: Program):
     """`read(metrics, first, last) -> {name: [size, last - first]}` in NumPy, on all processes."""
 
@@ -366,10 +395,7 @@ def train_slice(program: Program, floats, key_data, manager, interval: float, wa
     """
     floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
     done = manager.latest_step() or 0
-    if done:
-        carry = manager.restore(done, args=ocp.args.StandardRestore(program.abstract))
-    else:
-        carry = program.start(floats, put(key_data, program.spread))
+    carry = restore(manager, done, program.abstract) if done else program.start(floats, put(key_data, program.spread))
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
     while done < program.num_updates:
         begun, last = time.perf_counter(), min(done + chunk, program.num_updates)

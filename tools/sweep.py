@@ -12,7 +12,6 @@ combination of the others is a compile group of its own. docs/sweep.md says what
 The script's options --config, --seed, --run-dir, --resume and --checkpoint-interval mean what they mean there.
 """
 
-import contextlib
 import csv
 import dataclasses
 import io
@@ -117,9 +116,7 @@ def read_request(args: list[str]) -> Request:
     name, tool, flags = slices.split_arguments(parser, args)
     script = common.load_script(name)
     fields = {field.name for field in dataclasses.fields(script.Config)}
-    known = fields | {field.name for field in dataclasses.fields(script.Options)}
-    if unknown := [name for name in flags if name not in known]:
-        raise ValueError(f"{unknown[0]}: is not a hyperparameter{script.nearest(unknown[0], known)}")
+    slices.check_names(script, flags)
     swept = {name: words for name, words in flags.items() if name in fields and is_swept(script, name, words)}
     if "eval_episodes" in flags:
         raise ValueError("eval_episodes: a sweep compares final returns; train with the best values to see greedy ones")
@@ -222,7 +219,7 @@ def finished_slices(run_dir: Path, group: int) -> list[tuple[int, int, Path]]:
 def run_group(request: Request, group: Group, program: slices.Program, number: int, run_dir: Path, progress) -> None:
     """Train the slices of a group that are not on disk yet, and write each when it is finished."""
     script, options, runs = request.script, request.options, len(group.trials) * request.options.num_seeds
-    keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(options.seed), options.num_seeds)))
+    keys = slices.seed_keys(options)
     steps = group.config.num_envs * group.config.num_steps  # of one agent in one update
 
     def watch(first, last, metrics):
@@ -242,7 +239,8 @@ def run_group(request: Request, group: Group, program: slices.Program, number: i
         floats = {name: values[run // options.num_seeds] for name, values in group.floats.items()}
         name = f"{number}-{first:07d}-{last:07d}"
         with slices.open_checkpoints(run_dir / "unfinished" / name, keep=1) as manager:
-            begun = manager.latest_step() or 0
+            if begun := manager.latest_step() or 0:
+                tqdm.write(f"resume: {begun} of {program.num_updates} updates of the next slice are done")
             progress.update(begun * real * steps)
             key_data = keys[run % options.num_seeds]
             carry = slices.train_slice(program, floats, key_data, manager, options.checkpoint_interval, watch, False)
@@ -490,14 +488,6 @@ def draw_heat_map(results: list[Result], file) -> None:
 # --- main ---
 
 
-def withdraw(run_dir: Path) -> None:
-    """Leave no trace of a sweep that did not begin."""
-    for name in ("run.json", "config.yaml"):
-        (run_dir / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it holds something else
-        run_dir.rmdir()
-
-
 def prepare(request: Request, groups: list[Group], args: list[str]) -> tuple[Path, list[slices.Program]]:
     """Open the directory, compile, and say what is needed. Raises ValueError."""
     for group in groups:
@@ -508,7 +498,7 @@ def prepare(request: Request, groups: list[Group], args: list[str]) -> tuple[Pat
         programs = compile_groups(request, groups, record.get("slices"))
     except ValueError:
         if "slices" not in record:
-            slices.only_first(withdraw, run_dir)
+            slices.only_first(slices.withdraw, run_dir)
         raise
     if "slices" not in record:  # a resumed sweep keeps the slices that it began with, and so its numbers
         record["slices"] = [program.size for program in programs]
@@ -520,6 +510,9 @@ def run_groups(request: Request, groups: list[Group], programs: list[slices.Prog
     seeds, show_progress = request.options.num_seeds, slices.is_first()
     steps = [len(each.trials) * seeds * each.config.num_updates * each.config.num_envs * each.config.num_steps
              for each in groups]  # fmt: skip
+    if request.options.resume and show_progress:
+        count = sum(len(finished_slices(run_dir, number)) for number in range(len(groups)))
+        print(f"resume: {count} slice(s) are done{'' if count else ', starting anew'}")
     with tqdm(total=sum(steps), unit="step", unit_scale=True, disable=not show_progress) as progress:
         for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
             run_group(request, group, program, number, run_dir, progress)
