@@ -190,12 +190,20 @@ def test_tensorboard(script, tmp_path):
 
 def test_wandb(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
-    runs, init = [], wandb.init
+    summaries, runs, init = [], [], wandb.init
+
+    def init_and_keep(**settings):
+        run = init(**settings)
+        finish = run.finish
+        run.finish = lambda: (summaries.append(dict(run.summary)), finish())
+        runs.append(run)
+        return run
+
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(wandb, "init", lambda **settings: runs.append(init(**settings)) or runs[-1])
+    monkeypatch.setattr(wandb, "init", init_and_keep)
     run_dir = train.main([*SMALL, "--track=wandb", f"--run-dir={tmp_path / 'run'}"])
     assert list(run_dir.glob("wandb/offline-run-*/*.wandb"))
-    summary, metrics = dict(runs[0].summary), metrics_of(run_dir)
+    (summary,), metrics = summaries, metrics_of(run_dir)
     assert summary["environment_steps"] == 2000 and runs[0].config["num_seeds"] == 4
     assert {f"episodic_return/seed_{seed:04d}" for seed in range(4)} | {"q_value/mean"} <= set(summary)
     assert metrics["q_value"].min() <= summary["q_value/mean"] <= metrics["q_value"].max()
@@ -285,9 +293,9 @@ def test_seeds_that_do_not_divide(tmp_path):
 def test_one_of_many_is_killed(tool, options, count, tmp_path):
     """The others end soon and say why. Resumed, they come to the same as without the kill."""
     small = [each for each in SMALL if tool == "train.py" or "eval" not in each]
-    args = [*small[:-1], "--num-seeds=8", *options, "--num-steps=10", "--total-timesteps=200000"]
+    args = [*small[:-1], "--num-seeds=8", *options, "--num-steps=10", "--total-timesteps=400000"]
     args = [each for each in args if each not in ("--num-steps=100", "--total-timesteps=2000")]
-    args.append("--checkpoint-interval=1")
+    args.append("--checkpoint-interval=0.2")
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     processes = start(tool, [*args, f"--run-dir={killed}"], count)
     deadline = time.monotonic() + TIME_LIMIT
