@@ -5,7 +5,7 @@
     python benchmarks/kill_and_resume.py script     # a script's own command line
 
 Exits with 1 where the two differ in any bit of their results, or where a file is left half written. Each kill is a
-SIGKILL after a random time, up to the time that it takes to start and some seconds of training.
+SIGKILL after a random time, up to the time that it takes to start and some more seconds.
 """
 
 import argparse
@@ -46,32 +46,31 @@ def run_whole(command, run_dir: Path) -> float:
     return time.perf_counter() - begun
 
 
-def stage(run_dir: Path) -> str:
-    """How far a run was when it was killed."""
-    if not (run_dir / "run.json").exists():
-        return "before the run directory"
-    if any(run_dir.rglob("*orbax-checkpoint-tmp*")) or any(run_dir.rglob("*.partial")):
-        return "while a file was written"
-    committed = [path for path in run_dir.rglob("*") if path.is_dir() and path.name.isdigit()]
-    if not committed and not any(run_dir.glob("slices/*.npz")):
-        return "before the first commit"
-    return "later"
+def look(run_dir: Path) -> tuple[set, set]:
+    """What is committed, checkpoints and finished slices, and what is being written."""
+    paths = {path for path in run_dir.rglob("*") if run_dir in path.parents}
+    writing = {path for path in paths if path.suffix == ".partial" or "orbax-checkpoint-tmp" in path.name}
+    committed = {path for path in paths if path.parent.name == "slices" or (path.is_dir() and path.name.isdigit())}
+    return committed - writing, writing
 
 
 def kill_again_and_again(command, run_dir: Path, kills: int, longest: float) -> dict:
-    """`{stage: kills}`. The run may end before it has been killed so often."""
-    stages = {}
+    """`{moment: kills}`. The run may end before it has been killed so often."""
+    moments = dict.fromkeys(("before it had committed anything", "while it wrote a file", "later"), 0)
     for _ in range(kills):
+        committed, writing = look(run_dir)
         process = start(command, run_dir)
         try:
             if process.wait(timeout=random.uniform(0, longest)):
                 raise SystemExit(Path(f"{run_dir}.log").read_text())
-            return stages
+            return moments
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        stages[stage(run_dir)] = stages.get(stage(run_dir), 0) + 1
-    return stages
+        committed_now, writing_now = look(run_dir)
+        early = "later" if committed_now - committed else "before it had committed anything"
+        moments["while it wrote a file" if writing_now - writing else early] += 1
+    return moments
 
 
 def differences(run_dir: Path, whole: Path) -> list[str]:
@@ -89,15 +88,15 @@ def main():
     parser.add_argument("what", choices=COMMANDS)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--timesteps", type=float, default=2e7, help="of each agent: enough for so many kills")
-    parser.add_argument("--longest", type=float, default=10.0, help="seconds after which a run is killed at the latest")
+    parser.add_argument("--longest", type=float, default=15.0, help="seconds after which a run is killed at the latest")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     random.seed(args.seed)
     folder = Path(tempfile.mkdtemp(prefix="kill_and_resume_"))
     command = [*COMMANDS[args.what], *SMALL, f"--total-timesteps={args.timesteps:.0f}", "--checkpoint-interval=0.5"]
     print(f"left alone: {run_whole(command, folder / 'whole'):.1f} s")
-    stages = kill_again_and_again(command, folder / "killed", args.kills, args.longest)
-    print(f"{sum(stages.values())} kills: {', '.join(f'{count} {name}' for name, count in sorted(stages.items()))}")
+    moments = kill_again_and_again(command, folder / "killed", args.kills, args.longest)
+    print(f"{sum(moments.values())} kills: {', '.join(f'{count} {name}' for name, count in moments.items())}")
     print(f"resumed to the end: {run_whole(command, folder / 'killed'):.1f} s")
     if found := differences(folder / "killed", folder / "whole"):
         raise SystemExit(f"differ: {', '.join(found)}; see {folder}")

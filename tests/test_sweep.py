@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -362,3 +363,67 @@ def test_resume_with_a_damaged_slice(finished, tmp_path, capfd):
 
 def test_best_values_can_be_trained(finished):
     assert yaml.safe_load((finished[0] / "best.yaml").read_text())["lr"] in RATES
+
+
+# --- disks ---
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that mounts a file system of so many bytes, or skips the test; it is gone afterwards."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(size: int, options: str = "rw"):
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "tmpfs", place]).returncode:
+            pytest.skip("may not mount a file system")
+        return place
+
+    if os.name != "posix" or os.geteuid() or not shutil.which("mount"):
+        pytest.skip("only root can mount a file system")
+    yield mount
+    subprocess.run(["umount", place])
+
+
+def test_disk_full(small_disk, tmp_path, capfd):
+    """The second slice does not fit on the disk. With more room, the sweep goes on after the first."""
+    args = [each for each in SMALL if "total" not in each] + ["--total-timesteps=1000000"]
+    script = common.load_script(SMALL[0])
+    config, _ = script.parse(args[1:], script.Config)
+    four = slices.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / slices.GIB
+    args += ["--lr", "0.1", "0.5", "--seeds=4", f"--memory={four}"]
+    disk = small_disk(600_000)  # a slice is 4 x 5000 updates of five metrics of 4 bytes: 400 kB
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([*args, f"--run-dir={disk / 'run'}"])
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and message.startswith("sweep.py: error: "), message
+    assert "No space left on device" in message
+    assert [path.name for path in (disk / "run" / "slices").glob("*.npz")] == ["0-0000000-0000004.npz"]
+    copy = shutil.copytree(disk / "run", tmp_path / "larger")
+    sweep.main([*args, f"--run-dir={copy}", "--resume"])
+    assert metrics_of(copy)["episodes"].shape == (2, 4, 5000) and (metrics_of(copy)["episodes"] > 0).all()
+    assert {path.name for path in (copy / "slices").iterdir()} == {"0-0000000-0000004.npz", "0-0000004-0000008.npz"}
+    assert not list(copy.rglob("*.partial"))
+
+
+def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
+    """Checkpoints grow as metrics, at first zeros, fill up. The last that was committed stays good."""
+    disk = small_disk(120_000)
+    args = [each for each in SMALL if "total" not in each] + ["--total-timesteps=400000", "--lr", "0.1", "0.5"]
+    args += ["--seeds=4", "--checkpoint-interval=0"]
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([*args, f"--run-dir={disk / 'run'}"])
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and "cannot be written: No space left on device" in message, message
+    copy = shutil.copytree(disk / "run", tmp_path / "larger")
+    sweep.main([*args, f"--run-dir={copy}", "--resume"])
+    assert re.search(r"resume: [1-9]\d* of 2000 updates of the next slice are done", capfd.readouterr().out)
+    assert (metrics_of(copy)["episodes"] > 0).all()
+
+
+def test_read_only_run_directory(small_disk, capfd):
+    disk = small_disk(100_000, "ro")
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([*SWEEP, f"--run-dir={disk / 'run'}"])
+    message = capfd.readouterr().err
+    assert stop.value.code == 2 and message.count("\n") == 1 and "run_dir" in message and "Read-only" in message

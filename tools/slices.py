@@ -98,28 +98,31 @@ def withdraw(run_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def errors_in_one_line(tool: str, code: int, *kinds):
-    """Print an exception of these kinds as one line and exit with `code`."""
+def errors_in_one_line(tool: str, code: int, *kinds, about: str = ""):
+    """Print an exception of these kinds as one line, with what it is `about`, and exit with `code`."""
     try:
         yield
     except kinds as error:
-        print(f"{tool}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"{tool}: error: {about}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
         if jax.distributed.is_initialized():
             os._exit(code)  # an ordinary exit would wait for processes that may be gone
         raise SystemExit(code) from None
 
 
 @contextlib.contextmanager
-def lost_processes(tool: str):
-    """One line instead of a traceback where another process is gone. One that is alone raises what it has to."""
+def failures_in_one_line(tool: str):
+    """One line and exit code 1, not a traceback, where memory runs out or another process is gone."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, multihost_utils.ProcessFailureError) as error:
-        if jax.process_count() == 1:
-            raise
         text = " ".join(str(error).split())[:300]
-        print(f"{tool}: error: process {jax.process_index()} has lost the others: {text}", file=sys.stderr, flush=True)
-        os._exit(1)
+        if "RESOURCE_EXHAUSTED" in text:
+            print(f"{tool}: error: out of memory, try --memory: {text}", file=sys.stderr, flush=True)
+        elif jax.process_count() > 1:
+            print(f"{tool}: error: another process may be gone: {text}", file=sys.stderr, flush=True)
+        else:
+            raise
+        os._exit(1)  # an ordinary exit would wait for the other processes
 
 
 # --- many processes ---
@@ -157,13 +160,13 @@ def is_first() -> bool:
 
 
 def agree(value):
-    """What process 0 has, on all of them. A value that JSON can hold, in at most 64 KiB."""
+    """What process 0 has, on all of them: a value that JSON can hold."""
     if jax.process_count() == 1:
         return value
     text = json.dumps(value).encode() if is_first() else b""
-    buffer = np.zeros(2**16, np.uint8)
-    buffer[: len(text)] = np.frombuffer(text, np.uint8)
-    return json.loads(bytes(multihost_utils.broadcast_one_to_all(buffer)).rstrip(b"\0"))
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    buffer = np.frombuffer(text if is_first() else bytes(size), np.uint8)
+    return json.loads(bytes(multihost_utils.broadcast_one_to_all(buffer)))
 
 
 def only_first(function, *args):
@@ -358,7 +361,7 @@ def save(manager, step: int, carry) -> None:
             raise  # another process is gone
         text = " ".join(str(error).split())
         kind = next((word for word in ("No space left on device", "Read-only file system") if word in text), text[:300])
-        raise OSError(f"checkpoint {manager.directory}/{step} cannot be written: {kind}") from error
+        raise OSError(f"the checkpoint of update {step} cannot be written: {kind}") from error
 
 
 def restore(manager, step: int, abstract):
@@ -366,8 +369,8 @@ def restore(manager, step: int, abstract):
     try:
         return manager.restore(step, args=ocp.args.StandardRestore(abstract))
     except Exception as error:  # Orbax raises many kinds
-        directory = manager.directory / str(step)
-        raise OSError(f"resume: the checkpoint {directory} cannot be read; without it an older one is used") from error
+        where = f"{Path(manager.directory).name}/{step}"
+        raise OSError(f"resume: the checkpoint {where} cannot be read; delete it to go on without it") from error
 
 
 def make_reader(program: Program):
@@ -394,7 +397,7 @@ def train_slice(program: Program, floats, key_data, manager, interval: float, wa
     checkpoint. Process 0 decides on both, since the clocks of processes differ.
     """
     floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
-    done = manager.latest_step() or 0
+    done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some
     carry = restore(manager, done, program.abstract) if done else program.start(floats, put(key_data, program.spread))
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
     while done < program.num_updates:

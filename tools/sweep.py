@@ -228,7 +228,7 @@ def run_group(request: Request, group: Group, program: slices.Program, number: i
             progress.set_postfix_str(f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}", refresh=False)
         progress.update((last - first) * real * steps)
 
-    done = {first for first, _, _ in finished_slices(run_dir, number)}
+    done = slices.agree([first for first, _, _ in finished_slices(run_dir, number)])
     for first in range(0, runs, program.size):
         last = min(first + program.size, runs)
         real = last - first  # the others, which fill up the last slice, repeat its last run
@@ -239,7 +239,8 @@ def run_group(request: Request, group: Group, program: slices.Program, number: i
         floats = {name: values[run // options.num_seeds] for name, values in group.floats.items()}
         name = f"{number}-{first:07d}-{last:07d}"
         with slices.open_checkpoints(run_dir / "unfinished" / name, keep=1) as manager:
-            if begun := manager.latest_step() or 0:
+            begun = manager.latest_step() or 0
+            if begun and slices.is_first():
                 tqdm.write(f"resume: {begun} of {program.num_updates} updates of the next slice are done")
             progress.update(begun * real * steps)
             key_data = keys[run % options.num_seeds]
@@ -523,12 +524,13 @@ def main(args=None) -> Path:
     """The command line. Returns the run directory."""
     args = sys.argv[1:] if args is None else [str(each) for each in args]
     common.choose_thread_pool()
-    with slices.errors_in_one_line("sweep.py", 2, ValueError, OSError), slices.lost_processes("sweep.py"):
+    with slices.errors_in_one_line("sweep.py", 2, ValueError, OSError), slices.failures_in_one_line("sweep.py"):
         request = read_request(args)
         slices.connect(request.tool)
         groups = make_groups(request)
         run_dir, programs = prepare(request, groups, args)
-    with slices.errors_in_one_line("sweep.py", 1, OSError), slices.lost_processes("sweep.py"):
+    about = f"run_dir = {run_dir}: "
+    with slices.errors_in_one_line("sweep.py", 1, OSError, about=about), slices.failures_in_one_line("sweep.py"):
         run_groups(request, groups, programs, run_dir)
         slices.only_first(write_results, request, groups, run_dir)
     return run_dir

@@ -222,11 +222,12 @@ def main(args=None) -> Path:
     args = sys.argv[1:] if args is None else [str(each) for each in args]
     common.choose_thread_pool()
     begun = time.perf_counter()
-    with slices.errors_in_one_line("train.py", 2, ValueError, OSError), slices.lost_processes("train.py"):
+    with slices.errors_in_one_line("train.py", 2, ValueError, OSError), slices.failures_in_one_line("train.py"):
         request = read_request(args)
         slices.connect(request.tool)
         run_dir, record, programs = prepare(request, args)
-    with slices.errors_in_one_line("train.py", 1, OSError), slices.lost_processes("train.py"):
+    about = f"run_dir = {run_dir}: "
+    with slices.errors_in_one_line("train.py", 1, OSError, about=about), slices.failures_in_one_line("train.py"):
         compiled = time.perf_counter()
         metrics, steps = train(request, run_dir, record, programs)
         seconds = {"compile": compiled - begun, "train": time.perf_counter() - compiled}
