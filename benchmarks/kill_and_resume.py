@@ -24,8 +24,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--env-name=CliffWalking", "--max-episode-steps=200", "--num-steps=200"]
 COMMANDS = {
-    "sweep": ["tools/sweep.py", "q_learning_gridworld", "--lr", "0.1", "0.3", "0.5", "--seeds=4", "--memory=0.017"],
-    "train": ["tools/train.py", "q_learning_gridworld", "--num-seeds=12", "--eval-episodes=2", "--memory=0.017"],
+    "sweep": ["tools/sweep.py", "q_learning_gridworld", "--lr", "0.1", "0.3", "0.5", "--seeds=4", "--memory=0.026"],
+    "train": ["tools/train.py", "q_learning_gridworld", "--num-seeds=12", "--eval-episodes=2", "--memory=0.026"],
     "script": ["q_learning_gridworld.py", "--num-seeds=12", "--eval-episodes=2"],
 }
 
@@ -87,8 +87,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=COMMANDS)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--timesteps", type=float, default=2e7, help="of each agent: enough for so many kills")
-    parser.add_argument("--longest", type=float, default=15.0, help="seconds after which a run is killed at the latest")
+    parser.add_argument("--timesteps", type=float, default=3e7, help="of each agent: enough for so many kills")
+    parser.add_argument("--longest", type=float, default=12.0, help="seconds after which a run is killed at the latest")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     random.seed(args.seed)
