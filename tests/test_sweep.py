@@ -314,6 +314,7 @@ def test_directory_that_holds_another_sweep(finished, capfd):
 # --- going on ---
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     """Killed with a slice on disk and another half trained, then resumed: as if nothing had been."""
     args = [SMALL[0], "--lr", "0.1", "0.5", "1", "--seeds=4", "--num-steps=20", "--total-timesteps=40000"]
@@ -385,6 +386,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", place])
 
 
+@pytest.mark.slow
 def test_disk_full(small_disk, tmp_path, capfd):
     """The second slice does not fit on the disk. With more room, the sweep goes on after the first."""
     args = [each for each in SMALL if "total" not in each] + ["--total-timesteps=1000000"]
