@@ -300,7 +300,7 @@ def test_one_of_many_is_killed(tool, options, count, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     processes = start(tool, [*args, f"--run-dir={killed}"], count)
     deadline = time.monotonic() + TIME_LIMIT
-    while not [path for path in killed.rglob("checkpoints/*") if path.name.isdigit()]:
+    while not [path for path in killed.glob("checkpoints/*") if path.name.isdigit()]:
         if tool == "sweep.py" and [path for path in killed.glob("unfinished/*/*") if path.name.isdigit()]:
             break
         assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
