@@ -108,7 +108,8 @@ def read_yaml(path: str, config_class) -> list[str]:
     """A YAML file of hyperparameters as command-line flags. Raises ValueError."""
     try:
         values = yaml.load(Path(path).read_text(), YamlLoader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        json.dumps(values, default=str)  # a value may hold itself
+    except Exception as error:  # PyYAML raises many kinds
         raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: must be a mapping of hyperparameters to values")
@@ -141,6 +142,8 @@ def freeze_mapping(mapping) -> FrozenDict:
     """The same mapping, lists in it as tuples: static fields have to be hashable."""
 
     def freeze(value):
+        if isinstance(value, int) and abs(value) >= 2**31:
+            raise ValueError(f"{value} has more than 32 bits")
         return tuple(map(freeze, value)) if isinstance(value, (list, tuple)) else value
 
     return FrozenDict({name: freeze(value) for name, value in dict(mapping).items()})
@@ -154,8 +157,8 @@ def parse_number_or_mapping(kind, text):
         if kind is int and not value.is_integer():
             raise ValueError
         return int(value) if kind is int else value
-    except (TypeError, ValueError, yaml.YAMLError):
-        wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}"
+    except Exception:  # PyYAML raises many kinds
+        wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}, of numbers below 2^31"
         raise ValueError(f"{text} is not {wanted}") from None
 
 
@@ -197,9 +200,12 @@ def parse(args, config_class):
     arguments = read(args, default)
     if file := arguments.run.config:
         arguments = read(args, read(read_yaml(file, config_class), default, f"{file}: "))
-    require(arguments.run, "num_seeds", low=1)
+    sizes = [field.name for field in dataclasses.fields(config_class) if field.type is int]
+    sizes.remove("total_timesteps")
+    require(arguments.hyperparameters, *sizes, low=0, high=2**31 - 1)  # JAX takes them as 32 bits
+    require(arguments.run, "num_seeds", low=1, high=2**31 - 1)
     require(arguments.run, "seed", low=0, high=2**32 - 1)
-    require(arguments.run, "checkpoint_interval", "eval_episodes", low=0)
+    require(arguments.run, "checkpoint_interval", "eval_episodes", low=0, high=2**31 - 1)
     return arguments.hyperparameters, arguments.run
 # --- end of block config ---
 
@@ -920,7 +926,7 @@ def main(args=None) -> Path:
             print(f"resume: no checkpoint in {run_dir} yet, starting anew")
         carry = restore(manager, done, abstract) if done else start()
     except (ValueError, OSError) as error:
-        print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
+        print(f"{Path(__file__).name}: error: {' '.join(str(error).split())}", file=sys.stderr)  # names may hold breaks
         raise SystemExit(2) from None
     if done < config.num_updates:
         advance = advance.lower(abstract, 0, 1).compile()

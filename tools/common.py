@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONTRACT = ["Config", "make_env", "make_learner", "make_train", "make_rollout", "report", "main"]
 
 
-def choose_pool_size() -> None:
+def choose_thread_pool() -> None:
     """Set the size of XLA's CPU thread pool, as `main` of a script does; call it before anything starts JAX."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("NPROC", str(max(4, cores)))  # a smaller pool can deadlock
@@ -33,18 +33,20 @@ def load_script(name: str):
     if path is None:
         known = sorted(each.stem for each in ROOT.glob("*.py"))
         raise ValueError(f"script = {name}: no such file; scripts here are {', '.join(known)}{nearest(name, known)}")
-    loaded = sys.modules.get(path.stem)
-    if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path:
-        return loaded
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
+    own_name = f"script_{path.stem}"  # so that a script called json.py does no harm
+    for loaded in map(sys.modules.get, (path.stem, own_name)):
+        if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path:
+            return loaded
+    spec = importlib.util.spec_from_file_location(own_name, path)
+    module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever somebody's file does
+        del sys.modules[own_name]
         raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
     if missing := [each for each in CONTRACT if not hasattr(module, each)]:
-        raise ValueError(f"script = {name}: has no {', '.join(missing)}, which tools need")
-    sys.modules[path.stem] = module
+        del sys.modules[own_name]
+        raise ValueError(f"script = {name}: is not a training script, it has no {', '.join(missing)}")
     return module
 
 

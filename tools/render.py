@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from common import choose_pool_size, load_script, read_record, run_tool, write
+from common import choose_thread_pool, load_script, read_record, run_tool, write
 
 # JAX, gymnax, brax and MuJoCo are imported where they are used: before that, `main` chooses the size of XLA's thread
 # pool and MuJoCo's way to draw.
@@ -440,7 +440,7 @@ def check_formats(formats, env, env_params) -> list[str]:
 def main(args=None) -> list[Path]:
     """Play and write. Returns the paths of what it wrote. Raises ValueError."""
     options = parse(args)
-    choose_pool_size()
+    choose_thread_pool()
     need_no_screen()
     run_dir = options.run_dir
     script, config, run_options, carry, done = load_run(run_dir, options.script)

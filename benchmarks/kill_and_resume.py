@@ -1,0 +1,108 @@
+"""Kill a run at random moments, resume it each time, and compare its end with that of a run left alone.
+
+    python benchmarks/kill_and_resume.py sweep      # tools/sweep.py, in slices
+    python benchmarks/kill_and_resume.py train      # tools/train.py, in slices
+    python benchmarks/kill_and_resume.py script     # a script's own command line
+
+Exits with 1 where the two differ in any bit of their results, or where a file is left half written. Each kill is a
+SIGKILL after a random time, up to the time that it takes to start and some more seconds.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["--env-name=CliffWalking", "--max-episode-steps=200", "--num-steps=200"]
+COMMANDS = {
+    "sweep": ["tools/sweep.py", "q_learning_gridworld", "--lr", "0.1", "0.3", "0.5", "--seeds=4", "--memory=0.026"],
+    "train": ["tools/train.py", "q_learning_gridworld", "--num-seeds=12", "--eval-episodes=2", "--memory=0.026"],
+    "script": ["q_learning_gridworld.py", "--num-seeds=12", "--eval-episodes=2"],
+}
+
+
+def start(command, run_dir: Path) -> subprocess.Popen:
+    with Path(f"{run_dir}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *command, f"--run-dir={run_dir}", "--resume"],
+            cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+
+
+def run_whole(command, run_dir: Path) -> float:
+    """Seconds that a run takes which is left alone."""
+    begun, process = time.perf_counter(), start(command, run_dir)
+    if process.wait():
+        raise SystemExit(Path(f"{run_dir}.log").read_text())
+    return time.perf_counter() - begun
+
+
+def look(run_dir: Path) -> tuple[set, set]:
+    """What is committed, checkpoints and finished slices, and what is being written."""
+    paths = {path for path in run_dir.rglob("*") if run_dir in path.parents}
+    writing = {path for path in paths if path.suffix == ".partial" or "orbax-checkpoint-tmp" in path.name}
+    committed = {path for path in paths if path.parent.name == "slices" or (path.is_dir() and path.name.isdigit())}
+    return committed - writing, writing
+
+
+def kill_again_and_again(command, run_dir: Path, kills: int, longest: float) -> dict:
+    """`{moment: kills}`. The run may end before it has been killed so often."""
+    moments = dict.fromkeys(("before it had committed anything", "while it wrote a file", "later"), 0)
+    for _ in range(kills):
+        committed, writing = look(run_dir)
+        process = start(command, run_dir)
+        try:
+            if process.wait(timeout=random.uniform(0, longest)):
+                raise SystemExit(Path(f"{run_dir}.log").read_text())
+            return moments
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        committed_now, writing_now = look(run_dir)
+        early = "later" if committed_now - committed else "before it had committed anything"
+        moments["while it wrote a file" if writing_now - writing else early] += 1
+    return moments
+
+
+def differences(run_dir: Path, whole: Path) -> list[str]:
+    """Names of what differs: files that are there, arrays, tables."""
+    found = sorted({path.name for path in run_dir.iterdir()} ^ {path.name for path in whole.iterdir()})
+    found += [str(path) for path in run_dir.rglob("*") if path.name.endswith(".partial") or "tmp" in path.name]
+    arrays, others = np.load(run_dir / "metrics.npz"), np.load(whole / "metrics.npz")
+    found += [name for name in others if arrays[name].tobytes() != others[name].tobytes()]
+    tables = [name for name in ("results.csv", "table.txt", "best.yaml") if (whole / name).exists()]
+    return found + [name for name in tables if (run_dir / name).read_bytes() != (whole / name).read_bytes()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=COMMANDS)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--timesteps", type=float, default=3e7, help="of each agent: enough for so many kills")
+    parser.add_argument("--longest", type=float, default=12.0, help="seconds after which a run is killed at the latest")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    args = parser.parse_args()
+    random.seed(args.seed)
+    folder = Path(tempfile.mkdtemp(prefix="kill_and_resume_"))
+    command = [*COMMANDS[args.what], *SMALL, f"--total-timesteps={args.timesteps:.0f}", "--checkpoint-interval=0.5"]
+    print(f"left alone: {run_whole(command, folder / 'whole'):.1f} s")
+    moments = kill_again_and_again(command, folder / "killed", args.kills, args.longest)
+    print(f"{sum(moments.values())} kills: {', '.join(f'{count} {name}' for name, count in moments.items())}")
+    print(f"resumed to the end: {run_whole(command, folder / 'killed'):.1f} s")
+    if found := differences(folder / "killed", folder / "whole"):
+        raise SystemExit(f"differ: {', '.join(found)}; see {folder}")
+    print("the same bit for bit, no file left half written")
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
