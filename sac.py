@@ -582,11 +582,17 @@ def add_to_replay(replay, rollout: Transition, count):
     return replay.at[slots, envs].set(pack(rollout))
 
 
-def sample_replay(key, replay, count, shape):
-    """Steps drawn uniformly from those in the ring, of which `count` slots were written: [*shape, ...]."""
+def normal_from_bits(bits):
+    """Standard normal numbers from random 32-bit words, which are drawn at once with those of `sample_replay`."""
+    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # 2^23 values between 0 and 1
+    return math.sqrt(2.0) * jax.lax.erf_inv(2.0 * uniform - 1.0)
+
+
+def sample_replay(bits, replay, count):
+    """A step for each random 32-bit word, uniformly from those in the ring, of which `count` slots were written."""
     num_slots, num_envs = replay.shape[:2]
     eligible = jnp.minimum(count, num_slots) * num_envs
-    drawn = (jax.random.bits(key, shape) % eligible.astype(jnp.uint32)).astype(jnp.int32)  # faster than randint
+    drawn = (bits % eligible.astype(jnp.uint32)).astype(jnp.int32)
     return replay[drawn // num_envs, drawn % num_envs]
 
 
@@ -619,7 +625,7 @@ def make_learner(config: Config):
     actor, critic = make_networks(config, env, env_params)
     critics = jax.vmap(critic.apply, (0, None, None))  # [2, ...]
     (obs_dim,), action_dim = env.observation_space(env_params).shape, actor.action_dim
-    optimizer = optax.adam(config.lr)
+    optimizer = optax.flatten(optax.adam(config.lr))  # on one vector: faster than on many small arrays
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
@@ -670,10 +676,9 @@ def make_learner(config: Config):
         state = state._replace(replay=replay, timesteps=timesteps, obs=obs, env_state=env_state, noise=noise)
         return state, episode_metrics(info)
 
-    def make_batches(state, key):
+    def make_batches(state, bits):
         """One batch for each gradient step: [gradient_steps, batch_size, ...]."""
-        shape, count = (config.gradient_steps, config.batch_size), state.timesteps // config.num_envs
-        batches = unpack(sample_replay(key, state.replay, count, shape), obs_dim)
+        batches = unpack(sample_replay(bits, state.replay, state.timesteps // config.num_envs), obs_dim)
         return batches._replace(
             obs=observe(state, batches.obs),
             next_obs=observe(state, batches.next_obs),
@@ -703,6 +708,7 @@ def make_learner(config: Config):
         next_action, next_log_prob = squashed_gaussian(*actor.apply(params["actor"], batch.next_obs), next_noise)
         next_q = critics(target_critics, batch.next_obs, next_action)
         target = soft_target(batch.reward, batch.terminated, next_q, next_log_prob, ent_coef, config.gamma)
+        target = jax.lax.optimization_barrier(target)  # else XLA computes it anew wherever it is used
         grads, metrics = jax.grad(critic_objective, has_aux=True)(params["critics"], batch, target)
         descend("critics", grads)
         grads, (log_prob, actor_metrics) = jax.grad(actor_objective, has_aux=True)(
@@ -716,15 +722,16 @@ def make_learner(config: Config):
         return (params, target_critics, opt_state), metrics | actor_metrics | {"ent_coef": ent_coef}
 
     def update(state, _=None):
-        key, collect_key, sample_key, noise_key = jax.random.split(state.key, 4)
+        key, collect_key, learn_key = jax.random.split(state.key, 3)
 
         def act(obs, noise):
             return squashed_gaussian(*actor.apply(state.params["actor"], obs), noise)[0]
 
         state, episodes = collect(state._replace(key=key), collect_key, act, config.num_steps)
-        noise = jax.random.normal(noise_key, (config.gradient_steps, 2, config.batch_size, action_dim))
+        bits = jax.random.bits(learn_key, (1 + 2 * action_dim, config.gradient_steps, config.batch_size))
+        next_noise, noise = jnp.moveaxis(normal_from_bits(bits[1:].reshape(2, action_dim, *bits.shape[1:])), 1, -1)
         carry = state.params, state.target_critics, state.opt_state
-        inputs = make_batches(state, sample_key), (noise[:, 0], noise[:, 1])
+        inputs = make_batches(state, bits[0]), (next_noise, noise)
         (params, target_critics, opt_state), metrics = jax.lax.scan(gradient_step, carry, inputs)
         state = state._replace(params=params, target_critics=target_critics, opt_state=opt_state)
         return state, jax.tree.map(jnp.mean, metrics) | episodes

@@ -569,11 +569,17 @@ def add_to_replay(replay, rollout: Transition, count):
     return replay.at[slots, envs].set(pack(rollout))
 
 
-def sample_replay(key, replay, count, shape):
-    """Steps drawn uniformly from those in the ring, of which `count` slots were written: [*shape, ...]."""
+def normal_from_bits(bits):
+    """Standard normal numbers from random 32-bit words, which are drawn at once with those of `sample_replay`."""
+    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # 2^23 values between 0 and 1
+    return math.sqrt(2.0) * jax.lax.erf_inv(2.0 * uniform - 1.0)
+
+
+def sample_replay(bits, replay, count):
+    """A step for each random 32-bit word, uniformly from those in the ring, of which `count` slots were written."""
     num_slots, num_envs = replay.shape[:2]
     eligible = jnp.minimum(count, num_slots) * num_envs
-    drawn = (jax.random.bits(key, shape) % eligible.astype(jnp.uint32)).astype(jnp.int32)  # faster than randint
+    drawn = (bits % eligible.astype(jnp.uint32)).astype(jnp.int32)
     return replay[drawn // num_envs, drawn % num_envs]
 
 
@@ -606,7 +612,7 @@ def make_learner(config: Config):
     actor, critic = make_networks(config, env, env_params)
     critics = jax.vmap(critic.apply, (0, None, None))  # [2, ...]
     (obs_dim,), action_dim = env.observation_space(env_params).shape, actor.action_dim
-    optimizer = optax.adam(config.lr)
+    optimizer = optax.flatten(optax.adam(config.lr))  # on one vector: faster than on many small arrays
     # Steps of the critics come in groups after which alone the policy can be due: in one group of policy_delay
     # steps after the other, or, where that does not divide gradient_steps, in smaller ones.
     group = math.gcd(config.gradient_steps, config.policy_delay)
@@ -659,10 +665,9 @@ def make_learner(config: Config):
         state = state._replace(replay=replay, timesteps=timesteps, obs=obs, env_state=env_state, noise=noise)
         return state, episode_metrics(info)
 
-    def make_batches(state, key):
+    def make_batches(state, bits):
         """One batch for each gradient step: [gradient_steps, batch_size, ...]."""
-        shape, count = (config.gradient_steps, config.batch_size), state.timesteps // config.num_envs
-        batches = unpack(sample_replay(key, state.replay, count, shape), obs_dim)
+        batches = unpack(sample_replay(bits, state.replay, state.timesteps // config.num_envs), obs_dim)
         return batches._replace(
             obs=observe(state, batches.obs),
             next_obs=observe(state, batches.next_obs),
@@ -708,16 +713,17 @@ def make_learner(config: Config):
         return (params, target_params, opt_state), metrics | actor_metrics
 
     def update(state, _=None):
-        key, collect_key, sample_key, noise_key = jax.random.split(state.key, 4)
+        key, collect_key, learn_key = jax.random.split(state.key, 3)
 
         def act(obs, noise):
             return noisy_action(actor.apply(state.params["actor"], obs), config.exploration_noise * noise)
 
         before = (state.timesteps // config.num_envs - config.warmup_steps) // config.num_steps * config.gradient_steps
         state, episodes = collect(state._replace(key=key), collect_key, act, config.num_steps)
-        noise = jax.random.normal(noise_key, (config.gradient_steps, config.batch_size, action_dim))
+        bits = jax.random.bits(learn_key, (1 + action_dim, config.gradient_steps, config.batch_size))
+        noise = jnp.moveaxis(normal_from_bits(bits[1:]), 0, -1)
         inputs = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, group, *leaf.shape[1:]), (make_batches(state, sample_key), noise)
+            lambda leaf: leaf.reshape(-1, group, *leaf.shape[1:]), (make_batches(state, bits[0]), noise)
         )
         due = (before + jnp.arange(group, config.gradient_steps + 1, group)) % config.policy_delay == 0
         carry = state.params, state.target_params, state.opt_state

@@ -17,7 +17,7 @@ from pathlib import Path
 
 os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
 
-import gymnax
+import gymnax.wrappers
 import jax
 import numpy as np
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 import toys  # registers the environments
 from conftest import jit_quickly, slow
 
@@ -217,6 +218,16 @@ def test_steps_in_groups_as_one_by_one(monkeypatch, gradient_steps, policy_delay
 # --- the replay ---
 
 
+@both
+def test_normal_numbers_from_bits(script):
+    """Against the normal distribution's quantiles, and finite at both ends."""
+    words = np.linspace(0, 2**32 - 1, 100_001).astype(np.uint32)
+    given = np.asarray(script.normal_from_bits(jnp.asarray(words)))
+    assert np.isfinite(given).all() and given[0] == -given[-1] and (np.diff(given) >= 0).all()
+    middle = slice(50, -50)
+    np.testing.assert_allclose(given[middle], scipy.stats.norm.ppf(words[middle] / 2**32), atol=1e-3)
+
+
 def counting_rollout(script, count, num_steps, num_envs):
     """Steps whose every entry tells which step it is, and of which environment. One in 10 terminates."""
     number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs)) * 1.0  # [T, N]
@@ -238,14 +249,15 @@ def test_a_step_is_packed_without_loss(script):
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
 def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_steps):
     num_slots = 10  # a multiple of num_steps and not
-    sample, add = jax.jit(partial(script.sample_replay, shape=(2, 3000))), jax.jit(script.add_to_replay)
+    sample, add = jax.jit(script.sample_replay), jax.jit(script.add_to_replay)
     for writes in {1, 10 // num_steps, 10 // num_steps + 1, 31}:
         replay = jnp.full((num_slots, num_envs, 8), jnp.nan)
         for i in range(writes):
             rollout = counting_rollout(script, i * num_steps, num_steps, num_envs)
             replay = add(replay, rollout, jnp.int32(i * num_steps))
         count = writes * num_steps
-        steps = script.unpack(np.asarray(sample(jax.random.key(writes), replay, jnp.int32(count))), 2)
+        bits = jax.random.bits(jax.random.key(writes), (2, 3000))
+        steps = script.unpack(np.asarray(sample(bits, replay, jnp.int32(count))), 2)
         number = np.asarray(steps.obs[..., 0])
         valid = {step * 100 + env for step in range(max(0, count - num_slots), count) for env in range(num_envs)}
         found, times = np.unique(number, return_counts=True)
