@@ -544,7 +544,7 @@ def squashed_gaussian(mean, log_std, noise):
     """An action tanh(u) and its log-probability, where u = mean + std noise (arXiv 1801.01290, equation 21).
 
     It is taken from the noise and from u, not from the action, and tanh's derivative in a form that does not become 0
-    where u is large: log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)). All [..., action_dim], returns that and [...].
+    where u is large: log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)). All are [..., action_dim], the second [...].
     """
     u = mean + jnp.exp(log_std) * noise
     log_prob = distrax.MultivariateNormalDiag(jnp.zeros_like(u), jnp.ones_like(u)).log_prob(noise)

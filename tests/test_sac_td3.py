@@ -64,13 +64,15 @@ def test_random_actions_are_uniform(script):
 @both
 @pytest.mark.parametrize("leading", [(), (7,), (5, 3)])
 def test_product_has_the_gradients_of_a_product(script, leading):
-    x, kernel, weight = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([leading + (4,), (4, 6), (6,)]))
+    shapes = (*leading, 4), (4, 6), (6,)
+    x, kernel, weight = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))
 
     def gradients(multiply):
         value = jax.value_and_grad(lambda x, kernel: (jnp.sin(multiply(x, kernel)) * weight).sum(), (0, 1))
         return jax.jit(jax.vmap(value, (None, 0)))(x, jnp.stack([kernel, 2 * kernel]))
 
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *map(gradients, (script.product, jnp.matmul)))
+    compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(compare, gradients(script.product), gradients(jnp.matmul))
 
 
 # --- mathematics of SAC ---
