@@ -50,7 +50,7 @@ def compile_script(script, config_name, seeds, steps, episodes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=10, help="at least 2")
     parser.add_argument("--minutes", type=float, default=10.0, help="of training for each of the two")
     parser.add_argument("--steps", type=int, default=50_000, help="in a chunk, per agent")
     parser.add_argument("--levels", type=float, nargs="+", default=[2, 4, 6, 8, 10, 15, 20])
@@ -73,10 +73,10 @@ def main():
         seconds[name] += time.perf_counter() - begun
         steps[name] += chunk
         returns = np.asarray(evaluate(states[name]))
-        low, high = stats.bootstrap((returns,), np.mean).confidence_interval if args.seeds > 1 else (np.nan, np.nan)
+        interval = stats.bootstrap((returns,), np.mean, method="percentile").confidence_interval
         print(
             f"{name:>8} {seconds[name]:6.0f} s {steps[name]:9,d} steps: greedy return {returns.mean():5.1f} "
-            f"({low:.1f} to {high:.1f})",
+            f"({interval.low:.1f} to {interval.high:.1f})",
             flush=True,
         )
         for level in args.levels:

@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
-PROCESSES_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # with processes of their own in the fast tier
+COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 SMALL = {
     "max_episode_steps": 13,
     "num_envs": 4,
@@ -44,8 +44,8 @@ def pytest_itemcollected(item):
     """Of the two processes that run the tests (pyproject.toml), one gets all of a script or file, and compiles once."""
     script = item.callspec.params.get("script") if hasattr(item, "callspec") else None
     item.add_marker(pytest.mark.xdist_group(script if isinstance(script, str) else item.path.stem))
-    if item.path.stem == "test_processes" and script in SCRIPTS and script not in PROCESSES_QUICKLY:
-        item.add_marker(pytest.mark.slow)  # `main` is the same in all; what is carried differs
+    if item.get_closest_marker("common") and script in SCRIPTS and script not in COMMON_QUICKLY:
+        item.add_marker(pytest.mark.slow)  # the blocks are the same in all; what is carried differs
 
 
 def slow(*values):

@@ -88,6 +88,7 @@ def test_discounts_that_cannot_be(script, refuses, value):
     refuses([f"--gamma={value}"], "gamma", value)
 
 
+@pytest.mark.common
 def test_floats_that_are_not_finite(script, refuses):
     for name in field_names(script, float):
         refuses([f"--{name}=nan"], name, "nan")
@@ -102,6 +103,7 @@ def test_too_few_steps_for_one_update(script, refuses):
     refuses(["--total_timesteps=31"], "total_timesteps", 31)
 
 
+@pytest.mark.common
 def test_options_that_cannot_be(refuses):
     for flag in ("num-seeds=0", "num-seeds=-1", "seed=-1", "eval-episodes=-1", "checkpoint-interval=-1"):
         refuses([f"--{flag}"], *flag.split("="))
@@ -124,12 +126,14 @@ def test_environment_with_the_other_kind_of_actions(script, refuses):
     refuses([f"--env_name={other}"], "env_name", other)
 
 
+@pytest.mark.common
 def test_unknown_env_params(script, refuses):
     for env_name in {toy_that_it_takes(script), script.Config().env_name}:
         refuses([f"--env_name={env_name}", "--env_params={wings: 2}"], "env_params", "wings")
     refuses(["--env_params=wings"], "env_params", "wings")
 
 
+@pytest.mark.common
 def test_env_params_of_a_wrong_type(script, refuses):
     refuses([f"--env_name={toy_that_it_takes(script)}", "--env_params={noise: loud}"], "env_params", "noise", "loud")
 
@@ -143,12 +147,14 @@ def test_time_limit_that_cannot_be(script, refuses):
     refuses([*args, "--env-params", "{max_steps_in_episode: 0}"], "env_params", "max_steps_in_episode")
 
 
+@pytest.mark.common
 def test_misspelt_key(script, refuses_yaml):
     refuses_yaml("gama: 0.9", "gama", "gamma")
     for name in field_names(script):
         refuses_yaml(f"{name}z: 1", f"{name}z is not", f"did you mean {name}?")
 
 
+@pytest.mark.common
 def test_wrong_types(script, refuses_yaml):
     refuses_yaml("num_steps: many", "num_steps", "many")
     refuses_yaml("num_steps: true", "num_steps", "True")
@@ -167,15 +173,18 @@ def test_wrong_types(script, refuses_yaml):
 
 
 @pytest.mark.parametrize("text", ["- lr\n- 0.1", "fast", "3", ""])
+@pytest.mark.common
 def test_yaml_that_is_not_a_mapping(refuses_yaml, text):
     refuses_yaml(text, "mapping")
 
 
 @pytest.mark.parametrize("text", ["lr: [1", "lr: 1: 2", "\tlr: 1", "lr: !!python/object:os.system {}", "lr: \x00"])
+@pytest.mark.common
 def test_yaml_that_cannot_be_read(refuses_yaml, text):
     refuses_yaml(text)
 
 
+@pytest.mark.common
 def test_yaml_file_that_is_missing(refuses, tmp_path):
     refuses(["--config", tmp_path / "none.yaml"], "none.yaml")
     refuses([f"--config={tmp_path}"], "YAML")
@@ -184,16 +193,19 @@ def test_yaml_file_that_is_missing(refuses, tmp_path):
 # --- flags ---
 
 
+@pytest.mark.common
 def test_unknown_flag(refuses):
     refuses(["--learning-rat=0.1"], "learning-rat")
     refuses(["stray"], "stray")
 
 
+@pytest.mark.common
 def test_flag_without_a_value(refuses):
     refuses(["--lr"], "lr")
     refuses(["--config"], "config")
 
 
+@pytest.mark.common
 def test_numbers_as_people_write_them(script, tmp_path):
     (tmp_path / "good.yaml").write_text("lr: 1e-3\ngamma: 1\ntotal_timesteps: 5e3\n")
     config, _ = script.parse([f"--config={tmp_path / 'good.yaml'}"], script.Config)
@@ -204,6 +216,7 @@ def test_numbers_as_people_write_them(script, tmp_path):
     assert config.lr == 1.0 and type(config.lr) is float
 
 
+@pytest.mark.common
 def test_numbers_in_env_params(script, tmp_path):
     (tmp_path / "numbers.yaml").write_text("env_params: {noise: 1e-3, max_steps_in_episode: 5}")
     from_yaml, _ = script.parse(["--config", str(tmp_path / "numbers.yaml")], script.Config)
@@ -211,6 +224,7 @@ def test_numbers_in_env_params(script, tmp_path):
     assert dict(from_yaml.env_params) == dict(from_flag.env_params) == {"noise": 0.001, "max_steps_in_episode": 5}
 
 
+@pytest.mark.common
 def test_flags_override_yaml_and_yaml_the_defaults(script, tmp_path):
     (tmp_path / "good.yaml").write_text("lr: 0.1\ngamma: 0.5\nenv_params: {a: 1}\n")
     config, options = script.parse(["--gamma=0.25", f"--config={tmp_path / 'good.yaml'}", "--seed=7"], script.Config)
@@ -268,6 +282,7 @@ def test_config_of_a_run_makes_the_same_again(script, finished):
     assert list(yaml.safe_load((finished[0] / "config.yaml").read_text())) == field_names(script)
 
 
+@pytest.mark.common
 def test_record_of_a_run(script, finished):
     record, said = json.loads((finished[0] / "run.json").read_text()), finished[2]
     assert record["settings"] | {"num_seeds": 4, "seed": 0, "script": script.__name__} == record["settings"]
@@ -287,6 +302,7 @@ def test_metrics_of_a_run_are_those_of_make_train(script, finished):
     assert_close(out | {"metrics": metrics}, out)
 
 
+@pytest.mark.common
 def test_final_returns_of_a_run(script, finished):
     """Means over the episodes that ended in the last 10 % of the updates, the last one here; and greedy ones."""
     metrics, record = np.load(finished[0] / "metrics.npz"), json.loads((finished[0] / "run.json").read_text())
@@ -300,12 +316,14 @@ def test_final_returns_of_a_run(script, finished):
         assert values.min() - 1e-6 <= summary["low"] <= summary["high"] <= values.max() + 1e-6
 
 
+@pytest.mark.common
 def test_learning_curve_of_a_run(finished):
     assert (finished[0] / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     picture = matplotlib.image.imread(finished[0] / "learning_curve.png")[..., :3]
     assert min(picture.shape[:2]) > 300 and picture.std() > 0.01
 
 
+@pytest.mark.common
 def test_nothing_else_is_left_behind(finished):
     expected = {"config.yaml", "run.json", "metrics.npz", "learning_curve.png", "checkpoints"}
     assert expected <= {path.name for path in finished[0].iterdir()}
@@ -315,10 +333,12 @@ def test_nothing_else_is_left_behind(finished):
 # --- going on with a run ---
 
 
+@pytest.mark.common
 def test_run_dir_that_holds_a_run(refuses, copy_of_run):
     refuses(copy_of_run[1][:-1], "run_dir", "--resume", run_dir=copy_of_run[0])
 
 
+@pytest.mark.common
 def test_run_dir_that_holds_checkpoints_of_an_unknown_run(refuses, copy_of_run):
     run_dir, args = copy_of_run
     (run_dir / "run.json").unlink()
@@ -326,12 +346,14 @@ def test_run_dir_that_holds_checkpoints_of_an_unknown_run(refuses, copy_of_run):
     refuses(args, "run_dir", "no run.json", run_dir=run_dir)
 
 
+@pytest.mark.common
 def test_run_dir_that_holds_somebodys_config(refuses, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("lr: 0.1")
     refuses([], "run_dir", "config.yaml", run_dir=tmp_path / "mine")
 
 
+@pytest.mark.common
 def test_run_dir_that_is_a_file(refuses, tmp_path):
     (tmp_path / "file").write_text("precious")
     refuses([], "run_dir", run_dir=tmp_path / "file")
@@ -340,10 +362,12 @@ def test_run_dir_that_is_a_file(refuses, tmp_path):
 
 
 @pytest.mark.parametrize("name, value", [("lr", 0.25), ("num_steps", 16), ("num_seeds", 2), ("seed", 3)])
+@pytest.mark.common
 def test_resume_with_other_settings(refuses, copy_of_run, name, value):
     refuses([*copy_of_run[1], f"--{name}={value}"], "resume", f"{name} was", value, run_dir=copy_of_run[0])
 
 
+@pytest.mark.common
 def test_resume_from_a_truncated_checkpoint(refuses, copy_of_run):
     newest = max((copy_of_run[0] / "checkpoints").iterdir(), key=lambda path: int(path.name))
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
@@ -351,6 +375,7 @@ def test_resume_from_a_truncated_checkpoint(refuses, copy_of_run):
     refuses(copy_of_run[1], "resume", "checkpoint", newest.name, run_dir=copy_of_run[0])
 
 
+@pytest.mark.common
 def test_resume_from_a_damaged_record(refuses, copy_of_run):
     record = copy_of_run[0] / "run.json"
     record.write_text(record.read_text()[:100])
@@ -367,6 +392,7 @@ def test_resume_of_a_finished_run(script, finished, copy_of_run):
         np.testing.assert_array_equal(metrics[name], again[name])
 
 
+@pytest.mark.common
 def test_resume_of_a_run_with_nothing_committed_starts_anew(script, finished, copy_of_run, capsys):
     """Killed before its first checkpoint, perhaps while that was written; or never begun."""
     run_dir, args = copy_of_run
@@ -384,6 +410,7 @@ def test_resume_of_a_run_with_nothing_committed_starts_anew(script, finished, co
 # --- importing ---
 
 
+@pytest.mark.common
 def test_import_has_no_side_effects(script):
     code = f"""
 import os

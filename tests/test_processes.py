@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 from conftest import ROOT, assert_close, assert_same, flags, shifted_config, small_config, trained
 
+pytestmark = pytest.mark.common
 NUM_UPDATES = 1000
 TIME_LIMIT = 300  # seconds; no run takes a tenth of it on an idle machine
 
