@@ -835,9 +835,9 @@ def open_run_dir(config, options, args) -> tuple[Path, dict]:
             old = dict(record["settings"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"resume: {run_dir}/run.json is damaged") from error
-        if differ := [name for name in settings | old if settings.get(name) != old.get(name)]:
-            changes = ", ".join(f"{name} was {old.get(name)} and is {settings.get(name)}" for name in differ)
-            raise ValueError(f"resume: {run_dir} holds a run with other settings: {changes}")
+        was, now_is = ({name: each.get(name, "missing") for name in settings | old} for each in (old, settings))
+        if changes := [f"{name} was {was[name]} and is {now_is[name]}" for name in was if was[name] != now_is[name]]:
+            raise ValueError(f"resume: {run_dir} holds a run with other settings: {', '.join(changes)}")
         return run_dir, record
     git = ["git", "-C", Path(__file__).parent.absolute(), "rev-parse", "HEAD"]
     packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
@@ -957,12 +957,21 @@ def evaluate(config, options, runner_state):
     return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
 
 
+def leaf_names(tree) -> set[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves}
+
+
 def restore(manager, step: int, abstract) -> dict:
-    """The `carry` of a checkpoint. Raises ValueError where it cannot be read."""
+    """The `carry` of a checkpoint. Raises ValueError where it cannot be read, or is not what this script carries."""
     try:
-        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        saved, carried = leaf_names(manager.item_metadata(step).tree), leaf_names(abstract)
+        if saved == carried:
+            return manager.restore(step, args=ocp.args.StandardRestore(abstract))
     except Exception as error:  # Orbax raises many kinds
         raise ValueError(f"resume: the checkpoint {manager.directory}/{step} cannot be read") from error
+    differ = f"it lacks {sorted(carried - saved)} and holds {sorted(saved - carried)} besides"
+    raise ValueError(f"resume: the checkpoint {manager.directory}/{step} is another version's: {differ}")
 
 
 def save_results(config, options, carry, run_dir: Path) -> dict:
@@ -994,7 +1003,8 @@ def main(args=None) -> Path:
         start, advance, abstract, num_devices = compile_training(config, options)  # ValueError where it cannot train
         run_dir, record = open_run_dir(config, options, args)
         keep = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-        manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
+        handler = ocp.StandardCheckpointHandler()
+        manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep, item_handlers=handler)
         done = manager.latest_step() or 0
         if options.resume and not done:
             print(f"resume: no checkpoint in {run_dir} yet, starting anew")

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -373,6 +374,40 @@ def test_resume_from_a_truncated_checkpoint(refuses, copy_of_run):
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
     refuses(copy_of_run[1], "resume", "checkpoint", newest.name, run_dir=copy_of_run[0])
+
+
+@pytest.mark.common
+def test_resume_from_an_older_version_s_checkpoint(script, refuses, copy_of_run, monkeypatch):
+    """One that carried less, and more: the message names what is missing, with its place in what is carried."""
+    whole = script.compile_training
+
+    def of_today(config, options):
+        start, advance, abstract, num_devices = whole(config, options)
+        metrics = {name.replace("episodes", "new_loss"): leaf for name, leaf in abstract["metrics"].items()}
+        return start, advance, abstract | {"metrics": metrics}, num_devices
+
+    monkeypatch.setattr(script, "compile_training", of_today)
+    differ = "lacks ['metrics.new_loss'] and holds ['metrics.episodes'] besides"
+    refuses(copy_of_run[1], "resume", differ, run_dir=copy_of_run[0])
+
+
+@pytest.mark.common
+def test_resume_of_a_run_with_fewer_fields(refuses, copy_of_run):
+    record = json.loads((copy_of_run[0] / "run.json").read_text())
+    del record["settings"]["gamma"]
+    record["settings"]["beta"] = 0.5
+    (copy_of_run[0] / "run.json").write_text(json.dumps(record))
+    missing = ["resume", "gamma was missing and is", "beta was 0.5 and is missing"]
+    refuses(copy_of_run[1], *missing, run_dir=copy_of_run[0])
+
+
+def test_checkpoints_hold_no_pickled_code(copy_of_run):
+    """Nothing in them is a pickle, which could run code where it is read: arrays and JSON alone."""
+    files = [path for path in (copy_of_run[0] / "checkpoints").rglob("*") if path.is_file()]
+    assert len(files) > 5
+    for path in files:
+        with pytest.raises((pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError)):
+            pickle.loads(path.read_bytes())
 
 
 @pytest.mark.common

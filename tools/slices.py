@@ -349,7 +349,7 @@ def fetch(program: Program, tree) -> dict:
 
 def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
-    return ocp.CheckpointManager(directory, options=options)
+    return ocp.CheckpointManager(directory, options=options, item_handlers=ocp.StandardCheckpointHandler())
 
 
 def save(manager, step: int, carry) -> None:
@@ -364,13 +364,22 @@ def save(manager, step: int, carry) -> None:
         raise OSError(f"the checkpoint of update {step} cannot be written: {kind}") from error
 
 
+def leaf_names(tree) -> set[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves}
+
+
 def restore(manager, step: int, abstract):
-    """The `carry` of a checkpoint. Raises OSError where it cannot be read."""
+    """The `carry` of a checkpoint. Raises OSError where it cannot be read, or is not what the script carries."""
+    where = f"{Path(manager.directory).name}/{step}"
     try:
-        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        saved, carried = leaf_names(manager.item_metadata(step).tree), leaf_names(abstract)
+        if saved == carried:
+            return manager.restore(step, args=ocp.args.StandardRestore(abstract))
     except Exception as error:  # Orbax raises many kinds
-        where = f"{Path(manager.directory).name}/{step}"
         raise OSError(f"resume: the checkpoint {where} cannot be read; delete it to go on without it") from error
+    differ = f"it lacks {sorted(carried - saved)} and holds {sorted(saved - carried)} besides"
+    raise OSError(f"resume: the checkpoint {where} is another version's: {differ}; delete it to go on without it")
 
 
 def make_reader(program: Program):
