@@ -406,8 +406,7 @@ def test_checkpoints_hold_no_pickled_code(copy_of_run):
     files = [path for path in (copy_of_run[0] / "checkpoints").rglob("*") if path.is_file()]
     assert len(files) > 5
     for path in files:
-        with pytest.raises((pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError)):
-            pickle.loads(path.read_bytes())
+        assert path.read_bytes()[:1] != pickle.PROTO, path
 
 
 @pytest.mark.common
