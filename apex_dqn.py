@@ -438,7 +438,7 @@ def td_loss(q, target, weight, kind):
 
 
 def exploration_ladder(num_envs, base, exponent):
-    """Each explorer's epsilon (arXiv 1803.00933, section 4): base ** (1 + exponent i / (N - 1)). [N]"""
+    """Each explorer's epsilon (arXiv 1803.00933, section 4.1): base ** (1 + exponent i / (N - 1)). [N]"""
     return base ** (1.0 + exponent * jnp.arange(num_envs) / max(1, num_envs - 1))
 
 
