@@ -730,8 +730,8 @@ def best_policy(fitness, returns, policies):
 def make_evaluate(config: Config):
     """`evaluate(population, keys) -> (returns [P, S], metrics, policy)`: a generation's trainings.
 
-    Each network [P, ...] trains an agent from each key [S]. `metrics` are of the last quarter of all trainings, the
-    policy is that of `best_policy`.
+    Each network [P, ...] trains an agent from each key [S]. `metrics` are those of all trainings, with leading axes
+    [slices, P / slices, S, inner_updates]; the policy is that of `best_policy`.
     """
     train_agent = make_inner(config)
 
@@ -855,7 +855,7 @@ def mean_weights(config: Config, runner_state: RunnerState) -> dict:
 
 def compare_objectives(config: Config, weights) -> dict:
     """`{environment: {"PPO", "DPO", "evolved 0", ...: [test_seeds]}}`, final returns of agents with the same keys."""
-    weights = jax.tree.map(lambda leaf: jnp.concatenate([jnp.zeros_like(leaf[:2]), leaf]), weights)
+    weights = jax.tree.map(lambda leaf: jnp.concatenate([jnp.zeros((2, *leaf.shape[1:])), leaf]), weights)
     num_objectives = len(weights["output"])
     kinds = jnp.minimum(jnp.arange(num_objectives), 2)  # 0 is PPO, 1 is DPO, 2 is a network
     keys = jax.random.split(jax.random.key(2**31), config.test_seeds)
@@ -1032,9 +1032,11 @@ def compile_training(config, options):
     """
     init, update = make_learner(config)
     devices = jax.local_devices()
-    num_devices = max(n for n in range(1, len(devices) + 1) if options.num_seeds % n == 0)
+    num_devices, spec = max(n for n in range(1, len(devices) + 1) if options.num_seeds % n == 0), ("seed",)
+    if getattr(config, "num_devices", 1) > 1:  # each agent spreads its own work
+        num_devices, spec = config.num_devices, ()
     mesh = jax.sharding.Mesh(np.asarray(devices[:num_devices]), ("seed",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
     def start(keys):
         state = jax.vmap(init)(keys)

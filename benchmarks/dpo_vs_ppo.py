@@ -1,7 +1,7 @@
 """DPO beside PPO with paired seeds: the same keys, environments and hyperparameters, another policy loss.
 
     python benchmarks/dpo_vs_ppo.py
-    python benchmarks/dpo_vs_ppo.py hopper --seeds 32 --out runs/dpo_vs_ppo
+    python benchmarks/dpo_vs_ppo.py pendulum --seeds 32 --out runs/dpo_vs_ppo
 
 For each name the two scripts train with configs/dpo_continuous/NAME.yaml. Seed i has the key of seed i of
 `main --num-seeds SEEDS`, in both. The table, in Markdown, gives interquartile means with 95 % bootstrap intervals over
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 import dpo_continuous  # noqa: E402
 import ppo_continuous  # noqa: E402
 
-NAMES = ["pendulum", "reacher", "pointrobot", "inverted_pendulum", "hopper"]
+NAMES = ["pendulum", "reacher", "pointrobot", "inverted_pendulum"]
 SCRIPTS = {"PPO": ppo_continuous, "DPO": dpo_continuous}
 
 
