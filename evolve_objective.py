@@ -216,28 +216,28 @@ def parse(args, config_class):
 class Config:
     """Hyperparameters. The defaults are sized for two CPU cores."""
 
-    env_name: str = "CartPole-v1"  # an environment of gymnax with discrete actions
+    env_name: str = "Catch-bsuite"  # an environment of gymnax with discrete actions
     env_params: Mapping = FrozenDict()  # its parameters or constructor arguments, such as {memory_length: 20}
     max_episode_steps: int = 0  # time limit; 0 keeps the environment's own
-    num_generations: int = 32  # updates of the evolution strategy
+    num_generations: int = 24  # updates of the evolution strategy
     population_size: int = 16  # drift networks per generation, in mirrored pairs
     inner_seeds: int = 2  # agents that each network trains; its fitness is the mean of their returns
     num_slices: int = 1  # parts of the population, evaluated one after the other where memory is short
     num_devices: int = 1  # that one population is spread over; 1 leaves the devices to --num-seeds
-    es_lr: float = 0.02  # learning rate of the evolution strategy's Adam
-    es_sigma: float = 0.1  # standard deviation of the networks around their mean
-    drift_size: int = 32  # hidden units of the drift network
-    total_timesteps: int = 16_384  # environment steps of one agent's training
+    es_lr: float = 0.01  # learning rate of the evolution strategy's Adam
+    es_sigma: float = 0.03  # standard deviation of the networks around their mean
+    drift_size: int = 16  # hidden units of the drift network
+    total_timesteps: int = 8_192  # environment steps of one agent's training
     inner_envs: int = 16  # environments per agent
-    inner_steps: int = 32  # steps per environment and update of the agent
-    update_epochs: int = 4  # passes over the batch of inner_envs * inner_steps steps
+    inner_steps: int = 64  # steps per environment and update of the agent
+    update_epochs: int = 8  # passes over the batch of inner_envs * inner_steps steps
     num_minibatches: int = 4  # gradient steps per pass
-    lr: float = 1e-3  # learning rate of the agent's Adam
+    lr: float = 3e-3  # learning rate of the agent's Adam
     anneal_lr: bool = True  # decay the agent's learning rate linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # decay of the advantage's trace
     clip_eps: float = 0.2  # clip range that evolution starts from, and that of the value where clip_value is set
-    clip_value: bool = True  # clip the change of the value prediction too
+    clip_value: bool = False  # clip the change of the value prediction too
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
@@ -246,7 +246,7 @@ class Config:
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
     hidden_sizes: tuple[int, ...] = (32, 32)  # of the dense layers of the actor and of the critic
     activation: str = "tanh"  # tanh, relu, elu, gelu or swish
-    test_envs: str = "Acrobot-v1,Catch-bsuite,FourRooms-misc"  # where the result trains beside PPO and DPO at the end
+    test_envs: str = "CartPole-v1,Acrobot-v1"  # where the result trains beside PPO and DPO at the end
     test_seeds: int = 16  # agents per objective and environment there; 0 leaves the comparison out
     test_timesteps: int = 0  # environment steps of each of them; 0 takes total_timesteps
 

@@ -172,7 +172,7 @@ def test_strategy_finds_the_minimum_of_a_quadratic():
 
 # --- trainings ---
 
-CONFIG = dataclasses.replace(small_config(evolve), inner_seeds=2, hidden_sizes=(4,))
+CONFIG = dataclasses.replace(small_config(evolve), env_name="CartPole-v1", inner_seeds=2, hidden_sizes=(4,))
 KEYS = jax.random.split(jax.random.key(3), 2)
 
 
