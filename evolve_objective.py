@@ -25,9 +25,10 @@ drift, a penalty on the policy's change. Here the drift is a small network, the 
 and mirrored pairs, as in the paper; the fitness of a network is the return that agents reach who learn with it. One
 `update` is a generation: `population_size` networks train `inner_seeds` agents each, all from the same keys.
 
-The agents are those of ppo.py, with its names. Beside the paper: fitness is ranked, as is usual, actions are discrete,
-and trainings are short, so that the defaults finish in minutes on two CPU cores. `report` saves the network, draws it,
-and lets it train beside PPO and DPO on environments that it was not evolved on.
+The agents are those of ppo.py, with its names. Unlike the paper's, their actions are discrete, and their trainings are
+short: the defaults finish in minutes on two CPU cores. A batch is used for eight epochs, where PPO's clip holds an
+agent back and a drift has something to gain. `report` saves the network, draws it, and lets it train beside PPO and
+DPO, also on environments that it was not evolved on.
 
     python evolve_objective.py --num-seeds 1
 
