@@ -827,9 +827,11 @@ def compile_training(config, options):
     """
     init, update = make_learner(config)
     devices = jax.local_devices()
-    num_devices = max(n for n in range(1, len(devices) + 1) if options.num_seeds % n == 0)
+    num_devices, spec = max(n for n in range(1, len(devices) + 1) if options.num_seeds % n == 0), ("seed",)
+    if getattr(config, "num_devices", 1) > 1:  # each agent spreads its own work
+        num_devices, spec = config.num_devices, ()
     mesh = jax.sharding.Mesh(np.asarray(devices[:num_devices]), ("seed",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
     def start(keys):
         state = jax.vmap(init)(keys)

@@ -37,6 +37,13 @@ SMALL = {
     "batch_size": 8,
     "learning_starts": 32,
     "target_update_interval": 16,
+    "inner_envs": 4,  # evolve_objective: an update is a generation of small trainings
+    "inner_steps": 8,
+    "population_size": 4,
+    "inner_seeds": 1,
+    "drift_size": 4,
+    "test_envs": "",
+    "test_seeds": 0,
 }
 
 
@@ -77,10 +84,14 @@ def origin(script) -> str:
 def small_config(script, num_updates=6, **overrides):
     """The script's default config, its sizes cut down; brax is stood in for by its own trivial environment."""
     small = {name: value for name, value in SMALL.items() if name in field_names(script)}
-    if "num_envs" not in field_names(script):  # one environment per agent
+    evolves = "num_generations" in field_names(script)
+    if "num_envs" not in field_names(script) and not evolves:  # one environment per agent
         small["num_steps"] *= SMALL["num_envs"]
     brax = {"env_name": "fast"} if origin(script) == "brax" else {}
     config = dataclasses.replace(script.Config(), **small | brax | overrides)
+    if evolves:  # `total_timesteps` is of one training, here of four updates, large enough for drifts to differ
+        steps = 4 * config.inner_envs * config.inner_steps + 5
+        return dataclasses.replace(config, num_generations=num_updates, total_timesteps=steps, lr=0.1)
     steps = num_updates * config.num_envs * config.num_steps + getattr(config, "learning_starts", 0)
     return dataclasses.replace(config, total_timesteps=steps + 5)  # num_updates is rounded down
 

@@ -28,6 +28,10 @@ def snapshot(path: Path) -> dict:
     return {p: p.read_bytes() if p.is_file() else None for p in [path, *path.rglob("*")] if p.exists()}
 
 
+def steps_field(script) -> str:
+    return "num_steps" if "num_steps" in field_names(script) else "inner_steps"
+
+
 def toy_that_it_takes(script) -> str:
     """The one of the two toy environments whose actions are of the script's kind."""
     if origin(script) == "script":
@@ -157,11 +161,12 @@ def test_misspelt_key(script, refuses_yaml):
 
 @pytest.mark.common
 def test_wrong_types(script, refuses_yaml):
-    refuses_yaml("num_steps: many", "num_steps", "many")
-    refuses_yaml("num_steps: true", "num_steps", "True")
-    refuses_yaml("num_steps: 4.5", "num_steps", "4.5")
-    refuses_yaml("num_steps: [4, 5]", "num_steps")
-    refuses_yaml("num_steps:", "num_steps")
+    steps = steps_field(script)
+    refuses_yaml(f"{steps}: many", steps, "many")
+    refuses_yaml(f"{steps}: true", steps, "True")
+    refuses_yaml(f"{steps}: 4.5", steps, "4.5")
+    refuses_yaml(f"{steps}: [4, 5]", steps)
+    refuses_yaml(f"{steps}:", steps)
     refuses_yaml("lr: [1, 2]", "lr")
     refuses_yaml("lr: fast", "lr", "fast")
     refuses_yaml("lr: {a: 1}", "lr")
@@ -364,7 +369,8 @@ def test_run_dir_that_is_a_file(refuses, tmp_path):
 
 @pytest.mark.parametrize("name, value", [("lr", 0.25), ("num_steps", 16), ("num_seeds", 2), ("seed", 3)])
 @pytest.mark.common
-def test_resume_with_other_settings(refuses, copy_of_run, name, value):
+def test_resume_with_other_settings(script, refuses, copy_of_run, name, value):
+    name = steps_field(script) if name == "num_steps" else name
     refuses([*copy_of_run[1], f"--{name}={value}"], "resume", f"{name} was", value, run_dir=copy_of_run[0])
 
 

@@ -174,10 +174,10 @@ def test_script_metadata_names_what_is_imported(path):
 
 
 @each_script
-def test_gymnax_and_brax_are_imported_inside_functions(path):
-    """Importing gymnax starts JAX's backend, and `main` has to set NPROC before that."""
+def test_what_starts_the_backend_is_imported_inside_functions(path):
+    """Importing gymnax or evosax starts JAX's backend, and `main` has to set NPROC before that."""
     early = {module for module, inside in imports(path.read_text()) if not inside}
-    assert not {"gymnax", "brax"} & {module.split(".")[0] for module in early}
+    assert not {"gymnax", "brax", "evosax"} & {module.split(".")[0] for module in early}
 
 
 @each_script
