@@ -223,7 +223,7 @@ class Config:
     observe_previous: bool = False  # see the previous action and reward too; zeros at an episode's start
     max_episode_steps: int = 0  # time limit; 0 keeps the environment's own (1000 in brax)
     total_timesteps: int = 500_000  # environment steps per agent
-    num_envs: int = 16  # environments per agent
+    num_envs: int = 8  # environments per agent
     num_steps: int = 128  # steps per environment and update, through which gradients go back
     update_epochs: int = 4  # passes over the batch of num_envs sequences of num_steps steps
     num_minibatches: int = 4  # gradient steps per pass, each on num_envs / num_minibatches sequences
@@ -236,8 +236,8 @@ class Config:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm
-    normalize_obs: bool = False  # by the running mean and variance of this agent
-    normalize_reward: bool = False  # by the running standard deviation of the discounted return
+    normalize_obs: bool = True  # by the running mean and variance of this agent
+    normalize_reward: bool = True  # by the running standard deviation of the discounted return
     cell: str = "gru"  # the memory: gru; or none, a dense layer in its place
     cell_size: int = 64  # of the memory, or of the dense layer in its place
     hidden_sizes: tuple[int, ...] = (64,)  # of the dense layers before the memory
