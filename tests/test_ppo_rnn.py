@@ -78,7 +78,7 @@ def sigmoid(x):
 
 
 def test_gru_against_a_loop():
-    """Equations 5 to 8 of arXiv 1406.1078, with zeros for the memory before each observation that is a first one."""
+    """With zeros for the memory before each observation that is a first one."""
     rng = np.random.default_rng(0)
     steps, envs, features, size = 9, 3, 4, 5
     x, hidden = rng.normal(size=(steps, envs, features)), rng.normal(size=(envs, size))
