@@ -122,6 +122,19 @@ class ValueDiscrete(ValueContinuous):
         return spaces.Discrete(3)
 
 
+class Recall(ValueDiscrete):
+    """Four steps. The sign is seen in the first alone; in the last the action that it tells is rewarded by 1."""
+
+    def observe(self, key, state, action, params):
+        return jnp.stack([jnp.where(state.time == 0, state.sign, 0.0), state.time * 1.0])
+
+    def step_env(self, key, state, action, params):
+        terminated = state.time + 1 >= 4
+        reward = (terminated & (action == (state.sign > 0))) * 1.0
+        state = state.replace(time=state.time + 1)
+        return self.observe(key, state, action, params), state, reward, terminated, {}
+
+
 class ValueBrax(Env):
     """A reward of 1 in each step; done after `length` steps. Observes a number drawn at the start, and the step."""
 
@@ -139,6 +152,6 @@ class ValueBrax(Env):
     observation_size, action_size, backend = 2, 1, "toy"
 
 
-for toy in (ValueContinuous, ValueDiscrete):
+for toy in (ValueContinuous, ValueDiscrete, Recall):
     gymnax.register(toy.__name__, toy)
 brax_envs.register_environment("ValueBrax", ValueBrax)

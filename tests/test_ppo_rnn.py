@@ -1,0 +1,281 @@
+"""The memory of ppo_rnn.py against loops, and what it learns where memory is needed."""
+
+import dataclasses
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys  # noqa: F401, it registers environments
+from conftest import jit_quickly, slow
+
+import ppo
+import ppo_rnn
+
+
+def make_config(**overrides):
+    config = ppo_rnn.Config(
+        env_name="ToyDiscrete",
+        num_envs=4,
+        num_steps=8,
+        num_minibatches=2,
+        update_epochs=2,
+        total_timesteps=10**6,
+        lr=1e-2,
+        anneal_lr=False,
+        normalize_obs=False,
+        normalize_reward=False,
+        cell_size=5,
+        hidden_sizes=(6,),
+    )
+    return dataclasses.replace(config, **overrides)
+
+
+@functools.cache
+def start_and_update(static):
+    """Programs for a config whose floats may change, so that one compilation serves all learning rates."""
+    del static  # tells apart what has to be compiled anew
+    start = jit_quickly(lambda config, key: ppo_rnn.make_learner(config)[0](key))
+    return start, jit_quickly(lambda config, state: ppo_rnn.make_learner(config)[1](state))
+
+
+def programs(config):
+    return start_and_update(jax.tree.structure(config))
+
+
+def make_network(config):
+    return ppo_rnn.make_network(config, *ppo_rnn.make_env(config))
+
+
+def apply_step(network):
+    """One step of it as a program."""
+    return jit_quickly(lambda *args: network.apply(*args, method="step"))
+
+
+def larger(params):
+    """Parameters of which the memory and the policy make more than those at the start."""
+    return jax.tree.map(lambda leaf: 3.0 * leaf, params)
+
+
+# --- what is taken from ppo.py, whose tests are of both ---
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gae", "discounted_returns", "policy_loss", "value_loss", "random_order", "merge_statistics", "normalize"],
+)
+def test_mathematics_is_that_of_ppo(name):
+    assert inspect.getsource(getattr(ppo_rnn, name)) == inspect.getsource(getattr(ppo, name))
+
+
+# --- the memory ---
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_gru_against_a_loop():
+    """With zeros for the memory before each observation that is a first one."""
+    rng = np.random.default_rng(0)
+    steps, envs, features, size = 9, 3, 4, 5
+    x, hidden = rng.normal(size=(steps, envs, features)), rng.normal(size=(envs, size))
+    first = rng.random((steps, envs)) < 0.3
+    assert first[1:].any() and not first[0].all()
+    gru = ppo_rnn.Gru(size)
+    params = jit_quickly(gru.init)(jax.random.key(0), hidden, (x, first))
+    params = jax.tree.map(lambda leaf: leaf + jnp.asarray(rng.normal(size=leaf.shape)), params)
+    cell = jax.tree.map(np.asarray, params["params"])["GRUCell_0"]
+
+    def dense(name, v):
+        return v @ cell[name]["kernel"] + cell[name].get("bias", 0.0)
+
+    expected, h = [], hidden
+    for t in range(steps):
+        h = np.where(first[t][:, None], 0.0, h)
+        reset, update = (sigmoid(dense(f"i{g}", x[t]) + dense(f"h{g}", h)) for g in "rz")
+        candidate = np.tanh(dense("in", x[t]) + reset * dense("hn", h))
+        h = update * h + (1 - update) * candidate
+        expected.append(h)
+    last, hiddens = jit_quickly(gru.apply)(params, hidden, (x, first))
+    np.testing.assert_allclose(hiddens, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(last, hiddens[-1])
+
+
+@pytest.mark.parametrize("cell", ["gru", "none"])
+def test_a_sequence_is_its_steps_one_after_the_other(cell):
+    config = make_config(cell=cell)
+    network, rng = make_network(config), np.random.default_rng(0)
+    obs, first = jnp.asarray(rng.normal(size=(7, 4, 2)), jnp.float32), jnp.asarray(rng.random((7, 4)) < 0.3)
+    start = hidden = jnp.asarray(rng.normal(size=(4, 5)), jnp.float32)
+    init, whole, step = jit_quickly(network.init), jit_quickly(network.apply), apply_step(network)
+    params = larger(init(jax.random.key(0), hidden, obs, first))
+    hiddens, policy, values = whole(params, start, obs, first)
+    for t in range(7):
+        hidden, step_policy, value = step(params, hidden, obs[t], first[t])
+        np.testing.assert_allclose(hidden, hiddens[t], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(value, values[t], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(step_policy.logits, policy.logits[t], rtol=1e-4, atol=1e-6)
+    _, _, same = whole(params, start, obs, jnp.zeros_like(first))
+    _, _, other = whole(params, start.at[0].add(1.0), obs, jnp.zeros_like(first))
+    assert (np.asarray(other != same).all(axis=0) == [cell == "gru", False, False, False]).all()
+
+
+def clock(steps, length):
+    """What is seen, whether it is the first of an episode, and what follows before a reset, in a toy environment."""
+    time = np.arange(steps) % length
+    see = lambda time: np.stack([time / 5, np.ones(len(time))], axis=-1).astype(np.float32)  # noqa: E731
+    return see(time), time == 0, see(time + 1)
+
+
+@pytest.mark.parametrize("limit", [3, slow(0)])
+def test_updates_against_a_loop(limit):
+    """The toy environment terminates after 5 steps, or is cut off after 3; nothing that is seen depends on actions.
+
+    Without a learning rate the value loss is half the mean square of the advantages.
+    """
+    config = make_config(max_episode_steps=limit, lr=0.0, gamma=0.9, gae_lambda=0.8)
+    start, update = programs(config)
+    state = start(config, jax.random.key(0))
+    state = state._replace(params=larger(state.params))
+    step, length, steps = apply_step(make_network(config)), limit or 5, 2 * config.num_steps
+    obs, first, following = clock(steps, length)
+    hidden, values, next_values = jnp.zeros(config.cell_size), [], []
+    for t in range(steps):
+        hidden = jnp.where(first[t], 0.0, hidden)
+        hidden, _, value = step(state.params, hidden, obs[t], jnp.asarray(False))
+        _, _, next_value = step(state.params, hidden, following[t], jnp.asarray(False))
+        values.append(float(value))
+        next_values.append(float(next_value))
+    assert np.std(values) > 0.1
+    for rollout in range(2):
+        advantages, advantage = [], 0.0
+        for t in reversed(range(rollout * config.num_steps, (rollout + 1) * config.num_steps)):
+            done = (t + 1) % length == 0
+            bootstrap = 0.0 if done and not limit else next_values[t]
+            delta = 1.0 + 0.9 * bootstrap - values[t]
+            advantage = delta + 0.9 * 0.8 * (not done) * advantage
+            advantages.append(advantage)
+        state, metrics = update(config, state)
+        np.testing.assert_allclose(metrics["value_loss"], 0.5 * np.mean(np.square(advantages)), rtol=1e-3)
+        expected = np.mean(values[rollout * config.num_steps :][: config.num_steps])
+        np.testing.assert_allclose(metrics["value"], expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(state.hidden, np.tile(hidden, (4, 1)), rtol=1e-3, atol=1e-5)
+    assert (np.asarray(state.first) == (steps % length == 0)).all()
+
+
+REAL = {"CartPole-v1": {}, "Pendulum-v1": {"max_episode_steps": 11}}
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", slow("Pendulum-v1")])
+def test_ratio_is_one_while_the_policy_is_the_same(name):
+    """In all minibatches of all passes, without a learning rate: each is of whole sequences, each with its memory."""
+    config = make_config(env_name=name, **REAL[name], clip_eps=1e-3, normalize_obs=True, normalize_reward=True)
+    start, update = programs(config)
+    state, episodes = start(config, jax.random.key(0)), 0
+    for _ in range(20):  # so that the policy is not that of the start, which is almost the same everywhere
+        state, metrics = update(config, state)
+        assert metrics["clip_fraction"] > 0
+    state = state._replace(params=larger(state.params))
+    config = dataclasses.replace(config, lr=0.0)
+    for _ in range(10):
+        state, metrics = update(config, state)
+        np.testing.assert_array_equal(metrics["clip_fraction"], 0)
+        np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
+        episodes += int(metrics["episodes"])
+    assert episodes > 3
+
+
+# --- what is seen ---
+
+
+def play(config, actions):
+    """Observations, rewards, ends and final observations under these actions: [len(actions) + 1, ...] and so on."""
+    env, env_params = ppo_rnn.make_env(config)
+    obs, state = env.reset(jax.random.key(0), env_params)
+    seen, rewards, dones, finals = [obs], [], [], []
+    for i, action in enumerate(actions):
+        obs, state, reward, terminated, truncated, info = env.step(jax.random.key(i), state, action, env_params)
+        assert obs.shape == info["final_observation"].shape == env.observation_space(env_params).shape
+        seen.append(obs)
+        rewards.append(reward)
+        dones.append(terminated | truncated)
+        finals.append(info["final_observation"])
+    return tuple(map(np.asarray, (seen, rewards, dones, finals)))
+
+
+def test_previous_action_and_reward():
+    config = make_config(observe_previous=True, observe=(0,), max_episode_steps=3, env_params={"noise": 1.0})
+    actions = jnp.asarray([2, 0, 1, 2, 1])
+    seen, rewards, dones, finals = play(config, actions)
+    assert dones.tolist() == [False, False, True, False, False]
+    one_hot = np.eye(3)[actions]
+    np.testing.assert_allclose(finals, np.column_stack([[0.2, 0.4, 0.6, 0.2, 0.4], one_hot, rewards]), rtol=1e-6)
+    time = np.array([0, 0.2, 0.4, 0, 0.2, 0.4])
+    previous = np.column_stack([one_hot, rewards]) * ~dones[:, None]  # zeros after the end of an episode
+    np.testing.assert_allclose(seen, np.column_stack([time, np.vstack([np.zeros(4), previous])]), rtol=1e-6)
+
+
+def test_previous_action_is_the_one_that_was_taken():
+    """Between -1 and 1, whatever the policy drew."""
+    seen, *_ = play(make_config(env_name="ToyContinuous", observe_previous=True), jnp.asarray([[0.5], [-7.0]]))
+    np.testing.assert_allclose(seen[:, 2], [0.0, 0.5, -1.0])
+    np.testing.assert_allclose(seen[:, 3], [0.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("name, size, seen", [("CartPole-v1", 4, (2, 0)), slow("Catch-bsuite", 50, (49,))])
+def test_entries_that_are_seen(name, size, seen):
+    everything, *_ = play(make_config(env_name=name), jnp.asarray([1, 0, 1]))
+    some, *_ = play(make_config(env_name=name, observe=seen), jnp.asarray([1, 0, 1]))
+    assert everything.shape == (4, size)
+    np.testing.assert_array_equal(some, everything[:, seen])
+
+
+def test_numbers_of_states_are_one_hot():
+    seen, *_ = play(make_config(env_name="FrozenLake-misc"), jnp.asarray([1, 2]))
+    assert seen.shape[1] == 16 and (seen.sum(axis=1) == 1).all() and seen[0, 0] == 1
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        ({"observe": (0, 2)}, ["observe", "(0, 2)", "2 entries"]),
+        ({"observe": (-1,)}, ["observe", "-1"]),
+        ({"cell": "lstm"}, ["cell", "lstm", "gru"]),
+        ({"num_minibatches": 8}, ["num_minibatches", "8", "num_envs"]),  # divides the batch of 4 * 8, not the sequences
+    ],
+)
+def test_configs_that_cannot_train(overrides, words):
+    with pytest.raises(ValueError) as error:
+        ppo_rnn.make_learner(make_config(**overrides))
+    assert all(word in str(error.value) for word in words)
+
+
+# --- what is learned ---
+
+
+def learn(num_updates, **overrides):
+    """Train one agent: its config, final state and metrics."""
+    config = make_config(num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, gamma=0.9, **overrides)
+    config = dataclasses.replace(config, cell_size=16, total_timesteps=num_updates * 8 * 16)
+    out = jit_quickly(ppo_rnn.make_train(config))(jax.random.key(0))
+    return config, out["runner_state"], out["metrics"]
+
+
+@pytest.mark.parametrize("cell", ["gru", slow("none")])
+def test_recall_needs_memory(cell):
+    """What was seen in the first of four steps tells which action is rewarded in the last; `make_rollout` remembers."""
+    config, state, _ = learn(100, env_name="Recall", cell=cell)
+    play = jit_quickly(jax.vmap(ppo_rnn.make_rollout(config), (None, 0)))
+    episodes = play(state, jax.random.split(jax.random.key(1), 64))
+    reward = (episodes.reward * episodes.valid).sum(axis=1)
+    assert (reward.mean() == 1.0) if cell == "gru" else (0.2 < reward.mean() < 0.8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ValueContinuous", "ValueBrax"])
+def test_truncation_is_bootstrapped(name):
+    *_, metrics = learn(300, env_name=name, max_episode_steps=5)
+    np.testing.assert_allclose(metrics["value"][-20:].mean(), 10.0, rtol=0.05)
