@@ -116,7 +116,9 @@ def flags(config) -> list[str]:
 
 
 # Compiles in half the time. For programs that are compared with others up to rounding, or that take few steps.
-jit_quickly = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+jit_quickly = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+)
 
 
 @functools.cache

@@ -34,13 +34,13 @@ CONTRACT = ["Config", "make_env", "make_learner", "make_train", "make_rollout", 
 @functools.cache
 def start(script):
     init, _ = script.make_learner(shifted_config(script))
-    return jax.jit(jax.vmap(init))
+    return jit_quickly(jax.vmap(init))
 
 
 @functools.cache
 def chunk(script, length):
     _, update = script.make_learner(shifted_config(script))
-    return jax.jit(jax.vmap(lambda state: jax.lax.scan(update, state, None, length)))
+    return jit_quickly(jax.vmap(lambda state: jax.lax.scan(update, state, None, length)))
 
 
 def train_in_chunks(script, lengths):
@@ -210,6 +210,7 @@ def test_same_config_makes_the_same_program(script):
     assert programs[0].as_text() == programs[1].as_text()
 
 
+@pytest.mark.common
 def test_together_as_alone(script):
     assert_close(trained(script), alone(script))
 
@@ -222,13 +223,25 @@ def test_chunks_of_any_length_agree_bit_for_bit(script):
     assert_same(train_in_chunks(script, [1] * 6), train_in_chunks(script, (3, 3)))
 
 
-def test_old_keys(script):
+def test_old_keys_are_taken(script):
+    shapes = [jax.eval_shape(train_alone(script), key)["metrics"] for key in (jax.random.PRNGKey(7), jax.random.key(7))]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.common
+def test_old_keys_give_the_same(script):
     assert_close(train_alone(script)(jax.random.PRNGKey(7)), train_alone(script)(jax.random.key(7)))
 
 
 # --- floats that are traced ---
 
 
+def test_alone_with_traced_floats_as_together_with_static_ones(script):
+    run, _ = traced(script)
+    assert_close(stack(run(shifted_config(script), key) for key in seed_keys()), trained(script))
+
+
+@pytest.mark.common
 def test_traced_floats_as_static_ones(script):
     run, _ = traced(script)
     assert_close(stack(run(shifted_config(script), key) for key in seed_keys()), alone(script))
@@ -280,7 +293,7 @@ def toy_episodes(script):
 @functools.cache
 def evaluate(script):
     options = types.SimpleNamespace(seed=0, eval_episodes=2)
-    return jax.jit(functools.partial(script.evaluate, toy_config(script), options))
+    return jit_quickly(functools.partial(script.evaluate, toy_config(script), options))
 
 
 def test_rollout_stops_counting_at_the_end_of_the_episode(script):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import matplotlib.image
 import numpy as np
 import pytest
@@ -47,6 +48,14 @@ def toys_that_it_takes(script) -> list[str]:
 
 def toy_that_it_takes(script) -> str:
     return toys_that_it_takes(script)[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly():
+    """Runs here take few steps: what `main` compiles takes longer than they do."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
