@@ -25,7 +25,8 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
-COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
+DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
+COMMON_QUICKLY = ("ppo", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 SMALL = {
     "max_episode_steps": 13,
     "num_envs": 4,
@@ -51,7 +52,8 @@ def pytest_itemcollected(item):
     """Of the two processes that run the tests (pyproject.toml), one gets all of a script or file, and compiles once."""
     script = item.callspec.params.get("script") if hasattr(item, "callspec") else None
     item.add_marker(pytest.mark.xdist_group(script if isinstance(script, str) else item.path.stem))
-    if item.get_closest_marker("common") and script in SCRIPTS and script not in COMMON_QUICKLY:
+    is_common = item.get_closest_marker("common") or script in DERIVED
+    if is_common and isinstance(script, str) and script in SCRIPTS and script not in COMMON_QUICKLY:
         item.add_marker(pytest.mark.slow)  # the blocks are the same in all; what is carried differs
 
 

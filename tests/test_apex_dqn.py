@@ -139,7 +139,7 @@ def test_replay_wraps_around():
     np.testing.assert_array_equal(replay.rest[:, 1], replay.obs)
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("seeds", [slow(1), 2])
 def test_replay_is_written_in_place(seeds):
     """The compiled loop has no copy of an array of the replay's size."""
     config = apex_dqn.Config(num_envs=8, batch_size=8, buffer_size=8 * 12_345, learning_starts=100)
@@ -175,7 +175,7 @@ def test_replay_has_every_transition_once():
     assert not continues[lengths[:-1] < n_step].any()
 
 
-@pytest.mark.parametrize("gradient_steps, interval", [(1, 3), slow(4, 6), (4, 2)])
+@pytest.mark.parametrize("gradient_steps, interval", [slow(1, 3), slow(4, 6), (4, 2)])
 def test_explorers_and_target_are_refreshed_now_and_then(gradient_steps, interval):
     config = apex_dqn.Config(num_envs=8, gradient_steps=gradient_steps, batch_size=4, hidden_sizes=(4,))
     config = dataclasses.replace(
@@ -289,7 +289,7 @@ def test_termination_is_not_bootstrapped(n_step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["FrozenLake-misc", "Catch-bsuite", "Breakout-MinAtar"])
+@pytest.mark.parametrize("name", ["FrozenLake-misc", slow("Catch-bsuite"), "Breakout-MinAtar"])
 def test_observations_of_all_kinds(name):
     """A number, a matrix, a grid with channels."""
     config = apex_dqn.Config(env_name=name, num_envs=8, total_timesteps=300, learning_starts=200, hidden_sizes=(8,))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # noqa: F401  registers the environments
-from conftest import ROOT, arrays, assert_close, flags, jit_quickly, small_config
+from conftest import ROOT, arrays, assert_close, flags, jit_quickly, slow, small_config
 from test_dpo_continuous import BY_HAND
 
 import evolve_objective as evolve
@@ -226,7 +226,7 @@ def test_evaluation_is_of_each_network_with_each_key(evaluated):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_slices", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_slices", [slow(2), slow(4)])
 def test_slices_give_the_same(evaluated, num_slices):
     config = dataclasses.replace(CONFIG, num_slices=num_slices)
     returns, metrics, policy = jit_quickly(evolve.make_evaluate(config))(networks(), KEYS)

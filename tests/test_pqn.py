@@ -82,7 +82,7 @@ def test_random_order(script):
     assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
 
 
-@pytest.mark.parametrize("layer_norm", [True, False])
+@pytest.mark.parametrize("layer_norm", [True, slow(False)])
 @pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar"])
 def test_network_against_numpy(name, layer_norm):
     config = pqn.Config(env_name=name, layer_norm=layer_norm, hidden_sizes=(7, 6), conv_features=3)

@@ -120,10 +120,10 @@ def test_a_copy_of_a_script(copied, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="script = my_algorithm: no such file"):
         render.main(args)
     assert render.main([*args, "--script", str(tmp_path / "my_algorithm.py")])
-    assert sys.modules.pop("my_algorithm").__file__ == str(tmp_path / "my_algorithm.py")
+    assert sys.modules.pop("script_my_algorithm").__file__ == str(tmp_path / "my_algorithm.py")
     monkeypatch.chdir(tmp_path)
     assert render.main(args)
-    sys.modules.pop("my_algorithm")
+    sys.modules.pop("script_my_algorithm")
 
 
 def test_a_run_of_an_older_script(copied, capsys):

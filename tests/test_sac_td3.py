@@ -21,6 +21,7 @@ import td3
 
 VALUE = toys.ValueContinuous.__name__
 both = pytest.mark.parametrize("script", [sac, td3], ids=["sac", "td3"])
+alike = pytest.mark.parametrize("script", [sac, slow(td3)], ids=["sac", "td3"])  # where the code is the same in both
 
 # --- mathematics of both ---
 
@@ -38,7 +39,7 @@ def test_networks_of_critics_differ(script):
         assert leaf.shape[0] == 2 and (np.any(leaf[0] != leaf[1]) or not np.any(leaf))  # biases are 0
 
 
-@both
+@alike
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
 def test_noise_has_unit_variance_and_the_correlation(script, correlation):
     white = jax.random.normal(jax.random.key(0), (400, 2000))
@@ -53,7 +54,7 @@ def test_noise_has_unit_variance_and_the_correlation(script, correlation):
     np.testing.assert_allclose((noise[:-3] * noise[3:]).mean(), correlation**3, atol=0.02)
 
 
-@both
+@alike
 def test_random_actions_are_uniform(script):
     noise = jnp.array([-math.inf, -1.0, 0.0, 1.0, math.inf])
     np.testing.assert_allclose(script.random_action(noise), [-1.0, -0.6826895, 0.0, 0.6826895, 1.0], rtol=1e-5)
@@ -61,7 +62,7 @@ def test_random_actions_are_uniform(script):
     np.testing.assert_allclose(np.histogram(actions, 10, (-1, 1))[0], 10_000, rtol=0.05)
 
 
-@both
+@alike
 @pytest.mark.parametrize("leading", [(), (7,), (5, 3)])
 def test_product_has_the_gradients_of_a_product(script, leading):
     shapes = (*leading, 4), (4, 6), (6,)
@@ -232,7 +233,7 @@ def test_steps_in_groups_as_one_by_one(monkeypatch, gradient_steps, policy_delay
 # --- the replay ---
 
 
-@both
+@alike
 def test_normal_numbers_from_bits(script):
     """Against the normal distribution's quantiles, and finite at both ends."""
     words = np.linspace(0, 2**32 - 1, 100_001).astype(np.uint32)
@@ -249,7 +250,7 @@ def counting_rollout(script, count, num_steps, num_envs):
     return script.Transition(obs, obs + 0.25, number * 2.0, obs + 0.5, number // 100 % 10 == 3)
 
 
-@both
+@alike
 def test_a_step_is_packed_without_loss(script):
     step = counting_rollout(script, 0, 5, 3)
     rows = script.pack(step)
@@ -259,7 +260,7 @@ def test_a_step_is_packed_without_loss(script):
         assert a.dtype == b.dtype
 
 
-@both
+@alike
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
 def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_steps):
     num_slots = 10  # a multiple of num_steps and not
@@ -282,7 +283,7 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_s
         np.testing.assert_array_equal(steps.terminated, number // 100 % 10 == 3)
 
 
-@both
+@alike
 @pytest.mark.parametrize("seeds, num_envs, num_steps", [slow(1, 1, 1), (2, 4, 1), slow(2, 2, 2)])
 def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
     """The compiled loop has no copy of an array of the replay's size, and the state holds no second one."""
@@ -296,7 +297,7 @@ def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
     assert not re.findall(r"= \S*\[[\d,]*12345,\S* copy\(.*", program)
 
 
-@both
+@alike
 @pytest.mark.parametrize("correlation", [slow(0.0), 0.9])
 def test_replay_after_the_warm_up(script, correlation):
     """Uniform actions, then those of the policy, each with what it led to and not with the next episode's start."""
@@ -320,7 +321,7 @@ def test_replay_after_the_warm_up(script, correlation):
     np.testing.assert_array_equal(~follows, np.broadcast_to(((np.arange(749) + 7) % 50 == 0)[:, None], (749, 4)))
 
 
-@both
+@alike
 def test_statistics_of_observations(script):
     """Of each observation that was acted on, once."""
     config = script.Config(num_envs=4, num_steps=3, learning_starts=100, buffer_size=1000, normalize_obs=True)

@@ -239,10 +239,10 @@ def test_memory_grows_with_runs():
 @pytest.mark.parametrize("args, words", [
     ([], "SCRIPT"),
     (["--lr", "1", "2"], "SCRIPT"),
-    (["no_such_script"], "SCRIPT no_such_script"),
+    (["no_such_script"], "script no_such_script"),
     (["pppo", "--lr", "0.1", "0.2"], "pppo ppo"),
-    (["tests/toys.py", "--lr", "0.1", "0.2"], "SCRIPT toys.py Config"),
-    (["README.md", "--lr", "0.1", "0.2"], "SCRIPT README.md"),
+    (["tests/toys.py", "--lr", "0.1", "0.2"], "script toys.py Config"),
+    (["README.md", "--lr", "0.1", "0.2"], "script README.md"),
     ([*SMALL], "nothing to sweep"),
     ([*SMALL, "--lr"], "lr"),
     ([*SMALL, "--lr", "0.1", "fast"], "lr fast"),

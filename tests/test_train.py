@@ -125,7 +125,7 @@ def test_resume_from_a_damaged_checkpoint(finished, tmp_path, capfd):
 
 @pytest.mark.parametrize("args, words", [
     ([], "SCRIPT"),
-    (["no_such_script"], "SCRIPT no_such_script"),
+    (["no_such_script"], "script no_such_script"),
     ([*SMALL, "--gama=0.9"], "gama gamma"),
     ([*SMALL, "--gamma=2"], "gamma 2"),
     ([*SMALL[:-1], "--num-seeds=0"], "num_seeds 0"),

@@ -34,18 +34,18 @@ def load_script(name: str):
         known = sorted(each.stem for each in ROOT.glob("*.py"))
         raise ValueError(f"script = {name}: no such file; scripts here are {', '.join(known)}{nearest(name, known)}")
     own_name = f"script_{path.stem}"  # so that a script called json.py does no harm
-    for loaded in map(sys.modules.get, (path.stem, own_name)):
-        if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path:
-            return loaded
-    spec = importlib.util.spec_from_file_location(own_name, path)
-    module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever somebody's file does
-        del sys.modules[own_name]
-        raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
+    loaded = (each for each in map(sys.modules.get, (path.stem, own_name)) if each is not None)
+    module = next((each for each in loaded if Path(getattr(each, "__file__", None) or "").resolve() == path), None)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(own_name, path)
+        module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # whatever somebody's file does
+            del sys.modules[own_name]
+            raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
     if missing := [each for each in CONTRACT if not hasattr(module, each)]:
-        del sys.modules[own_name]
+        sys.modules.pop(own_name, None)
         raise ValueError(f"script = {name}: is not a training script, it has no {', '.join(missing)}")
     return module
 
