@@ -115,7 +115,9 @@ def test_floats_that_are_not_finite(script, refuses):
 def test_batch_that_does_not_divide(script, refuses):
     keeps_sequences = "cell" in field_names(script)  # and splits the environments, not the steps
     if "num_minibatches" in field_names(script):
-        refuses(["--num_minibatches=5"], "num_minibatches = 5", "divide num_envs", " = 4" if keeps_sequences else 32)
+        envs = "num_envs" if "num_envs" in field_names(script) else "inner_envs"
+        size = " = 4" if keeps_sequences else " = 32"
+        refuses(["--num_minibatches=5"], "num_minibatches = 5", f"divide {envs}", size)
 
 
 def test_too_few_steps_for_one_update(script, refuses):
