@@ -190,6 +190,7 @@ def test_what_is_random(examples, tmp_path):
         "lr: !!bool x",
         '"a\\nb": 1',
     ],
+    ids=range(6),
 )
 def test_yaml_that_readers_stumble_over(text, tmp_path):
     file, script = tmp_path / "bad.yaml", importlib.import_module("q_learning_gridworld")
@@ -198,7 +199,7 @@ def test_yaml_that_readers_stumble_over(text, tmp_path):
     assert_one_line(said, "bad.yaml")
 
 
-@pytest.mark.parametrize("value", ['{a: !!int ""}', "[" * 3000, "{a: &b [*b]}", "{height: 1000000, width: 1000000}"])
+@pytest.mark.parametrize("value", ['{a: !!int ""}', "[" * 3000, "{a: &b [*b]}", "{height: 1000000, width: 1000000}"], ids=range(4))
 def test_mappings_that_readers_stumble_over(value):
     said = run(importlib.import_module("q_learning_gridworld"), [f"--env_params={value}"], ["env_params"])
     assert_one_line(said, "env_params")
