@@ -199,7 +199,9 @@ def test_yaml_that_readers_stumble_over(text, tmp_path):
     assert_one_line(said, "bad.yaml")
 
 
-@pytest.mark.parametrize("value", ['{a: !!int ""}', "[" * 3000, "{a: &b [*b]}", "{height: 1000000, width: 1000000}"], ids=range(4))
+@pytest.mark.parametrize(
+    "value", ['{a: !!int ""}', "[" * 3000, "{a: &b [*b]}", "{height: 1000000, width: 1000000}"], ids=range(4)
+)
 def test_mappings_that_readers_stumble_over(value):
     said = run(importlib.import_module("q_learning_gridworld"), [f"--env_params={value}"], ["env_params"])
     assert_one_line(said, "env_params")

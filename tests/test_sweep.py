@@ -419,7 +419,7 @@ def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1 and "cannot be written: No space left on device" in message, message
     del stop
-    gc.collect()  # or else it finds, while Python parses, Orbax's failed tasks, whose report parses: a SystemError in 3.11
+    gc.collect()  # or it meets Orbax's failed tasks while Python parses; their report parses too: a SystemError in 3.11
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
     sweep.main([*args, f"--run-dir={copy}", "--resume"])
     assert re.search(r"resume: [1-9]\d* of 2000 updates of the next slice are done", capfd.readouterr().out)
