@@ -605,9 +605,13 @@ def add_to_replay(replay, rollout: Transition, count):
 
 
 def normal_from_bits(bits):
-    """Standard normal numbers from random 32-bit words, which are drawn at once with those of `sample_replay`."""
+    """Standard normal numbers from random 32-bit words, two from two (Box and Muller 1958): [2, ...] -> [2, ...].
+
+    The words are drawn at once with those of `sample_replay`.
+    """
     uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # 2^23 values between 0 and 1
-    return math.sqrt(2.0) * jax.lax.erf_inv(2.0 * uniform - 1.0)
+    radius, angle = jnp.sqrt(-2.0 * jnp.log(uniform[0])), 2.0 * math.pi * uniform[1]
+    return radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
 
 
 def sample_replay(bits, replay, count):

@@ -592,9 +592,13 @@ def add_to_replay(replay, rollout: Transition, count):
 
 
 def normal_from_bits(bits):
-    """Standard normal numbers from random 32-bit words, which are drawn at once with those of `sample_replay`."""
+    """Standard normal numbers from random 32-bit words, two from two (Box and Muller 1958): [2, ...] -> [2, ...].
+
+    The words are drawn at once with those of `sample_replay`.
+    """
     uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # 2^23 values between 0 and 1
-    return math.sqrt(2.0) * jax.lax.erf_inv(2.0 * uniform - 1.0)
+    radius, angle = jnp.sqrt(-2.0 * jnp.log(uniform[0])), 2.0 * math.pi * uniform[1]
+    return radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
 
 
 def sample_replay(bits, replay, count):
@@ -742,8 +746,8 @@ def make_learner(config: Config):
 
         before = (state.timesteps // config.num_envs - config.warmup_steps) // config.num_steps * config.gradient_steps
         state, episodes = collect(state._replace(key=key), collect_key, act, config.num_steps)
-        bits = jax.random.bits(learn_key, (1 + action_dim, config.gradient_steps, config.batch_size))
-        noise = jnp.moveaxis(normal_from_bits(bits[1:]), 0, -1)
+        bits = jax.random.bits(learn_key, (1 + 2 * action_dim, config.gradient_steps, config.batch_size))
+        noise = jnp.moveaxis(normal_from_bits(bits[1:].reshape(2, action_dim, *bits.shape[1:]))[0], 0, -1)
         inputs = jax.tree.map(
             lambda leaf: leaf.reshape(-1, group, *leaf.shape[1:]), (make_batches(state, bits[0]), noise)
         )
