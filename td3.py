@@ -442,16 +442,17 @@ def make_env(config: Config):
 def product(x, kernel):
     """x @ kernel: [..., n], [n, m] -> [..., m].
 
-    The gradient of the kernel is written out because XLA's CPU compiler multiplies a matrix that is read by columns at
-    half the speed; the barrier makes it transpose the input first.
+    The gradient of the kernel is written out for XLA's CPU compiler, which multiplies a matrix that is read by columns,
+    or one with many more columns than rows, at half the speed: the barrier makes it transpose the input first.
     """
     return x @ kernel
 
 
 def product_backward(saved, gradient):
     x, kernel = saved
-    transposed = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
-    return gradient @ kernel.T, transposed @ gradient.reshape(-1, gradient.shape[-1])
+    (n, m), pieces = kernel.shape, math.gcd(4, x.size // x.shape[-1])  # of the batch
+    transposed = jax.lax.optimization_barrier(x.reshape(pieces, -1, n).swapaxes(1, 2))
+    return gradient @ kernel.T, (transposed @ gradient.reshape(pieces, -1, m)).sum(axis=0)
 
 
 product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), product_backward)
@@ -658,14 +659,17 @@ def make_learner(config: Config):
         learner = params, params, opt_state, replay, start
         state = RunnerState(*learner, obs, env_state, agent_env_params, statistics, noise, key)
         if config.warmup_steps:
-            state, _ = collect(state, warmup_key, lambda obs, noise: random_action(noise), config.warmup_steps)
+            keys = jax.random.split(warmup_key, 1 + config.warmup_steps * config.num_envs)
+            state, _ = collect(state, keys, lambda obs, noise: random_action(noise))
         return state
 
     def observe(state, obs):
         return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
-    def collect(state, key, act, num_steps):
-        """Take `num_steps` steps with actions `act(obs, noise)`, into the replay."""
+    def collect(state, keys, act):
+        """Steps with actions `act(obs, noise)`, into the replay. One key is for the noise, and one for each step."""
+        env_keys = keys[1:].reshape(-1, config.num_envs, *keys.shape[1:])
+        num_steps = len(env_keys)
 
         def step(carry, inputs):
             obs, env_state, noise = carry
@@ -678,9 +682,7 @@ def make_learner(config: Config):
             transition = Transition(obs, action, reward, info["final_observation"], terminated)
             return (next_obs, env_state, noise), (transition, info)
 
-        noise_key, env_key = jax.random.split(key)  # all random numbers at once: much faster than in each step
-        white = jax.random.normal(noise_key, (num_steps, config.num_envs, action_dim))
-        env_keys = jax.random.split(env_key, (num_steps, config.num_envs))
+        white = jax.random.normal(keys[0], (num_steps, config.num_envs, action_dim))
         carry = state.obs, state.env_state, state.noise
         (obs, env_state, noise), (rollout, info) = jax.lax.scan(step, carry, (white, env_keys))
         replay = add_to_replay(state.replay, rollout, state.timesteps // config.num_envs)
@@ -739,13 +741,14 @@ def make_learner(config: Config):
         return (params, target_params, opt_state), metrics | actor_metrics
 
     def update(state, _=None):
-        key, collect_key, learn_key = jax.random.split(state.key, 3)
+        keys = jax.random.split(state.key, 3 + config.num_steps * config.num_envs)  # at once: faster than in each step
+        key, learn_key = keys[:2]
 
         def act(obs, noise):
             return noisy_action(actor.apply(state.params["actor"], obs), config.exploration_noise * noise)
 
         before = (state.timesteps // config.num_envs - config.warmup_steps) // config.num_steps * config.gradient_steps
-        state, episodes = collect(state._replace(key=key), collect_key, act, config.num_steps)
+        state, episodes = collect(state._replace(key=key), keys[2:], act)
         bits = jax.random.bits(learn_key, (1 + 2 * action_dim, config.gradient_steps, config.batch_size))
         noise = jnp.moveaxis(normal_from_bits(bits[1:].reshape(2, action_dim, *bits.shape[1:]))[0], 0, -1)
         inputs = jax.tree.map(
