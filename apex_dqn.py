@@ -448,7 +448,7 @@ def update_towards(old_params, params, before, now, interval, tau):
     return optax.incremental_update(params, old_params, 1.0 - (1.0 - tau) ** times)
 
 
-FANOUT = 32  # children per node of the sum tree
+FANOUT = 8  # children per node of the sum tree
 
 
 def init_sum_tree(size: int) -> tuple:
