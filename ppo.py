@@ -843,7 +843,9 @@ def main(args=None) -> Path:
         begun, (config, options) = time.perf_counter(), parse(args, Config)
         start, advance, abstract, num_devices = compile_training(config, options)  # ValueError where it cannot train
         run_dir, record = open_run_dir(config, options, args)
-        keep = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        keep = ocp.CheckpointManagerOptions(
+            max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
         handler = ocp.StandardCheckpointHandler()
         manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep, item_handlers=handler)
         done = manager.latest_step() or 0

@@ -81,6 +81,7 @@ def test_killed_and_resumed(script, alone):
     assert_same(*(dict(np.load(path / "metrics.npz")) for path in (folder / "whole", run_dir)))
     assert_same(checkpoint(folder / "whole"), checkpoint(run_dir))
     assert {path.name for path in run_dir.iterdir()} == {path.name for path in (folder / "whole").iterdir()}
+    assert not list(run_dir.rglob("*tmp*")), "what was being written at the kill is still there"
 
 
 FOUR_DEVICES = """
