@@ -348,7 +348,9 @@ def fetch(program: Program, tree) -> dict:
 
 
 def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+    )
     return ocp.CheckpointManager(directory, options=options, item_handlers=ocp.StandardCheckpointHandler())
 
 
