@@ -16,6 +16,7 @@ from conftest import ROOT, assert_same
 
 sys.path.insert(0, str(ROOT / "tools"))
 import common
+import render
 import slices
 import train
 
@@ -79,6 +80,12 @@ def test_slices_that_fit(script, finished, tmp_path, capsys):
     assert_agree({name: metrics[name] for name in carry["metrics"]}, slices.fetch(seven, carry["metrics"]))
     train.main([*args, "--memory=9", f"--run-dir={run_dir}", "--resume"])  # in the slices that it began with
     assert_same(metrics, metrics_of(run_dir))
+    *_, carry, done = render.load_run(run_dir, "")
+    assert_same(metrics, {name: np.asarray(values) for name, values in carry["metrics"].items()})
+    assert done == NUM_UPDATES and len(carry["runner_state"].params["q"]) == 7
+    shutil.rmtree(run_dir / checkpoints[-1])
+    with pytest.raises(ValueError, match="only 6 of 7 agents"):
+        render.load_run(run_dir, "")
 
 
 @pytest.fixture

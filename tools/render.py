@@ -14,6 +14,7 @@ import argparse
 import base64
 import contextlib
 import ctypes.util
+import dataclasses
 import itertools
 import os
 import re
@@ -52,6 +53,9 @@ def need_no_screen() -> None:
 
 def load_run(run_dir: Path, script_name: str):
     """`(script, config, options, carry, done)` of a run: its checkpoint after `done` updates. Raises ValueError."""
+    import jax
+    import jax.numpy as jnp
+
     settings = read_record(run_dir)["settings"]
     script = load_script(script_name or settings["script"])
     flags = ["--config", str(run_dir / "config.yaml"), "--num-seeds", str(settings["num_seeds"])]
@@ -59,19 +63,32 @@ def load_run(run_dir: Path, script_name: str):
     for name, value in vars(config).items():
         if name not in settings:
             print(f"note: the run was made before the script had {name}; {value} is taken", file=sys.stderr)
+    folders = sorted(run_dir.absolute().glob("checkpoints-*")) or [run_dir.absolute() / "checkpoints"]
+    parts, steps = zip(*(load_agents(script, config, options, folder) for folder in folders), strict=True)
+    covered = sum(len(part["metrics"]["episodes"]) for part in parts)
+    if covered < options.num_seeds or len(set(steps)) > 1:
+        raise ValueError(f"{run_dir}: only {covered} of {options.num_seeds} agents, or not all to the same update")
+    carry = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
+    return script, config, options, carry, steps[0]
+
+
+def load_agents(script, config, options, folder: Path):
+    """`(carry, step)` of the last checkpoint in `folder`, of all agents or of a slice of them. Raises ValueError."""
     import orbax.checkpoint as ocp
 
+    if folder.name != "checkpoints":  # checkpoints-FIRST-STOP, from tools/train.py
+        first, stop = map(int, folder.name.split("-")[1:])
+        options = dataclasses.replace(options, num_seeds=stop - first)
     _, _, abstract, _ = script.compile_training(config, options)
-    path = (run_dir / "checkpoints").absolute()
-    manager = ocp.CheckpointManager(path) if path.is_dir() else None
+    manager = ocp.CheckpointManager(folder) if folder.is_dir() else None
     step = manager.latest_step() if manager else None
     if step is None:
-        raise ValueError(f"{run_dir}: has no checkpoint yet")
+        raise ValueError(f"{folder.parent}: has no checkpoint yet")
     try:
-        return script, config, options, manager.restore(step, args=ocp.args.StandardRestore(abstract)), step
+        return manager.restore(step, args=ocp.args.StandardRestore(abstract)), step
     except Exception as error:  # Orbax raises many kinds
-        first = str(error).strip().split("\n")[0]
-        raise ValueError(f"{path}/{step}: cannot be read by {script.__name__} ({first})") from error
+        first_line = str(error).strip().split("\n")[0]
+        raise ValueError(f"{folder}/{step}: cannot be read by {script.__name__} ({first_line})") from error
 
 
 def rank_agents(script, run_dir: Path, metrics, done: int) -> tuple[np.ndarray, str]:
