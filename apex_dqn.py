@@ -559,7 +559,7 @@ class RunnerState(NamedTuple):
     actor_params: dict  # what the explorers act with
     opt_state: Any
     replay: Replay
-    tail: Step  # [n_step - 1, num_envs], the last steps, which no transition has begun with yet
+    tail: Any  # a Step [n_step - 1, num_envs]: the last steps, which no transition has begun with yet; () for one step
     num_transitions: jax.Array  # written so far
     learner_steps: jax.Array  # gradient steps so far
     obs: jax.Array  # [num_envs, *obs_shape]
@@ -633,7 +633,7 @@ def make_learner(config: Config):
         td_error = transitions["return"] + transitions["discount"] * next_value - transitions["q"]
         priority = priority_of(td_error, config.priority_exponent)  # [T, N]
         replay = add_to_replay(state.replay, transitions, priority, state.num_transitions)
-        tail = jax.tree.map(lambda leaf: leaf[priority.shape[0] :], steps)
+        tail = jax.tree.map(lambda leaf: leaf[priority.shape[0] :], steps) if config.n_step > 1 else ()
         return state._replace(replay=replay, tail=tail, num_transitions=state.num_transitions + priority.size)
 
     def loss(params, batch, target):
@@ -665,7 +665,8 @@ def make_learner(config: Config):
     def update(state, _=None):
         key, collect_key, learn_key = jax.random.split(state.key, 3)
         state, rollout, info = collect(state._replace(key=key), collect_key, config.num_steps)
-        state = store(state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), state.tail, rollout))
+        waiting = [state.tail] if config.n_step > 1 else []
+        state = store(state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *waiting, rollout))
         state, metrics = learn(state, learn_key)
         before, now = state.learner_steps, state.learner_steps + config.gradient_steps
         state = state._replace(

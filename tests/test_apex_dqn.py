@@ -175,6 +175,15 @@ def test_replay_has_every_transition_once():
     assert not continues[lengths[:-1] < n_step].any()
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_nothing_carried_is_empty(n_step):
+    """Orbax does not save arrays of size 0."""
+    init, update = apex_dqn.make_learner(apex_dqn.Config(n_step=n_step))
+    begun = jax.eval_shape(init, jax.random.key(0))
+    assert all(leaf.size for leaf in jax.tree.leaves(begun))
+    assert jax.tree.structure(jax.eval_shape(update, begun)[0]) == jax.tree.structure(begun)
+
+
 @pytest.mark.parametrize("gradient_steps, interval", [slow(1, 3), slow(4, 6), (4, 2)])
 def test_explorers_and_target_are_refreshed_now_and_then(gradient_steps, interval):
     config = apex_dqn.Config(num_envs=8, gradient_steps=gradient_steps, batch_size=4, hidden_sizes=(4,))
