@@ -425,6 +425,32 @@ def make_env(config: Config):
     return LogWrapper(RescaleAction(env, space)), env_params
 
 
+# --- block orthogonal: the same in every script, copied by tools/sync_blocks.py ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (Saxe et al. 2014, arXiv 1312.6120) of a matrix: `init(key, shape, dtype)`.
+
+    The same matrices as `nn.initializers.orthogonal` up to rounding, by Gram-Schmidt, each vector twice for precision.
+    Flax's QR factorization can hang for ever on CPUs: under `vmap` it blocks a thread of XLA's pool while it waits for
+    others of the pool, and several layers at once may block them all. It is the slower one, too.
+    """
+
+    def init(key, shape, dtype=jnp.float32):
+        small, large = sorted(shape)
+        gaussian = jax.random.normal(key, (large, small), dtype)
+
+        def step(basis, inputs):
+            i, vector = inputs
+            for _ in range(2):
+                vector -= basis @ (basis.T @ vector)
+            return basis.at[:, i].set(vector / jnp.linalg.norm(vector)), None
+
+        basis, _ = jax.lax.scan(step, jnp.zeros_like(gaussian), (jnp.arange(small), gaussian.T))
+        return scale * (basis if shape[0] == large else basis.T)
+
+    return init
+# --- end of block orthogonal ---
+
+
 class Mlp(nn.Module):
     """Hidden layers and a linear head, with orthogonal initialization. [..., features] -> [..., outputs]."""
 
@@ -436,9 +462,9 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x):
         for size in self.hidden_sizes:
-            x = nn.Dense(size, kernel_init=nn.initializers.orthogonal(math.sqrt(2)))(x)
+            x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
             x = getattr(nn, self.activation)(x)
-        return nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(self.head_scale))(x)
+        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale))(x)
 
 
 class Actor(nn.Module):

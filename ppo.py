@@ -309,6 +309,32 @@ def make_env(config: Config):
     return LogWrapper(env), env_params
 
 
+# --- block orthogonal: the same in every script, copied by tools/sync_blocks.py ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (Saxe et al. 2014, arXiv 1312.6120) of a matrix: `init(key, shape, dtype)`.
+
+    The same matrices as `nn.initializers.orthogonal` up to rounding, by Gram-Schmidt, each vector twice for precision.
+    Flax's QR factorization can hang for ever on CPUs: under `vmap` it blocks a thread of XLA's pool while it waits for
+    others of the pool, and several layers at once may block them all. It is the slower one, too.
+    """
+
+    def init(key, shape, dtype=jnp.float32):
+        small, large = sorted(shape)
+        gaussian = jax.random.normal(key, (large, small), dtype)
+
+        def step(basis, inputs):
+            i, vector = inputs
+            for _ in range(2):
+                vector -= basis @ (basis.T @ vector)
+            return basis.at[:, i].set(vector / jnp.linalg.norm(vector)), None
+
+        basis, _ = jax.lax.scan(step, jnp.zeros_like(gaussian), (jnp.arange(small), gaussian.T))
+        return scale * (basis if shape[0] == large else basis.T)
+
+    return init
+# --- end of block orthogonal ---
+
+
 def patches(x):
     """The 3 x 3 neighbourhood of each inner cell: [..., H, W, C] -> [..., H - 2, W - 2, 9 C]."""
     height, width = x.shape[-3] - 2, x.shape[-2] - 2
@@ -328,7 +354,7 @@ class Network(nn.Module):
 
     @nn.compact
     def __call__(self, obs):  # [..., *obs_shape] -> [..., outputs]
-        activation, orthogonal = getattr(nn, self.activation), nn.initializers.orthogonal
+        activation = getattr(nn, self.activation)
         x = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32)
         batch_shape = obs.shape[: obs.ndim - len(self.obs_shape)]
         if len(self.obs_shape) == 3 and self.conv_features:

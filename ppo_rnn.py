@@ -471,6 +471,32 @@ def make_env(config: Config):
     return LogWrapper(Observe(env, env_params, config.observe, config.observe_previous)), env_params
 
 
+# --- block orthogonal: the same in every script, copied by tools/sync_blocks.py ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (Saxe et al. 2014, arXiv 1312.6120) of a matrix: `init(key, shape, dtype)`.
+
+    The same matrices as `nn.initializers.orthogonal` up to rounding, by Gram-Schmidt, each vector twice for precision.
+    Flax's QR factorization can hang for ever on CPUs: under `vmap` it blocks a thread of XLA's pool while it waits for
+    others of the pool, and several layers at once may block them all. It is the slower one, too.
+    """
+
+    def init(key, shape, dtype=jnp.float32):
+        small, large = sorted(shape)
+        gaussian = jax.random.normal(key, (large, small), dtype)
+
+        def step(basis, inputs):
+            i, vector = inputs
+            for _ in range(2):
+                vector -= basis @ (basis.T @ vector)
+            return basis.at[:, i].set(vector / jnp.linalg.norm(vector)), None
+
+        basis, _ = jax.lax.scan(step, jnp.zeros_like(gaussian), (jnp.arange(small), gaussian.T))
+        return scale * (basis if shape[0] == large else basis.T)
+
+    return init
+# --- end of block orthogonal ---
+
+
 class Gru(nn.Module):
     """A gated recurrent unit (arXiv 1406.1078, section 2.3) over time, its memory zeros before what is `first`."""
 
@@ -480,7 +506,8 @@ class Gru(nn.Module):
     @nn.compact
     def __call__(self, hidden, inputs):  # [..., size], ([T, ..., features], [T, ...]) -> [..., size], [T, ..., size]
         x, first = inputs
-        return nn.GRUCell(self.size)(jnp.where(first[..., None], 0.0, hidden), x)
+        cell = nn.GRUCell(self.size, recurrent_kernel_init=orthogonal(1.0))
+        return cell(jnp.where(first[..., None], 0.0, hidden), x)
 
 
 class Network(nn.Module):
@@ -500,7 +527,6 @@ class Network(nn.Module):
         `first` [T, ...] tells which are the first of an episode. Returns the memory after each step
         [T, ..., cell_size], a distribution over actions [T, ...] and values [T, ...].
         """
-        orthogonal = nn.initializers.orthogonal
         sizes = self.hidden_sizes if self.cell == "gru" else (*self.hidden_sizes, self.cell_size)
         for size in sizes:
             x = getattr(nn, self.activation)(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))

@@ -181,6 +181,13 @@ def test_losses_are_finite_and_parameters_change(script):
     assert all((a != b).any() for a, b in zip(after, arrays(before.params), strict=True))
 
 
+def test_training_calls_no_lapack(script):
+    """On CPUs its batched calls block threads of XLA's pool while they wait for others of the pool: programs can hang."""
+    traced = jax.jit(jax.vmap(script.make_train(shifted_config(script)))).trace(seed_keys())
+    program = traced.lower(lowering_platforms=("cpu",)).as_text()
+    assert "stablehlo" in program and "lapack" not in program
+
+
 def test_statistics_of_episodes(script):
     """NaN where no episode ended, and only there; no episode is longer than its limit."""
     metrics = trained(script)["metrics"]

@@ -24,6 +24,16 @@ def test_pendulum_is_learned_with_its_config():
     assert ppo.mean_return(metrics, config.num_updates * 9 // 10, config.num_updates).mean() > -200
 
 
+@pytest.mark.parametrize("shape", [(64, 64), (11, 64), (64, 3), (3, 1), (1, 1)])
+def test_orthogonal_initialization_is_jax_s(shape):
+    keys = jax.random.split(jax.random.key(0), 5)
+    ours = jax.vmap(lambda key: ppo.orthogonal(1.5)(key, shape))(keys)
+    for key, matrix in zip(keys, np.asarray(ours, np.float64) / 1.5, strict=True):
+        np.testing.assert_allclose(matrix, jax.nn.initializers.orthogonal()(key, shape), atol=1e-5)
+        tall = matrix if shape[0] >= shape[1] else matrix.T
+        np.testing.assert_allclose(tall.T @ tall, np.eye(min(shape)), atol=2e-6)
+
+
 def brax_envs_and_params(num_envs=6, **settings):
     config = ppo.Config(env_name="ValueBrax", **settings)
     env, env_params = ppo.make_env(config)
