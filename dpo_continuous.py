@@ -69,8 +69,8 @@ from flax.core import FrozenDict
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-# gymnax and brax are imported where they are used: importing gymnax starts JAX's backend, and `main` has to choose the
-# size of its thread pool before that.
+# gymnax and brax are imported where they are used: importing gymnax starts JAX's backend, and `main` has to make each
+# core a device before that.
 
 
 # --- block config: the same in every script, copied by tools/sync_blocks.py ---
@@ -785,6 +785,14 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block main: the same in every script, copied by tools/sync_blocks.py ---
+def use_all_cores() -> None:
+    """Make each CPU core a device of JAX, for seeds to be spread over, unless the user chose or JAX has started."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", cores)
+
+
 def write(path: Path, content) -> None:
     """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file."""
     temporary = path.with_name(path.name + ".partial")
@@ -972,8 +980,7 @@ def save_results(config, options, carry, run_dir: Path) -> dict:
 
 def main(args=None) -> Path:
     """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("NPROC", str(max(4, cores)))  # a smaller thread pool can deadlock XLA on CPUs
+    use_all_cores()
     try:
         begun, (config, options) = time.perf_counter(), parse(args, Config)
         start, advance, abstract, num_devices = compile_training(config, options)  # ValueError where it cannot train

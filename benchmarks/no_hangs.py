@@ -2,7 +2,8 @@
 
     python benchmarks/no_hangs.py                 # as main does it: no run may hang
     python benchmarks/no_hangs.py --cores 1       # the same on one core
-    python benchmarks/no_hangs.py --nproc 2       # the thread pool that XLA makes by itself on two cores
+    python benchmarks/no_hangs.py --nproc 1       # with a thread pool of one in XLA, by default one for each core
+    python benchmarks/no_hangs.py --lapack        # the initialization of Flax and nothing else, which does hang
 
 Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See "No hangs" in README.md.
 """
@@ -19,6 +20,19 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parent.parent / "ppo_continuous.py"
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24)
+LAPACK = """
+import sys
+import jax
+from jax.nn.initializers import orthogonal
+
+def init(key):
+    shapes = 2 * [(3, 64), (64, 64), (64, 1)]  # of actor and critic
+    return [orthogonal()(key, shape) for key, shape in zip(jax.random.split(key, 6), shapes)]
+
+program = jax.jit(jax.vmap(init))
+for seed in range(1000):
+    jax.block_until_ready(program(jax.random.split(jax.random.key(seed), int(sys.argv[1]))))
+"""
 
 
 def train(seeds: int, args, folder: str) -> float | None:
@@ -30,6 +44,8 @@ def train(seeds: int, args, folder: str) -> float | None:
     run_dir = Path(folder, "run")
     command = [sys.executable, SCRIPT, "--env-name", "Pendulum-v1", "--num-envs", "8", "--num-minibatches", "4",
                "--total-timesteps", args.timesteps, "--num-seeds", seeds, "--run-dir", run_dir, "--eval-episodes", "2"]
+    if args.lapack:
+        command = [sys.executable, "-c", LAPACK, seeds]
     begun = time.perf_counter()
     process = subprocess.Popen(
         [*map(str, command)],
@@ -55,9 +71,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--cores", type=int, default=0, help="use only so many cores (Linux)")
-    parser.add_argument("--nproc", type=int, default=0, help="set NPROC to this; by default main chooses")
+    parser.add_argument("--nproc", type=int, default=0, help="set NPROC, the size of XLA's thread pool, to this")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds after which a run counts as hung")
     parser.add_argument("--timesteps", type=int, default=100_000, help="of each agent")
+    parser.add_argument("--lapack", action="store_true", help="Flax's orthogonal initialization, 1000 times")
     args = parser.parse_args()
     hung = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +84,7 @@ def main():
             hung += seconds is None
             took = "HUNG" if seconds is None else f"{seconds:.1f} s"
             print(f"run {i + 1} of {args.runs}: {seeds} seeds, {took}", flush=True)
-    cores, pool = args.cores or os.cpu_count(), args.nproc or "as main sets it"
+    cores, pool = args.cores or os.cpu_count(), args.nproc or "as it is"
     print(f"{hung} of {args.runs} runs hung ({cores} cores, NPROC {pool}, limit {args.limit:.0f} s)")
     sys.exit(hung > 0)
 

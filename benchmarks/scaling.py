@@ -27,7 +27,7 @@ def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict
     import jax
     import slices
 
-    common.choose_thread_pool()
+    common.use_all_cores()
     script = common.load_script(script_name)
     flags = [f"--{name}={value}" for name, value in changes.items()]
     config, options = script.parse([*flags, f"--num-seeds={seeds}", "--total-timesteps=1e9"], script.Config)

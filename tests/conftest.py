@@ -6,7 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
-os.environ.setdefault("NPROC", "4")  # XLA's CPU thread pool, before its backend starts; a smaller one can deadlock
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))  # for the subprocesses of the tests too
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -24,6 +23,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+jax.config.update("jax_num_cpu_devices", 1)  # in this process, also where a test's `main` is the first to start JAX
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
 COMMON_QUICKLY = ("ppo", "q_learning_gridworld")  # the fast tier tests the common blocks with these

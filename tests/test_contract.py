@@ -182,7 +182,7 @@ def test_losses_are_finite_and_parameters_change(script):
 
 
 def test_training_calls_no_lapack(script):
-    """On CPUs its batched calls block threads of XLA's pool while they wait for others of the pool: programs can hang."""
+    """On CPUs its batched calls block threads of XLA's pool while they wait for others of it: programs can hang."""
     traced = jax.jit(jax.vmap(script.make_train(shifted_config(script)))).trace(seed_keys())
     program = traced.lower(lowering_platforms=("cpu",)).as_text()
     assert "stablehlo" in program and "lapack" not in program

@@ -175,7 +175,7 @@ def test_script_metadata_names_what_is_imported(path):
 
 @each_script
 def test_what_starts_the_backend_is_imported_inside_functions(path):
-    """Importing gymnax or evosax starts JAX's backend, and `main` has to set NPROC before that."""
+    """Importing gymnax or evosax starts JAX's backend, and `main` has to make cores devices before that."""
     early = {module for module, inside in imports(path.read_text()) if not inside}
     assert not {"gymnax", "brax", "evosax"} & {module.split(".")[0] for module in early}
 

@@ -1,5 +1,6 @@
 """What the tools share: the script of a name, the record of a run, results written whole, errors in one line."""
 
+import contextlib
 import difflib
 import importlib.util
 import json
@@ -11,10 +12,14 @@ ROOT = Path(__file__).resolve().parent.parent
 CONTRACT = ["Config", "make_env", "make_learner", "make_train", "make_rollout", "report", "main"]
 
 
-def choose_thread_pool() -> None:
-    """Set the size of XLA's CPU thread pool, as `main` of a script does; call it before anything starts JAX."""
+def use_all_cores() -> None:
+    """Make each CPU core a device of JAX, as `main` of a script does; call it before anything starts JAX."""
+    import jax
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("NPROC", str(max(4, cores)))  # a smaller pool can deadlock
+    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", cores)
 
 
 def nearest(name, known) -> str:

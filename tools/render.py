@@ -26,10 +26,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from common import choose_thread_pool, load_script, read_record, run_tool, write
+from common import load_script, read_record, run_tool, write
 
-# JAX, gymnax, brax and MuJoCo are imported where they are used: before that, `main` chooses the size of XLA's thread
-# pool and MuJoCo's way to draw.
+# JAX, gymnax, brax and MuJoCo are imported where they are used: before that, `main` chooses MuJoCo's way to draw.
 
 VIEWER = Path(__file__).parent / "viewer"  # package.json, and node_modules after `npm ci`
 DRAWN_BY_GYMNAX = ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0",
@@ -457,7 +456,6 @@ def check_formats(formats, env, env_params) -> list[str]:
 def main(args=None) -> list[Path]:
     """Play and write. Returns the paths of what it wrote. Raises ValueError."""
     options = parse(args)
-    choose_thread_pool()
     need_no_screen()
     run_dir = options.run_dir
     script, config, run_options, carry, done = load_run(run_dir, options.script)

@@ -523,7 +523,7 @@ def run_groups(request: Request, groups: list[Group], programs: list[slices.Prog
 def main(args=None) -> Path:
     """The command line. Returns the run directory."""
     args = sys.argv[1:] if args is None else [str(each) for each in args]
-    common.choose_thread_pool()
+    common.use_all_cores()
     with slices.errors_in_one_line("sweep.py", 2, ValueError, OSError), slices.failures_in_one_line("sweep.py"):
         request = read_request(args)
         slices.connect(request.tool)

@@ -220,7 +220,7 @@ def write_results(request: Request, run_dir: Path, record: dict, metrics: dict) 
 def main(args=None) -> Path:
     """The command line. Returns the run directory."""
     args = sys.argv[1:] if args is None else [str(each) for each in args]
-    common.choose_thread_pool()
+    common.use_all_cores()
     begun = time.perf_counter()
     with slices.errors_in_one_line("train.py", 2, ValueError, OSError), slices.failures_in_one_line("train.py"):
         request = read_request(args)
