@@ -589,6 +589,17 @@ def value_loss(value, old_value, target, clip_eps=None):
     return 0.5 * error.mean()
 
 
+def random_order(key, size: int):
+    """0, 1, ..., size - 1 in random order [size]: one sort of one array, much faster on CPUs than `permutation`.
+
+    Sorts random * size + index, where `random` takes (2**32 - 1) // size values. Equal ones, rare while size**2 is far
+    below 2**32, keep the order of their indices.
+    """
+    index = jnp.arange(size, dtype=jnp.uint32)
+    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)
+    return (jnp.sort(high * size + index) % size).astype(jnp.int32)
+
+
 class RunnerState(NamedTuple):
     """All that training carries from one update to the next."""
 
@@ -632,10 +643,9 @@ def make_learner(config: Config):
     def learning_rate(count):  # constant within an update
         return config.lr * (1.0 - (count // gradient_steps) / config.num_updates)
 
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5),
-    )
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    adam = optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5)
+    optimizer = optax.flatten(optax.chain(clip, adam))  # on one vector: small networks have more overhead than work
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
@@ -655,18 +665,20 @@ def make_learner(config: Config):
     def collect(state, key):
         """Act for `num_steps` steps with the policy as it is."""
 
-        def step(carry, key):
+        def step(carry, keys):
             obs, env_state = carry
-            action_key, env_key = jax.random.split(key)
+            action_key, env_keys = keys
             policy = actor.apply(state.params["actor"], observe(state, obs))
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
             next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
-                jax.random.split(env_key, config.num_envs), env_state, action, state.env_params
+                env_keys, env_state, action, state.env_params
             )
             transition = Transition(obs, action, log_prob, reward, terminated, truncated, info)
             return (next_obs, env_state), transition
 
-        keys = jax.random.split(key, config.num_steps)
+        action_key, env_key = jax.random.split(key)
+        env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
+        keys = jax.random.split(action_key, config.num_steps), env_keys  # all at once: much faster than in each step
         (obs, env_state), rollout = jax.lax.scan(step, (state.obs, state.env_state), keys)
         return state._replace(obs=obs, env_state=env_state), rollout
 
@@ -706,17 +718,23 @@ def make_learner(config: Config):
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each in a new order."""
 
-        def gradient_step(carry, rows):
+        def gradient_step(carry, minibatch):
             params, opt_state = carry
-            minibatch = jax.tree.map(lambda leaf: leaf[rows], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, minibatch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), metrics
 
-        batch_size = config.num_envs * config.num_steps
-        orders = jnp.argsort(jax.random.bits(key, (config.update_epochs, batch_size)))  # faster than permutation
-        rows = orders.reshape(gradient_steps, batch_size // config.num_minibatches)
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), rows)
+        def epoch(carry, _):
+            *carry, key = carry
+            key, order_key = jax.random.split(key)
+            order = random_order(order_key, config.num_envs * config.num_steps)
+            shuffled = jax.tree.map(lambda leaf: leaf[order], batch)
+            minibatches = jax.tree.map(lambda leaf: leaf.reshape(config.num_minibatches, -1, *leaf.shape[1:]), shuffled)
+            carry, metrics = jax.lax.scan(gradient_step, tuple(carry), minibatches)
+            return (*carry, key), metrics
+
+        carry = state.params, state.opt_state, key
+        (params, opt_state, _), metrics = jax.lax.scan(epoch, carry, None, config.update_epochs)
         return state._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -941,21 +959,13 @@ def evaluate(config, options, runner_state):
     return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
 
 
-def leaf_names(tree) -> set[str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves}
-
-
 def restore(manager, step: int, abstract) -> dict:
     """The `carry` of a checkpoint. Raises ValueError where it cannot be read, or is not what this script carries."""
     try:
-        saved, carried = leaf_names(manager.item_metadata(step).tree), leaf_names(abstract)
-        if saved == carried:
-            return manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
     except Exception as error:  # Orbax raises many kinds
-        raise ValueError(f"resume: the checkpoint {manager.directory}/{step} cannot be read") from error
-    differ = f"it lacks {sorted(carried - saved)} and holds {sorted(saved - carried)} besides"
-    raise ValueError(f"resume: the checkpoint {manager.directory}/{step} is another version's: {differ}")
+        checkpoint = f"{manager.directory}/{step}"
+        raise ValueError(f"resume: the checkpoint {checkpoint} cannot be read, or is another version's") from error
 
 
 def save_results(config, options, carry, run_dir: Path) -> dict:
