@@ -14,8 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
-
 import jax
 import numpy as np
 from scipy import stats

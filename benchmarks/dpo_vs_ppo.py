@@ -16,7 +16,7 @@ import time
 import types
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # over which seeds spread
 
 import jax
 import numpy as np
@@ -37,10 +37,11 @@ def returns(script, name, seeds):
     discovered, _ = dpo_continuous.parse(["--config", str(file)], dpo_continuous.Config)
     values = {key: value for key, value in vars(discovered).items() if not key.startswith("dpo_")}
     config = discovered if script is dpo_continuous else script.Config(**values)
-    out = jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), seeds))
-    metrics = jax.device_get(out["metrics"])
-    options = types.SimpleNamespace(seed=0, eval_episodes=16)
-    greedy = script.evaluate(config, options, out["runner_state"])
+    options = types.SimpleNamespace(num_seeds=seeds, seed=0, eval_episodes=16)
+    start, advance, _, _ = script.compile_training(config, options)  # as `main` does
+    carry = advance(start(), 0, config.num_updates)
+    metrics = jax.device_get(carry["metrics"])
+    greedy = script.evaluate(config, options, carry["runner_state"])
     final = script.mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)
     return {"final": final, "greedy": np.asarray(greedy).mean(axis=1)}
 

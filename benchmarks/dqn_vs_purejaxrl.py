@@ -21,8 +21,6 @@ import types
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
-
 import jax
 import numpy as np
 

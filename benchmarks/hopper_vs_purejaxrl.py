@@ -11,6 +11,7 @@ where --hidden is not its 256, a network of the same layers and the other size i
 """
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -18,7 +19,8 @@ import types
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
+os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization could hang: see "No hangs" in README.md
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
 
 import flax.linen as nn
 import jax
@@ -100,8 +102,14 @@ def compile_both(args, steps, seeds):
 
 
 def make_keys(first, seeds):
+    """One key, or several, spread over as many cores as divide them."""
     keys = jnp.stack([jax.random.PRNGKey(seed) for seed in range(first, first + seeds)])
-    return keys if seeds > 1 else keys[0]
+    if seeds == 1:
+        return keys[0]
+    num_devices = math.gcd(seeds, jax.device_count())
+    devices, auto = jax.devices()[:num_devices], (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((num_devices,), ("seed",), auto, devices=devices)
+    return jax.device_put(keys, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed")))
 
 
 def speed(args):
@@ -153,7 +161,7 @@ def main():
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=32)
-    parser.add_argument("--slice", type=int, default=1, help="seeds trained at once in `returns`")
+    parser.add_argument("--slice", type=int, default=1, help="seeds at once in `returns`, spread over the cores")
     parser.add_argument("--out", default="", help="of `returns`; by default a name that holds the settings")
     args = parser.parse_args()
     args.out = args.out or f"hopper_{args.backend}_{args.hidden}_{args.steps or 2_000_000}.npz"

@@ -16,8 +16,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -15,8 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
-
 import jax
 import jax.numpy as jnp
 import numpy as np

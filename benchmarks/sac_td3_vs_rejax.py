@@ -5,17 +5,21 @@
 
 Each trains in turn, several times; compilation is not counted. One environment per agent, a gradient step on a batch of
 256 per environment step, two hidden layers of 64, replay of 20,000 steps, learning from step 256 on, no evaluation.
-TD3's policy takes one step for two of the critics in both; td3.py takes two environment steps and two of the critics
-per update, in rejax they alternate. rejax gets gymnax's older five-value step from gymnax's own wrapper.
+Several seeds train twice, on one device, and spread over the CPU's cores, each a device, as `main` does it; rejax's are
+spread in the same way. TD3's policy takes one step for two of the critics in both; td3.py takes two environment steps
+and two of the critics per update, in rejax they alternate. rejax gets gymnax's older five-value step from gymnax's own
+wrapper.
 """
 
 import argparse
+import math
 import os
 import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "4")  # see "No hangs" in README.md
+os.environ.setdefault("NPROC", "16")  # rejax's initialization would hang: see "No hangs" in README.md
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
 
 import gymnax.wrappers
 import jax
@@ -63,34 +67,40 @@ def make_rejax(name, steps):
     return run
 
 
-def compile_for(run, seeds):
-    keys = jax.random.split(jax.random.PRNGKey(0), seeds)
+def make_keys(seeds, devices, repeat):
+    keys = jax.random.split(jax.random.PRNGKey(repeat), seeds)
+    mesh = jax.make_mesh((devices,), ("seed",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed"))
+    return jax.block_until_ready(jax.device_put(keys, sharding))
+
+
+def compile_for(run, seeds, devices):
+    keys = make_keys(seeds, devices, 0)
     begun = time.perf_counter()
     compiled = jax.jit(jax.vmap(run) if seeds > 1 else lambda keys: run(keys[0])).lower(keys).compile()
     return compiled, time.perf_counter() - begun
 
 
-def seconds(compiled, seeds, repeat):
-    keys = jax.block_until_ready(jax.random.split(jax.random.PRNGKey(repeat), seeds))
+def seconds(compiled, keys):
     begun = time.perf_counter()
     jax.block_until_ready(compiled(keys))
     return time.perf_counter() - begun
 
 
-def compare(name, seeds, steps, repeats):
+def compare(name, seeds, devices, steps, repeats):
     programs = {}
     for library, make in {"onejit": make_onejit, "rejax": make_rejax}.items():
-        programs[library], compilation = compile_for(make(name, steps), seeds)
+        programs[library], compilation = compile_for(make(name, steps), seeds, devices)
         print(f"{name}, {library}: compiled in {compilation:.1f} s", flush=True)
     rates = {library: [] for library in programs}
     for repeat in range(repeats):
         for library in list(programs)[:: 1 if repeat % 2 else -1]:
-            rates[library].append(seeds * steps / seconds(programs[library], seeds, repeat))
+            rates[library].append(seeds * steps / seconds(programs[library], make_keys(seeds, devices, repeat)))
     median = {library: np.median(values) for library, values in rates.items()}
     shown = ", ".join(f"{library} {value:,.0f} steps/s" for library, value in median.items())
-    where = f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}"
+    where = f"{devices} device(s), {os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}"
     each, ratio = f"median of {repeats} x {steps} steps", median["onejit"] / median["rejax"]
-    print(f"{name}, {seeds} seed(s), {where}, {each}: {shown}; ratio {ratio:.2f}", flush=True)
+    print(f"{name}, {seeds} seed(s) on {where}, {each}: {shown}; ratio {ratio:.2f}", flush=True)
 
 
 def main():
@@ -102,7 +112,8 @@ def main():
     args = parser.parse_args()
     for name in args.algorithms:
         for seeds in args.seeds:
-            compare(name, seeds, args.steps, args.repeats)
+            for devices in sorted({1, math.gcd(seeds, jax.device_count())}):
+                compare(name, seeds, devices, args.steps, args.repeats)
 
 
 if __name__ == "__main__":
