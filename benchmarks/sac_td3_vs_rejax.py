@@ -18,7 +18,6 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "16")  # rejax's initialization would hang: see "No hangs" in README.md
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
 
 import gymnax.wrappers
