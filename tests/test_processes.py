@@ -84,6 +84,24 @@ def test_killed_and_resumed(script, alone):
     assert not list(run_dir.rglob("*tmp*")), "what was being written at the kill is still there"
 
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    "env, before, devices",
+    [
+        ({}, "", CORES),
+        ({"JAX_NUM_CPU_DEVICES": "3"}, "", 3),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, "", 3),
+        ({}, "import jax.numpy; jax.numpy.zeros(1)", 1),  # JAX has started
+    ],
+)
+def test_each_core_is_a_device_unless_chosen(env, before, devices, tmp_path):
+    code = f"import jax, ppo\n{before}\nppo.use_all_cores()\nprint(jax.local_device_count())"
+    finished = run(["-c", code], tmp_path, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT), **env)
+    assert int(finished.stdout) == devices
+
+
 FOUR_DEVICES = """
 import sys
 import {name} as script
