@@ -403,7 +403,7 @@ def test_resume_from_a_truncated_checkpoint(refuses, copy_of_run):
 
 @pytest.mark.common
 def test_resume_from_an_older_version_s_checkpoint(script, refuses, copy_of_run, monkeypatch):
-    """One that carried less, and more: the message names what is missing, with its place in what is carried."""
+    """One that carried less, and more."""
     whole = script.compile_training
 
     def of_today(config, options):
@@ -412,8 +412,7 @@ def test_resume_from_an_older_version_s_checkpoint(script, refuses, copy_of_run,
         return start, advance, abstract | {"metrics": metrics}, num_devices
 
     monkeypatch.setattr(script, "compile_training", of_today)
-    differ = "lacks ['metrics.new_loss'] and holds ['metrics.episodes'] besides"
-    refuses(copy_of_run[1], "resume", differ, run_dir=copy_of_run[0])
+    refuses(copy_of_run[1], "resume", "is another version's", run_dir=copy_of_run[0])
 
 
 @pytest.mark.common
