@@ -533,8 +533,8 @@ def make_learner(config: Config):
         statistics = init_statistics(obs_shape), init_statistics(()), jnp.zeros(config.num_envs)
         return RunnerState(params, optimizer.init(params), obs, env_state, *statistics, key)
 
-    def observe(statistics, obs):
-        return normalize(statistics, obs) if config.normalize_obs else obs
+    def observe(state, obs):
+        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
     def value_of(state, obs):
         """[num_steps, num_envs, *obs_shape] -> [num_steps, num_envs], in pieces that stay in cache."""
@@ -542,29 +542,24 @@ def make_learner(config: Config):
         return jax.lax.map(partial(critic.apply, state.params["critic"]), pieces).reshape(obs.shape[:2])
 
     def collect(state, key):
-        """Act for `num_steps` steps with the policy as it is. Observations are kept as they were normalized to act."""
+        """Act for `num_steps` steps with the policy as it is."""
 
         def step(carry, keys):
-            obs, env_state, statistics = carry
+            obs, env_state = carry
             action_key, env_keys = keys
-            if config.normalize_obs:
-                statistics = merge_statistics(statistics, obs)
-            normalized = observe(statistics, obs)
-            policy = actor.apply(state.params["actor"], normalized)
+            policy = actor.apply(state.params["actor"], observe(state, obs))
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
             next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
                 env_keys, env_state, action, env_params
             )
-            info["final_observation"] = observe(statistics, info["final_observation"])
-            transition = Transition(normalized, action, log_prob, reward, terminated, truncated, info)
-            return (next_obs, env_state, statistics), transition
+            transition = Transition(obs, action, log_prob, reward, terminated, truncated, info)
+            return (next_obs, env_state), transition
 
         action_key, env_key = jax.random.split(key)
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
         keys = jax.random.split(action_key, config.num_steps), env_keys  # all at once: much faster than in each step
-        carry = state.obs, state.env_state, state.obs_statistics
-        (obs, env_state, statistics), rollout = jax.lax.scan(step, carry, keys)
-        return state._replace(obs=obs, env_state=env_state, obs_statistics=statistics), rollout
+        (obs, env_state), rollout = jax.lax.scan(step, (state.obs, state.env_state), keys)
+        return state._replace(obs=obs, env_state=env_state), rollout
 
     def make_batch(state, rollout):
         """Advantages and targets of a rollout, in the units of normalized rewards, as one flat batch."""
@@ -575,11 +570,12 @@ def make_learner(config: Config):
             statistics = merge_statistics(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = rewards / jnp.sqrt(statistics.var + 1e-8)
-        values, next_values = value_of(state, rollout.obs), value_of(state, rollout.info["final_observation"])
+        obs, next_obs = observe(state, rollout.obs), observe(state, rollout.info["final_observation"])
+        values, next_values = value_of(state, obs), value_of(state, next_obs)
         advantages, targets = gae(
             rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
         )
-        batch = {"obs": rollout.obs, "action": rollout.action, "log_prob": rollout.log_prob}
+        batch = {"obs": obs, "action": rollout.action, "log_prob": rollout.log_prob}
         batch |= {"value": values, "advantage": advantages, "target": targets}
         return state, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
@@ -621,6 +617,9 @@ def make_learner(config: Config):
         state, rollout = collect(state._replace(key=key), collect_key)
         state, batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, learn_key)
+        if config.normalize_obs:  # only now: acting, values and the loss have to see the same statistics
+            seen = rollout.obs.reshape(-1, *obs_shape)
+            state = state._replace(obs_statistics=merge_statistics(state.obs_statistics, seen))
         metrics |= episode_metrics(rollout.info)
         metrics["value"] = batch["value"].mean()
         metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (batch["target"].var() + 1e-8)

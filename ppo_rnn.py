@@ -701,35 +701,29 @@ def make_learner(config: Config):
         state = params, optimizer.init(params), obs, first, hidden, env_state, agent_env_params
         return RunnerState(*state, *statistics, key)
 
-    def observe(statistics, obs):
-        return normalize(statistics, obs) if config.normalize_obs else obs
+    def observe(state, obs):
+        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
     def collect(state, key):
-        """Act for `num_steps` steps with the policy as it is. Observations are kept as they were normalized to act."""
+        """Act for `num_steps` steps with the policy as it is."""
 
         def step(carry, keys):
-            obs, first, hidden, env_state, statistics = carry
+            obs, first, hidden, env_state = carry
             action_key, env_keys = keys
-            if config.normalize_obs:
-                statistics = merge_statistics(statistics, obs)
-            normalized = observe(statistics, obs)
-            hidden, policy, value = network.apply(state.params, hidden, normalized, first, method="step")
+            hidden, policy, value = network.apply(state.params, hidden, observe(state, obs), first, method="step")
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
             next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
                 env_keys, env_state, action, state.env_params
             )
-            info["final_observation"] = observe(statistics, info["final_observation"])
-            seen = normalized, first, hidden
-            transition = Transition(*seen, action, log_prob, value, reward, terminated, truncated, info)
-            return (next_obs, terminated | truncated, hidden, env_state, statistics), transition
+            transition = Transition(obs, first, hidden, action, log_prob, value, reward, terminated, truncated, info)
+            return (next_obs, terminated | truncated, hidden, env_state), transition
 
         action_key, env_key = jax.random.split(key)
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
         keys = jax.random.split(action_key, config.num_steps), env_keys  # all at once: much faster than in each step
-        carry = state.obs, state.first, state.hidden, state.env_state, state.obs_statistics
-        (obs, first, hidden, env_state, statistics), rollout = jax.lax.scan(step, carry, keys)
-        state = state._replace(obs=obs, first=first, hidden=hidden, env_state=env_state, obs_statistics=statistics)
-        return state, rollout
+        carry = state.obs, state.first, state.hidden, state.env_state
+        (obs, first, hidden, env_state), rollout = jax.lax.scan(step, carry, keys)
+        return state._replace(obs=obs, first=first, hidden=hidden, env_state=env_state), rollout
 
     def make_batch(state, rollout, hidden):
         """Advantages and targets of a rollout, in the units of normalized rewards: [num_steps, num_envs, ...].
@@ -744,12 +738,12 @@ def make_learner(config: Config):
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = rewards / jnp.sqrt(statistics.var + 1e-8)
         # The step from each memory to what the action led to, before any reset: that observation is not a first one.
-        next_obs, not_first = rollout.info["final_observation"], jnp.zeros_like(rollout.first)
+        next_obs, not_first = observe(state, rollout.info["final_observation"]), jnp.zeros_like(rollout.first)
         _, _, next_values = network.apply(state.params, rollout.hidden, next_obs, not_first, method="step")
         advantages, targets = gae(
             rewards, rollout.value, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
         )
-        batch = {"obs": rollout.obs, "first": rollout.first, "action": rollout.action}
+        batch = {"obs": observe(state, rollout.obs), "first": rollout.first, "action": rollout.action}
         batch |= {"log_prob": rollout.log_prob, "value": rollout.value, "advantage": advantages, "target": targets}
         return state, batch | {"hidden": hidden[None]}
 
@@ -784,6 +778,9 @@ def make_learner(config: Config):
         state, rollout = collect(state._replace(key=key), collect_key)
         state, batch = make_batch(state, rollout, hidden)
         state, metrics = learn(state, batch, learn_key)
+        if config.normalize_obs:  # only now: acting, values and the loss have to see the same statistics
+            seen = rollout.obs.reshape(-1, *obs_shape)
+            state = state._replace(obs_statistics=merge_statistics(state.obs_statistics, seen))
         metrics |= episode_metrics(rollout.info)
         metrics["value"] = batch["value"].mean()
         metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (batch["target"].var() + 1e-8)
