@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py seeds --script q_learning_gridworld --sizes 1 4 16 64 256 1024 4096
     python benchmarks/scaling.py envs --script ppo --sizes 4 16 64 256
-    python benchmarks/scaling.py devices --script ppo --sizes 1 2     # fake CPU devices, which share the cores
+    python benchmarks/scaling.py devices --script ppo --sizes 1 2     # on a CPU, each a core
 
 Steps per second are over all seeds, of the last two thirds of the run, compilation left out. Memory is XLA's figure for
 one device. Each size trains for about `--seconds`.
