@@ -100,7 +100,7 @@ YamlLoader.add_implicit_resolver(
 def read_yaml(path: str, config_class) -> list[str]:
     """A YAML file of hyperparameters as command-line flags. Raises ValueError."""
     try:
-        values = yaml.load(Path(path).read_text(), YamlLoader)
+        values = yaml.load(Path(path).read_bytes(), YamlLoader)
         json.dumps(values, default=str)  # a value may hold itself
     except Exception as error:  # PyYAML raises many kinds
         raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
@@ -139,20 +139,20 @@ def freeze_mapping(mapping) -> FrozenDict:
             raise ValueError(f"{value} has more than 32 bits")
         return tuple(map(freeze, value)) if isinstance(value, (list, tuple)) else value
 
-    return FrozenDict({name: freeze(value) for name, value in dict(mapping).items()})
+    frozen = FrozenDict({name: freeze(value) for name, value in dict(mapping).items()})
+    hash(frozen)
+    return frozen
 
 
 def parse_number_or_mapping(kind, text):
     """What tyro does not: 5e5 as an int, and a mapping in one argument. Raises ValueError."""
-    try:
-        value = float(text) if kind is int else freeze_mapping(yaml.load(text, YamlLoader))
-        hash(value)
-        if kind is int and not value.is_integer():
-            raise ValueError
-        return int(value) if kind is int else value
-    except Exception:  # PyYAML raises many kinds
-        wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}, of numbers below 2^31"
-        raise ValueError(f"{text} is not {wanted}") from None
+    with contextlib.suppress(Exception):  # PyYAML raises many kinds
+        if kind is Mapping:
+            return freeze_mapping(yaml.load(text, YamlLoader))
+        if (value := float(text)).is_integer():
+            return int(value)
+    wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}, of numbers below 2^31"
+    raise ValueError(f"{text} is not {wanted}")
 
 
 def parse(args, config_class):
@@ -193,8 +193,7 @@ def parse(args, config_class):
     arguments = read(args, default)
     if file := arguments.run.config:
         arguments = read(args, read(read_yaml(file, config_class), default, f"{file}: "))
-    sizes = [field.name for field in dataclasses.fields(config_class) if field.type is int]
-    sizes.remove("total_timesteps")
+    sizes = [f.name for f in dataclasses.fields(config_class) if f.type is int and f.name != "total_timesteps"]
     require(arguments.hyperparameters, *sizes, low=0, high=2**31 - 1)  # JAX takes them as 32 bits
     require(arguments.run, "num_seeds", low=1, high=2**31 - 1)
     require(arguments.run, "seed", low=0, high=2**32 - 1)
@@ -254,6 +253,11 @@ def check(config: Config) -> None:
 
 
 # --- block environment: the same in every script, copied by tools/sync_blocks.py ---
+def cannot_be_made(config, error) -> ValueError:
+    name, reason = config.env_name, f"{type(error).__name__}: {error}".splitlines()[0]
+    return ValueError(f"env_name = {name}, env_params = {dict(config.env_params)}: cannot be made ({reason})")
+
+
 def make_gymnax_env(config):
     """`(env, env_params)` of a name that gymnax knows, `config.env_params` applied. Raises ValueError."""
     import gymnax
@@ -269,11 +273,16 @@ def make_gymnax_env(config):
             if isinstance(defaults[key], (bool, int, float)) and not isinstance(value, (type(defaults[key]), int)):
                 raise ValueError(f"{key} = {value!r} is not of type {type(defaults[key]).__name__}")
         params = params.replace(**changes)
-    except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
-        raise ValueError(f"env_name = {name}, env_params = {overrides}: cannot be made ({error})") from error
-    params = params.replace(max_steps_in_episode=config.max_episode_steps or params.max_steps_in_episode)
-    if params.max_steps_in_episode < 1:
-        raise ValueError(f"env_params = {overrides}: max_steps_in_episode must be at least 1")
+        params = params.replace(max_steps_in_episode=config.max_episode_steps or params.max_steps_in_episode)
+        if params.max_steps_in_episode < 1:
+            raise ValueError("max_steps_in_episode must be at least 1")
+
+        def first_step(key):
+            return env.step(key, env.reset(key, params)[1], env.action_space(params).sample(key), params)
+
+        jax.eval_shape(first_step, jax.random.key(0))
+    except Exception as error:  # of any kind, where an environment looks at its arguments
+        raise cannot_be_made(config, error) from error
     return env, params
 
 
@@ -574,21 +583,13 @@ def open_run_dir(config, options, args) -> tuple[Path, dict]:
     run_dir = Path(options.run_dir or f"runs/{script}/{config.env_name}-{now:%Y%m%d-%H%M%S-%f}").absolute()
     hyperparameters = json.loads(json.dumps(vars(config), default=dict))
     settings = {"script": script, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
+    held = [name for name in ("run.json", "config.yaml", "checkpoints") if (run_dir / name).exists()]
     if options.resume and not options.run_dir:
         raise ValueError("resume: needs --run-dir, the run to go on with")
-    if (run_dir / "run.json").exists():
-        if not options.resume:
-            raise ValueError(f"run_dir = {run_dir}: holds a run already; --resume goes on with it")
-        try:
-            record = json.loads((run_dir / "run.json").read_text())
-            old = dict(record["settings"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"resume: {run_dir}/run.json is damaged") from error
-        was, now_is = ({name: each.get(name, "missing") for name in settings | old} for each in (old, settings))
-        if changes := [f"{name} was {was[name]} and is {now_is[name]}" for name in was if was[name] != now_is[name]]:
-            raise ValueError(f"resume: {run_dir} holds a run with other settings: {', '.join(changes)}")
-        return run_dir, record
-    git = ["git", "-C", Path(__file__).parent.absolute(), "rev-parse", "HEAD"]
+    if held and not options.resume:
+        raise ValueError(f"run_dir = {run_dir}: holds {held[0]} already; --resume goes on with a run")
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # no tags: the commit
+    git = ["git", "-C", Path(__file__).parent.absolute(), *describe]
     packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
     versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
     record = {
@@ -599,8 +600,15 @@ def open_run_dir(config, options, args) -> tuple[Path, dict]:
         "versions": {"python": sys.version.split()[0], **dict(sorted(versions.items()))},
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
     }
-    if (run_dir / "checkpoints").exists() or (run_dir / "config.yaml").exists():
-        raise ValueError(f"run_dir = {run_dir}: holds a config.yaml or checkpoints, but no run.json")
+    if held:
+        try:
+            record = json.loads((run_dir / "run.json").read_text())
+            old = dict(record["settings"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"run_dir = {run_dir}: its run.json is missing or damaged") from error
+        was, now_is = ({name: each.get(name, "missing") for name in settings | old} for each in (old, settings))
+        if changes := [f"{name} was {was[name]} and is {now_is[name]}" for name in was if was[name] != now_is[name]]:
+            raise ValueError(f"resume: {run_dir} holds a run with other settings: {', '.join(changes)}")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         write(run_dir / "run.json", json.dumps(record, indent=2))
@@ -671,7 +679,9 @@ def compile_training(config, options):
         return jax.lax.fori_loop(first, last, body, carry)
 
     keys = jax.device_put(jax.random.split(jax.random.key(options.seed), options.num_seeds), sharding)
-    start, advance = jax.jit(start, out_shardings=sharding), jax.jit(advance, donate_argnums=0, out_shardings=sharding)
+    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # as it runs once
+    start = jax.jit(start, out_shardings=sharding, compiler_options=quickly if devices[0].platform == "cpu" else None)
+    advance = jax.jit(advance, donate_argnums=0, out_shardings=sharding)
     return partial(start, keys), advance, start.eval_shape(keys), num_devices
 
 
@@ -683,7 +693,8 @@ def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict
         while done < config.num_updates:
             begun, last = time.perf_counter(), min(done + chunk, config.num_updates)
             carry = jax.block_until_ready(advance(carry, done, last))
-            returns = mean_return(jax.device_get(carry["metrics"]), done, last)
+            episodes = {name: carry["metrics"][name] for name in ("episodes", "episodic_return")}
+            returns = mean_return(jax.device_get(episodes), done, last)
             if len(returns := returns[~np.isnan(returns)]):
                 margin = 1.96 * returns.std() / math.sqrt(max(1, len(returns) - 1))
                 progress.set_postfix_str(f"return {returns.mean():.4g} +- {margin:.2g}", refresh=False)
@@ -731,9 +742,12 @@ def save_results(config, options, carry, run_dir: Path) -> dict:
     report(config, carry["runner_state"], run_dir)
     results = {}
     for name, values in returns.items():
-        if len(values := values[~np.isnan(values)]):  # seeds of which an episode ended
-            mean, low, high = map(float, interval(values))
-            results[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(values)}
+        if len(finite := values[np.isfinite(values)]):
+            mean, low, high = map(float, interval(finite))
+            results[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(finite)}
+            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(finite)} seeds")
+        if lost := len(values) - len(finite):
+            print(f"{name}: {lost} of {len(values)} seeds left out, no episode ended or the return is not finite")
     return results
 
 
@@ -747,8 +761,7 @@ def main(args=None) -> Path:
         keep = ocp.CheckpointManagerOptions(
             max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
-        handler = ocp.StandardCheckpointHandler()
-        manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep, item_handlers=handler)
+        manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
         done = manager.latest_step() or 0
         if options.resume and not done:
             print(f"resume: no checkpoint in {run_dir} yet, starting anew")
@@ -765,17 +778,15 @@ def main(args=None) -> Path:
     )
     carry = train_in_chunks(config, options, advance, carry, done, manager)
     trained = time.perf_counter()
-    record |= save_results(config, options, carry, run_dir)
     if done < config.num_updates or "seconds" not in record:  # of this process, which may have resumed the run
         speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
-        seconds = {"compile": compiled - begun, "train": trained - compiled, "evaluate": time.perf_counter() - trained}
+        seconds = {"compile": compiled - begun, "train": trained - compiled}
         record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
         print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds")
+    record |= save_results(config, options, carry, run_dir)
+    record["seconds"]["evaluate"] = time.perf_counter() - trained
     write(run_dir / "run.json", json.dumps(record, indent=2))
     print(f"results in {run_dir}")
-    for name in [name for name in ("final return", "greedy return") if name in record]:
-        line = "{interquartile_mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {seeds} seeds".format(**record[name])
-        print(f"{name}: {line}")
     return run_dir
 # --- end of block main ---
 

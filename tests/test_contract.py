@@ -1,4 +1,4 @@
-"""What every script promises (CONTRIBUTING.md, "The contract"): each test runs for each script."""
+"""What every script promises (CONTRIBUTING.md, "Write a new script"): each test runs for each script."""
 
 import ast
 import contextlib

@@ -162,13 +162,22 @@ def test_env_params_of_a_wrong_type(script, refuses):
     refuses([f"--env_name={toy_that_it_takes(script)}", "--env_params={noise: loud}"], "env_params", "noise", "loud")
 
 
-# --- YAML ---
+@pytest.mark.common
+def test_env_params_that_fail_only_in_use(script, refuses):
+    """Some environments look at their arguments in `reset` or `step`."""
+    if origin(script) == "script":
+        pytest.skip("knows only its own environment")
+    for env_name, name, value in [("Catch-bsuite", "rows", -1), ("SimpleBandit-bsuite", "num_actions", -1)]:
+        refuses([f"--env_name={env_name}", f"--env_params={{{name}: {value}}}"], "env_params", name, value)
 
 
 def test_time_limit_that_cannot_be(script, refuses):
     toy = toy_that_it_takes(script)
     args = ["--env-name", toy, "--max-episode-steps", 0]
     refuses([*args, "--env-params", "{max_steps_in_episode: 0}"], "env_params", "max_steps_in_episode")
+
+
+# --- YAML ---
 
 
 @pytest.mark.common
@@ -239,6 +248,12 @@ def test_numbers_as_people_write_them(script, tmp_path):
     config, _ = script.parse(["--total-timesteps", "5e3", "--lr", "1"], script.Config)
     assert config.total_timesteps == 5000 and type(config.total_timesteps) is int
     assert config.lr == 1.0 and type(config.lr) is float
+
+
+@pytest.mark.common
+def test_yaml_in_another_encoding_than_the_locale_s(script, tmp_path):
+    (tmp_path / "good.yaml").write_bytes("lr: 0.25  # \u03bb".encode("utf-16"))
+    assert script.parse([f"--config={tmp_path / 'good.yaml'}"], script.Config)[0].lr == 0.25
 
 
 @pytest.mark.common
@@ -316,6 +331,8 @@ def test_record_of_a_run(script, finished):
     assert {"command", "device", "started", "commit", "steps_per_second"} <= set(record)
     assert {"compile", "train", "evaluate"} == set(record["seconds"])
     assert all(seconds >= 0 for seconds in record["seconds"].values())
+    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert record["commit"].removesuffix("-dirty") == head
     for word in ("4 seeds", "1 device", "6 updates", "compiled in", "steps/s", "final return", "greedy return"):
         assert word in said
 
@@ -339,6 +356,15 @@ def test_final_returns_of_a_run(script, finished):
         assert summary["seeds"] == len(values)
         assert summary["interquartile_mean"] == pytest.approx(scipy.stats.trim_mean(values, 0.25), rel=1e-5)
         assert values.min() - 1e-6 <= summary["low"] <= summary["high"] <= values.max() + 1e-6
+
+
+@pytest.mark.common
+def test_seeds_that_diverged_are_not_left_out_silently(script, copy_of_run, monkeypatch, capsys):
+    run_dir, args = copy_of_run
+    monkeypatch.setattr(script, "evaluate", lambda *_: np.array([[1.0, 1.0], [2.0, 2.0], [np.nan, 3.0], [np.inf, 4.0]]))
+    script.main(args)
+    assert "greedy return: 2 of 4 seeds left out" in capsys.readouterr().out
+    assert json.loads((run_dir / "run.json").read_text())["greedy return"]["seeds"] == 2
 
 
 @pytest.mark.common
@@ -367,8 +393,8 @@ def test_run_dir_that_holds_a_run(refuses, copy_of_run):
 def test_run_dir_that_holds_checkpoints_of_an_unknown_run(refuses, copy_of_run):
     run_dir, args = copy_of_run
     (run_dir / "run.json").unlink()
-    refuses(args[:-1], "run_dir", "no run.json", run_dir=run_dir)
-    refuses(args, "run_dir", "no run.json", run_dir=run_dir)
+    refuses(args[:-1], "run_dir", "holds config.yaml", run_dir=run_dir)
+    refuses(args, "run_dir", "run.json", run_dir=run_dir)
 
 
 @pytest.mark.common
@@ -441,6 +467,7 @@ def test_resume_from_a_damaged_record(refuses, copy_of_run):
 
 
 def test_resume_of_a_finished_run(script, finished, copy_of_run):
+    (copy_of_run[0] / "config.yaml").unlink()  # as where a kill came before it was written
     script.main(copy_of_run[1])
     for name in ("config.yaml", "learning_curve.png"):
         assert (copy_of_run[0] / name).read_bytes() == (finished[0] / name).read_bytes()

@@ -41,6 +41,13 @@ def brax_envs_and_params(num_envs=6, **settings):
     return env, env_params, env_state
 
 
+@pytest.mark.parametrize("wrong", [{"reset_noise_scale": "a"}, {"healthy_z_range": 3}, {"wings": 2}], ids=str)
+def test_brax_arguments_that_cannot_be(wrong):
+    """One is looked at by `reset`, one by `step`, one by the constructor."""
+    with pytest.raises(ValueError, match=r"env_name = hopper, env_params = .* cannot be made"):
+        ppo.make_env(ppo.Config(env_name="hopper", env_params=wrong))
+
+
 def test_brax_reports_truncation_and_the_last_observation():
     env, env_params, env_state = brax_envs_and_params(max_episode_steps=LIMIT)
     clocks = np.asarray(env_state.env_state.time)

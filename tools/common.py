@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CONTRACT = ["Config", "make_env", "make_learner", "make_train", "make_rollout", "report", "main"]
+CONTRACT = ["Config", "check", "make_env", "make_learner", "make_train", "make_rollout", "report", "main"]
 
 
 def use_all_cores() -> None:

@@ -292,7 +292,8 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     start, advance = training_functions(script, config, size)
     start = jax.jit(start, out_shardings=spread)
     abstract = start.eval_shape(floats, key_data)
-    start = start.lower(floats, key_data).compile()
+    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # as it runs once
+    start = start.lower(floats, key_data).compile(quickly if devices[0].platform == "cpu" else None)
     advance = jax.jit(advance, donate_argnums=0, out_shardings=spread).lower(abstract, floats, 0, 1).compile()
     programs, evaluate = [start, advance], None
     if options is not None and options.eval_episodes:
@@ -351,7 +352,7 @@ def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
     )
-    return ocp.CheckpointManager(directory, options=options, item_handlers=ocp.StandardCheckpointHandler())
+    return ocp.CheckpointManager(directory, options=options)
 
 
 def save(manager, step: int, carry) -> None:

@@ -202,8 +202,8 @@ def open_sweep(request: Request, args: list[str]) -> tuple[str, dict]:
     run_dir, record = script.open_run_dir(settings, options, args)
     if "slices" not in record:
         record["command"] = shlex.join(["python", "tools/sweep.py", *args])
-        base = {name: value for name, value in record["settings"].items() if name in vars(request.config)}
-        script.write(run_dir / "config.yaml", yaml.safe_dump(base, sort_keys=False))  # the script can read it
+    base = {name: value for name, value in record["settings"].items() if name in vars(request.config)}
+    script.write(run_dir / "config.yaml", yaml.safe_dump(base, sort_keys=False))  # the script can read it
     return str(run_dir), record
 
 

@@ -210,10 +210,12 @@ def write_results(request: Request, run_dir: Path, record: dict, metrics: dict) 
     script.write(run_dir / "learning_curve.png", draw)
     print(f"results in {run_dir}")
     for name, values in returns.items():
-        if len(values := values[~np.isnan(values)]):  # seeds of which an episode ended
-            mean, low, high = map(float, script.interval(values))
-            record[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(values)}
-            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(values)} seeds")
+        if len(finite := values[np.isfinite(values)]):
+            mean, low, high = map(float, script.interval(finite))
+            record[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(finite)}
+            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(finite)} seeds")
+        if lost := len(values) - len(finite):
+            print(f"{name}: {lost} of {len(values)} seeds left out, no episode ended or the return is not finite")
     script.write(run_dir / "run.json", json.dumps(record, indent=2))
 
 
