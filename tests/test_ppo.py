@@ -9,6 +9,7 @@ import pytest
 import toys  # registers the environments
 from conftest import slow
 
+import evolve_objective
 import ppo as ppo_discrete
 import ppo_continuous
 
@@ -189,6 +190,13 @@ def test_ratio_is_one_in_the_first_minibatch(ppo):
     *_, metrics, _ = learn(ppo, REAL[ppo], num_updates=10, lr=1e-3, **settings)
     assert (np.asarray(metrics["clip_fraction"]) == 0).all()
     np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)
+
+
+@pytest.mark.parametrize("script", [ppo_discrete, evolve_objective], ids=lambda script: script.__name__)
+def test_state_numbers_cannot_be_normalized(script):
+    """A network that looks for the number of a state would find none."""
+    with pytest.raises(ValueError, match="normalize_obs = True"):
+        script.make_learner(script.Config(env_name="FrozenLake-misc", normalize_obs=True))
 
 
 def test_normalization_is_of_all_that_one_agent_saw(ppo):
