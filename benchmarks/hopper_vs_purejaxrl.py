@@ -19,7 +19,6 @@ import types
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization could hang: see "No hangs" in README.md
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
 
 import flax.linen as nn
@@ -129,6 +128,7 @@ def speed(args):
 
 
 def returns(args):
+    os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds could hang: README, "No hangs"
     steps = args.steps or 2_000_000
     done = dict(np.load(args.out)) if Path(args.out).exists() else {}
     compiled = compile_both(args, steps, args.slice)
