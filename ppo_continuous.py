@@ -638,7 +638,7 @@ def make_learner(config: Config):
 
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5)
-    optimizer = optax.flatten(optax.chain(clip, adam))  # on one vector: small networks have more overhead than work
+    optimizer = optax.chain(clip, adam)
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
@@ -652,8 +652,7 @@ def make_learner(config: Config):
 
     def value_of(state, obs):
         """[num_steps, num_envs, obs_dim] -> [num_steps, num_envs], in pieces that stay in cache."""
-        pieces = obs.reshape(config.num_minibatches, -1, *obs_shape)
-        return jax.lax.map(partial(critic.apply, state.params["critic"]), pieces).reshape(obs.shape[:2])
+        return jax.lax.map(partial(critic.apply, state.params["critic"]), obs)
 
     def collect(state, key):
         """Act for `num_steps` steps with the policy as it is. Observations are kept as they were normalized to act."""
