@@ -282,7 +282,7 @@ def test_bad_input(run_dir, tmp_path, refuses):
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     refuses([run_dir, "--script", tmp_path / "broken.py"], "cannot be imported", "nothing_of_this_name")
     (tmp_path / "empty.py").write_text("Config = 1")
-    refuses([run_dir, "--script", tmp_path / "empty.py"], "has no make_env, make_learner")
+    refuses([run_dir, "--script", tmp_path / "empty.py"], "has no check, make_env, make_learner")
     assert not (run_dir / "render").exists()
 
 

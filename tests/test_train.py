@@ -156,7 +156,7 @@ def test_refuses(args, words, tmp_path, capfd):
 def test_run_dir_that_holds_a_run(finished, capfd):
     with pytest.raises(SystemExit) as stop:
         train.main([*SMALL, f"--run-dir={finished}"])
-    assert stop.value.code == 2 and "--resume goes on with it" in capfd.readouterr().err
+    assert stop.value.code == 2 and "--resume goes on with a run" in capfd.readouterr().err
 
 
 # --- tracking ---
