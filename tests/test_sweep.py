@@ -327,7 +327,8 @@ def test_killed_and_resumed(tmp_path):
     sweep.main([*args, f"--run-dir={whole}"])
     assert len(list((whole / "slices").iterdir())) == 3
     command = [sys.executable, ROOT / "tools" / "sweep.py", *args, f"--run-dir={killed}"]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+    one_device = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}  # as here: the slices' size depends on it
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, env=one_device) as process:
         deadline = time.monotonic() + 120
         while process.poll() is None:
             midway = [path for path in killed.glob("unfinished/0-0000004-*/*") if path.name.isdigit()]
