@@ -261,6 +261,7 @@ def check(config: Config) -> None:
 
 # --- block environment: the same in every script, copied by tools/sync_blocks.py ---
 def cannot_be_made(config, error) -> ValueError:
+    """What to raise, in one line, where making the environment or its first step raised `error`."""
     name, reason = config.env_name, f"{type(error).__name__}: {error}".splitlines()[0]
     return ValueError(f"env_name = {name}, env_params = {dict(config.env_params)}: cannot be made ({reason})")
 

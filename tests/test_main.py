@@ -394,7 +394,7 @@ def test_run_dir_that_holds_checkpoints_of_an_unknown_run(refuses, copy_of_run):
     run_dir, args = copy_of_run
     (run_dir / "run.json").unlink()
     refuses(args[:-1], "run_dir", "holds config.yaml", run_dir=run_dir)
-    refuses(args, "run_dir", "run.json", run_dir=run_dir)
+    refuses(args, "run_dir", "run.json is missing", run_dir=run_dir)
 
 
 @pytest.mark.common
