@@ -89,51 +89,8 @@ def nearest(name, known) -> str:
     return f"; did you mean {lower[found[0]]}?" if found else ""
 
 
-class YamlLoader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number too."""
-
-
-YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def read_yaml(path: str, config_class) -> list[str]:
-    """A YAML file of hyperparameters as command-line flags. Raises ValueError."""
-    try:
-        values = yaml.load(Path(path).read_bytes(), YamlLoader)
-        json.dumps(values, default=str)  # a value may hold itself
-    except Exception as error:  # PyYAML raises many kinds
-        raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: must be a mapping of hyperparameters to values")
-    kinds = {field.name: field.type for field in dataclasses.fields(config_class)}
-    flags = []
-    for name, value in values.items():
-        if name not in kinds:
-            raise ValueError(f"{path}: {name} is not a hyperparameter{nearest(name, kinds)}")
-        if kinds[name] == tuple[int, ...] and isinstance(value, list):
-            flags += [f"--{name}", *map(str, value)]
-        else:
-            flags.append(f"--{name}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
-    return flags
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """One run of the script."""
-
-    config: str = ""  # YAML file of hyperparameters; flags override it
-    num_seeds: int = 4  # agents trained at once, each with its own random key
-    seed: int = 0  # of the key that the agents' keys are split from
-    run_dir: str = ""  # where results go; runs/SCRIPT/ENVIRONMENT-TIME where not given
-    resume: bool = False  # go on with the run in run_dir from its last checkpoint
-    checkpoint_interval: float = 60.0  # seconds between checkpoints; 0 saves whenever progress is shown
-    eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
-
-
 def freeze_mapping(mapping) -> FrozenDict:
-    """The same mapping, lists in it as tuples: static fields have to be hashable."""
+    """The same mapping, hashable as static fields must be: lists become tuples. Raises TypeError or ValueError."""
 
     def freeze(value):
         if isinstance(value, int) and abs(value) >= 2**31:
@@ -143,63 +100,6 @@ def freeze_mapping(mapping) -> FrozenDict:
     frozen = FrozenDict({name: freeze(value) for name, value in dict(mapping).items()})
     hash(frozen)
     return frozen
-
-
-def parse_number_or_mapping(kind, text):
-    """What tyro does not: 5e5 as an int, and a mapping in one argument. Raises ValueError."""
-    with contextlib.suppress(Exception):  # PyYAML raises many kinds
-        if kind is Mapping:
-            return freeze_mapping(yaml.load(text, YamlLoader))
-        if (value := float(text)).is_integer():
-            return int(value)
-    wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}, of numbers below 2^31"
-    raise ValueError(f"{text} is not {wanted}")
-
-
-def parse(args, config_class):
-    """`(config, options)` from flags, defaults taken from the YAML file that --config names. Raises ValueError."""
-    import tyro
-
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def _(info):
-        if info.type in (int, Mapping):
-            return tyro.constructors.PrimitiveConstructorSpec(
-                nargs=1,
-                metavar="INT" if info.type is int else "{NAME: VALUE}",
-                instance_from_str=lambda texts: parse_number_or_mapping(info.type, texts[0]),
-                is_instance=lambda value: isinstance(value, info.type),
-                str_from_instance=lambda value: [str(value) if info.type is int else json.dumps(dict(value))],
-            )
-
-    @dataclasses.dataclass(frozen=True)
-    class Arguments:
-        run: tyro.conf.OmitArgPrefixes[Options]
-        hyperparameters: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[config_class]]
-
-    def read(flags, default, source=""):
-        messages = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(messages):
-                return tyro.cli(Arguments, args=flags, default=default, registry=registry, description=__doc__)
-        except SystemExit as stop:
-            if not stop.code:  # --help
-                raise
-            text = re.sub(r"\+?-{4,}\+?|[\s|\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
-            text = re.split("Argument helptext|For full helptext", text)[0]
-            raise ValueError(source + " ".join(text.split())) from None
-
-    args, default = sys.argv[1:] if args is None else list(args), Arguments(Options(), config_class())
-    arguments = read(args, default)
-    if file := arguments.run.config:
-        arguments = read(args, read(read_yaml(file, config_class), default, f"{file}: "))
-    sizes = [f.name for f in dataclasses.fields(config_class) if f.type is int and f.name != "total_timesteps"]
-    require(arguments.hyperparameters, *sizes, low=0, high=2**31 - 1)  # JAX takes them as 32 bits
-    require(arguments.run, "num_seeds", low=1, high=2**31 - 1)
-    require(arguments.run, "seed", low=0, high=2**32 - 1)
-    require(arguments.run, "checkpoint_interval", "eval_episodes", low=0, high=2**31 - 1)
-    return arguments.hyperparameters, arguments.run
 # --- end of block config ---
 
 
@@ -601,15 +501,109 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
         write(run_dir / "snapshots.npz", partial(np.savez_compressed, steps=steps, q=q))
 
 
-# --- block main: the same in every script, copied by tools/sync_blocks.py ---
-def use_all_cores() -> None:
-    """Make each CPU core a device of JAX, for seeds to be spread over, unless the user chose or JAX has started."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", cores)
+# --- block arguments: the same in every script, copied by tools/sync_blocks.py ---
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """One run of the script."""
+
+    config: str = ""  # YAML file of hyperparameters; flags override it
+    num_seeds: int = 4  # agents trained at once, each with its own random key
+    seed: int = 0  # of the key that the agents' keys are split from
+    run_dir: str = ""  # where results go; runs/SCRIPT/ENVIRONMENT-TIME where not given
+    resume: bool = False  # go on with the run in run_dir from its last checkpoint
+    checkpoint_interval: float = 60.0  # seconds between checkpoints; 0 saves whenever progress is shown
+    eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
 
 
+class YamlLoader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number too."""
+
+
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(path: str, config_class) -> list[str]:
+    """A YAML file of hyperparameters as command-line flags. Raises ValueError."""
+    try:
+        values = yaml.load(Path(path).read_bytes(), YamlLoader)
+        json.dumps(values, default=str)  # a value may hold itself
+    except Exception as error:  # PyYAML raises many kinds
+        raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: must be a mapping of hyperparameters to values")
+    kinds = {field.name: field.type for field in dataclasses.fields(config_class)}
+    flags = []
+    for name, value in values.items():
+        if name not in kinds:
+            raise ValueError(f"{path}: {name} is not a hyperparameter{nearest(name, kinds)}")
+        if kinds[name] == tuple[int, ...] and isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        else:
+            flags.append(f"--{name}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
+    return flags
+
+
+def parse_number_or_mapping(kind, text):
+    """What tyro does not: 5e5 as an int, and a mapping in one argument. Raises ValueError."""
+    with contextlib.suppress(Exception):  # PyYAML raises many kinds
+        if kind is Mapping:
+            return freeze_mapping(yaml.load(text, YamlLoader))
+        if (value := float(text)).is_integer():
+            return int(value)
+    wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}, of numbers below 2^31"
+    raise ValueError(f"{text} is not {wanted}")
+
+
+def parse(args, config_class):
+    """`(config, options)` from flags, defaults taken from the YAML file that --config names. Raises ValueError."""
+    import tyro
+
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def _(info):
+        if info.type in (int, Mapping):
+            return tyro.constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar="INT" if info.type is int else "{NAME: VALUE}",
+                instance_from_str=lambda texts: parse_number_or_mapping(info.type, texts[0]),
+                is_instance=lambda value: isinstance(value, info.type),
+                str_from_instance=lambda value: [str(value) if info.type is int else json.dumps(dict(value))],
+            )
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        run: tyro.conf.OmitArgPrefixes[Options]
+        hyperparameters: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[config_class]]
+
+    def read(flags, default, source=""):
+        messages = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(messages):
+                return tyro.cli(Arguments, args=flags, default=default, registry=registry, description=__doc__)
+        except SystemExit as stop:
+            if not stop.code:  # --help
+                raise
+            text = re.sub(r"\+?-{4,}\+?|[\s|\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
+            text = re.split("Argument helptext|For full helptext", text)[0]
+            raise ValueError(source + " ".join(text.split())) from None
+
+    args, default = sys.argv[1:] if args is None else list(args), Arguments(Options(), config_class())
+    arguments = read(args, default)
+    if file := arguments.run.config:
+        arguments = read(args, read(read_yaml(file, config_class), default, f"{file}: "))
+    sizes = [f.name for f in dataclasses.fields(config_class) if f.type is int and f.name != "total_timesteps"]
+    require(arguments.hyperparameters, *sizes, low=0, high=2**31 - 1)  # JAX takes them as 32 bits
+    require(arguments.run, "num_seeds", low=1, high=2**31 - 1)
+    require(arguments.run, "seed", low=0, high=2**32 - 1)
+    require(arguments.run, "checkpoint_interval", "eval_episodes", low=0, high=2**31 - 1)
+    return arguments.hyperparameters, arguments.run
+# --- end of block arguments ---
+
+
+# --- block results: the same in every script, copied by tools/sync_blocks.py ---
 def write(path: Path, content) -> None:
     """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file."""
     temporary = path.with_name(path.name + ".partial")
@@ -620,22 +614,21 @@ def write(path: Path, content) -> None:
 
 def open_run_dir(config, options, args) -> tuple[Path, dict]:
     """The run directory, made or, to resume, seen to hold the same run; and what its run.json records."""
-    script, now = Path(__file__).stem, datetime.datetime.now()
-    run_dir = Path(options.run_dir or f"runs/{script}/{config.env_name}-{now:%Y%m%d-%H%M%S-%f}").absolute()
+    script, now = Path(__file__).absolute(), datetime.datetime.now()
+    run_dir = Path(options.run_dir or f"runs/{script.stem}/{config.env_name}-{now:%Y%m%d-%H%M%S-%f}").absolute()
     hyperparameters = json.loads(json.dumps(vars(config), default=dict))
-    settings = {"script": script, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
+    settings = {"script": script.stem, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
     held = [name for name in ("run.json", "config.yaml", "checkpoints") if (run_dir / name).exists()]
     if options.resume and not options.run_dir:
         raise ValueError("resume: needs --run-dir, the run to go on with")
     if held and not options.resume:
         raise ValueError(f"run_dir = {run_dir}: holds {held[0]} already; --resume goes on with a run")
-    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # no tags: the commit
-    git = ["git", "-C", Path(__file__).parent.absolute(), *describe]
+    git = ["git", "-C", script.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # not by a tag
     packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
     versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
     record = {
         "settings": settings,
-        "command": shlex.join([Path(__file__).name, *map(str, sys.argv[1:] if args is None else args)]),
+        "command": shlex.join([script.name, *map(str, sys.argv[1:] if args is None else args)]),
         "started": f"{now:%Y-%m-%d %H:%M:%S}",
         "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}, {os.cpu_count()} CPU cores",
         "versions": {"python": sys.version.split()[0], **dict(sorted(versions.items()))},
@@ -659,6 +652,13 @@ def open_run_dir(config, options, args) -> tuple[Path, dict]:
     return run_dir, record
 
 
+def mean_return(metrics, first: int, last: int) -> np.ndarray:
+    """Mean return of the episodes that ended in updates [first, last), NaN where none did: [seeds]."""
+    episodes, returns = (np.asarray(metrics[name])[:, first:last] for name in ("episodes", "episodic_return"))
+    with np.errstate(invalid="ignore"):
+        return np.where(episodes > 0, episodes * returns, 0.0).sum(axis=1) / episodes.sum(axis=1)
+
+
 def interval(values) -> list:
     """Interquartile mean over seeds and its 95 % bootstrap interval: [seeds, ...] -> mean, low, high, each [...]."""
     middle = partial(scipy.stats.trim_mean, proportiontocut=0.25)
@@ -668,17 +668,10 @@ def interval(values) -> list:
     return [middle(values), *resampled.confidence_interval]
 
 
-def mean_return(metrics, first: int, last: int) -> np.ndarray:
-    """Mean return of the episodes that ended in updates [first, last), NaN where none did: [seeds]."""
-    episodes, returns = metrics["episodes"][:, first:last], metrics["episodic_return"][:, first:last]
-    with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * returns, 0.0).sum(axis=1) / episodes.sum(axis=1)
-
-
-def draw_learning_curve(metrics, steps_per_update: int, title: str, file) -> None:
-    edges = np.unique(np.linspace(0, metrics["episodes"].shape[1], 101).astype(int))
+def draw_learning_curve(metrics, config, file) -> None:
+    edges = np.unique(np.linspace(0, config.num_updates, 101).astype(int))
     curves = np.stack([mean_return(metrics, *pair) for pair in itertools.pairwise(edges)], axis=1)  # [seeds, points]
-    steps, whole = edges[1:] * steps_per_update, ~np.isnan(curves).any(axis=0)
+    steps, whole = edges[1:] * config.num_envs * config.num_steps, ~np.isnan(curves).any(axis=0)
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, curves.T, color="tab:blue", linewidth=0.5, alpha=0.5)
@@ -687,8 +680,52 @@ def draw_learning_curve(metrics, steps_per_update: int, title: str, file) -> Non
         axes.plot(steps[whole], center, color="tab:blue", linewidth=2, label="interquartile mean over seeds")
         axes.fill_between(steps[whole], low, high, color="tab:blue", alpha=0.25, label="95 % bootstrap interval")
         axes.legend(frameon=False)
-    axes.set(title=title, xlabel="environment steps per agent", ylabel="return of the episodes that ended")
+    axes.set(title=f"{Path(__file__).stem} on {config.env_name}, {len(curves)} seeds")
+    axes.set(xlabel="environment steps per agent", ylabel="return of the episodes that ended")
     figure.savefig(file, format="png", dpi=150)
+
+
+def evaluate(config, options, runner_state):
+    """Returns of greedy episodes, [num_seeds, eval_episodes]; episode i has the same key for every agent."""
+    rollout = make_rollout(config)
+
+    def episodic_return(state, key):
+        episode = rollout(state, key)
+        return jnp.where(episode.valid, episode.reward, 0.0).sum()
+
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 2**31), options.eval_episodes)
+    return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
+
+
+def save_results(config, metrics, run_dir: Path) -> dict:
+    """Write metrics and learning curve. Returns and prints the final and the greedy return over seeds.
+
+    `metrics` {name: [num_seeds, num_updates]}, and `evaluation` [num_seeds, eval_episodes] where there was one.
+    """
+    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
+    write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, config))
+    returns = {"final return": mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)}
+    if "evaluation" in metrics:
+        returns["greedy return"] = metrics["evaluation"].mean(axis=1)
+    results = {}
+    for name, values in returns.items():
+        if len(finite := values[np.isfinite(values)]):
+            mean, low, high = map(float, interval(finite))
+            results[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(finite)}
+            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(finite)} seeds")
+        if lost := len(values) - len(finite):
+            print(f"{name}: {lost} of {len(values)} seeds left out, no episode ended or the return is not finite")
+    return results
+# --- end of block results ---
+
+
+# --- block main: the same in every script, copied by tools/sync_blocks.py ---
+def use_all_cores() -> None:
+    """Make each CPU core a device of JAX, for seeds to be spread over, unless the user chose or JAX has started."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", cores)
 
 
 def compile_training(config, options):
@@ -726,6 +763,15 @@ def compile_training(config, options):
     return partial(start, keys), advance, start.eval_shape(keys), num_devices
 
 
+def restore(manager, step: int, abstract) -> dict:
+    """The `carry` of a checkpoint. Raises ValueError where it cannot be read, or is not what this script carries."""
+    try:
+        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
+    except Exception as error:  # Orbax raises many kinds
+        checkpoint = f"{manager.directory}/{step}"
+        raise ValueError(f"resume: the checkpoint {checkpoint} cannot be read, or is another version's") from error
+
+
 def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict:
     """Train from update `done` to the last, with progress and checkpoints. Returns the final `carry`."""
     steps = options.num_seeds * config.num_envs * config.num_steps  # of all agents in one update
@@ -734,8 +780,7 @@ def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict
         while done < config.num_updates:
             begun, last = time.perf_counter(), min(done + chunk, config.num_updates)
             carry = jax.block_until_ready(advance(carry, done, last))
-            episodes = {name: carry["metrics"][name] for name in ("episodes", "episodic_return")}
-            returns = mean_return(jax.device_get(episodes), done, last)
+            returns = mean_return(carry["metrics"], done, last)
             if len(returns := returns[~np.isnan(returns)]):
                 margin = 1.96 * returns.std() / math.sqrt(max(1, len(returns) - 1))
                 progress.set_postfix_str(f"return {returns.mean():.4g} +- {margin:.2g}", refresh=False)
@@ -748,60 +793,14 @@ def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict
     return carry
 
 
-def evaluate(config, options, runner_state):
-    """Returns of greedy episodes, [num_seeds, eval_episodes]; episode i has the same key for every agent."""
-    rollout = make_rollout(config)
-
-    def episodic_return(state, key):
-        episode = rollout(state, key)
-        return jnp.where(episode.valid, episode.reward, 0.0).sum()
-
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 2**31), options.eval_episodes)
-    return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
-
-
-def restore(manager, step: int, abstract) -> dict:
-    """The `carry` of a checkpoint. Raises ValueError where it cannot be read, or is not what this script carries."""
-    try:
-        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
-    except Exception as error:  # Orbax raises many kinds
-        checkpoint = f"{manager.directory}/{step}"
-        raise ValueError(f"resume: the checkpoint {checkpoint} cannot be read, or is another version's") from error
-
-
-def save_results(config, options, carry, run_dir: Path) -> dict:
-    """Evaluate, write metrics and pictures. Returns `{"final return": ..., "greedy return": ...}` over seeds."""
-    metrics = jax.tree.map(np.asarray, carry["metrics"])
-    returns = {"final return": mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)}
-    if options.eval_episodes:
-        metrics["evaluation"] = np.asarray(evaluate(config, options, carry["runner_state"]))
-        returns["greedy return"] = metrics["evaluation"].mean(axis=1)
-    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
-    title = f"{Path(__file__).stem} on {config.env_name}, {options.num_seeds} seeds"
-    steps_per_update = config.num_envs * config.num_steps
-    write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, steps_per_update, title))
-    report(config, carry["runner_state"], run_dir)
-    results = {}
-    for name, values in returns.items():
-        if len(finite := values[np.isfinite(values)]):
-            mean, low, high = map(float, interval(finite))
-            results[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(finite)}
-            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(finite)} seeds")
-        if lost := len(values) - len(finite):
-            print(f"{name}: {lost} of {len(values)} seeds left out, no episode ended or the return is not finite")
-    return results
-
-
 def main(args=None) -> Path:
     """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
     use_all_cores()
+    keep = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True)
     try:
         begun, (config, options) = time.perf_counter(), parse(args, Config)
         start, advance, abstract, num_devices = compile_training(config, options)  # ValueError where it cannot train
         run_dir, record = open_run_dir(config, options, args)
-        keep = ocp.CheckpointManagerOptions(
-            max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
         manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
         done = manager.latest_step() or 0
         if options.resume and not done:
@@ -824,7 +823,11 @@ def main(args=None) -> Path:
         seconds = {"compile": compiled - begun, "train": trained - compiled}
         record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
         print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds")
-    record |= save_results(config, options, carry, run_dir)
+    metrics = jax.tree.map(np.asarray, carry["metrics"])
+    if options.eval_episodes:
+        metrics["evaluation"] = np.asarray(evaluate(config, options, carry["runner_state"]))
+    record |= save_results(config, metrics, run_dir)
+    report(config, carry["runner_state"], run_dir)
     record["seconds"]["evaluate"] = time.perf_counter() - trained
     write(run_dir / "run.json", json.dumps(record, indent=2))
     print(f"results in {run_dir}")

@@ -80,8 +80,16 @@ def test_blocks_equal_the_master(path, sync):
 
 
 @each_script
-def test_main_block_is_there(path):
-    assert "\n# --- end of block main ---\n" in path.read_text()
+def test_blocks_that_every_script_has(path):
+    found = re.findall(r"(?m)^# --- end of block (\w+) ---$", path.read_text())
+    assert found[0] == "config" and found[-3:] == ["arguments", "results", "main"]
+
+
+def test_blocks_are_not_long():
+    blocks = re.findall(r"(?ms)^# --- block (\w+):.+?^# --- end of block \1 ---$", MASTER.read_text())
+    lines = re.findall(r"(?ms)^(# --- block \w+:.+?^# --- end of block \w+ ---)$", MASTER.read_text())
+    assert len(lines) == len(blocks) == 7
+    assert max(len(each.splitlines()) for each in lines) <= 120
 
 
 def test_sync_finds_and_mends_a_difference(sync):

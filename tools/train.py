@@ -200,23 +200,9 @@ def show(script, progress, tracker: Tracker, seeds: range, steps: int, first: in
 
 def write_results(request: Request, run_dir: Path, record: dict, metrics: dict) -> None:
     """The files that the script's `main` writes at its end, and its last lines."""
-    script, config, options = request.script, request.config, request.options
-    returns = {"final return": script.mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)}
-    if "evaluation" in metrics:
-        returns["greedy return"] = metrics["evaluation"].mean(axis=1)
-    script.write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
-    title = f"{Path(script.__file__).stem} on {config.env_name}, {options.num_seeds} seeds"
-    draw = partial(script.draw_learning_curve, metrics, config.num_envs * config.num_steps, title)
-    script.write(run_dir / "learning_curve.png", draw)
     print(f"results in {run_dir}")
-    for name, values in returns.items():
-        if len(finite := values[np.isfinite(values)]):
-            mean, low, high = map(float, script.interval(finite))
-            record[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(finite)}
-            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(finite)} seeds")
-        if lost := len(values) - len(finite):
-            print(f"{name}: {lost} of {len(values)} seeds left out, no episode ended or the return is not finite")
-    script.write(run_dir / "run.json", json.dumps(record, indent=2))
+    record |= request.script.save_results(request.config, metrics, run_dir)
+    request.script.write(run_dir / "run.json", json.dumps(record, indent=2))
 
 
 def main(args=None) -> Path:
