@@ -36,7 +36,6 @@ import importlib.metadata
 import io
 import itertools
 import json
-import math
 import os
 import re
 import shlex
@@ -56,6 +55,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import scipy.stats
+import tyro
 import yaml
 from flax.core import FrozenDict
 from matplotlib.figure import Figure
@@ -490,7 +490,7 @@ def read_yaml(path: str, config_class) -> list[str]:
         values = yaml.load(Path(path).read_bytes(), YamlLoader)
         json.dumps(values, default=str)  # a value may hold itself
     except Exception as error:  # PyYAML raises many kinds
-        raise ValueError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from error
+        raise ValueError(f"{path}: cannot be read as YAML ({error})") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: must be a mapping of hyperparameters to values")
     kinds = {field.name: field.type for field in dataclasses.fields(config_class)}
@@ -498,7 +498,7 @@ def read_yaml(path: str, config_class) -> list[str]:
     for name, value in values.items():
         if name not in kinds:
             raise ValueError(f"{path}: {name} is not a hyperparameter{nearest(name, kinds)}")
-        if kinds[name] == tuple[int, ...] and isinstance(value, list):
+        if kinds[name] == tuple[int, ...] and isinstance(value, list) and str not in map(type, value):
             flags += [f"--{name}", *map(str, value)]
         else:
             flags.append(f"--{name}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
@@ -518,8 +518,6 @@ def parse_number_or_mapping(kind, text):
 
 def parse(args, config_class):
     """`(config, options)` from flags, defaults taken from the YAML file that --config names. Raises ValueError."""
-    import tyro
-
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
@@ -530,7 +528,7 @@ def parse(args, config_class):
                 metavar="INT" if info.type is int else "{NAME: VALUE}",
                 instance_from_str=lambda texts: parse_number_or_mapping(info.type, texts[0]),
                 is_instance=lambda value: isinstance(value, info.type),
-                str_from_instance=lambda value: [str(value) if info.type is int else json.dumps(dict(value))],
+                str_from_instance=lambda value: [json.dumps(value, default=dict)],
             )
 
     @dataclasses.dataclass(frozen=True)
@@ -539,16 +537,14 @@ def parse(args, config_class):
         hyperparameters: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[config_class]]
 
     def read(flags, default, source=""):
-        messages = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(messages):
+        with contextlib.redirect_stderr(io.StringIO()) as messages:
+            try:
                 return tyro.cli(Arguments, args=flags, default=default, registry=registry, description=__doc__)
-        except SystemExit as stop:
-            if not stop.code:  # --help
-                raise
-            text = re.sub(r"\+?-{4,}\+?|[\s|\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
-            text = re.split("Argument helptext|For full helptext", text)[0]
-            raise ValueError(source + " ".join(text.split())) from None
+            except SystemExit as stop:
+                if not stop.code:  # --help
+                    raise
+                text = re.sub(r"\+?-{4,}\+?|[\s|\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
+                raise ValueError(source + re.split("Argument helptext|For full helptext", text)[0]) from None
 
     args, default = sys.argv[1:] if args is None else list(args), Arguments(Options(), config_class())
     arguments = read(args, default)
@@ -600,8 +596,8 @@ def open_run_dir(config, options, args) -> tuple[Path, dict]:
             old = dict(record["settings"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"run_dir = {run_dir}: its run.json is missing or damaged") from error
-        was, now_is = ({name: each.get(name, "missing") for name in settings | old} for each in (old, settings))
-        if changes := [f"{name} was {was[name]} and is {now_is[name]}" for name in was if was[name] != now_is[name]]:
+        both = {name: (old.get(name, "missing"), settings.get(name, "missing")) for name in settings | old}
+        if changes := [f"{name} was {was} and is {new}" for name, (was, new) in both.items() if was != new]:
             raise ValueError(f"resume: {run_dir} holds a run with other settings: {', '.join(changes)}")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -631,7 +627,7 @@ def interval(values) -> list:
 def draw_learning_curve(metrics, config, file) -> None:
     edges = np.unique(np.linspace(0, config.num_updates, 101).astype(int))
     curves = np.stack([mean_return(metrics, *pair) for pair in itertools.pairwise(edges)], axis=1)  # [seeds, points]
-    steps, whole = edges[1:] * config.num_envs * config.num_steps, ~np.isnan(curves).any(axis=0)
+    steps, whole = edges[1:] * config.num_envs * config.num_steps, np.isfinite(curves).all(axis=0)
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, curves.T, color="tab:blue", linewidth=0.5, alpha=0.5)
@@ -657,7 +653,7 @@ def evaluate(config, options, runner_state):
     return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
 
 
-def save_results(config, metrics, run_dir: Path) -> dict:
+def write_results(config, metrics, run_dir: Path) -> dict:
     """Write metrics and learning curve. Returns and prints the final and the greedy return over seeds.
 
     `metrics` {name: [num_seeds, num_updates]}, and `evaluation` [num_seeds, eval_episodes] where there was one.
@@ -741,9 +737,9 @@ def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict
             begun, last = time.perf_counter(), min(done + chunk, config.num_updates)
             carry = jax.block_until_ready(advance(carry, done, last))
             returns = mean_return(carry["metrics"], done, last)
-            if len(returns := returns[~np.isnan(returns)]):
-                margin = 1.96 * returns.std() / math.sqrt(max(1, len(returns) - 1))
-                progress.set_postfix_str(f"return {returns.mean():.4g} +- {margin:.2g}", refresh=False)
+            if len(returns := returns[np.isfinite(returns)]):
+                margin = f" +- {1.96 * scipy.stats.sem(returns):.2g}" if len(returns) > 1 else ""
+                progress.set_postfix_str(f"return {returns.mean():.4g}{margin}", refresh=False)
             progress.update((last - done) * steps)
             done, now = last, time.perf_counter()
             chunk = max(1, round(chunk * min(10.0, 1.0 / (now - begun))))  # about a second
@@ -778,7 +774,7 @@ def main(args=None) -> Path:
     )
     carry = train_in_chunks(config, options, advance, carry, done, manager)
     trained = time.perf_counter()
-    if done < config.num_updates or "seconds" not in record:  # of this process, which may have resumed the run
+    if done < config.num_updates:  # of this process, which may have resumed the run
         speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
         seconds = {"compile": compiled - begun, "train": trained - compiled}
         record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
@@ -786,9 +782,10 @@ def main(args=None) -> Path:
     metrics = jax.tree.map(np.asarray, carry["metrics"])
     if options.eval_episodes:
         metrics["evaluation"] = np.asarray(evaluate(config, options, carry["runner_state"]))
-    record |= save_results(config, metrics, run_dir)
+    record.pop("greedy return", None)  # of an end before this one
+    record |= write_results(config, metrics, run_dir)
     report(config, carry["runner_state"], run_dir)
-    record["seconds"]["evaluate"] = time.perf_counter() - trained
+    record.setdefault("seconds", {})["evaluate"] = time.perf_counter() - trained
     write(run_dir / "run.json", json.dumps(record, indent=2))
     print(f"results in {run_dir}")
     return run_dir

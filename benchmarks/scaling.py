@@ -27,8 +27,8 @@ def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict
     import jax
     import slices
 
-    common.use_all_cores()
     script = common.load_script(script_name)
+    script.use_all_cores()
     flags = [f"--{name}={value}" for name, value in changes.items()]
     config, options = script.parse([*flags, f"--num-seeds={seeds}", "--total-timesteps=1e9"], script.Config)
     config = type(config)(**vars(config) | {"total_timesteps": 1000 * config.num_envs * config.num_steps})

@@ -10,7 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import matplotlib.image
@@ -204,6 +206,7 @@ def test_wrong_types(script, refuses_yaml):
         refuses_yaml(f"{name}: 3", name, "3")
     if "hidden_sizes" in field_names(script):
         refuses_yaml("hidden_sizes: [8, wide]", "hidden_sizes", "wide")
+        refuses_yaml("hidden_sizes: ['--seed', 3]", "hidden_sizes", "--seed")  # not a flag
 
 
 @pytest.mark.parametrize("text", ["- lr\n- 0.1", "fast", "3", ""])
@@ -375,6 +378,17 @@ def test_learning_curve_of_a_run(finished):
 
 
 @pytest.mark.common
+def test_learning_curve_where_a_seed_has_diverged(script, tmp_path):
+    returns = np.array([[1.0, 2.0, 3.0, 4.0], [2.0, 3.0, np.inf, np.nan]])
+    config = SimpleNamespace(num_updates=4, num_envs=2, num_steps=8, env_name="Toy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics = {"episodes": np.ones((2, 4)), "episodic_return": returns}
+        script.draw_learning_curve(metrics, config, tmp_path / "curve.png")
+    assert matplotlib.image.imread(tmp_path / "curve.png").std() > 0.01
+
+
+@pytest.mark.common
 def test_nothing_else_is_left_behind(finished):
     expected = {"config.yaml", "run.json", "metrics.npz", "learning_curve.png", "checkpoints"}
     assert expected <= {path.name for path in finished[0].iterdir()}
@@ -475,6 +489,21 @@ def test_resume_of_a_finished_run(script, finished, copy_of_run):
     assert set(metrics) == set(again)
     for name in metrics:
         np.testing.assert_array_equal(metrics[name], again[name])
+
+
+@pytest.mark.common
+def test_resume_of_a_run_that_only_lacks_its_results(script, copy_of_run, capsys):
+    """Killed after its last checkpoint: this process has trained nothing, and has no speed to tell."""
+    run_dir, args = copy_of_run
+    record = json.loads((run_dir / "run.json").read_text())
+    for name in ("seconds", "steps_per_second", "first_update", "final return"):
+        record.pop(name, None)
+    (run_dir / "run.json").write_text(json.dumps(record))
+    script.main([*args, "--eval-episodes=0"])
+    record = json.loads((run_dir / "run.json").read_text())
+    assert list(record["seconds"]) == ["evaluate"] and "steps_per_second" not in record
+    assert "trained in" not in capsys.readouterr().out
+    assert "greedy return" not in record and "evaluation" not in np.load(run_dir / "metrics.npz")
 
 
 @pytest.mark.common

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 from conftest import ROOT, assert_same
@@ -60,6 +61,26 @@ def test_as_main(script, finished, tmp_path):
     assert record["settings"] == other["settings"]
     assert {"final return", "greedy return"} & set(record) == {"final return", "greedy return"} & set(other)
     assert record["command"].startswith("python tools/train.py q_learning_gridworld") and record["slice"] == 4
+
+
+def test_report_sees_what_main_shows_it(script, finished, tmp_path, monkeypatch):
+    """The run directory holds the metrics then: a picture of the script's own may be of them."""
+    seen = []
+    monkeypatch.setattr(script, "report", lambda config, agents, run_dir: seen.append((agents, metrics_of(run_dir))))
+    train.main([*SMALL, f"--run-dir={tmp_path / 'tool'}"])
+    script.main([*SMALL[1:], f"--run-dir={tmp_path / 'main'}"])
+    (agents, metrics), (others, _) = seen
+    assert_same(metrics, metrics_of(tmp_path / "tool"))
+    assert [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(agents)] == [
+        (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(others)
+    ]
+
+
+def test_copy_from_before_the_blocks_changed(tmp_path):
+    source = (ROOT / "q_learning_gridworld.py").read_text().replace("def write_results(", "def save_results(")
+    (tmp_path / "older.py").write_text(source)
+    with pytest.raises(ValueError, match="its blocks are not those of these tools, it has no write_results"):
+        common.load_script(str(tmp_path / "older.py"))
 
 
 def test_slices_that_fit(script, finished, tmp_path, capsys):

@@ -1,25 +1,15 @@
 """What the tools share: the script of a name, the record of a run, results written whole, errors in one line."""
 
-import contextlib
 import difflib
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTRACT = ["Config", "check", "make_env", "make_learner", "make_train", "make_rollout", "report", "main"]
-
-
-def use_all_cores() -> None:
-    """Make each CPU core a device of JAX, as `main` of a script does; call it before anything starts JAX."""
-    import jax
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", cores)
+# Some names of the blocks that all scripts share, which a copy from before may lack.
+BLOCKS = ["parse", "open_run_dir", "write_results", "use_all_cores", "compile_training"]
 
 
 def nearest(name, known) -> str:
@@ -49,9 +39,10 @@ def load_script(name: str):
         except Exception as error:  # whatever somebody's file does
             del sys.modules[own_name]
             raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
-    if missing := [each for each in CONTRACT if not hasattr(module, each)]:
-        sys.modules.pop(own_name, None)
-        raise ValueError(f"script = {name}: is not a training script, it has no {', '.join(missing)}")
+    for names, problem in ((CONTRACT, "is not a training script"), (BLOCKS, "its blocks are not those of these tools")):
+        if missing := [each for each in names if not hasattr(module, each)]:
+            sys.modules.pop(own_name, None)
+            raise ValueError(f"script = {name}: {problem}, it has no {', '.join(missing)}")
     return module
 
 

@@ -101,7 +101,7 @@ def rank_agents(script, run_dir: Path, metrics, done: int) -> tuple[np.ndarray, 
         returns = stored["evaluation"].mean(axis=1)
         by = f"the mean of {stored['evaluation'].shape[1]} greedy episodes"
     else:
-        returns = script.mean_return({name: np.asarray(metrics[name]) for name in metrics}, done * 9 // 10, done)
+        returns = script.mean_return(metrics, done * 9 // 10, done)
         by = f"the return at the end of {done} updates"
     return np.argsort(np.where(np.isfinite(returns), returns, -np.inf), kind="stable"), by
 

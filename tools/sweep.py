@@ -115,6 +115,7 @@ def read_request(args: list[str]) -> Request:
     )
     name, tool, flags = slices.split_arguments(parser, args)
     script = common.load_script(name)
+    script.use_all_cores()  # before anything starts JAX
     fields = {field.name for field in dataclasses.fields(script.Config)}
     slices.check_names(script, flags)
     swept = {name: words for name, words in flags.items() if name in fields and is_swept(script, name, words)}
@@ -410,7 +411,7 @@ def draw_curves(request: Request, results: list[Result], metrics: list[dict], st
         edges = np.unique(np.linspace(0, updates, 51).astype(int))
         pairs = itertools.pairwise(edges)
         curves = np.stack([request.script.mean_return(metrics[each.trial], *pair) for pair in pairs], axis=1)
-        whole = ~np.isnan(curves).any(axis=0)  # where every seed has finished an episode
+        whole = np.isfinite(curves).all(axis=0)  # where every seed has finished an episode
         if not whole.any():
             continue
         center, low, high = request.script.interval(curves[:, whole])
@@ -523,7 +524,6 @@ def run_groups(request: Request, groups: list[Group], programs: list[slices.Prog
 def main(args=None) -> Path:
     """The command line. Returns the run directory."""
     args = sys.argv[1:] if args is None else [str(each) for each in args]
-    common.use_all_cores()
     with slices.errors_in_one_line("sweep.py", 2, ValueError, OSError), slices.failures_in_one_line("sweep.py"):
         request = read_request(args)
         slices.connect(request.tool)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MASTER = ROOT / "ppo_continuous.py"
 BEGIN = re.compile(r"# --- block (\w+): the same in every script, copied by tools/sync_blocks\.py ---")
 END = re.compile(r"# --- end of block (\w+) ---")
+REQUIRED = ["config", "arguments", "results"]  # by block main
 MARKER = re.compile(r"#[ -]*(end of )?block\b.*---\s*$")  # a line that means to be one of the two
 
 
@@ -42,11 +43,13 @@ def find_blocks(lines: list[str]) -> dict[str, slice]:
 
 
 def differing(master_text: str, text: str) -> list[str]:
-    """Names of the blocks of `text` that are not as in the master. Raises ValueError for a block it does not have."""
+    """Names of the blocks of `text` that are not as in the master. Raises ValueError for unknown and lacking ones."""
     master, lines = master_text.split("\n"), text.split("\n")
     known, found = find_blocks(master), find_blocks(lines)
     if unknown := [name for name in found if name not in known]:
         raise ValueError(f"unknown block {unknown[0]}; known are {', '.join(known)}")
+    if lacking := [name for name in REQUIRED if "main" in found and name in known and name not in found]:
+        raise ValueError(f"no block {lacking[0]}, which block main needs; add its markers, and its imports at the top")
     return [name for name in found if lines[found[name]] != master[known[name]]]
 
 

@@ -46,6 +46,7 @@ def read_request(args: list[str]) -> Request:
     if tool.track and importlib.util.find_spec(TRACKERS[tool.track]) is None:
         raise ValueError(f"track = {tool.track}: needs the package {TRACKERS[tool.track]}, see requirements-tools.txt")
     script = common.load_script(name)
+    script.use_all_cores()  # before anything starts JAX
     slices.check_names(script, flags)
     config, options = script.parse(slices.join_flags(flags), script.Config)
     script.check(config)
@@ -157,8 +158,11 @@ def prepare(request: Request, args: list[str]):
     return Path(run_dir), record, programs
 
 
-def train(request: Request, run_dir: Path, record: dict, programs: dict) -> tuple[dict, int]:
-    """Train all slices. Returns metrics {name: [num_seeds, ...]} with `evaluation`, and the steps of this process."""
+def train(request: Request, run_dir: Path, record: dict, programs: dict) -> tuple[dict, int, Any]:
+    """Train all slices. Returns metrics {name: [num_seeds, ...]} with `evaluation`, and the steps of this process.
+
+    And the runner state of all agents, None where one slice in one process does not hold them all.
+    """
     script, config, options = request.script, request.config, request.options
     keys, size, parts, trained = slices.seed_keys(options), record["slice"], [], 0
     steps = config.num_envs * config.num_steps
@@ -183,10 +187,9 @@ def train(request: Request, run_dir: Path, record: dict, programs: dict) -> tupl
             if program.evaluate is not None:
                 part["evaluation"] = np.asarray(program.evaluate(carry["runner_state"]))
             parts.append(part)
-            if not name and jax.process_count() == 1:  # a picture of all agents, which then are all here
-                script.report(config, carry["runner_state"], run_dir)
+            agents = carry["runner_state"] if not name and jax.process_count() == 1 else None  # where all are here
             del carry
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, trained
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, trained, agents
 
 
 def show(script, progress, tracker: Tracker, seeds: range, steps: int, first: int, last: int, metrics: dict) -> None:
@@ -198,17 +201,19 @@ def show(script, progress, tracker: Tracker, seeds: range, steps: int, first: in
     progress.update((last - first) * len(seeds) * steps)
 
 
-def write_results(request: Request, run_dir: Path, record: dict, metrics: dict) -> None:
+def finish(request: Request, run_dir: Path, record: dict, metrics: dict, agents) -> None:
     """The files that the script's `main` writes at its end, and its last lines."""
-    print(f"results in {run_dir}")
-    record |= request.script.save_results(request.config, metrics, run_dir)
+    record.pop("greedy return", None)  # of an end before this one
+    record |= request.script.write_results(request.config, metrics, run_dir)
+    if agents is not None:
+        request.script.report(request.config, agents, run_dir)
     request.script.write(run_dir / "run.json", json.dumps(record, indent=2))
+    print(f"results in {run_dir}")
 
 
 def main(args=None) -> Path:
     """The command line. Returns the run directory."""
     args = sys.argv[1:] if args is None else [str(each) for each in args]
-    common.use_all_cores()
     begun = time.perf_counter()
     with slices.errors_in_one_line("train.py", 2, ValueError, OSError), slices.failures_in_one_line("train.py"):
         request = read_request(args)
@@ -217,13 +222,13 @@ def main(args=None) -> Path:
     about = f"run_dir = {run_dir}: "
     with slices.errors_in_one_line("train.py", 1, OSError, about=about), slices.failures_in_one_line("train.py"):
         compiled = time.perf_counter()
-        metrics, steps = train(request, run_dir, record, programs)
+        metrics, steps, agents = train(request, run_dir, record, programs)
         seconds = {"compile": compiled - begun, "train": time.perf_counter() - compiled}
         if steps or "seconds" not in record:  # of this process, which may have resumed the run
             record |= {"seconds": seconds, "steps_per_second": steps / seconds["train"]}
         if slices.is_first() and steps:
             print(f"trained in {seconds['train']:.1f} s, {steps / seconds['train']:,.0f} steps/s over all seeds")
-        slices.only_first(write_results, request, run_dir, record, metrics)
+        slices.only_first(finish, request, run_dir, record, metrics, agents)
     return run_dir
 
 
