@@ -27,6 +27,7 @@ jax.config.update("jax_num_cpu_devices", 1)  # in this process, also where a tes
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
 COMMON_QUICKLY = ("ppo", "q_learning_gridworld")  # the fast tier tests the common blocks with these
+PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
 SMALL = {
     "max_episode_steps": 13,
     "num_envs": 4,
@@ -49,9 +50,10 @@ SMALL = {
 
 
 def pytest_configure(config):
-    """The fast tier compiles in two thirds of the time with XLA's older emitter; the slow one as users do."""
+    """The fast tier compiles in half the time, with XLA's older emitter and no optimization; the slow one as users do."""
     if config.option.markexpr == "not slow" and jax.__version_info__[:2] == (0, 10):  # XLA dies of flags it has lost
         quickly = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        quickly += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
         os.environ["XLA_FLAGS"] = f"{quickly} {os.environ.get('XLA_FLAGS', '')}"  # read when the backend starts
 
 
@@ -59,8 +61,9 @@ def pytest_itemcollected(item):
     """Of the two processes that run the tests (pyproject.toml), one gets all of a script or file, and compiles once."""
     script = item.callspec.params.get("script") if hasattr(item, "callspec") else None
     item.add_marker(pytest.mark.xdist_group(script if isinstance(script, str) else item.path.stem))
+    quickly = PROCESSES_QUICKLY if item.path.stem == "test_processes" else COMMON_QUICKLY
     is_common = item.get_closest_marker("common") or script in DERIVED
-    if is_common and isinstance(script, str) and script in SCRIPTS and script not in COMMON_QUICKLY:
+    if is_common and isinstance(script, str) and script in SCRIPTS and script not in quickly:
         item.add_marker(pytest.mark.slow)  # the blocks are the same in all; what is carried differs
 
 

@@ -91,6 +91,7 @@ def test_tree_finds_what_cumulative_sums_find(size):
     assert (np.asarray(beyond) < size).all() and (np.asarray(found) > 0).all()  # rounding never finds an empty slot
 
 
+@pytest.mark.slow
 def test_tree_is_exact_after_a_million_writes():
     size, batch, rounds = 5000, 500, 2000
 

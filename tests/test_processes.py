@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import ROOT, assert_close, assert_same, flags, shifted_config, small_config, trained
+from conftest import ROOT, assert_close, assert_same, flags, shifted_config, slow, small_config, trained
 
 pytestmark = pytest.mark.common
 NUM_UPDATES = 1000
@@ -95,7 +95,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
     "env, before, devices",
     [
         ({}, "", CORES),
-        ({"JAX_NUM_CPU_DEVICES": "3"}, "", 3),
+        slow({"JAX_NUM_CPU_DEVICES": "3"}, "", 3),
         ({"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, "", 3),
         ({}, "import jax.numpy; jax.numpy.zeros(1)", 1),  # JAX has started
     ],
