@@ -50,7 +50,7 @@ SMALL = {
 
 
 def pytest_configure(config):
-    """The fast tier compiles in half the time, with XLA's older emitter and no optimization; the slow one as users do."""
+    """The fast tier compiles in half the time: XLA's older emitter, no optimization. The slow one does as users do."""
     if config.option.markexpr == "not slow" and jax.__version_info__[:2] == (0, 10):  # XLA dies of flags it has lost
         quickly = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
         quickly += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
