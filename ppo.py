@@ -752,6 +752,7 @@ def interval(values) -> list:
 
 
 def draw_learning_curve(metrics, config, file) -> None:
+    """Returns over steps as a PNG: a line per seed, over all the interquartile mean and its interval. For `write`."""
     edges = np.unique(np.linspace(0, config.num_updates, 101).astype(int))
     curves = np.stack([mean_return(metrics, *pair) for pair in itertools.pairwise(edges)], axis=1)  # [seeds, points]
     steps, whole = edges[1:] * config.num_envs * config.num_steps, np.isfinite(curves).all(axis=0)

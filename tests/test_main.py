@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import common
 import jax
 import matplotlib.image
 import numpy as np
@@ -338,6 +339,39 @@ def test_record_of_a_run(script, finished):
     assert record["commit"].removesuffix("-dirty") == head
     for word in ("4 seeds", "1 device", "6 updates", "compiled in", "steps/s", "final return", "greedy return"):
         assert word in said
+
+
+def test_record_of_the_commit(tmp_path):
+    """By its hash, a tag or not, and whether files had changed."""
+
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
+        command = ["git", "-C", tmp_path, *who, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def recorded(name):
+        options = script.Options(run_dir=str(tmp_path / "runs" / name))  # files that git does not know
+        return script.open_run_dir(script.Config(), options, [])[1]["commit"]
+
+    path = shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "copied_for_its_commit.py")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "-am", "b", "v1"]):
+        git(*words)
+    script = common.load_script(str(path))
+    assert recorded("clean") == git("rev-parse", "HEAD")
+    path.write_text(path.read_text() + "# changed\n")
+    assert recorded("changed") == f"{git('rev-parse', 'HEAD')}-dirty"
+
+
+@pytest.mark.parametrize("returns, shown", [([3.0], "return 3]"), ([1.0, np.inf], "return 1]"), ([1.0, 3.0], "+- 2]")])
+@pytest.mark.common
+def test_progress_shows_the_mean_of_what_is_finite(script, returns, shown, capsys):
+    seeds = len(returns)
+    metrics = {"episodes": np.ones((seeds, 1)), "episodic_return": np.array(returns)[:, None]}
+    config, options = SimpleNamespace(num_updates=1, num_envs=1, num_steps=8), script.Options(num_seeds=seeds)
+    saved = []
+    manager = SimpleNamespace(save=lambda step, args: saved.append(step))
+    script.train_in_chunks(config, options, lambda carry, *_: carry, {"metrics": metrics}, 0, manager)
+    assert shown in capsys.readouterr().err and saved == [1]
 
 
 def test_metrics_of_a_run_are_those_of_make_train(script, finished):

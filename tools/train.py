@@ -224,10 +224,10 @@ def main(args=None) -> Path:
         compiled = time.perf_counter()
         metrics, steps, agents = train(request, run_dir, record, programs)
         seconds = {"compile": compiled - begun, "train": time.perf_counter() - compiled}
-        if steps or "seconds" not in record:  # of this process, which may have resumed the run
+        if steps:  # of this process, which may have resumed the run
             record |= {"seconds": seconds, "steps_per_second": steps / seconds["train"]}
-        if slices.is_first() and steps:
-            print(f"trained in {seconds['train']:.1f} s, {steps / seconds['train']:,.0f} steps/s over all seeds")
+            if slices.is_first():
+                print(f"trained in {seconds['train']:.1f} s, {steps / seconds['train']:,.0f} steps/s over all seeds")
         slices.only_first(finish, request, run_dir, record, metrics, agents)
     return run_dir
 
