@@ -7,9 +7,8 @@
 #     "matplotlib>=3.10",
 #     "numpy>=2.0",
 #     "optax>=0.2.8",
-#     "orbax-checkpoint>=0.12.8",
 #     "pyyaml>=6.0",
-#     "scipy>=1.15",
+#     "safetensors>=0.8",
 #     "tqdm>=4.67",
 #     "tyro>=1.0.17",
 # ]
@@ -18,16 +17,10 @@
 
 Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518, algorithm 1): replay and a
 target network. `double`: van Hasselt et al. 2016 (arXiv 1509.06461), equation 4. `dueling`: Wang et al. 2016 (arXiv
-1511.06581), equation 9. `n_step`: targets with several rewards, "multi-step learning" in Hessel et al. 2018 (arXiv
-1710.02298).
+1511.06581), equation 9. `n_step`: targets with several rewards, as in Hessel et al. 2018 (arXiv 1710.02298).
 
 Beside the papers: many environments per agent, Adam, an annealed learning rate, a target network that may follow
 slowly. An episode that ends by its time limit is bootstrapped from its last observation; one that terminates is not.
-Before training, `init` fills the replay with steps of random actions, so that no update has to ask whether to learn.
-
-The replay is a ring in `runner_state`, written in place. A step takes 16 bytes and two observations: with the defaults
-48 bytes, 0.48 MB per agent, 123 MB for 256 seeds. A replay of 1e5 steps of MinAtar's Breakout takes 82 MB per agent and
-21 GB for 256 seeds with `buffer_dtype` bool, four times that without.
 
     python dqn.py --env-name CartPole-v1 --num-seeds 8
 
@@ -36,76 +29,46 @@ The replay is a ring in `runner_state`, written in place. A step takes 16 bytes 
 
 import contextlib
 import dataclasses
-import datetime
-import difflib
-import importlib.metadata
-import io
-import itertools
-import json
+import functools
+import importlib
+import math
 import os
-import re
-import shlex
-import shutil
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # one per core, for seeds to spread over
 
 import flax.linen as nn
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
-import scipy.stats
 import tyro
 import yaml
 from flax.core import FrozenDict
+from flax.traverse_util import flatten_dict
+from gymnax.environments import spaces
+from gymnax.wrappers import LogWrapper
+from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
+from safetensors.flax import save_file
 from tqdm import tqdm
 
-# gymnax is imported where it is used: importing it starts JAX's backend, and `main` has to make each core a device
-# before that.
 
-
-# --- block config: the same in every script, copied by tools/sync_blocks.py ---
+# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
 def register_config(cls):
-    """Make a frozen dataclass a pytree: float fields are leaves, which may be traced; all others are static."""
-    leaves = [field.name for field in dataclasses.fields(cls) if field.type is float]
-    static = [field.name for field in dataclasses.fields(cls) if field.type is not float]
+    """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
+    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
+    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
-def require(config, *names: str, low: float, high: float = 1e12) -> None:
-    """Raise ValueError unless the fields are in [low, high]. Arrays and traced values are not looked at."""
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, (int, float)) and not low <= value <= high:  # NaN is not
-            raise ValueError(f"{name} = {value}: must be between {low} and {high:g}")
-
-
-def nearest(name, known) -> str:
-    """'; did you mean ...?', or nothing where no known name is close."""
-    lower = {str(other).lower(): other for other in known}
-    found = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
-    return f"; did you mean {lower[found[0]]}?" if found else ""
-
-
-def freeze_mapping(mapping) -> FrozenDict:
-    """The same mapping, hashable as static fields must be: lists become tuples. Raises TypeError or ValueError."""
-
-    def freeze(value):
-        if isinstance(value, int) and abs(value) >= 2**31:
-            raise ValueError(f"{value} has more than 32 bits")
-        return tuple(map(freeze, value)) if isinstance(value, (list, tuple)) else value
-
-    frozen = FrozenDict({name: freeze(value) for name, value in dict(mapping).items()})
-    hash(frozen)
-    return frozen
-# --- end of block config ---
+# --- hyperparameters ---
 
 
 @register_config
@@ -113,17 +76,18 @@ def freeze_mapping(mapping) -> FrozenDict:
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "CartPole-v1"  # an environment of gymnax with discrete actions
-    env_params: Mapping = FrozenDict()  # its parameters or constructor arguments, such as {memory_length: 20}
-    max_episode_steps: int = 0  # time limit; 0 keeps the environment's own
-    total_timesteps: int = 500_000  # environment steps per agent, with learning_starts
+    env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode
+    total_timesteps: int = 500_000  # environment steps per agent, with those of the warm-up
     num_envs: int = 8  # environments per agent
     num_steps: int = 2  # steps per environment and update
     gradient_steps: int = 1  # per update, each on a batch of its own
     batch_size: int = 128  # steps that a gradient step learns from
-    buffer_size: int = 10_000  # steps that the replay holds, rounded down to a multiple of num_envs
-    buffer_dtype: str = ""  # of observations in the replay; by default the environment's own; bool suits MinAtar
-    learning_starts: int = 10_000  # steps with random actions before learning, rounded up to a multiple of num_envs
+    buffer_size: int = 10_000  # steps that the replay holds, rounded down to a multiple of num_envs * num_steps
+    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = (
+        ""  # of stored observations; "": theirs
+    )
+    learning_starts: int = 10_000  # steps with random actions before learning, rounded up to such a multiple
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount
@@ -132,116 +96,28 @@ class Config:
     dueling: bool = False  # separate streams for the state's value and the actions' advantages
     epsilon_start: float = 1.0  # share of random actions at first
     epsilon_finish: float = 0.05  # and at last
-    exploration_fraction: float = 0.5  # of total_timesteps, in which epsilon falls linearly
+    exploration_fraction: float = 0.5  # of the updates, in which epsilon falls linearly
     target_update_interval: int = 500  # environment steps between updates of the target network
     tau: float = 1.0  # share of the way that it then goes to the online network; 1 copies
-    loss: str = "squared"  # squared or huber
+    loss: Literal["squared", "huber"] = "squared"  # of the difference from the target
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the dense layers
-    activation: str = "relu"  # tanh, relu, elu, gelu or swish
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # of the hidden layers
 
     def __post_init__(self):
-        object.__setattr__(self, "env_params", freeze_mapping(self.env_params))
+        object.__setattr__(self, "env_params", FrozenDict(self.env_params))
+
+    @property
+    def warmup_timesteps(self) -> int:
+        rollout_size = self.num_envs * self.num_steps  # at least `n_step` steps in each environment
+        return math.ceil(max(self.learning_starts, self.n_step * self.num_envs) / rollout_size) * rollout_size
 
     @property
     def num_updates(self) -> int:
-        return (self.total_timesteps - self.learning_starts) // (self.num_envs * self.num_steps)
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps per environment with random actions."""
-        return -(-self.learning_starts // self.num_envs)
+        return (self.total_timesteps - self.warmup_timesteps) // (self.num_envs * self.num_steps)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError, naming the field, for a config that cannot train."""
-    sizes = ("num_envs", "num_steps", "gradient_steps", "batch_size", "buffer_size", "n_step", "target_update_interval")
-    require(config, "total_timesteps", *sizes, low=1)
-    require(config, "gamma", "tau", "epsilon_start", "epsilon_finish", "exploration_fraction", low=0, high=1)
-    require(config, "max_episode_steps", "learning_starts", "conv_features", "lr", low=0)
-    batch = config.num_envs * config.num_steps
-    if config.num_updates < 1:
-        raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: learning_starts = {config.learning_starts} is taken off, "
-            f"and one update takes num_envs * num_steps = {batch}"
-        )
-    rows = max(config.num_steps, config.n_step, config.warmup_steps)
-    if config.buffer_size < rows * config.num_envs:
-        raise ValueError(
-            f"buffer_size = {config.buffer_size}: must be at least {rows * config.num_envs}, num_envs times the "
-            "largest of num_steps, n_step and the steps of the warm-up"
-        )
-    if config.n_step > config.warmup_steps + config.num_steps:
-        raise ValueError(f"n_step = {config.n_step}: is more than the steps per environment before the first gradient")
-    for name, known in {
-        "loss": ("huber", "squared"),
-        "activation": ("tanh", "relu", "elu", "gelu", "swish"),
-        "buffer_dtype": ("", "float32", "bfloat16", "int32", "uint8", "bool"),
-    }.items():
-        if getattr(config, name) not in known:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be one of {', '.join(filter(None, known))}")
-    if not config.hidden_sizes or min(config.hidden_sizes) < 1:
-        raise ValueError(f"hidden_sizes = {config.hidden_sizes}: must be positive sizes, such as (64, 64)")
-
-
-# --- block environment: the same in every script, copied by tools/sync_blocks.py ---
-def cannot_be_made(config, error) -> ValueError:
-    """What to raise, in one line, where making the environment or its first step raised `error`."""
-    name, reason = config.env_name, f"{type(error).__name__}: {error}".splitlines()[0]
-    return ValueError(f"env_name = {name}, env_params = {dict(config.env_params)}: cannot be made ({reason})")
-
-
-def make_gymnax_env(config):
-    """`(env, env_params)` of a name that gymnax knows, `config.env_params` applied. Raises ValueError."""
-    import gymnax
-
-    name, overrides = config.env_name, dict(config.env_params)
-    if name not in gymnax.registered_envs:
-        raise ValueError(f"env_name = {name}: gymnax does not know it{nearest(name, gymnax.registered_envs)}")
-    try:
-        defaults = vars(gymnax.make(name)[1])
-        env, params = gymnax.make(name, **{k: v for k, v in overrides.items() if k not in defaults})
-        changes = {k: v for k, v in overrides.items() if k in defaults}
-        for key, value in changes.items():
-            if isinstance(defaults[key], (bool, int, float)) and not isinstance(value, (type(defaults[key]), int)):
-                raise ValueError(f"{key} = {value!r} is not of type {type(defaults[key]).__name__}")
-        params = params.replace(**changes)
-        params = params.replace(max_steps_in_episode=config.max_episode_steps or params.max_steps_in_episode)
-        if params.max_steps_in_episode < 1:
-            raise ValueError("max_steps_in_episode must be at least 1")
-
-        def first_step(key):
-            return env.step(key, env.reset(key, params)[1], env.action_space(params).sample(key), params)
-
-        jax.eval_shape(first_step, jax.random.key(0))
-    except Exception as error:  # of any kind, where an environment looks at its arguments
-        raise cannot_be_made(config, error) from error
-    return env, params
-
-
-def episode_metrics(info) -> dict:
-    """Means over the episodes that ended in this update, NaN where none did. `info` of `num_steps` steps."""
-    ended = info["returned_episode"]
-    if "partial_episode" in info:  # one that was not seen from its beginning
-        ended = ended & ~info["partial_episode"]
-    episodes = ended.sum()
-    return {
-        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,  # 0 / 0 is NaN
-        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
-        "episodes": episodes,
-    }
-# --- end of block environment ---
-
-
-def make_env(config: Config):
-    """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
-    from gymnax.environments import spaces
-    from gymnax.wrappers import LogWrapper
-
-    env, env_params = make_gymnax_env(config)
-    if not isinstance(env.action_space(env_params), spaces.Discrete):
-        raise ValueError(f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has")
-    return LogWrapper(env), env_params
+# --- networks ---
 
 
 def patches(x):
@@ -275,28 +151,25 @@ class QNetwork(nn.Module):
         def stream(outputs):
             return nn.Dense(outputs)(activation(nn.Dense(self.hidden_sizes[-1])(x)))
 
-        return combine(stream(1), stream(self.num_actions)) if self.dueling else stream(self.num_actions)
+        return dueling_q(stream(1), stream(self.num_actions)) if self.dueling else stream(self.num_actions)
 
 
-def combine(value, advantage):
+# --- mathematics: arrays in, arrays out ---
+
+
+def dueling_q(value, advantage):
     """Q of the two streams (arXiv 1511.06581, equation 9). [..., 1], [..., num_actions] -> [..., num_actions]."""
     return value + advantage - advantage.mean(axis=-1, keepdims=True)
 
 
 def at(values, index):
     """The entry of the last axis. [..., n], [...] -> [...]."""
-    chosen = jnp.arange(values.shape[-1]) == index[..., None]  # much faster than a gather where n is small
-    return jnp.where(chosen, values, 0).sum(axis=-1)
+    return jnp.take_along_axis(values, index[..., None], axis=-1).squeeze(-1)
 
 
 def double_q(target_q, online_q):
     """Q'(s, argmax_a Q(s, a)), arXiv 1509.06461, equation 4. Both [..., num_actions], returns [...]."""
     return at(target_q, online_q.argmax(axis=-1))
-
-
-def last_step(done):
-    """Which of n successive steps is the last of its episode, the n-th where none is. [..., n] -> [...]."""
-    return done.at[..., -1].set(True).argmax(axis=-1)
 
 
 def n_step_target(rewards, last, terminated, next_value, gamma):
@@ -314,18 +187,22 @@ def td_loss(q, target, kind):
     return {"huber": optax.huber_loss, "squared": optax.squared_error}[kind](q, target).mean()
 
 
-def linear_epsilon(timesteps, duration, start, finish):
-    return start + (finish - start) * jnp.minimum(1.0, timesteps / jnp.maximum(duration, 1.0))
+def linear_epsilon(count, duration, start, finish):
+    return start + (finish - start) * jnp.minimum(1.0, count / jnp.maximum(duration, 1.0))
 
 
-def update_target(target_params, params, before, now, interval, tau):
-    """Go `tau` of the way to the online network for each multiple of `interval` in (before, now] environment steps."""
-    times = now // interval - before // interval
-    return optax.incremental_update(params, target_params, 1.0 - (1.0 - tau) ** times)
+def update_towards(old_params, params, update_count, steps, interval, tau):
+    """Go `tau` of the way to `params` for each multiple of `interval` that this update's `steps` steps reach."""
+    before = update_count % interval * steps  # `interval` updates end at a multiple: nothing has to count further
+    times = (before + steps) // interval - before // interval
+    return optax.incremental_update(params, old_params, 1.0 - (1.0 - tau) ** times)
+
+
+# --- replay ---
 
 
 class Transition(NamedTuple):
-    """One step, or, with leading axes [num_steps, num_envs], a rollout."""
+    """One step; [num_steps, num_envs] of them are a rollout, [num_rollouts, num_steps, num_envs] the replay, a ring."""
 
     obs: jax.Array
     action: jax.Array
@@ -335,45 +212,31 @@ class Transition(NamedTuple):
     truncated: jax.Array
 
 
-class Replay(NamedTuple):
-    """A ring of steps. Its leading axes are [slots, num_envs]."""
-
-    obs: jax.Array
-    next_obs: jax.Array
-    rest: jax.Array  # [..., 4]: action, reward, terminated, truncated; one array is faster to read and write than four
+def add_to_replay(replay: Transition, rollout: Transition, count) -> Transition:
+    """Write a rollout into the ring, over its oldest one. `count` were written before."""
+    return jax.tree.map(lambda ring, leaf: ring.at[count % len(ring)].set(leaf.astype(ring.dtype)), replay, rollout)
 
 
-def add_to_replay(replay: Replay, rollout: Transition, count) -> Replay:
-    """Write a rollout [T, N] into the ring, over its oldest slots. `count` slots were written before."""
-    num_steps, num_envs = rollout.reward.shape
-    rest = rollout.action, rollout.reward, rollout.terminated, rollout.truncated
-    rows = Replay(rollout.obs, rollout.next_obs, jnp.stack([leaf.astype(jnp.float32) for leaf in rest], axis=-1))
-    slots = (count + jnp.arange(num_steps))[:, None] % replay.rest.shape[0]
-    envs = jnp.arange(num_envs)  # not `:`, for which XLA copies the ring where one row of it is written
-    return jax.tree.map(lambda ring, new: ring.at[slots, envs].set(new.astype(ring.dtype)), replay, rows)
+def sample_replay(key, replay: Transition, count, batch_size, n_step) -> dict:
+    """Steps drawn uniformly from those that are followed by `n_step` - 1 others. `count` rollouts were written.
 
-
-def sample_replay(key, replay: Replay, count, shape, n_step) -> dict:
-    """Steps drawn uniformly from those in the ring that are followed by `n_step` - 1 others. Leading axes: `shape`.
-
-    "rewards" [*shape, n_step] are theirs and those that follow, up to step "last", which led to "next_obs".
+    "rewards" [B, n_step]: of each step and of those that follow. "last" [B]: which of these ends the episode, or is the
+    n-th. "next_obs" is what that one led to.
     """
-    num_slots, num_envs = replay.rest.shape[:2]
-    oldest = jnp.maximum(0, count - num_slots)
-    eligible = (count - n_step + 1 - oldest) * num_envs
-    drawn = (jax.random.bits(key, shape) % eligible.astype(jnp.uint32)).astype(jnp.int32)  # faster than randint
-    env, first = drawn % num_envs, oldest + drawn // num_envs
-    slots = (first[..., None] + jnp.arange(n_step)) % num_slots
-    action, rewards, terminated, truncated = jnp.moveaxis(replay.rest[slots, env[..., None]], -1, 0)
-    last = last_step((terminated > 0) | (truncated > 0))
-    return {
-        "obs": replay.obs[slots[..., 0], env],
-        "action": action[..., 0].astype(jnp.int32),
-        "rewards": rewards,
-        "last": last,
-        "terminated": at(terminated, last) > 0,
-        "next_obs": replay.next_obs[at(slots, last), env],
-    }
+    num_rollouts, num_steps, num_envs = replay.reward.shape
+    rollout_size, capacity = num_steps * num_envs, replay.reward.size
+    filled = jnp.minimum(count, num_rollouts) * rollout_size
+    drawn = jax.random.randint(key, (batch_size, 1), 0, filled - (n_step - 1) * num_envs)
+    oldest = count % num_rollouts * rollout_size - filled
+    index = (oldest + drawn + num_envs * jnp.arange(n_step)) % capacity  # [B, n_step]: steps of one environment
+    steps = jax.tree.map(lambda ring: ring.reshape(capacity, *ring.shape[3:]), replay)
+    last = (steps.terminated[index] | steps.truncated[index]).at[:, -1].set(True).argmax(axis=-1)
+    first, reached = index[:, 0], at(index, last)
+    batch = {"obs": steps.obs[first], "action": steps.action[first], "rewards": steps.reward[index], "last": last}
+    return batch | {"next_obs": steps.next_obs[reached], "terminated": steps.terminated[reached]}
+
+
+# --- training ---
 
 
 class RunnerState(NamedTuple):
@@ -382,16 +245,19 @@ class RunnerState(NamedTuple):
     params: dict
     target_params: dict
     opt_state: Any
-    replay: Replay
-    timesteps: jax.Array  # environment steps so far
+    replay: Transition
+    update_count: jax.Array  # updates so far; below 0 in the warm-up
     obs: jax.Array  # [num_envs, *obs_shape]
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
+    @property
+    def agent(self) -> dict:
+        """What acting needs: `main` saves it, `make_policy` takes it."""
+        return {"params": self.params}
+
 
 def make_network(config: Config, env, env_params):
-    from gymnax.environments import spaces
-
     space, num_actions = env.observation_space(env_params), env.action_space(env_params).n
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
     sizes = config.conv_features, config.hidden_sizes
@@ -400,10 +266,20 @@ def make_network(config: Config, env, env_params):
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
-    check(config)
+    counts = config.gradient_steps, config.batch_size, config.n_step, config.target_update_interval
+    if min(config.num_envs, config.num_steps, *counts, len(config.hidden_sizes)) < 1:
+        names = "num_envs, num_steps, gradient_steps, batch_size, n_step, target_update_interval, hidden_sizes"
+        raise ValueError(f"{names}: must all be at least 1")
+    rollout_size = config.num_envs * config.num_steps
+    if config.num_updates < 1:
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: the warm-up takes {config.warmup_timesteps} of them"
+        )
+    num_rollouts, warmup_rollouts = config.buffer_size // rollout_size, config.warmup_timesteps // rollout_size
+    if num_rollouts * config.num_steps < config.n_step:
+        raise ValueError(f"buffer_size = {config.buffer_size}: must hold num_steps, and n_step, steps per environment")
     env, env_params = make_env(config)
     network = make_network(config, env, env_params)
-    num_actions = env.action_space(env_params).n
 
     def learning_rate(count):  # constant within an update
         return config.lr * (1.0 - (count // config.gradient_steps) / config.num_updates)
@@ -415,18 +291,24 @@ def make_learner(config: Config):
         params_key, env_key, warmup_key, key = jax.random.split(rng, 4)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         params = network.init(params_key, obs)
-        start = jnp.zeros((), jnp.int32)
-        state = RunnerState(params, params, optimizer.init(params), None, start, obs, env_state, key)
-        shape = config.buffer_size // config.num_envs, config.num_envs
-        stored = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype)
-        replay = Replay(stored, stored, jnp.zeros((*shape, 4)))
-        if config.warmup_steps:
-            state, rollout, _ = collect(state, warmup_key, 1.0, config.warmup_steps)
-            replay = add_to_replay(replay, rollout, 0)
-        return state._replace(replay=replay)
+        shape = num_rollouts, config.num_steps, config.num_envs
+        stored, flags = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype), jnp.zeros(shape, bool)
+        replay = Transition(stored, jnp.zeros(shape, jnp.int32), jnp.zeros(shape), stored, flags, flags)
+        state = RunnerState(
+            params=params,
+            target_params=params,
+            opt_state=optimizer.init(params),
+            replay=replay,
+            update_count=jnp.asarray(-warmup_rollouts, jnp.int32),
+            obs=obs,
+            env_state=env_state,
+            key=key,
+        )
+        keys = jax.random.split(warmup_key, warmup_rollouts)
+        return jax.lax.scan(lambda state, key: (collect(state, key, 1.0)[0], None), state, keys)[0]
 
-    def collect(state, key, epsilon, num_steps):
-        """Act for `num_steps` steps, at random with probability `epsilon`, else greedily."""
+    def collect(state, key, epsilon):
+        """Act for `num_steps` steps, at random with probability `epsilon`, else greedily, and store them."""
 
         def step(carry, inputs):
             obs, env_state = carry
@@ -435,54 +317,48 @@ def make_learner(config: Config):
             next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
                 env_keys, env_state, action, env_params
             )
-            transition = Transition(obs, action, reward, info["final_observation"], terminated, truncated)
-            return (next_obs, env_state), (transition, info)
+            final_obs = info.pop("final_observation")
+            return (next_obs, env_state), (Transition(obs, action, reward, final_obs, terminated, truncated), info)
 
-        action_key, env_key = jax.random.split(key)  # all random numbers at once: much faster than in each step
-        uniform = jax.random.uniform(action_key, (2, num_steps, config.num_envs))
-        random_action = (num_actions * uniform[1]).astype(jnp.int32)
-        env_keys = jax.random.split(env_key, (num_steps, config.num_envs))
-        (obs, env_state), (rollout, info) = jax.lax.scan(
-            step, (state.obs, state.env_state), (uniform[0] < epsilon, random_action, env_keys)
-        )
-        timesteps = state.timesteps + num_steps * config.num_envs
-        return state._replace(obs=obs, env_state=env_state, timesteps=timesteps), rollout, info
-
-    def make_batches(state, key):
-        """One batch for each gradient step: [gradient_steps, batch_size, ...]."""
-        shape, count = (config.gradient_steps, config.batch_size), state.timesteps // config.num_envs
-        batches = sample_replay(key, state.replay, count, shape, config.n_step)
-        return batches | {"target_q": network.apply(state.target_params, batches["next_obs"])}  # is the same for all
+        explore_key, action_key, env_key = jax.random.split(key, 3)  # all at once: much faster than in each step
+        shape = config.num_steps, config.num_envs
+        random_action = jax.random.randint(action_key, shape, 0, network.num_actions)
+        inputs = jax.random.uniform(explore_key, shape) < epsilon, random_action, jax.random.split(env_key, shape)
+        (obs, env_state), (rollout, info) = jax.lax.scan(step, (state.obs, state.env_state), inputs)
+        replay = add_to_replay(state.replay, rollout, warmup_rollouts + state.update_count)
+        return state._replace(replay=replay, update_count=state.update_count + 1, obs=obs, env_state=env_state), info
 
     def loss(params, batch, target):
         q = at(network.apply(params, batch["obs"]), batch["action"])
         td_error = td_loss(q, target, config.loss)
         return td_error, {"td_loss": td_error, "q_value": q.mean()}
 
-    def learn(state, batches):
-        def gradient_step(carry, batch):
+    def learn(state, key):
+        """Gradient steps, each on a batch of its own."""
+
+        def gradient_step(carry, key):
             params, opt_state = carry
-            next_value = batch["target_q"].max(axis=-1)
-            if config.double:
-                next_value = double_q(batch["target_q"], network.apply(params, batch["next_obs"]))
+            count = warmup_rollouts + state.update_count
+            batch = sample_replay(key, state.replay, count, config.batch_size, config.n_step)
+            target_q = network.apply(state.target_params, batch["next_obs"])
+            next_value = double_q(target_q, network.apply(params, batch["next_obs"]) if config.double else target_q)
             target = n_step_target(batch["rewards"], batch["last"], batch["terminated"], next_value, config.gamma)
             grads, metrics = jax.grad(loss, has_aux=True)(params, batch, target)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), metrics
 
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), batches)
+        keys = jax.random.split(key, config.gradient_steps)
+        (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), keys)
         return state._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
-        key, collect_key, sample_key = jax.random.split(state.key, 3)
-        before = state.timesteps
-        duration = config.exploration_fraction * config.total_timesteps
-        epsilon = linear_epsilon(before, duration, config.epsilon_start, config.epsilon_finish)
-        state, rollout, info = collect(state._replace(key=key), collect_key, epsilon, config.num_steps)
-        state = state._replace(replay=add_to_replay(state.replay, rollout, before // config.num_envs))
-        state, metrics = learn(state, make_batches(state, sample_key))
-        target_params = update_target(
-            state.target_params, state.params, before, state.timesteps, config.target_update_interval, config.tau
+        key, collect_key, learn_key = jax.random.split(state.key, 3)
+        count, duration = state.update_count, config.exploration_fraction * config.num_updates
+        epsilon = linear_epsilon(count, duration, config.epsilon_start, config.epsilon_finish)
+        state, info = collect(state._replace(key=key), collect_key, epsilon)
+        state, metrics = learn(state, learn_key)
+        target_params = update_towards(
+            state.target_params, state.params, count, rollout_size, config.target_update_interval, config.tau
         )
         return state._replace(target_params=target_params), metrics | episode_metrics(info) | {"epsilon": epsilon}
 
@@ -500,371 +376,188 @@ def make_train(config: Config):
     return train
 
 
-class Episode(NamedTuple):
-    """One episode: [time limit, ...]."""
+def make_policy(config: Config):
+    """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)`, greedy; here there is no memory."""
+    network = make_network(config, *make_env(config))
 
-    env_state: Any  # before the step
-    reward: jax.Array
-    valid: jax.Array  # false after the episode's end
+    def act(agent, memory, obs):
+        return network.apply(agent["params"], obs).argmax(axis=-1), memory
 
-
-def make_rollout(config: Config):
-    """`rollout(runner_state, rng) -> Episode`: one greedy episode of a trained agent."""
-    env, env_params = make_env(config)
-    network = make_network(config, env, env_params)
-
-    def rollout(runner_state, rng):
-        def step(carry, key):
-            obs, env_state, valid = carry
-            action = network.apply(runner_state.params, obs).argmax(axis=-1)
-            next_obs, next_env_state, reward, terminated, truncated, _ = env.step(key, env_state, action, env_params)
-            episode = Episode(env_state.env_state, reward, valid)
-            return (next_obs, next_env_state, valid & ~(terminated | truncated)), episode
-
-        reset_key, step_key = jax.random.split(rng)
-        obs, env_state = env.reset(reset_key, env_params)
-        keys = jax.random.split(step_key, int(env_params.max_steps_in_episode))
-        _, episode = jax.lax.scan(step, (obs, env_state, jnp.asarray(True)), keys)
-        return episode
-
-    return rollout
+    return tuple, act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block arguments: the same in every script, copied by tools/sync_blocks.py ---
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """One run of the script."""
-
-    config: str = ""  # YAML file of hyperparameters; flags override it
-    num_seeds: int = 4  # agents trained at once, each with its own random key
-    seed: int = 0  # of the key that the agents' keys are split from
-    run_dir: str = ""  # where results go; runs/SCRIPT/ENVIRONMENT-TIME where not given
-    resume: bool = False  # go on with the run in run_dir from its last checkpoint
-    checkpoint_interval: float = 60.0  # seconds between checkpoints; 0 saves whenever progress is shown
-    eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
-
-
-class YamlLoader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number too."""
-
-
-YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def read_yaml(path: str, config_class) -> list[str]:
-    """A YAML file of hyperparameters as command-line flags. Raises ValueError."""
+# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def make_gymnax_env(name: str, params: dict):
+    """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
+    module, _, name = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    if name not in gymnax.registered_envs:
+        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
+    fields = vars(gymnax.make(name)[1])
     try:
-        values = yaml.load(Path(path).read_bytes(), YamlLoader)
-        json.dumps(values, default=str)  # a value may hold itself
-    except Exception as error:  # PyYAML raises many kinds
-        raise ValueError(f"{path}: cannot be read as YAML ({error})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: must be a mapping of hyperparameters to values")
-    kinds = {field.name: field.type for field in dataclasses.fields(config_class)}
-    flags = []
-    for name, value in values.items():
-        if name not in kinds:
-            raise ValueError(f"{path}: {name} is not a hyperparameter{nearest(name, kinds)}")
-        if kinds[name] == tuple[int, ...] and isinstance(value, list) and str not in map(type, value):
-            flags += [f"--{name}", *map(str, value)]
-        else:
-            flags.append(f"--{name}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
-    return flags
+        changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
+        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
+    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+        raise ValueError(f"env_params = {params}: {error}") from error
+    return env, env_params.replace(**changes)
 
 
-def parse_number_or_mapping(kind, text):
-    """What tyro does not: 5e5 as an int, and a mapping in one argument. Raises ValueError."""
-    with contextlib.suppress(Exception):  # PyYAML raises many kinds
-        if kind is Mapping:
-            return freeze_mapping(yaml.load(text, YamlLoader))
-        if (value := float(text)).is_integer():
-            return int(value)
-    wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}, of numbers below 2^31"
-    raise ValueError(f"{text} is not {wanted}")
-
-
-def parse(args, config_class):
-    """`(config, options)` from flags, defaults taken from the YAML file that --config names. Raises ValueError."""
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def _(info):
-        if info.type in (int, Mapping):
-            return tyro.constructors.PrimitiveConstructorSpec(
-                nargs=1,
-                metavar="INT" if info.type is int else "{NAME: VALUE}",
-                instance_from_str=lambda texts: parse_number_or_mapping(info.type, texts[0]),
-                is_instance=lambda value: isinstance(value, info.type),
-                str_from_instance=lambda value: [json.dumps(value, default=dict)],
-            )
-
-    @dataclasses.dataclass(frozen=True)
-    class Arguments:
-        run: tyro.conf.OmitArgPrefixes[Options]
-        hyperparameters: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[config_class]]
-
-    def read(flags, default, source=""):
-        with contextlib.redirect_stderr(io.StringIO()) as messages:
-            try:
-                return tyro.cli(Arguments, args=flags, default=default, registry=registry, description=__doc__)
-            except SystemExit as stop:
-                if not stop.code:  # --help
-                    raise
-                text = re.sub(r"\+?-{4,}\+?|[\s|\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
-                raise ValueError(source + re.split("Argument helptext|For full helptext", text)[0]) from None
-
-    args, default = sys.argv[1:] if args is None else list(args), Arguments(Options(), config_class())
-    arguments = read(args, default)
-    if file := arguments.run.config:
-        arguments = read(args, read(read_yaml(file, config_class), default, f"{file}: "))
-    sizes = [f.name for f in dataclasses.fields(config_class) if f.type is int and f.name != "total_timesteps"]
-    require(arguments.hyperparameters, *sizes, low=0, high=2**31 - 1)  # JAX takes them as 32 bits
-    require(arguments.run, "num_seeds", low=1, high=2**31 - 1)
-    require(arguments.run, "seed", low=0, high=2**32 - 1)
-    require(arguments.run, "checkpoint_interval", "eval_episodes", low=0, high=2**31 - 1)
-    return arguments.hyperparameters, arguments.run
-# --- end of block arguments ---
-
-
-# --- block results: the same in every script, copied by tools/sync_blocks.py ---
-def write(path: Path, content) -> None:
-    """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file."""
-    temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
-        content(file) if callable(content) else file.write(content.encode())
-    temporary.replace(path)
-
-
-def open_run_dir(config, options, args) -> tuple[Path, dict]:
-    """The run directory, made or, to resume, seen to hold the same run; and what its run.json records."""
-    script, now = Path(__file__).absolute(), datetime.datetime.now()
-    run_dir = Path(options.run_dir or f"runs/{script.stem}/{config.env_name}-{now:%Y%m%d-%H%M%S-%f}").absolute()
-    hyperparameters = json.loads(json.dumps(vars(config), default=dict))
-    settings = {"script": script.stem, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
-    held = [name for name in ("run.json", "config.yaml", "checkpoints") if (run_dir / name).exists()]
-    if options.resume and not options.run_dir:
-        raise ValueError("resume: needs --run-dir, the run to go on with")
-    if held and not options.resume:
-        raise ValueError(f"run_dir = {run_dir}: holds {held[0]} already; --resume goes on with a run")
-    git = ["git", "-C", script.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # not by a tag
-    packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
-    versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
-    record = {
-        "settings": settings,
-        "command": shlex.join([script.name, *map(str, sys.argv[1:] if args is None else args)]),
-        "started": f"{now:%Y-%m-%d %H:%M:%S}",
-        "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}, {os.cpu_count()} CPU cores",
-        "versions": {"python": sys.version.split()[0], **dict(sorted(versions.items()))},
-        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
+def episode_metrics(info) -> dict:
+    """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
+    return {
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
+        "episodes": episodes,
     }
-    if held:
-        try:
-            record = json.loads((run_dir / "run.json").read_text())
-            old = dict(record["settings"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"run_dir = {run_dir}: its run.json is missing or damaged") from error
-        both = {name: (old.get(name, "missing"), settings.get(name, "missing")) for name in settings | old}
-        if changes := [f"{name} was {was} and is {new}" for name, (was, new) in both.items() if was != new]:
-            raise ValueError(f"resume: {run_dir} holds a run with other settings: {', '.join(changes)}")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write(run_dir / "run.json", json.dumps(record, indent=2))
-        write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
-    except OSError as error:
-        raise ValueError(f"run_dir = {run_dir}: cannot be written ({error.strerror})") from error
-    return run_dir, record
 
 
-def mean_return(metrics, first: int, last: int) -> np.ndarray:
-    """Mean return of the episodes that ended in updates [first, last), NaN where none did: [seeds]."""
-    episodes, returns = (np.asarray(metrics[name])[:, first:last] for name in ("episodes", "episodic_return"))
+# --- block discrete: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def make_env(config):
+    """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
+    env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
+    if not isinstance(env.action_space(env_params), spaces.Discrete):
+        raise ValueError(f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has")
+    return LogWrapper(env), env_params
+
+
+# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def mean_return(metrics) -> np.ndarray:
+    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * returns, 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
 
 
-def interval(values) -> list:
-    """Interquartile mean over seeds and its 95 % bootstrap interval: [seeds, ...] -> mean, low, high, each [...]."""
-    middle = partial(scipy.stats.trim_mean, proportiontocut=0.25)
-    if len(values) == 1:
-        return [values[0]] * 3
-    resampled = scipy.stats.bootstrap((values,), middle, n_resamples=2000, batch=100, method="percentile", rng=0)
-    return [middle(values), *resampled.confidence_interval]
+def mean_and_margin(values):
+    """Over the first axis, and half the 95 % interval of the mean."""
+    return values.mean(axis=0), 1.96 * values.std(axis=0) / math.sqrt(max(1, len(values) - 1))
 
 
-def draw_learning_curve(metrics, config, file) -> None:
-    """Returns over steps as a PNG: a line per seed, over all the interquartile mean and its interval. For `write`."""
-    edges = np.unique(np.linspace(0, config.num_updates, 101).astype(int))
-    curves = np.stack([mean_return(metrics, *pair) for pair in itertools.pairwise(edges)], axis=1)  # [seeds, points]
-    steps, whole = edges[1:] * config.num_envs * config.num_steps, np.isfinite(curves).all(axis=0)
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
+    """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
+    script, steps = Path(__file__).stem, config.num_envs * config.num_steps
+    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    np.savez_compressed(run_dir / "metrics.npz", **metrics)
+    agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
+    save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
+    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
+    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
+    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    mean, margin = mean_and_margin(curve.T)
+    figure = Figure(layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, curves.T, color="tab:blue", linewidth=0.5, alpha=0.5)
-    if whole.any():  # where every seed has finished an episode
-        center, low, high = interval(curves[:, whole])
-        axes.plot(steps[whole], center, color="tab:blue", linewidth=2, label="interquartile mean over seeds")
-        axes.fill_between(steps[whole], low, high, color="tab:blue", alpha=0.25, label="95 % bootstrap interval")
-        axes.legend(frameon=False)
-    axes.set(title=f"{Path(__file__).stem} on {config.env_name}, {len(curves)} seeds")
-    axes.set(xlabel="environment steps per agent", ylabel="return of the episodes that ended")
-    figure.savefig(file, format="png", dpi=150)
+    axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
+    axes.plot(timesteps, mean, color="tab:blue")
+    axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
+    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
-def evaluate(config, options, runner_state):
-    """Returns of greedy episodes, [num_seeds, eval_episodes]; episode i has the same key for every agent."""
-    rollout = make_rollout(config)
+def main(
+    config: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[Config]],
+    num_seeds: int = 4,
+    seed: int = 0,
+    run_dir: Path | None = None,
+) -> Path:
+    """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
-    def episodic_return(state, key):
-        episode = rollout(state, key)
-        return jnp.where(episode.valid, episode.reward, 0.0).sum()
-
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 2**31), options.eval_episodes)
-    return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
-
-
-def write_results(config, metrics, run_dir: Path) -> dict:
-    """Write metrics and learning curve. Returns and prints the final and the greedy return over seeds.
-
-    `metrics` {name: [num_seeds, num_updates]}, and `evaluation` [num_seeds, eval_episodes] where there was one.
+    Args:
+        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
+        num_seeds: agents trained at once, spread over as many devices as divide them
+        seed: of the key that the agents' keys are split from
+        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
     """
-    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
-    write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, config))
-    returns = {"final return": mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)}
-    if "evaluation" in metrics:
-        returns["greedy return"] = metrics["evaluation"].mean(axis=1)
-    results = {}
-    for name, values in returns.items():
-        if len(finite := values[np.isfinite(values)]):
-            mean, low, high = map(float, interval(finite))
-            results[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(finite)}
-            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(finite)} seeds")
-        if lost := len(values) - len(finite):
-            print(f"{name}: {lost} of {len(values)} seeds left out, no episode ended or the return is not finite")
-    return results
-# --- end of block results ---
-
-
-# --- block main: the same in every script, copied by tools/sync_blocks.py ---
-def use_all_cores() -> None:
-    """Make each CPU core a device of JAX, for seeds to be spread over, unless the user chose or JAX has started."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", cores)
-
-
-def compile_training(config, options):
-    """`(start, advance, abstract, num_devices)`: programs that begin training and go on with it, and what they carry.
-
-    They carry `{"runner_state": [num_seeds, ...], "metrics": {name: [num_seeds, num_updates]}}`, the seeds spread over
-    as many local devices as divide them. No agent needs another, so that nothing crosses devices.
-    """
-    init, update = make_learner(config)
-    devices = jax.local_devices()
-    num_devices, spec = max(n for n in range(1, len(devices) + 1) if options.num_seeds % n == 0), ("seed",)
-    if getattr(config, "num_devices", 1) > 1:  # each agent spreads its own work
-        num_devices, spec = config.num_devices, ()
-    mesh = jax.sharding.Mesh(np.asarray(devices[:num_devices]), ("seed",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
+    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    try:
+        if num_seeds < 1:
+            raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
+        keys = jax.random.split(jax.random.key(seed), num_seeds)
+        init, update = make_learner(config)
+        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+    except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
+        *_, place = traceback.extract_tb(error.__traceback__)
+        fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+    updates, steps = config.num_updates, config.num_envs * config.num_steps
+    num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
+    print(f"{name} on {env_name}: {num_seeds} seeds on {num_devices} devices, {updates} updates of {steps} steps each")
+    mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
+    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
 
     def start(keys):
         state = jax.vmap(init)(keys)
         shapes = jax.eval_shape(jax.vmap(update), state)[1]
-        metrics = {k: jnp.zeros((options.num_seeds, config.num_updates), v.dtype) for k, v in shapes.items()}
-        return {"runner_state": state, "metrics": metrics}
+        return state, {name: jnp.zeros((len(keys), updates), each.dtype) for name, each in shapes.items()}
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, new = jax.vmap(update)(carry["runner_state"])
-            metrics = {k: v.at[:, i].set(new[k]) for k, v in carry["metrics"].items()}
-            return {"runner_state": state, "metrics": metrics}
+            state, metrics = jax.vmap(update)(carry[0])
+            return state, {name: carry[1][name].at[:, i].set(metrics[name]) for name in metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    keys = jax.device_put(jax.random.split(jax.random.key(options.seed), options.num_seeds), sharding)
-    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # as it runs once
-    start = jax.jit(start, out_shardings=sharding, compiler_options=quickly if devices[0].platform == "cpu" else None)
-    advance = jax.jit(advance, donate_argnums=0, out_shardings=sharding)
-    return partial(start, keys), advance, start.eval_shape(keys), num_devices
+    start = jax.jit(over_seeds(start, in_specs=PartitionSpec("seed")))
+    advance = jax.jit(over_seeds(advance, in_specs=(PartitionSpec("seed"), None, None)), donate_argnums=0)
+    carry = start(keys)
+    advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
+    done, chunk = 0, 1
+    bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
+    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+        while done < updates:
+            begun, last = time.perf_counter(), min(done + chunk, updates)
+            carry = advance(carry, done, last)
+            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            if np.isfinite(returns).any():
+                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+            bar.update((last - done) * steps * num_seeds)
+            chunk = max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done = last
 
-
-def restore(manager, step: int, abstract) -> dict:
-    """The `carry` of a checkpoint. Raises ValueError where it cannot be read, or is not what this script carries."""
-    try:
-        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
-    except Exception as error:  # Orbax raises many kinds
-        checkpoint = f"{manager.directory}/{step}"
-        raise ValueError(f"resume: the checkpoint {checkpoint} cannot be read, or is another version's") from error
-
-
-def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict:
-    """Train from update `done` to the last, with progress and checkpoints. Returns the final `carry`."""
-    steps = options.num_seeds * config.num_envs * config.num_steps  # of all agents in one update
-    chunk, saved_at = 1, time.perf_counter()
-    with tqdm(total=config.num_updates * steps, initial=done * steps, unit="step", unit_scale=True) as progress:
-        while done < config.num_updates:
-            begun, last = time.perf_counter(), min(done + chunk, config.num_updates)
-            carry = jax.block_until_ready(advance(carry, done, last))
-            returns = mean_return(carry["metrics"], done, last)
-            if len(returns := returns[np.isfinite(returns)]):
-                margin = f" +- {1.96 * scipy.stats.sem(returns):.2g}" if len(returns) > 1 else ""
-                progress.set_postfix_str(f"return {returns.mean():.4g}{margin}", refresh=False)
-            progress.update((last - done) * steps)
-            done, now = last, time.perf_counter()
-            chunk = max(1, round(chunk * min(10.0, 1.0 / (now - begun))))  # about a second
-            if done == config.num_updates or now - saved_at >= options.checkpoint_interval:
-                manager.save(done, args=ocp.args.StandardSave(carry))
-                saved_at = time.perf_counter()
-    return carry
-
-
-def main(args=None) -> Path:
-    """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
-    use_all_cores()
-    keep = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True)
-    try:
-        begun, (config, options) = time.perf_counter(), parse(args, Config)
-        start, advance, abstract, num_devices = compile_training(config, options)  # ValueError where it cannot train
-        run_dir, record = open_run_dir(config, options, args)
-        manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
-        done = manager.latest_step() or 0
-        if options.resume and not done:
-            print(f"resume: no checkpoint in {run_dir} yet, starting anew")
-        carry = restore(manager, done, abstract) if done else start()
-    except (ValueError, OSError) as error:
-        print(f"{Path(__file__).name}: error: {' '.join(str(error).split())}", file=sys.stderr)  # names may hold breaks
-        raise SystemExit(2) from None
-    if done < config.num_updates:
-        advance = advance.lower(abstract, 0, 1).compile()
-    compiled, steps_per_update = time.perf_counter(), config.num_envs * config.num_steps
-    print(
-        f"{config.env_name}: {options.num_seeds} seeds on {num_devices} device(s), {config.num_updates} updates of "
-        f"{steps_per_update} steps, {done} of them done; compiled in {compiled - begun:.1f} s"
-    )
-    carry = train_in_chunks(config, options, advance, carry, done, manager)
-    trained = time.perf_counter()
-    if done < config.num_updates:  # of this process, which may have resumed the run
-        speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
-        seconds = {"compile": compiled - begun, "train": trained - compiled}
-        record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
-        print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds")
-    metrics = jax.tree.map(np.asarray, carry["metrics"])
-    if options.eval_episodes:
-        metrics["evaluation"] = np.asarray(evaluate(config, options, carry["runner_state"]))
-    record.pop("greedy return", None)  # of an end before this one
-    record |= write_results(config, metrics, run_dir)
-    report(config, carry["runner_state"], run_dir)
-    record.setdefault("seconds", {})["evaluate"] = time.perf_counter() - trained
-    write(run_dir / "run.json", json.dumps(record, indent=2))
+    if not done:
+        raise SystemExit("stopped before the first update was done: there are no results")
+    metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
+    save_results(config, seed, carry[0].agent, metrics, run_dir)
+    report(config, carry[0], run_dir)
+    final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
+    finite = final[np.isfinite(final)]
+    mean, margin = mean_and_margin(finite if len(finite) else final)
+    print(f"final return {mean:.4g} +- {margin:.2g} (95 %), of {len(finite)} of {num_seeds} seeds")
     print(f"results in {run_dir}")
     return run_dir
-# --- end of block main ---
+
+
+def read_flags(words) -> list[str]:
+    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if "--config" in words:
+        place = words.index("--config")
+        given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
+        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
+        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        words = flags + words[:place] + words[place + 2 :]
+    whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
+    for i, flag in enumerate(words[:-1]):
+        if flag.strip("-").replace("-", "_") in whole:
+            with contextlib.suppress(ValueError):
+                words[i + 1] = f"{float(words[i + 1]):.16g}"
+    return words
+
+
+def fail(error):
+    print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        flags = read_flags(sys.argv[1:])
+    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
+        fail(f"--config FILE: {error}")
+    tyro.cli(main, args=flags, description=__doc__)

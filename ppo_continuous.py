@@ -71,7 +71,7 @@ with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional part
     import brax.envs
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
@@ -427,7 +427,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def orthogonal(scale: float):
     """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
 
@@ -439,7 +439,7 @@ def orthogonal(scale: float):
     return init
 
 
-# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -448,11 +448,12 @@ def make_gymnax_env(name: str, params: dict):
     if name not in gymnax.registered_envs:
         raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
     fields = vars(gymnax.make(name)[1])
-    for key, value in params.items():
-        if isinstance(value, str) and not isinstance(fields.get(key, ""), str):
-            raise ValueError(f"env_params: {key} = {value}: must be a number, as {fields[key]} is")
-    env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    return env, env_params.replace(**{key: value for key, value in params.items() if key in fields})
+    try:
+        changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
+        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
+    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+        raise ValueError(f"env_params = {params}: {error}") from error
+    return env, env_params.replace(**changes)
 
 
 def episode_metrics(info) -> dict:
@@ -465,7 +466,7 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- block continuous: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block continuous: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 @pytree
 class BraxParams:
     max_steps_in_episode: int = 1000
@@ -532,7 +533,7 @@ def make_env(config):
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
@@ -619,7 +620,7 @@ def main(
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
-            returns = mean_return({key: np.asarray(each[:, done:last]) for key, each in carry[1].items()})
+            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
             if np.isfinite(returns).any():
                 bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
             bar.update((last - done) * steps * num_seeds)

@@ -1,7 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "brax>=0.14.2",
 #     "distrax>=0.1.9",
 #     "flax>=0.12.8",
 #     "gymnax>=1.0.1",
@@ -9,9 +8,8 @@
 #     "matplotlib>=3.10",
 #     "numpy>=2.0",
 #     "optax>=0.2.8",
-#     "orbax-checkpoint>=0.12.8",
 #     "pyyaml>=6.0",
-#     "scipy>=1.15",
+#     "safetensors>=0.8",
 #     "tfp-nightly==0.26.0.dev20261027",
 #     "tqdm>=4.67",
 #     "tyro>=1.0.17",
@@ -36,80 +34,48 @@ turns the memory off, `observe` hides entries of the observation, `observe_previ
 
 import contextlib
 import dataclasses
-import datetime
-import difflib
-import importlib.metadata
-import io
-import itertools
-import json
+import functools
+import importlib
 import math
 import os
-import re
-import shlex
-import shutil
-import subprocess
 import sys
 import time
-import warnings
+import traceback
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # one per core, for seeds to spread over
 
 import distrax
 import flax.linen as nn
-import flax.struct
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
-import scipy.stats
 import tyro
 import yaml
 from flax.core import FrozenDict
+from flax.traverse_util import flatten_dict
+from gymnax.environments import spaces
+from gymnax.wrappers import LogWrapper
+from gymnax.wrappers.purerl import GymnaxWrapper
+from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
+from safetensors.flax import save_file
 from tqdm import tqdm
 
-# gymnax and brax are imported where they are used: importing gymnax starts JAX's backend, and `main` has to make each
-# core a device before that.
 
-
-# --- block config: the same in every script, copied by tools/sync_blocks.py ---
+# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
 def register_config(cls):
-    """Make a frozen dataclass a pytree: float fields are leaves, which may be traced; all others are static."""
-    leaves = [field.name for field in dataclasses.fields(cls) if field.type is float]
-    static = [field.name for field in dataclasses.fields(cls) if field.type is not float]
+    """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
+    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
+    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
-def require(config, *names: str, low: float, high: float = 1e12) -> None:
-    """Raise ValueError unless the fields are in [low, high]. Arrays and traced values are not looked at."""
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, (int, float)) and not low <= value <= high:  # NaN is not
-            raise ValueError(f"{name} = {value}: must be between {low} and {high:g}")
-
-
-def nearest(name, known) -> str:
-    """'; did you mean ...?', or nothing where no known name is close."""
-    lower = {str(other).lower(): other for other in known}
-    found = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
-    return f"; did you mean {lower[found[0]]}?" if found else ""
-
-
-def freeze_mapping(mapping) -> FrozenDict:
-    """The same mapping, hashable as static fields must be: lists become tuples. Raises TypeError or ValueError."""
-
-    def freeze(value):
-        if isinstance(value, int) and abs(value) >= 2**31:
-            raise ValueError(f"{value} has more than 32 bits")
-        return tuple(map(freeze, value)) if isinstance(value, (list, tuple)) else value
-
-    frozen = FrozenDict({name: freeze(value) for name, value in dict(mapping).items()})
-    hash(frozen)
-    return frozen
-# --- end of block config ---
+# --- hyperparameters ---
 
 
 @register_config
@@ -117,11 +83,10 @@ def freeze_mapping(mapping) -> FrozenDict:
 class Config:
     """Hyperparameters. The defaults suit small tasks of memory."""
 
-    env_name: str = "CartPole-v1"  # an environment of gymnax or brax
-    env_params: Mapping = FrozenDict()  # its parameters or constructor arguments, such as {memory_length: 20}
+    env_name: str = "CartPole-v1"  # a gymnax environment, or MODULE:NAME
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode, or memory_length
     observe: tuple[int, ...] = ()  # which entries of the observation are seen, such as 0 2; all where none is given
     observe_previous: bool = False  # see the previous action and reward too; zeros at an episode's start
-    max_episode_steps: int = 0  # time limit; 0 keeps the environment's own (1000 in brax)
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 8  # environments per agent
     num_steps: int = 128  # steps per environment and update, through which gradients go back
@@ -135,279 +100,23 @@ class Config:
     clip_value: bool = True  # clip the change of the value prediction too
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # limit of the gradient's global norm
+    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
     normalize_obs: bool = True  # by the running mean and variance of this agent
     normalize_reward: bool = True  # by the running standard deviation of the discounted return
-    cell: str = "gru"  # the memory: gru; or none, a dense layer in its place
+    cell: Literal["gru", "none"] = "gru"  # the memory; none is a dense layer in its place
     cell_size: int = 64  # of the memory, or of the dense layer in its place
     hidden_sizes: tuple[int, ...] = (64,)  # of the dense layers before the memory
-    activation: str = "tanh"  # of the dense layers: tanh, relu, elu, gelu or swish
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the dense layers
 
     def __post_init__(self):
-        object.__setattr__(self, "env_params", freeze_mapping(self.env_params))
+        object.__setattr__(self, "env_params", FrozenDict(self.env_params))
 
     @property
     def num_updates(self) -> int:
         return self.total_timesteps // (self.num_envs * self.num_steps)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError, naming the field, for a config that cannot train."""
-    require(config, "total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches", "cell_size", low=1)
-    require(config, "gamma", "gae_lambda", low=0, high=1)
-    require(config, "max_episode_steps", "lr", "clip_eps", "ent_coef", "vf_coef", "max_grad_norm", low=0)
-    if config.num_envs % config.num_minibatches:
-        divide = f"must divide num_envs = {config.num_envs}, for sequences are kept whole"
-        raise ValueError(f"num_minibatches = {config.num_minibatches}: {divide}")
-    if config.num_updates < 1:
-        batch = config.num_envs * config.num_steps
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes num_envs * num_steps = {batch}")
-    if not config.hidden_sizes or min(config.hidden_sizes) < 1:
-        raise ValueError(f"hidden_sizes = {config.hidden_sizes}: must be positive sizes, such as (64, 64)")
-    if config.activation not in ("tanh", "relu", "elu", "gelu", "swish"):
-        raise ValueError(f"activation = {config.activation}: must be tanh, relu, elu, gelu or swish")
-    if config.cell not in ("gru", "none"):
-        raise ValueError(f"cell = {config.cell}: must be gru or none")
-
-
-# --- block environment: the same in every script, copied by tools/sync_blocks.py ---
-def cannot_be_made(config, error) -> ValueError:
-    """What to raise, in one line, where making the environment or its first step raised `error`."""
-    name, reason = config.env_name, f"{type(error).__name__}: {error}".splitlines()[0]
-    return ValueError(f"env_name = {name}, env_params = {dict(config.env_params)}: cannot be made ({reason})")
-
-
-def make_gymnax_env(config):
-    """`(env, env_params)` of a name that gymnax knows, `config.env_params` applied. Raises ValueError."""
-    import gymnax
-
-    name, overrides = config.env_name, dict(config.env_params)
-    if name not in gymnax.registered_envs:
-        raise ValueError(f"env_name = {name}: gymnax does not know it{nearest(name, gymnax.registered_envs)}")
-    try:
-        defaults = vars(gymnax.make(name)[1])
-        env, params = gymnax.make(name, **{k: v for k, v in overrides.items() if k not in defaults})
-        changes = {k: v for k, v in overrides.items() if k in defaults}
-        for key, value in changes.items():
-            if isinstance(defaults[key], (bool, int, float)) and not isinstance(value, (type(defaults[key]), int)):
-                raise ValueError(f"{key} = {value!r} is not of type {type(defaults[key]).__name__}")
-        params = params.replace(**changes)
-        params = params.replace(max_steps_in_episode=config.max_episode_steps or params.max_steps_in_episode)
-        if params.max_steps_in_episode < 1:
-            raise ValueError("max_steps_in_episode must be at least 1")
-
-        def first_step(key):
-            return env.step(key, env.reset(key, params)[1], env.action_space(params).sample(key), params)
-
-        jax.eval_shape(first_step, jax.random.key(0))
-    except Exception as error:  # of any kind, where an environment looks at its arguments
-        raise cannot_be_made(config, error) from error
-    return env, params
-
-
-def episode_metrics(info) -> dict:
-    """Means over the episodes that ended in this update, NaN where none did. `info` of `num_steps` steps."""
-    ended = info["returned_episode"]
-    if "partial_episode" in info:  # one that was not seen from its beginning
-        ended = ended & ~info["partial_episode"]
-    episodes = ended.sum()
-    return {
-        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,  # 0 / 0 is NaN
-        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
-        "episodes": episodes,
-    }
-# --- end of block environment ---
-
-
-# --- block continuous: the same in every script, copied by tools/sync_blocks.py ---
-@flax.struct.dataclass
-class BraxParams:
-    """What a brax environment is given at each step, as gymnax's EnvParams are."""
-
-    max_steps_in_episode: int
-    start_states: Any = None  # brax states [pool, ...], one pool per agent
-
-
-@flax.struct.dataclass
-class BraxState:
-    brax_state: Any
-    time: jax.Array  # steps in this episode
-    partial_episode: jax.Array  # the clock of this episode did not start at 0
-
-
-class BraxEnv:
-    """A brax environment behind gymnax's interface: six-value `step`, auto-reset, `final_observation`.
-
-    A reset is much dearer to compile and run than a lookup, so an episode starts from a random state of a pool, which
-    `reset_envs` fills anew for each agent.
-    """
-
-    def __init__(self, env):
-        from gymnax.environments import spaces
-
-        self.env = env
-        state = jax.eval_shape(env.reset, jax.random.key(0))  # `env.observation_size` would run it
-        jax.eval_shape(env.step, state, jax.ShapeDtypeStruct((env.action_size,), jnp.float32))  # raises what it may
-        self.observation_space = lambda params: spaces.Box(-jnp.inf, jnp.inf, state.obs.shape)
-        self.action_space = lambda params: spaces.Box(-1.0, 1.0, (env.action_size,))
-
-    def reset(self, key, params):
-        state = self.env.reset(key)
-        return state.obs, BraxState(state, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
-
-    def step(self, key, state, action, params):
-        after = self.env.step(state.brax_state, action)
-        time = state.time + 1
-        terminated = after.done > 0.5
-        truncated = time >= params.max_steps_in_episode
-        done = terminated | truncated
-        index = jax.random.randint(key, (), 0, jax.tree.leaves(params.start_states)[0].shape[0])
-        brax_state = jax.tree.map(lambda pool, leaf: jnp.where(done, pool[index], leaf), params.start_states, after)
-        next_state = BraxState(brax_state, jnp.where(done, 0, time), state.partial_episode & ~done)
-        info = {"final_observation": after.obs, "partial_episode": state.partial_episode}
-        return brax_state.obs, next_state, after.reward, terminated, truncated, info
-
-
-class RescaleAction:
-    """Take actions in [-1, 1], clipped, and pass on actions between the environment's bounds."""
-
-    def __init__(self, env, space):
-        self._env, self.space = env, space
-
-    def __getattr__(self, name):
-        return getattr(self._env, name)
-
-    def step(self, key, state, action, params):
-        unit = (jnp.clip(action, -1.0, 1.0).reshape(self.space.shape) + 1.0) / 2.0
-        action = self.space.low + unit * (self.space.high - self.space.low)
-        return self._env.step(key, state, action, params)
-
-
-def make_brax_env(config):
-    """`(env, env_params)` of a name that brax knows, made with `config.env_params`. Raises ValueError."""
-    import gymnax
-
-    name, overrides = config.env_name, dict(config.env_params)
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # of parts that are not used here
-        warnings.simplefilter("ignore")
-        from brax import envs
-
-        if name not in envs._envs:
-            hint = nearest(name, [*gymnax.registered_envs, *envs._envs])
-            raise ValueError(f"env_name = {name}: neither gymnax nor brax knows it{hint}")
-        backend = "generalized" if name == "swimmer" else "spring"  # by far the fastest to compile; swimmer has none
-        try:
-            env = BraxEnv(envs.get_environment(name, **({"backend": backend} | overrides)))
-        except Exception as error:  # of any kind, where an environment looks at its arguments
-            raise cannot_be_made(config, error) from error
-    return env, BraxParams(max_steps_in_episode=config.max_episode_steps or 1000)
-
-
-def reset_envs(key, env, env_params, num_envs: int, pool_size: int = 256):
-    """Start `num_envs` environments: `(obs, env_state, env_params)`, the first two with a leading axis [num_envs].
-
-    In brax this fills the pool of start states too, and staggers the clocks: episodes that all last to the time limit
-    would otherwise end in the same update for ever.
-    """
-    reset_key, clock_key = jax.random.split(key)
-    is_brax = isinstance(env_params, BraxParams)
-    keys = jax.random.split(reset_key, max(num_envs, pool_size) if is_brax else num_envs)
-    obs, env_state = jax.vmap(env.reset, (0, None))(keys, env_params)
-    if is_brax:
-        env_params = env_params.replace(
-            start_states=jax.tree.map(lambda leaf: leaf[:pool_size], env_state.env_state.brax_state)
-        )
-        obs, env_state = jax.tree.map(lambda leaf: leaf[:num_envs], (obs, env_state))
-        time = jax.random.randint(clock_key, (num_envs,), 0, env_params.max_steps_in_episode)
-        state = env_state.env_state.replace(time=time, partial_episode=time > 0)
-        env_state = env_state.replace(env_state=state)
-    return obs, env_state, jax.tree.map(jnp.asarray, env_params)
-# --- end of block continuous ---
-
-
-class Observe:
-    """Observations as vectors: of numbers of states one-hot, of others the entries `seen`; with `previous` followed by
-    the action and the reward that led there. At the start of an episode these are zeros. What an episode led to before
-    the reset, `final_observation`, has those of its last step.
-    """
-
-    def __init__(self, env, env_params, seen: tuple[int, ...], previous: bool):
-        from gymnax.environments import spaces
-
-        self._env, self.previous = env, previous
-        space, self.actions = env.observation_space(env_params), env.action_space(env_params)
-        self.num_states = space.n if isinstance(space, spaces.Discrete) else 0
-        self.action_dim = math.prod(self.actions.shape) if self.actions.shape else self.actions.n
-        size = self.num_states or math.prod(space.shape)
-        if any(not 0 <= index < size for index in seen):
-            raise ValueError(f"observe = {seen}: must be indices of {size} entries, from 0 to {size - 1}")
-        self.seen = np.asarray(seen or range(size))
-        shape = (len(self.seen) + previous * (self.action_dim + 1),)
-        self.observation_space = lambda params: spaces.Box(-jnp.inf, jnp.inf, shape)
-
-    def __getattr__(self, name):
-        return getattr(self._env, name)
-
-    def see(self, obs, action, reward):
-        """obs [*obs_shape] or a number, action [action_dim], reward [] -> [obs_dim]"""
-        obs = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32).reshape(-1)
-        return jnp.concatenate([obs[self.seen], action, reward[None]]) if self.previous else obs[self.seen]
-
-    def reset(self, key, params):
-        obs, state = self._env.reset(key, params)
-        return self.see(obs, jnp.zeros(self.action_dim), jnp.zeros(())), state
-
-    def step(self, key, state, action, params):
-        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
-        continuous, done = self.actions.shape, terminated | truncated
-        action = jnp.clip(action, -1.0, 1.0).reshape(-1) if continuous else jax.nn.one_hot(action, self.action_dim)
-        previous = action, jnp.asarray(reward, jnp.float32)
-        info = {**info, "final_observation": self.see(info["final_observation"], *previous)}
-        obs = self.see(obs, *(jnp.where(done, 0.0, leaf) for leaf in previous))
-        return obs, state, reward, terminated, truncated, info
-
-
-def make_env(config: Config):
-    """`(env, env_params)`: gymnax's interface, observations as vectors, continuous actions in [-1, 1]."""
-    import gymnax
-    from gymnax.environments import spaces
-    from gymnax.wrappers import LogWrapper
-
-    make = make_gymnax_env if config.env_name in gymnax.registered_envs else make_brax_env
-    env, env_params = make(config)
-    with jax.ensure_compile_time_eval():  # the bounds are constants, also where this runs inside a jit
-        space = env.action_space(env_params)
-        bounded = isinstance(space, spaces.Box) and bool(jnp.isfinite(jnp.asarray([space.low, space.high])).all())
-    if not bounded and not isinstance(space, spaces.Discrete):
-        raise ValueError(f"env_name = {config.env_name}: must have discrete or bounded continuous actions")
-    env = RescaleAction(env, space) if bounded else env
-    return LogWrapper(Observe(env, env_params, config.observe, config.observe_previous)), env_params
-
-
-# --- block orthogonal: the same in every script, copied by tools/sync_blocks.py ---
-def orthogonal(scale: float):
-    """Orthogonal initialization (Saxe et al. 2014, arXiv 1312.6120) of a matrix: `init(key, shape, dtype)`.
-
-    The same matrices as `nn.initializers.orthogonal` up to rounding, by Gram-Schmidt, each vector twice for precision.
-    Flax's QR factorization can hang for ever on CPUs: under `vmap` it blocks a thread of XLA's pool while it waits for
-    others of the pool, and several layers at once may block them all. It is the slower one, too.
-    """
-
-    def init(key, shape, dtype=jnp.float32):
-        small, large = sorted(shape)
-        gaussian = jax.random.normal(key, (large, small), dtype)
-
-        def step(basis, inputs):
-            i, vector = inputs
-            for _ in range(2):
-                vector -= basis @ (basis.T @ vector)
-            return basis.at[:, i].set(vector / jnp.linalg.norm(vector)), None
-
-        basis, _ = jax.lax.scan(step, jnp.zeros_like(gaussian), (jnp.arange(small), gaussian.T))
-        return scale * (basis if shape[0] == large else basis.T)
-
-    return init
-# --- end of block orthogonal ---
+# --- networks ---
 
 
 class Gru(nn.Module):
@@ -415,19 +124,27 @@ class Gru(nn.Module):
 
     size: int
 
-    @partial(nn.scan, variable_broadcast="params", split_rngs={"params": False})
     @nn.compact
-    def __call__(self, hidden, inputs):  # [..., size], ([T, ..., features], [T, ...]) -> [..., size], [T, ..., size]
-        x, first = inputs
-        cell = nn.GRUCell(self.size, recurrent_kernel_init=orthogonal(1.0))
-        return cell(jnp.where(first[..., None], 0.0, hidden), x)
+    def __call__(self, hidden, x, first):  # [..., size], [T, ..., features], [T, ...] -> [T, ..., size]
+        x = nn.Dense(3 * self.size)(x)  # of all steps and gates at once; only the rest has to wait for the memory
+        kernels = [self.param(name, orthogonal(1.0), (self.size, self.size)) for name in ("reset", "update", "new")]
+        kernel, bias = jnp.concatenate(kernels, axis=1), self.param("bias", nn.initializers.zeros, (self.size,))
+
+        def step(hidden, inputs):
+            x, first = inputs
+            hidden = jnp.where(first[..., None], 0.0, hidden)
+            (x_reset, x_update, x_new), (reset, update, new) = (jnp.split(each, 3, -1) for each in (x, hidden @ kernel))
+            new = jnp.tanh(x_new + nn.sigmoid(x_reset + reset) * (new + bias))
+            update = nn.sigmoid(x_update + update)
+            hidden = update * hidden + (1.0 - update) * new
+            return hidden, hidden
+
+        return jax.lax.scan(step, hidden, (x, first))[1]
 
 
-class Network(nn.Module):
-    """Policy and value of sequences: dense layers, the memory, and a linear head each, initialized orthogonally."""
+class Body(nn.Module):
+    """Dense layers and the memory, which the actor and the critic share."""
 
-    action_dim: int
-    continuous: bool
     cell: str
     cell_size: int
     hidden_sizes: tuple[int, ...]
@@ -435,30 +152,40 @@ class Network(nn.Module):
 
     @nn.compact
     def __call__(self, hidden, x, first):
-        """From the memory before it [..., cell_size], and a sequence of observations [T, ..., obs_dim].
-
-        `first` [T, ...] tells which are the first of an episode. Returns the memory after each step
-        [T, ..., cell_size], a distribution over actions [T, ...] and values [T, ...].
+        """From the memory before them [..., cell_size], and observations [T, ..., obs_dim] of which some are the `first`
+        of an episode [T, ...], to the memory after each [T, ..., cell_size].
         """
-        sizes = self.hidden_sizes if self.cell == "gru" else (*self.hidden_sizes, self.cell_size)
-        for size in sizes:
-            x = getattr(nn, self.activation)(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        if self.cell == "gru":
-            _, x = Gru(self.cell_size)(hidden, (x, first))
-        actions = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(x)
-        value = nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)
+        for size in self.hidden_sizes if self.cell == "gru" else (*self.hidden_sizes, self.cell_size):
+            x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
+            x = getattr(nn, self.activation)(x)
+        return Gru(self.cell_size)(hidden, x, first) if self.cell == "gru" else x
+
+
+class Actor(nn.Module):
+    """Logits of discrete actions, or a Gaussian whose standard deviation does not depend on the state."""
+
+    action_dim: int
+    continuous: bool
+
+    @nn.compact
+    def __call__(self, hidden):  # [..., cell_size] -> distribution over actions [...]
+        x = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(hidden)
         if not self.continuous:
-            return x, distrax.Categorical(logits=actions), value
+            return distrax.Categorical(logits=x)
         log_std = self.param("log_std", nn.initializers.zeros, (self.action_dim,))
-        return x, distrax.MultivariateNormalDiag(actions, jnp.broadcast_to(jnp.exp(log_std), actions.shape)), value
-
-    def step(self, hidden, obs, first):
-        """One step: [..., cell_size], [..., obs_dim], [...] -> memory [..., cell_size], policy, values [...]."""
-        hidden, policy, value = self(hidden, obs[None], first[None])
-        return hidden[0], policy[0], value[0]
+        return distrax.MultivariateNormalDiag(x, jnp.broadcast_to(jnp.exp(log_std), x.shape))
 
 
-class Statistics(NamedTuple):
+class Critic(nn.Module):
+    @nn.compact
+    def __call__(self, hidden):  # [..., cell_size] -> [...]
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(hidden).squeeze(-1)
+
+
+# --- mathematics: arrays in, arrays out ---
+
+
+class RunningMeanStd(NamedTuple):
     """Running mean and variance of each entry of an array."""
 
     mean: jax.Array
@@ -466,23 +193,19 @@ class Statistics(NamedTuple):
     count: jax.Array
 
 
-def init_statistics(shape: tuple[int, ...]) -> Statistics:
-    return Statistics(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
+def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
+    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
 
 
-def merge_statistics(statistics: Statistics, batch: jax.Array) -> Statistics:
+def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
     """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
-    batch_count = batch.shape[0]
-    batch_mean, batch_var = batch.mean(axis=0), batch.var(axis=0)
-    count = statistics.count + batch_count
-    delta = batch_mean - statistics.mean
-    mean = statistics.mean + delta * (batch_count / count)
-    squares = statistics.var * statistics.count + batch_var * batch_count
-    var = squares / count + jnp.square(delta) * (statistics.count / count) * (batch_count / count)
-    return Statistics(mean, var, count)
+    count = old.count + batch.shape[0]
+    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
+    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    return RunningMeanStd(old.mean + delta * share, var, count)
 
 
-def normalize(statistics: Statistics, x: jax.Array) -> jax.Array:
+def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
     """Zero mean, unit variance, clipped to 10 standard deviations."""
     return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
@@ -543,31 +266,7 @@ def value_loss(value, old_value, target, clip_eps=None):
     return 0.5 * error.mean()
 
 
-def random_order(key, size: int):
-    """0, 1, ..., size - 1 in random order [size]: one sort of one array, much faster on CPUs than `permutation`.
-
-    Sorts random * size + index, where `random` takes (2**32 - 1) // size values. Equal ones, rare while size**2 is far
-    below 2**32, keep the order of their indices.
-    """
-    index = jnp.arange(size, dtype=jnp.uint32)
-    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)
-    return (jnp.sort(high * size + index) % size).astype(jnp.int32)
-
-
-class RunnerState(NamedTuple):
-    """All that training carries from one update to the next."""
-
-    params: dict
-    opt_state: Any
-    obs: jax.Array  # [num_envs, obs_dim]
-    first: jax.Array  # [num_envs], whether the step before `obs` ended an episode
-    hidden: jax.Array  # [num_envs, cell_size], the memory before `obs`; not yet reset where that is the first
-    env_state: Any  # [num_envs, ...]
-    env_params: Any  # the environment's parameters; in brax with this agent's pool of start states
-    obs_statistics: Statistics
-    return_statistics: Statistics
-    discounted_return: jax.Array  # [num_envs]
-    key: jax.Array
+# --- training ---
 
 
 class Transition(NamedTuple):
@@ -577,45 +276,77 @@ class Transition(NamedTuple):
     first: jax.Array  # whether `obs` is the first of its episode
     hidden: jax.Array  # the memory after `obs`
     action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    info: dict  # with `final_observation`, what the step led to before any reset
+    next_obs: jax.Array  # what the step led to, before any reset
+    info: dict  # statistics of episodes
 
 
-def make_network(config: Config, env, env_params):
+class RunnerState(NamedTuple):
+    """All that training carries from one update to the next."""
+
+    params: dict  # of "body", "actor" and "critic"
+    opt_state: Any
+    obs: jax.Array  # [num_envs, obs_dim]
+    first: jax.Array  # [num_envs], whether the step before `obs` ended an episode
+    hidden: jax.Array  # [num_envs, cell_size], the memory before `obs`; not yet reset where that is the first
+    env_state: Any  # [num_envs, ...]
+    obs_statistics: RunningMeanStd
+    return_statistics: RunningMeanStd
+    discounted_return: jax.Array  # [num_envs]
+    key: jax.Array
+
+    @property
+    def agent(self) -> dict:
+        """What acting needs: `main` saves it, `make_policy` takes it."""
+        return {"params": self.params, "obs_statistics": self.obs_statistics._asdict()}
+
+
+def make_networks(config: Config, env, env_params):
     continuous = bool(env.action_space(env_params).shape)
-    return Network(env.action_dim, continuous, config.cell, config.cell_size, config.hidden_sizes, config.activation)
+    body = Body(config.cell, config.cell_size, config.hidden_sizes, config.activation)
+    return body, Actor(env.action_dim, continuous), Critic()
 
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
-    check(config)
+    batch_size = config.num_envs * config.num_steps
+    if min(config.num_envs, config.num_steps, config.update_epochs, config.num_minibatches) < 1:
+        raise ValueError("num_envs, num_steps, update_epochs, num_minibatches: must all be at least 1")
+    if config.num_updates < 1:
+        raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
+    if config.num_envs % config.num_minibatches or batch_size == config.num_minibatches:
+        raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide num_envs = {config.num_envs}")
     env, env_params = make_env(config)
-    network = make_network(config, env, env_params)
-    obs_shape = env.observation_space(env_params).shape
+    body, actor, critic = make_networks(config, env, env_params)
     gradient_steps = config.update_epochs * config.num_minibatches
 
     def learning_rate(count):  # constant within an update
         return config.lr * (1.0 - (count // gradient_steps) / config.num_updates)
 
-    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
     adam = optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5)
-    optimizer = optax.flatten(optax.chain(clip, adam))  # on one vector: small networks have more overhead than work
+    optimizer = optax.chain(clip, adam)
 
     def init(rng):
-        network_key, env_key, key = jax.random.split(rng, 3)
-        obs, env_state, agent_env_params = reset_envs(env_key, env, env_params, config.num_envs)
+        body_key, actor_key, critic_key, env_key, key = jax.random.split(rng, 5)
+        obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         first, hidden = jnp.ones(config.num_envs, bool), jnp.zeros((config.num_envs, config.cell_size))
-        params = network.init(network_key, hidden, obs[None], first[None])
-        statistics = init_statistics(obs_shape), init_statistics(()), jnp.zeros(config.num_envs)
-        state = params, optimizer.init(params), obs, first, hidden, env_state, agent_env_params
-        return RunnerState(*state, *statistics, key)
-
-    def observe(state, obs):
-        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        params = {"body": body.init(body_key, hidden, obs[None], first[None])}
+        params |= {"actor": actor.init(actor_key, hidden), "critic": critic.init(critic_key, hidden)}
+        return RunnerState(
+            params=params,
+            opt_state=optimizer.init(params),
+            obs=obs,
+            first=first,
+            hidden=hidden,
+            env_state=env_state,
+            obs_statistics=init_mean_std(obs.shape[1:]),
+            return_statistics=init_mean_std(()),
+            discounted_return=jnp.zeros(config.num_envs),
+            key=key,
+        )
 
     def collect(state, key):
         """Act for `num_steps` steps with the policy as it is."""
@@ -623,45 +354,53 @@ def make_learner(config: Config):
         def step(carry, keys):
             obs, first, hidden, env_state = carry
             action_key, env_keys = keys
-            hidden, policy, value = network.apply(state.params, hidden, observe(state, obs), first, method="step")
-            action, log_prob = policy.sample_and_log_prob(seed=action_key)
-            next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
-                env_keys, env_state, action, state.env_params
+            seen = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+            hidden = body.apply(state.params["body"], hidden, seen[None], first[None])[0]
+            action = actor.apply(state.params["actor"], hidden).sample(seed=action_key)
+            after, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
+                env_keys, env_state, action, env_params
             )
-            transition = Transition(obs, first, hidden, action, log_prob, value, reward, terminated, truncated, info)
-            return (next_obs, terminated | truncated, hidden, env_state), transition
+            next_obs = info.pop("final_observation")
+            transition = Transition(obs, first, hidden, action, reward, terminated, truncated, next_obs, info)
+            return (after, terminated | truncated, hidden, env_state), transition
 
         action_key, env_key = jax.random.split(key)
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
         keys = jax.random.split(action_key, config.num_steps), env_keys  # all at once: much faster than in each step
         carry = state.obs, state.first, state.hidden, state.env_state
         (obs, first, hidden, env_state), rollout = jax.lax.scan(step, carry, keys)
+        if config.normalize_obs:  # the values and the loss see what acting saw
+            old, raw = state.obs_statistics, rollout.obs
+            rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
+            state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, -1)))
         return state._replace(obs=obs, first=first, hidden=hidden, env_state=env_state), rollout
 
     def make_batch(state, rollout, hidden):
-        """Advantages and targets of a rollout, in the units of normalized rewards: [num_steps, num_envs, ...].
-
-        With `hidden` [num_envs, cell_size], the memory before the rollout.
-        """
+        """Advantages and targets of a rollout, in the units of normalized rewards; `hidden` is the memory before it."""
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
             returns, last_return = discounted_returns(rewards, done, state.discounted_return, config.gamma)
-            statistics = merge_statistics(state.return_statistics, returns.reshape(-1))
+            statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
-            rewards = rewards / jnp.sqrt(statistics.var + 1e-8)
+            rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
         # The step from each memory to what the action led to, before any reset: that observation is not a first one.
-        next_obs, not_first = observe(state, rollout.info["final_observation"]), jnp.zeros_like(rollout.first)
-        _, _, next_values = network.apply(state.params, rollout.hidden, next_obs, not_first, method="step")
+        next_obs, not_first = rollout.next_obs[None], jnp.zeros_like(rollout.first)[None]
+        next_hidden = body.apply(state.params["body"], rollout.hidden, next_obs, not_first)[0]
+        values = critic.apply(state.params["critic"], rollout.hidden)
+        next_values = critic.apply(state.params["critic"], next_hidden)
         advantages, targets = gae(
-            rewards, rollout.value, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
+            rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
         )
-        batch = {"obs": observe(state, rollout.obs), "first": rollout.first, "action": rollout.action}
-        batch |= {"log_prob": rollout.log_prob, "value": rollout.value, "advantage": advantages, "target": targets}
+        log_prob = actor.apply(state.params["actor"], rollout.hidden).log_prob(rollout.action)
+        batch = {"obs": rollout.obs, "first": rollout.first, "action": rollout.action, "log_prob": log_prob}
+        batch |= {"value": values, "advantage": advantages, "target": targets}
         return state, batch | {"hidden": hidden[None]}
 
     def loss(params, batch):
-        _, policy, value = network.apply(params, batch["hidden"][0], batch["obs"], batch["first"])
+        hidden = body.apply(params["body"], batch["hidden"][0], batch["obs"], batch["first"])
+        policy = actor.apply(params["actor"], hidden)
+        value = critic.apply(params["critic"], hidden)
         actor_loss, metrics = policy_loss(
             policy.log_prob(batch["action"]), batch["log_prob"], batch["advantage"], config.clip_eps
         )
@@ -680,9 +419,12 @@ def make_learner(config: Config):
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), metrics
 
-        orders = jax.vmap(partial(random_order, size=config.num_envs))(jax.random.split(key, config.update_epochs))
-        envs = orders.reshape(gradient_steps, config.num_envs // config.num_minibatches)
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), envs)
+        def epoch(carry, key):
+            order = jax.random.permutation(key, config.num_envs).reshape(config.num_minibatches, -1)
+            return jax.lax.scan(gradient_step, carry, order)
+
+        keys = jax.random.split(key, config.update_epochs)
+        (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
         return state._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -691,13 +433,9 @@ def make_learner(config: Config):
         state, rollout = collect(state._replace(key=key), collect_key)
         state, batch = make_batch(state, rollout, hidden)
         state, metrics = learn(state, batch, learn_key)
-        if config.normalize_obs:  # only now: acting, values and the loss have to see the same statistics
-            seen = rollout.obs.reshape(-1, *obs_shape)
-            state = state._replace(obs_statistics=merge_statistics(state.obs_statistics, seen))
-        metrics |= episode_metrics(rollout.info)
         metrics["value"] = batch["value"].mean()
         metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (batch["target"].var() + 1e-8)
-        return state, metrics
+        return state, metrics | episode_metrics(rollout.info)
 
     return init, update
 
@@ -713,376 +451,259 @@ def make_train(config: Config):
     return train
 
 
-class Episode(NamedTuple):
-    """One episode: [time limit, ...]."""
+def make_policy(config: Config):
+    """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)`, greedy; an episode begins with `start`."""
+    body, actor, _ = make_networks(config, *make_env(config))
 
-    env_state: Any  # before the step
-    reward: jax.Array
-    valid: jax.Array  # false after the episode's end
+    def start():
+        return jnp.zeros(config.cell_size)
 
+    def act(agent, memory, obs):
+        if config.normalize_obs:
+            obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
+        memory = body.apply(agent["params"]["body"], memory, obs[None], jnp.zeros(1, bool))[0]
+        return actor.apply(agent["params"]["actor"], memory).mode(), memory
 
-def make_rollout(config: Config):
-    """`rollout(runner_state, rng) -> Episode`: one greedy episode of a trained agent, statistics frozen."""
-    env, env_params = make_env(config)
-    network = make_network(config, env, env_params)
-
-    def rollout(runner_state, rng):
-        def step(carry, key):
-            obs, first, hidden, env_state, valid = carry
-            if config.normalize_obs:
-                obs = normalize(runner_state.obs_statistics, obs)
-            hidden, policy, _ = network.apply(runner_state.params, hidden, obs, first, method="step")
-            next_obs, next_env_state, reward, terminated, truncated, _ = env.step(
-                key, env_state, policy.mode(), runner_state.env_params
-            )
-            episode, done = Episode(env_state.env_state, reward, valid), terminated | truncated
-            return (next_obs, done, hidden, next_env_state, valid & ~done), episode
-
-        reset_key, step_key = jax.random.split(rng)
-        obs, env_state = env.reset(reset_key, runner_state.env_params)
-        keys = jax.random.split(step_key, int(env_params.max_steps_in_episode))
-        start = obs, jnp.asarray(True), jnp.zeros(config.cell_size), env_state, jnp.asarray(True)
-        _, episode = jax.lax.scan(step, start, keys)
-        return episode
-
-    return rollout
+    return start, act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block arguments: the same in every script, copied by tools/sync_blocks.py ---
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """One run of the script."""
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
 
-    config: str = ""  # YAML file of hyperparameters; flags override it
-    num_seeds: int = 4  # agents trained at once, each with its own random key
-    seed: int = 0  # of the key that the agents' keys are split from
-    run_dir: str = ""  # where results go; runs/SCRIPT/ENVIRONMENT-TIME where not given
-    resume: bool = False  # go on with the run in run_dir from its last checkpoint
-    checkpoint_interval: float = 60.0  # seconds between checkpoints; 0 saves whenever progress is shown
-    eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)
+        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * (x @ x.T) @ x, x)  # Newton-Schulz
+
+    return init
 
 
-class YamlLoader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number too."""
-
-
-YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def read_yaml(path: str, config_class) -> list[str]:
-    """A YAML file of hyperparameters as command-line flags. Raises ValueError."""
+# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def make_gymnax_env(name: str, params: dict):
+    """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
+    module, _, name = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    if name not in gymnax.registered_envs:
+        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
+    fields = vars(gymnax.make(name)[1])
     try:
-        values = yaml.load(Path(path).read_bytes(), YamlLoader)
-        json.dumps(values, default=str)  # a value may hold itself
-    except Exception as error:  # PyYAML raises many kinds
-        raise ValueError(f"{path}: cannot be read as YAML ({error})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: must be a mapping of hyperparameters to values")
-    kinds = {field.name: field.type for field in dataclasses.fields(config_class)}
-    flags = []
-    for name, value in values.items():
-        if name not in kinds:
-            raise ValueError(f"{path}: {name} is not a hyperparameter{nearest(name, kinds)}")
-        if kinds[name] == tuple[int, ...] and isinstance(value, list) and str not in map(type, value):
-            flags += [f"--{name}", *map(str, value)]
-        else:
-            flags.append(f"--{name}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
-    return flags
+        changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
+        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
+    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+        raise ValueError(f"env_params = {params}: {error}") from error
+    return env, env_params.replace(**changes)
 
 
-def parse_number_or_mapping(kind, text):
-    """What tyro does not: 5e5 as an int, and a mapping in one argument. Raises ValueError."""
-    with contextlib.suppress(Exception):  # PyYAML raises many kinds
-        if kind is Mapping:
-            return freeze_mapping(yaml.load(text, YamlLoader))
-        if (value := float(text)).is_integer():
-            return int(value)
-    wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}, of numbers below 2^31"
-    raise ValueError(f"{text} is not {wanted}")
-
-
-def parse(args, config_class):
-    """`(config, options)` from flags, defaults taken from the YAML file that --config names. Raises ValueError."""
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def _(info):
-        if info.type in (int, Mapping):
-            return tyro.constructors.PrimitiveConstructorSpec(
-                nargs=1,
-                metavar="INT" if info.type is int else "{NAME: VALUE}",
-                instance_from_str=lambda texts: parse_number_or_mapping(info.type, texts[0]),
-                is_instance=lambda value: isinstance(value, info.type),
-                str_from_instance=lambda value: [json.dumps(value, default=dict)],
-            )
-
-    @dataclasses.dataclass(frozen=True)
-    class Arguments:
-        run: tyro.conf.OmitArgPrefixes[Options]
-        hyperparameters: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[config_class]]
-
-    def read(flags, default, source=""):
-        with contextlib.redirect_stderr(io.StringIO()) as messages:
-            try:
-                return tyro.cli(Arguments, args=flags, default=default, registry=registry, description=__doc__)
-            except SystemExit as stop:
-                if not stop.code:  # --help
-                    raise
-                text = re.sub(r"\+?-{4,}\+?|[\s|\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
-                raise ValueError(source + re.split("Argument helptext|For full helptext", text)[0]) from None
-
-    args, default = sys.argv[1:] if args is None else list(args), Arguments(Options(), config_class())
-    arguments = read(args, default)
-    if file := arguments.run.config:
-        arguments = read(args, read(read_yaml(file, config_class), default, f"{file}: "))
-    sizes = [f.name for f in dataclasses.fields(config_class) if f.type is int and f.name != "total_timesteps"]
-    require(arguments.hyperparameters, *sizes, low=0, high=2**31 - 1)  # JAX takes them as 32 bits
-    require(arguments.run, "num_seeds", low=1, high=2**31 - 1)
-    require(arguments.run, "seed", low=0, high=2**32 - 1)
-    require(arguments.run, "checkpoint_interval", "eval_episodes", low=0, high=2**31 - 1)
-    return arguments.hyperparameters, arguments.run
-# --- end of block arguments ---
-
-
-# --- block results: the same in every script, copied by tools/sync_blocks.py ---
-def write(path: Path, content) -> None:
-    """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file."""
-    temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
-        content(file) if callable(content) else file.write(content.encode())
-    temporary.replace(path)
-
-
-def open_run_dir(config, options, args) -> tuple[Path, dict]:
-    """The run directory, made or, to resume, seen to hold the same run; and what its run.json records."""
-    script, now = Path(__file__).absolute(), datetime.datetime.now()
-    run_dir = Path(options.run_dir or f"runs/{script.stem}/{config.env_name}-{now:%Y%m%d-%H%M%S-%f}").absolute()
-    hyperparameters = json.loads(json.dumps(vars(config), default=dict))
-    settings = {"script": script.stem, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
-    held = [name for name in ("run.json", "config.yaml", "checkpoints") if (run_dir / name).exists()]
-    if options.resume and not options.run_dir:
-        raise ValueError("resume: needs --run-dir, the run to go on with")
-    if held and not options.resume:
-        raise ValueError(f"run_dir = {run_dir}: holds {held[0]} already; --resume goes on with a run")
-    git = ["git", "-C", script.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # not by a tag
-    packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
-    versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
-    record = {
-        "settings": settings,
-        "command": shlex.join([script.name, *map(str, sys.argv[1:] if args is None else args)]),
-        "started": f"{now:%Y-%m-%d %H:%M:%S}",
-        "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}, {os.cpu_count()} CPU cores",
-        "versions": {"python": sys.version.split()[0], **dict(sorted(versions.items()))},
-        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
+def episode_metrics(info) -> dict:
+    """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
+    return {
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
+        "episodes": episodes,
     }
-    if held:
-        try:
-            record = json.loads((run_dir / "run.json").read_text())
-            old = dict(record["settings"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"run_dir = {run_dir}: its run.json is missing or damaged") from error
-        both = {name: (old.get(name, "missing"), settings.get(name, "missing")) for name in settings | old}
-        if changes := [f"{name} was {was} and is {new}" for name, (was, new) in both.items() if was != new]:
-            raise ValueError(f"resume: {run_dir} holds a run with other settings: {', '.join(changes)}")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write(run_dir / "run.json", json.dumps(record, indent=2))
-        write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
-    except OSError as error:
-        raise ValueError(f"run_dir = {run_dir}: cannot be written ({error.strerror})") from error
-    return run_dir, record
 
 
-def mean_return(metrics, first: int, last: int) -> np.ndarray:
-    """Mean return of the episodes that ended in updates [first, last), NaN where none did: [seeds]."""
-    episodes, returns = (np.asarray(metrics[name])[:, first:last] for name in ("episodes", "episodic_return"))
+# --- environments ---
+
+
+class RescaleAction(GymnaxWrapper):
+    """Take actions in [-1, 1], clipped, to the environment's bounds."""
+
+    def step(self, key, state, action, params):
+        space = self._env.action_space(params)
+        unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
+        return self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+
+
+class Observe(GymnaxWrapper):
+    """Observations as vectors: of numbers of states one-hot, of others the entries `seen`; with `previous` followed by
+    the action and the reward that led there. At the start of an episode these are zeros. What an episode led to before
+    the reset, `final_observation`, has those of its last step.
+    """
+
+    def __init__(self, env, env_params, seen: tuple[int, ...], previous: bool):
+        super().__init__(env)
+        space, self.actions, self.previous = env.observation_space(env_params), env.action_space(env_params), previous
+        self.num_states = space.n if isinstance(space, spaces.Discrete) else 0
+        self.action_dim = math.prod(self.actions.shape) if self.actions.shape else self.actions.n
+        size = self.num_states or math.prod(space.shape)
+        if any(not 0 <= index < size for index in seen):
+            raise ValueError(f"observe = {seen}: must be indices of {size} entries, from 0 to {size - 1}")
+        self.seen = np.asarray(seen or range(size))
+
+    def observation_space(self, params):
+        return spaces.Box(-jnp.inf, jnp.inf, (len(self.seen) + self.previous * (self.action_dim + 1),))
+
+    def see(self, obs, action, reward):
+        """obs [*obs_shape] or a number, action [action_dim], reward [] -> [obs_dim]"""
+        obs = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32).reshape(-1)
+        return jnp.concatenate([obs[self.seen], action, reward[None]]) if self.previous else obs[self.seen]
+
+    def reset(self, key, params):
+        obs, state = self._env.reset(key, params)
+        return self.see(obs, jnp.zeros(self.action_dim), jnp.zeros(())), state
+
+    def step(self, key, state, action, params):
+        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
+        continuous, done = self.actions.shape, terminated | truncated
+        action = jnp.clip(action, -1.0, 1.0).reshape(-1) if continuous else jax.nn.one_hot(action, self.action_dim)
+        previous = action, jnp.asarray(reward, jnp.float32)
+        info = {**info, "final_observation": self.see(info["final_observation"], *previous)}
+        obs = self.see(obs, *(jnp.where(done, 0.0, leaf) for leaf in previous))
+        return obs, state, reward, terminated, truncated, info
+
+
+def make_env(config):
+    """`(env, env_params)`: gymnax's interface, observations as vectors, continuous actions in [-1, 1]."""
+    env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
+    with jax.ensure_compile_time_eval():  # the bounds are numbers, also where this runs inside a jit
+        space = env.action_space(env_params)
+        bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
+    if not bounded and not isinstance(space, spaces.Discrete):
+        raise ValueError(f"env_name = {config.env_name}: must have discrete or bounded continuous actions")
+    env = RescaleAction(env) if bounded else env
+    return LogWrapper(Observe(env, env_params, config.observe, config.observe_previous)), env_params
+
+
+# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def mean_return(metrics) -> np.ndarray:
+    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * returns, 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
 
 
-def interval(values) -> list:
-    """Interquartile mean over seeds and its 95 % bootstrap interval: [seeds, ...] -> mean, low, high, each [...]."""
-    middle = partial(scipy.stats.trim_mean, proportiontocut=0.25)
-    if len(values) == 1:
-        return [values[0]] * 3
-    resampled = scipy.stats.bootstrap((values,), middle, n_resamples=2000, batch=100, method="percentile", rng=0)
-    return [middle(values), *resampled.confidence_interval]
+def mean_and_margin(values):
+    """Over the first axis, and half the 95 % interval of the mean."""
+    return values.mean(axis=0), 1.96 * values.std(axis=0) / math.sqrt(max(1, len(values) - 1))
 
 
-def draw_learning_curve(metrics, config, file) -> None:
-    """Returns over steps as a PNG: a line per seed, over all the interquartile mean and its interval. For `write`."""
-    edges = np.unique(np.linspace(0, config.num_updates, 101).astype(int))
-    curves = np.stack([mean_return(metrics, *pair) for pair in itertools.pairwise(edges)], axis=1)  # [seeds, points]
-    steps, whole = edges[1:] * config.num_envs * config.num_steps, np.isfinite(curves).all(axis=0)
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
+    """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
+    script, steps = Path(__file__).stem, config.num_envs * config.num_steps
+    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    np.savez_compressed(run_dir / "metrics.npz", **metrics)
+    agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
+    save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
+    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
+    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
+    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    mean, margin = mean_and_margin(curve.T)
+    figure = Figure(layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, curves.T, color="tab:blue", linewidth=0.5, alpha=0.5)
-    if whole.any():  # where every seed has finished an episode
-        center, low, high = interval(curves[:, whole])
-        axes.plot(steps[whole], center, color="tab:blue", linewidth=2, label="interquartile mean over seeds")
-        axes.fill_between(steps[whole], low, high, color="tab:blue", alpha=0.25, label="95 % bootstrap interval")
-        axes.legend(frameon=False)
-    axes.set(title=f"{Path(__file__).stem} on {config.env_name}, {len(curves)} seeds")
-    axes.set(xlabel="environment steps per agent", ylabel="return of the episodes that ended")
-    figure.savefig(file, format="png", dpi=150)
+    axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
+    axes.plot(timesteps, mean, color="tab:blue")
+    axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
+    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
-def evaluate(config, options, runner_state):
-    """Returns of greedy episodes, [num_seeds, eval_episodes]; episode i has the same key for every agent."""
-    rollout = make_rollout(config)
+def main(
+    config: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[Config]],
+    num_seeds: int = 4,
+    seed: int = 0,
+    run_dir: Path | None = None,
+) -> Path:
+    """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
-    def episodic_return(state, key):
-        episode = rollout(state, key)
-        return jnp.where(episode.valid, episode.reward, 0.0).sum()
-
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 2**31), options.eval_episodes)
-    return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
-
-
-def write_results(config, metrics, run_dir: Path) -> dict:
-    """Write metrics and learning curve. Returns and prints the final and the greedy return over seeds.
-
-    `metrics` {name: [num_seeds, num_updates]}, and `evaluation` [num_seeds, eval_episodes] where there was one.
+    Args:
+        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
+        num_seeds: agents trained at once, spread over as many devices as divide them
+        seed: of the key that the agents' keys are split from
+        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
     """
-    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
-    write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, config))
-    returns = {"final return": mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)}
-    if "evaluation" in metrics:
-        returns["greedy return"] = metrics["evaluation"].mean(axis=1)
-    results = {}
-    for name, values in returns.items():
-        if len(finite := values[np.isfinite(values)]):
-            mean, low, high = map(float, interval(finite))
-            results[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(finite)}
-            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(finite)} seeds")
-        if lost := len(values) - len(finite):
-            print(f"{name}: {lost} of {len(values)} seeds left out, no episode ended or the return is not finite")
-    return results
-# --- end of block results ---
-
-
-# --- block main: the same in every script, copied by tools/sync_blocks.py ---
-def use_all_cores() -> None:
-    """Make each CPU core a device of JAX, for seeds to be spread over, unless the user chose or JAX has started."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", cores)
-
-
-def compile_training(config, options):
-    """`(start, advance, abstract, num_devices)`: programs that begin training and go on with it, and what they carry.
-
-    They carry `{"runner_state": [num_seeds, ...], "metrics": {name: [num_seeds, num_updates]}}`, the seeds spread over
-    as many local devices as divide them. No agent needs another, so that nothing crosses devices.
-    """
-    init, update = make_learner(config)
-    devices = jax.local_devices()
-    num_devices, spec = max(n for n in range(1, len(devices) + 1) if options.num_seeds % n == 0), ("seed",)
-    if getattr(config, "num_devices", 1) > 1:  # each agent spreads its own work
-        num_devices, spec = config.num_devices, ()
-    mesh = jax.sharding.Mesh(np.asarray(devices[:num_devices]), ("seed",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
+    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    try:
+        if num_seeds < 1:
+            raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
+        keys = jax.random.split(jax.random.key(seed), num_seeds)
+        init, update = make_learner(config)
+        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+    except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
+        *_, place = traceback.extract_tb(error.__traceback__)
+        fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+    updates, steps = config.num_updates, config.num_envs * config.num_steps
+    num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
+    print(f"{name} on {env_name}: {num_seeds} seeds on {num_devices} devices, {updates} updates of {steps} steps each")
+    mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
+    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
 
     def start(keys):
         state = jax.vmap(init)(keys)
         shapes = jax.eval_shape(jax.vmap(update), state)[1]
-        metrics = {k: jnp.zeros((options.num_seeds, config.num_updates), v.dtype) for k, v in shapes.items()}
-        return {"runner_state": state, "metrics": metrics}
+        return state, {name: jnp.zeros((len(keys), updates), each.dtype) for name, each in shapes.items()}
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, new = jax.vmap(update)(carry["runner_state"])
-            metrics = {k: v.at[:, i].set(new[k]) for k, v in carry["metrics"].items()}
-            return {"runner_state": state, "metrics": metrics}
+            state, metrics = jax.vmap(update)(carry[0])
+            return state, {name: carry[1][name].at[:, i].set(metrics[name]) for name in metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    keys = jax.device_put(jax.random.split(jax.random.key(options.seed), options.num_seeds), sharding)
-    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # as it runs once
-    start = jax.jit(start, out_shardings=sharding, compiler_options=quickly if devices[0].platform == "cpu" else None)
-    advance = jax.jit(advance, donate_argnums=0, out_shardings=sharding)
-    return partial(start, keys), advance, start.eval_shape(keys), num_devices
+    start = jax.jit(over_seeds(start, in_specs=PartitionSpec("seed")))
+    advance = jax.jit(over_seeds(advance, in_specs=(PartitionSpec("seed"), None, None)), donate_argnums=0)
+    carry = start(keys)
+    advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
+    done, chunk = 0, 1
+    bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
+    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+        while done < updates:
+            begun, last = time.perf_counter(), min(done + chunk, updates)
+            carry = advance(carry, done, last)
+            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            if np.isfinite(returns).any():
+                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+            bar.update((last - done) * steps * num_seeds)
+            chunk = max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done = last
 
-
-def restore(manager, step: int, abstract) -> dict:
-    """The `carry` of a checkpoint. Raises ValueError where it cannot be read, or is not what this script carries."""
-    try:
-        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
-    except Exception as error:  # Orbax raises many kinds
-        checkpoint = f"{manager.directory}/{step}"
-        raise ValueError(f"resume: the checkpoint {checkpoint} cannot be read, or is another version's") from error
-
-
-def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict:
-    """Train from update `done` to the last, with progress and checkpoints. Returns the final `carry`."""
-    steps = options.num_seeds * config.num_envs * config.num_steps  # of all agents in one update
-    chunk, saved_at = 1, time.perf_counter()
-    with tqdm(total=config.num_updates * steps, initial=done * steps, unit="step", unit_scale=True) as progress:
-        while done < config.num_updates:
-            begun, last = time.perf_counter(), min(done + chunk, config.num_updates)
-            carry = jax.block_until_ready(advance(carry, done, last))
-            returns = mean_return(carry["metrics"], done, last)
-            if len(returns := returns[np.isfinite(returns)]):
-                margin = f" +- {1.96 * scipy.stats.sem(returns):.2g}" if len(returns) > 1 else ""
-                progress.set_postfix_str(f"return {returns.mean():.4g}{margin}", refresh=False)
-            progress.update((last - done) * steps)
-            done, now = last, time.perf_counter()
-            chunk = max(1, round(chunk * min(10.0, 1.0 / (now - begun))))  # about a second
-            if done == config.num_updates or now - saved_at >= options.checkpoint_interval:
-                manager.save(done, args=ocp.args.StandardSave(carry))
-                saved_at = time.perf_counter()
-    return carry
-
-
-def main(args=None) -> Path:
-    """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
-    use_all_cores()
-    keep = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True)
-    try:
-        begun, (config, options) = time.perf_counter(), parse(args, Config)
-        start, advance, abstract, num_devices = compile_training(config, options)  # ValueError where it cannot train
-        run_dir, record = open_run_dir(config, options, args)
-        manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
-        done = manager.latest_step() or 0
-        if options.resume and not done:
-            print(f"resume: no checkpoint in {run_dir} yet, starting anew")
-        carry = restore(manager, done, abstract) if done else start()
-    except (ValueError, OSError) as error:
-        print(f"{Path(__file__).name}: error: {' '.join(str(error).split())}", file=sys.stderr)  # names may hold breaks
-        raise SystemExit(2) from None
-    if done < config.num_updates:
-        advance = advance.lower(abstract, 0, 1).compile()
-    compiled, steps_per_update = time.perf_counter(), config.num_envs * config.num_steps
-    print(
-        f"{config.env_name}: {options.num_seeds} seeds on {num_devices} device(s), {config.num_updates} updates of "
-        f"{steps_per_update} steps, {done} of them done; compiled in {compiled - begun:.1f} s"
-    )
-    carry = train_in_chunks(config, options, advance, carry, done, manager)
-    trained = time.perf_counter()
-    if done < config.num_updates:  # of this process, which may have resumed the run
-        speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
-        seconds = {"compile": compiled - begun, "train": trained - compiled}
-        record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
-        print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds")
-    metrics = jax.tree.map(np.asarray, carry["metrics"])
-    if options.eval_episodes:
-        metrics["evaluation"] = np.asarray(evaluate(config, options, carry["runner_state"]))
-    record.pop("greedy return", None)  # of an end before this one
-    record |= write_results(config, metrics, run_dir)
-    report(config, carry["runner_state"], run_dir)
-    record.setdefault("seconds", {})["evaluate"] = time.perf_counter() - trained
-    write(run_dir / "run.json", json.dumps(record, indent=2))
+    if not done:
+        raise SystemExit("stopped before the first update was done: there are no results")
+    metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
+    save_results(config, seed, carry[0].agent, metrics, run_dir)
+    report(config, carry[0], run_dir)
+    final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
+    finite = final[np.isfinite(final)]
+    mean, margin = mean_and_margin(finite if len(finite) else final)
+    print(f"final return {mean:.4g} +- {margin:.2g} (95 %), of {len(finite)} of {num_seeds} seeds")
     print(f"results in {run_dir}")
     return run_dir
-# --- end of block main ---
+
+
+def read_flags(words) -> list[str]:
+    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if "--config" in words:
+        place = words.index("--config")
+        given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
+        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
+        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        words = flags + words[:place] + words[place + 2 :]
+    whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
+    for i, flag in enumerate(words[:-1]):
+        if flag.strip("-").replace("-", "_") in whole:
+            with contextlib.suppress(ValueError):
+                words[i + 1] = f"{float(words[i + 1]):.16g}"
+    return words
+
+
+def fail(error):
+    print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        flags = read_flags(sys.argv[1:])
+    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
+        fail(f"--config FILE: {error}")
+    tyro.cli(main, args=flags, description=__doc__)

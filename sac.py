@@ -9,9 +9,8 @@
 #     "matplotlib>=3.10",
 #     "numpy>=2.0",
 #     "optax>=0.2.8",
-#     "orbax-checkpoint>=0.12.8",
 #     "pyyaml>=6.0",
-#     "scipy>=1.15",
+#     "safetensors>=0.8",
 #     "tfp-nightly==0.26.0.dev20261027",
 #     "tqdm>=4.67",
 #     "tyro>=1.0.17",
@@ -28,8 +27,8 @@ terminates is not. Before training, `init` fills the replay with steps of unifor
 has to ask whether to learn.
 
 The replay is a ring in `runner_state`, written in place: `buffer_size` steps and never more. A step takes 4 bytes times
-(2 obs_dim + action_dim + 2): with the defaults 36 bytes, 0.72 MB per agent, 184 MB for 256 seeds. A replay of 1e6 steps
-of brax's hopper takes 108 MB per agent and 28 GB for 256 seeds.
+(2 obs_dim + action_dim + 1) and one more: with the defaults 33 bytes, 0.66 MB per agent, 169 MB for 256 seeds. A replay
+of 1e6 steps of brax's hopper takes 105 MB per agent and 27 GB for 256 seeds.
 
     python sac.py --env-name Pendulum-v1 --num-seeds 8
 
@@ -38,80 +37,53 @@ of brax's hopper takes 108 MB per agent and 28 GB for 256 seeds.
 
 import contextlib
 import dataclasses
-import datetime
-import difflib
-import importlib.metadata
+import functools
+import importlib
 import io
-import itertools
-import json
 import math
 import os
-import re
-import shlex
-import shutil
-import subprocess
 import sys
 import time
-import warnings
+import traceback
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # one per core, for seeds to spread over
 
 import distrax
 import flax.linen as nn
-import flax.struct
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
-import scipy.stats
 import tyro
 import yaml
 from flax.core import FrozenDict
+from flax.struct import dataclass as pytree
+from flax.traverse_util import flatten_dict
+from gymnax.environments import spaces
+from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
+from gymnax.wrappers.purerl import GymnaxWrapper
+from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
+from safetensors.flax import save_file
 from tqdm import tqdm
 
-# gymnax and brax are imported where they are used: importing gymnax starts JAX's backend, and `main` has to make each
-# core a device before that.
+with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional parts it did not find
+    import brax.envs
 
 
-# --- block config: the same in every script, copied by tools/sync_blocks.py ---
+# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
 def register_config(cls):
-    """Make a frozen dataclass a pytree: float fields are leaves, which may be traced; all others are static."""
-    leaves = [field.name for field in dataclasses.fields(cls) if field.type is float]
-    static = [field.name for field in dataclasses.fields(cls) if field.type is not float]
+    """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
+    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
+    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
-def require(config, *names: str, low: float, high: float = 1e12) -> None:
-    """Raise ValueError unless the fields are in [low, high]. Arrays and traced values are not looked at."""
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, (int, float)) and not low <= value <= high:  # NaN is not
-            raise ValueError(f"{name} = {value}: must be between {low} and {high:g}")
-
-
-def nearest(name, known) -> str:
-    """'; did you mean ...?', or nothing where no known name is close."""
-    lower = {str(other).lower(): other for other in known}
-    found = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
-    return f"; did you mean {lower[found[0]]}?" if found else ""
-
-
-def freeze_mapping(mapping) -> FrozenDict:
-    """The same mapping, hashable as static fields must be: lists become tuples. Raises TypeError or ValueError."""
-
-    def freeze(value):
-        if isinstance(value, int) and abs(value) >= 2**31:
-            raise ValueError(f"{value} has more than 32 bits")
-        return tuple(map(freeze, value)) if isinstance(value, (list, tuple)) else value
-
-    frozen = FrozenDict({name: freeze(value) for name, value in dict(mapping).items()})
-    hash(frozen)
-    return frozen
-# --- end of block config ---
+# --- hyperparameters ---
 
 
 @register_config
@@ -119,16 +91,15 @@ def freeze_mapping(mapping) -> FrozenDict:
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "Pendulum-v1"  # a brax or a gymnax environment with continuous actions
-    env_params: Mapping = FrozenDict()  # its parameters or constructor arguments, such as {backend: positional} in brax
-    max_episode_steps: int = 0  # time limit; 0 keeps the environment's own (1000 in brax)
-    total_timesteps: int = 20_000  # environment steps per agent, with learning_starts
+    env_name: str = "Pendulum-v1"  # a brax or a gymnax environment with continuous actions, or MODULE:NAME
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode, or brax's backend
+    total_timesteps: int = 20_000  # environment steps per agent, with those of the warm-up
     num_envs: int = 4  # environments per agent
     num_steps: int = 1  # steps per environment and update
     gradient_steps: int = 4  # per update, each on a batch of its own
     batch_size: int = 256  # steps that a gradient step learns from
-    buffer_size: int = 20_000  # steps that the replay holds, rounded down to a multiple of num_envs
-    learning_starts: int = 1000  # steps with random actions before learning, rounded up to a multiple of num_envs
+    buffer_size: int = 20_000  # steps that the replay holds, rounded down to a multiple of num_envs * num_steps
+    learning_starts: int = 1000  # steps with random actions before learning, rounded up to such a multiple
     lr: float = 1e-3  # Adam's learning rate, of all that is learned
     gamma: float = 0.99  # discount
     tau: float = 0.005  # share of the way that the target critics go to the critics in each gradient step
@@ -139,263 +110,22 @@ class Config:
     reward_scale: float = 1.0  # that rewards are multiplied with
     normalize_obs: bool = False  # by the running mean and variance of this agent
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor and of each critic
-    activation: str = "relu"  # tanh, relu, elu, gelu or swish
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # of the hidden layers
 
     def __post_init__(self):
-        object.__setattr__(self, "env_params", freeze_mapping(self.env_params))
+        object.__setattr__(self, "env_params", FrozenDict(self.env_params))
+
+    @property
+    def warmup_timesteps(self) -> int:
+        rollout_size = self.num_envs * self.num_steps
+        return -(-max(self.learning_starts, 0) // rollout_size) * rollout_size
 
     @property
     def num_updates(self) -> int:
-        return (self.total_timesteps - self.learning_starts) // (self.num_envs * self.num_steps)
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps per environment with random actions."""
-        return -(-self.learning_starts // self.num_envs)
+        return (self.total_timesteps - self.warmup_timesteps) // (self.num_envs * self.num_steps)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError, naming the field, for a config that cannot train."""
-    sizes = ("num_envs", "num_steps", "gradient_steps", "batch_size", "buffer_size")
-    require(config, "total_timesteps", *sizes, low=1)
-    require(config, "gamma", "tau", "noise_correlation", low=0, high=1)
-    require(config, "max_episode_steps", "learning_starts", "lr", "ent_coef", low=0)
-    require(config, "target_entropy", "reward_scale", low=-1e12)
-    batch = config.num_envs * config.num_steps
-    if config.num_updates < 1:
-        raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: learning_starts = {config.learning_starts} is taken off, "
-            f"and one update takes num_envs * num_steps = {batch}"
-        )
-    rows = max(config.num_steps, config.warmup_steps)
-    if config.buffer_size < rows * config.num_envs:
-        raise ValueError(
-            f"buffer_size = {config.buffer_size}: must be at least {rows * config.num_envs}, num_envs times the "
-            "larger of num_steps and the steps of the warm-up"
-        )
-    if not config.hidden_sizes or min(config.hidden_sizes) < 1:
-        raise ValueError(f"hidden_sizes = {config.hidden_sizes}: must be positive sizes, such as (64, 64)")
-    if config.activation not in ("tanh", "relu", "elu", "gelu", "swish"):
-        raise ValueError(f"activation = {config.activation}: must be tanh, relu, elu, gelu or swish")
-
-
-# --- block environment: the same in every script, copied by tools/sync_blocks.py ---
-def cannot_be_made(config, error) -> ValueError:
-    """What to raise, in one line, where making the environment or its first step raised `error`."""
-    name, reason = config.env_name, f"{type(error).__name__}: {error}".splitlines()[0]
-    return ValueError(f"env_name = {name}, env_params = {dict(config.env_params)}: cannot be made ({reason})")
-
-
-def make_gymnax_env(config):
-    """`(env, env_params)` of a name that gymnax knows, `config.env_params` applied. Raises ValueError."""
-    import gymnax
-
-    name, overrides = config.env_name, dict(config.env_params)
-    if name not in gymnax.registered_envs:
-        raise ValueError(f"env_name = {name}: gymnax does not know it{nearest(name, gymnax.registered_envs)}")
-    try:
-        defaults = vars(gymnax.make(name)[1])
-        env, params = gymnax.make(name, **{k: v for k, v in overrides.items() if k not in defaults})
-        changes = {k: v for k, v in overrides.items() if k in defaults}
-        for key, value in changes.items():
-            if isinstance(defaults[key], (bool, int, float)) and not isinstance(value, (type(defaults[key]), int)):
-                raise ValueError(f"{key} = {value!r} is not of type {type(defaults[key]).__name__}")
-        params = params.replace(**changes)
-        params = params.replace(max_steps_in_episode=config.max_episode_steps or params.max_steps_in_episode)
-        if params.max_steps_in_episode < 1:
-            raise ValueError("max_steps_in_episode must be at least 1")
-
-        def first_step(key):
-            return env.step(key, env.reset(key, params)[1], env.action_space(params).sample(key), params)
-
-        jax.eval_shape(first_step, jax.random.key(0))
-    except Exception as error:  # of any kind, where an environment looks at its arguments
-        raise cannot_be_made(config, error) from error
-    return env, params
-
-
-def episode_metrics(info) -> dict:
-    """Means over the episodes that ended in this update, NaN where none did. `info` of `num_steps` steps."""
-    ended = info["returned_episode"]
-    if "partial_episode" in info:  # one that was not seen from its beginning
-        ended = ended & ~info["partial_episode"]
-    episodes = ended.sum()
-    return {
-        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,  # 0 / 0 is NaN
-        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
-        "episodes": episodes,
-    }
-# --- end of block environment ---
-
-
-# --- block continuous: the same in every script, copied by tools/sync_blocks.py ---
-@flax.struct.dataclass
-class BraxParams:
-    """What a brax environment is given at each step, as gymnax's EnvParams are."""
-
-    max_steps_in_episode: int
-    start_states: Any = None  # brax states [pool, ...], one pool per agent
-
-
-@flax.struct.dataclass
-class BraxState:
-    brax_state: Any
-    time: jax.Array  # steps in this episode
-    partial_episode: jax.Array  # the clock of this episode did not start at 0
-
-
-class BraxEnv:
-    """A brax environment behind gymnax's interface: six-value `step`, auto-reset, `final_observation`.
-
-    A reset is much dearer to compile and run than a lookup, so an episode starts from a random state of a pool, which
-    `reset_envs` fills anew for each agent.
-    """
-
-    def __init__(self, env):
-        from gymnax.environments import spaces
-
-        self.env = env
-        state = jax.eval_shape(env.reset, jax.random.key(0))  # `env.observation_size` would run it
-        jax.eval_shape(env.step, state, jax.ShapeDtypeStruct((env.action_size,), jnp.float32))  # raises what it may
-        self.observation_space = lambda params: spaces.Box(-jnp.inf, jnp.inf, state.obs.shape)
-        self.action_space = lambda params: spaces.Box(-1.0, 1.0, (env.action_size,))
-
-    def reset(self, key, params):
-        state = self.env.reset(key)
-        return state.obs, BraxState(state, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
-
-    def step(self, key, state, action, params):
-        after = self.env.step(state.brax_state, action)
-        time = state.time + 1
-        terminated = after.done > 0.5
-        truncated = time >= params.max_steps_in_episode
-        done = terminated | truncated
-        index = jax.random.randint(key, (), 0, jax.tree.leaves(params.start_states)[0].shape[0])
-        brax_state = jax.tree.map(lambda pool, leaf: jnp.where(done, pool[index], leaf), params.start_states, after)
-        next_state = BraxState(brax_state, jnp.where(done, 0, time), state.partial_episode & ~done)
-        info = {"final_observation": after.obs, "partial_episode": state.partial_episode}
-        return brax_state.obs, next_state, after.reward, terminated, truncated, info
-
-
-class RescaleAction:
-    """Take actions in [-1, 1], clipped, and pass on actions between the environment's bounds."""
-
-    def __init__(self, env, space):
-        self._env, self.space = env, space
-
-    def __getattr__(self, name):
-        return getattr(self._env, name)
-
-    def step(self, key, state, action, params):
-        unit = (jnp.clip(action, -1.0, 1.0).reshape(self.space.shape) + 1.0) / 2.0
-        action = self.space.low + unit * (self.space.high - self.space.low)
-        return self._env.step(key, state, action, params)
-
-
-def make_brax_env(config):
-    """`(env, env_params)` of a name that brax knows, made with `config.env_params`. Raises ValueError."""
-    import gymnax
-
-    name, overrides = config.env_name, dict(config.env_params)
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # of parts that are not used here
-        warnings.simplefilter("ignore")
-        from brax import envs
-
-        if name not in envs._envs:
-            hint = nearest(name, [*gymnax.registered_envs, *envs._envs])
-            raise ValueError(f"env_name = {name}: neither gymnax nor brax knows it{hint}")
-        backend = "generalized" if name == "swimmer" else "spring"  # by far the fastest to compile; swimmer has none
-        try:
-            env = BraxEnv(envs.get_environment(name, **({"backend": backend} | overrides)))
-        except Exception as error:  # of any kind, where an environment looks at its arguments
-            raise cannot_be_made(config, error) from error
-    return env, BraxParams(max_steps_in_episode=config.max_episode_steps or 1000)
-
-
-def reset_envs(key, env, env_params, num_envs: int, pool_size: int = 256):
-    """Start `num_envs` environments: `(obs, env_state, env_params)`, the first two with a leading axis [num_envs].
-
-    In brax this fills the pool of start states too, and staggers the clocks: episodes that all last to the time limit
-    would otherwise end in the same update for ever.
-    """
-    reset_key, clock_key = jax.random.split(key)
-    is_brax = isinstance(env_params, BraxParams)
-    keys = jax.random.split(reset_key, max(num_envs, pool_size) if is_brax else num_envs)
-    obs, env_state = jax.vmap(env.reset, (0, None))(keys, env_params)
-    if is_brax:
-        env_params = env_params.replace(
-            start_states=jax.tree.map(lambda leaf: leaf[:pool_size], env_state.env_state.brax_state)
-        )
-        obs, env_state = jax.tree.map(lambda leaf: leaf[:num_envs], (obs, env_state))
-        time = jax.random.randint(clock_key, (num_envs,), 0, env_params.max_steps_in_episode)
-        state = env_state.env_state.replace(time=time, partial_episode=time > 0)
-        env_state = env_state.replace(env_state=state)
-    return obs, env_state, jax.tree.map(jnp.asarray, env_params)
-# --- end of block continuous ---
-
-
-def make_env(config: Config):
-    """`(env, env_params)`: gymnax's interface, actions in [-1, 1], statistics of episodes in `info`."""
-    import gymnax
-    from gymnax.environments import spaces
-    from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
-
-    make = make_gymnax_env if config.env_name in gymnax.registered_envs else make_brax_env
-    env, env_params = make(config)
-    with jax.ensure_compile_time_eval():  # the bounds are constants, also where this runs inside a jit
-        space = env.action_space(env_params)
-        bounded = isinstance(space, spaces.Box) and bool(jnp.isfinite(jnp.asarray([space.low, space.high])).all())
-    if not bounded:
-        raise ValueError(f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has")
-    if len(env.observation_space(env_params).shape) != 1:
-        env = FlattenObservationWrapper(env)
-    return LogWrapper(RescaleAction(env, space)), env_params
-
-
-# --- block orthogonal: the same in every script, copied by tools/sync_blocks.py ---
-def orthogonal(scale: float):
-    """Orthogonal initialization (Saxe et al. 2014, arXiv 1312.6120) of a matrix: `init(key, shape, dtype)`.
-
-    The same matrices as `nn.initializers.orthogonal` up to rounding, by Gram-Schmidt, each vector twice for precision.
-    Flax's QR factorization can hang for ever on CPUs: under `vmap` it blocks a thread of XLA's pool while it waits for
-    others of the pool, and several layers at once may block them all. It is the slower one, too.
-    """
-
-    def init(key, shape, dtype=jnp.float32):
-        small, large = sorted(shape)
-        gaussian = jax.random.normal(key, (large, small), dtype)
-
-        def step(basis, inputs):
-            i, vector = inputs
-            for _ in range(2):
-                vector -= basis @ (basis.T @ vector)
-            return basis.at[:, i].set(vector / jnp.linalg.norm(vector)), None
-
-        basis, _ = jax.lax.scan(step, jnp.zeros_like(gaussian), (jnp.arange(small), gaussian.T))
-        return scale * (basis if shape[0] == large else basis.T)
-
-    return init
-# --- end of block orthogonal ---
-
-
-@jax.custom_vjp
-def product(x, kernel):
-    """x @ kernel: [..., n], [n, m] -> [..., m].
-
-    The gradient of the kernel is written out for XLA's CPU compiler, which multiplies a matrix that is read by columns,
-    or one with many more columns than rows, at half the speed: the barrier makes it transpose the input first.
-    """
-    return x @ kernel
-
-
-def product_backward(saved, gradient):
-    x, kernel = saved
-    (n, m), pieces = kernel.shape, math.gcd(4, x.size // x.shape[-1])  # of the batch
-    transposed = jax.lax.optimization_barrier(x.reshape(pieces, -1, n).swapaxes(1, 2))
-    return gradient @ kernel.T, (transposed @ gradient.reshape(pieces, -1, m)).sum(axis=0)
-
-
-product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), product_backward)
+# --- networks ---
 
 
 class Mlp(nn.Module):
@@ -408,13 +138,10 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        def dense(size, scale):
-            init = orthogonal(scale)
-            return nn.Dense(size, kernel_init=init, dot_general=lambda x, kernel, *_, **__: product(x, kernel))
-
         for size in self.hidden_sizes:
-            x = getattr(nn, self.activation)(dense(size, math.sqrt(2))(x))
-        return dense(self.outputs, self.head_scale)(x)
+            x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
+            x = getattr(nn, self.activation)(x)
+        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale))(x)
 
 
 class Actor(nn.Module):
@@ -441,7 +168,10 @@ class Critic(nn.Module):
         return Mlp(self.hidden_sizes, 1, self.activation, 1.0)(x).squeeze(-1)
 
 
-class Statistics(NamedTuple):
+# --- mathematics: arrays in, arrays out ---
+
+
+class RunningMeanStd(NamedTuple):
     """Running mean and variance of each entry of an array."""
 
     mean: jax.Array
@@ -449,23 +179,19 @@ class Statistics(NamedTuple):
     count: jax.Array
 
 
-def init_statistics(shape: tuple[int, ...]) -> Statistics:
-    return Statistics(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
+def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
+    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
 
 
-def merge_statistics(statistics: Statistics, batch: jax.Array) -> Statistics:
+def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
     """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
-    batch_count = batch.shape[0]
-    batch_mean, batch_var = batch.mean(axis=0), batch.var(axis=0)
-    count = statistics.count + batch_count
-    delta = batch_mean - statistics.mean
-    mean = statistics.mean + delta * (batch_count / count)
-    squares = statistics.var * statistics.count + batch_var * batch_count
-    var = squares / count + jnp.square(delta) * (statistics.count / count) * (batch_count / count)
-    return Statistics(mean, var, count)
+    count = old.count + batch.shape[0]
+    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
+    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    return RunningMeanStd(old.mean + delta * share, var, count)
 
 
-def normalize(statistics: Statistics, x: jax.Array) -> jax.Array:
+def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
     """Zero mean, unit variance, clipped to 10 standard deviations."""
     return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
@@ -515,8 +241,11 @@ def ent_coef_loss(log_ent_coef, log_prob, target_entropy):
     return -jnp.exp(log_ent_coef) * (log_prob + target_entropy).mean()
 
 
+# --- replay ---
+
+
 class Transition(NamedTuple):
-    """One step, or, with leading axes [num_steps, num_envs], a rollout."""
+    """One step; a rollout, with leading axes [num_steps, num_envs]; or the replay, [rollouts, num_steps, num_envs]."""
 
     obs: jax.Array
     action: jax.Array  # in [-1, 1]
@@ -525,41 +254,19 @@ class Transition(NamedTuple):
     terminated: jax.Array
 
 
-def pack(step: Transition):
-    """All of a step in one array, which is faster to read and write than five: [..., 2 obs_dim + action_dim + 2]."""
-    rest = jnp.stack([step.reward, step.terminated.astype(jnp.float32)], axis=-1)
-    return jnp.concatenate([step.obs, step.next_obs, step.action, rest], axis=-1)
+def add_to_replay(replay: Transition, rollout: Transition, count) -> Transition:
+    """Write a rollout into the ring, over its oldest one. `count` were written before."""
+    return jax.tree.map(lambda ring, leaf: ring.at[count % len(ring)].set(leaf), replay, rollout)
 
 
-def unpack(rows, obs_dim: int) -> Transition:
-    obs, next_obs, action, rest = jnp.split(rows, [obs_dim, 2 * obs_dim, rows.shape[-1] - 2], axis=-1)
-    return Transition(obs, action, rest[..., 0], next_obs, rest[..., 1] > 0)
+def sample_replay(key, replay: Transition, count, shape: tuple[int, ...]) -> Transition:
+    """Draw steps [*shape] uniformly from those in the ring, into which `count` rollouts were written."""
+    num_rollouts, num_steps, num_envs = replay.reward.shape
+    index = jax.random.randint(key, shape, 0, jnp.minimum(count, num_rollouts) * num_steps * num_envs)
+    return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[3:])[index], replay)
 
 
-def add_to_replay(replay, rollout: Transition, count):
-    """Write a rollout [T, N] into the ring [slots, N, ...], over its oldest slots. `count` were written before."""
-    num_steps, num_envs = rollout.reward.shape
-    slots = (count + jnp.arange(num_steps))[:, None] % replay.shape[0]
-    envs = jnp.arange(num_envs)  # not `:`, for which XLA copies the ring where one row of it is written
-    return replay.at[slots, envs].set(pack(rollout))
-
-
-def normal_from_bits(bits):
-    """Standard normal numbers from random 32-bit words, two from two (Box and Muller 1958): [2, ...] -> [2, ...].
-
-    The words are drawn at once with those of `sample_replay`.
-    """
-    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23  # 2^23 values between 0 and 1
-    radius, angle = jnp.sqrt(-2.0 * jnp.log(uniform[0])), 2.0 * math.pi * uniform[1]
-    return radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
-
-
-def sample_replay(bits, replay, count):
-    """A step for each random 32-bit word, uniformly from those in the ring, of which `count` slots were written."""
-    num_slots, num_envs = replay.shape[:2]
-    eligible = jnp.minimum(count, num_slots) * num_envs
-    drawn = (bits % eligible.astype(jnp.uint32)).astype(jnp.int32)
-    return replay[drawn // num_envs, drawn % num_envs]
+# --- training ---
 
 
 class RunnerState(NamedTuple):
@@ -567,15 +274,19 @@ class RunnerState(NamedTuple):
 
     params: dict  # of "actor", of both "critics", [2, ...], and "log_ent_coef"
     target_critics: dict
-    opt_state: dict
-    replay: jax.Array  # [slots, num_envs, 2 obs_dim + action_dim + 2]
-    timesteps: jax.Array  # environment steps so far
+    opt_state: dict  # of each of `params`
+    replay: Transition
+    update_count: jax.Array  # updates so far; below 0 in the warm-up
     obs: jax.Array  # [num_envs, obs_dim]
     env_state: Any  # [num_envs, ...]
-    env_params: Any  # the environment's parameters; in brax with this agent's pool of start states
-    obs_statistics: Statistics
+    obs_statistics: RunningMeanStd
     noise: jax.Array  # [num_envs, action_dim], of exploration in the last step
     key: jax.Array
+
+    @property
+    def agent(self) -> dict:
+        """What acting needs: `main` saves it, `make_policy` takes it."""
+        return {"params": {"actor": self.params["actor"]}, "obs_statistics": self.obs_statistics._asdict()}
 
 
 def make_networks(config: Config, env, env_params):
@@ -586,69 +297,84 @@ def make_networks(config: Config, env, env_params):
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
-    check(config)
+    rollout_size = config.num_envs * config.num_steps
+    if min(config.num_envs, config.num_steps, config.gradient_steps, config.batch_size) < 1:
+        raise ValueError("num_envs, num_steps, gradient_steps, batch_size: must all be at least 1")
+    warmup = config.warmup_timesteps
+    if config.num_updates < 1:
+        raise ValueError(f"total_timesteps = {config.total_timesteps}: warm-up takes {warmup}, one update {rollout_size}")
+    if config.buffer_size < rollout_size:
+        raise ValueError(f"buffer_size = {config.buffer_size}: one update writes {rollout_size}")
     env, env_params = make_env(config)
     actor, critic = make_networks(config, env, env_params)
     critics = jax.vmap(critic.apply, (0, None, None))  # [2, ...]
-    (obs_dim,), action_dim = env.observation_space(env_params).shape, actor.action_dim
-    optimizer = optax.flatten(optax.adam(config.lr))  # on one vector: faster than on many small arrays
+    action_dim = actor.action_dim
+    optimizer = optax.adam(config.lr)
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
         actor_key, critic_key, env_key, noise_key, warmup_key, key = jax.random.split(rng, 6)
-        obs, env_state, agent_env_params = reset_envs(env_key, env, env_params, config.num_envs)
+        obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         noise = jax.random.normal(noise_key, (config.num_envs, action_dim))
         params = {
             "actor": actor.init(actor_key, obs),
             "critics": jax.vmap(critic.init, (0, None, None))(jax.random.split(critic_key), obs, noise),
-            "log_ent_coef": jnp.log(jnp.asarray(config.ent_coef, jnp.float32)),
+            "log_ent_coef": jnp.log(jnp.maximum(config.ent_coef, 1e-4)),  # from which it can grow, unlike from 0
         }
-        replay = jnp.zeros((config.buffer_size // config.num_envs, config.num_envs, 2 * obs_dim + action_dim + 2))
-        opt_state = {name: optimizer.init(leaves) for name, leaves in params.items()}
-        start, statistics = jnp.zeros((), jnp.int32), init_statistics((obs_dim,))
-        learner = params, params["critics"], opt_state, replay, start
-        state = RunnerState(*learner, obs, env_state, agent_env_params, statistics, noise, key)
-        if config.warmup_steps:
-            keys = jax.random.split(warmup_key, 1 + config.warmup_steps * config.num_envs)
-            state, _ = collect(state, keys, lambda obs, noise: random_action(noise))
-        return state
+        step = Transition(obs=obs, action=noise, reward=noise[:, 0], next_obs=obs, terminated=noise[:, 0] > 0)
+        leading = config.buffer_size // rollout_size, config.num_steps
+        state = RunnerState(
+            params=params,
+            target_critics=params["critics"],
+            opt_state={name: optimizer.init(leaves) for name, leaves in params.items()},
+            replay=jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), step),
+            update_count=jnp.asarray(-warmup // rollout_size, jnp.int32),
+            obs=obs,
+            env_state=env_state,
+            obs_statistics=init_mean_std(obs.shape[1:]),
+            noise=noise,
+            key=key,
+        )
 
-    def observe(state, obs):
-        return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+        def warm_up(state, key):
+            return collect(state, key, lambda obs, noise: random_action(noise))[0], None
 
-    def collect(state, keys, act):
-        """Steps with actions `act(obs, noise)`, into the replay. One key is for the noise, and one for each step."""
-        env_keys = keys[1:].reshape(-1, config.num_envs, *keys.shape[1:])
-        num_steps = len(env_keys)
+        return jax.lax.scan(warm_up, state, jax.random.split(warmup_key, warmup // rollout_size))[0]
+
+    def normalize_obs(statistics, obs):
+        return normalize(statistics, obs) if config.normalize_obs else obs
+
+    def collect(state, key, act):
+        """Take `num_steps` steps with actions `act(obs, noise)`, into the replay."""
 
         def step(carry, inputs):
             obs, env_state, noise = carry
             white, env_keys = inputs
             noise = correlated(noise, white, config.noise_correlation)
-            action = act(observe(state, obs), noise)
+            action = act(normalize_obs(state.obs_statistics, obs), noise)
             next_obs, env_state, reward, terminated, _, info = jax.vmap(env.step, (0, 0, 0, None))(
-                env_keys, env_state, action, state.env_params
+                env_keys, env_state, action, env_params
             )
-            transition = Transition(obs, action, reward, info["final_observation"], terminated)
+            transition = Transition(obs, action, reward, info.pop("final_observation"), terminated)
             return (next_obs, env_state, noise), (transition, info)
 
-        white = jax.random.normal(keys[0], (num_steps, config.num_envs, action_dim))
+        noise_key, env_key = jax.random.split(key)
+        white = jax.random.normal(noise_key, (config.num_steps, *state.noise.shape))
+        env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))  # at once: faster than in each step
         carry = state.obs, state.env_state, state.noise
         (obs, env_state, noise), (rollout, info) = jax.lax.scan(step, carry, (white, env_keys))
-        replay = add_to_replay(state.replay, rollout, state.timesteps // config.num_envs)
-        if config.normalize_obs:
-            seen = rollout.obs.reshape(-1, obs_dim)
-            state = state._replace(obs_statistics=merge_statistics(state.obs_statistics, seen))
-        timesteps = state.timesteps + num_steps * config.num_envs
-        state = state._replace(replay=replay, timesteps=timesteps, obs=obs, env_state=env_state, noise=noise)
-        return state, episode_metrics(info)
+        replay = add_to_replay(state.replay, rollout, warmup // rollout_size + state.update_count)
+        statistics = update_mean_std(state.obs_statistics, rollout.obs.reshape(rollout_size, -1))
+        state = state._replace(replay=replay, update_count=state.update_count + 1, obs_statistics=statistics)
+        return state._replace(obs=obs, env_state=env_state, noise=noise), info
 
-    def make_batches(state, bits):
+    def make_batches(state, key):
         """One batch for each gradient step: [gradient_steps, batch_size, ...]."""
-        batches = unpack(sample_replay(bits, state.replay, state.timesteps // config.num_envs), obs_dim)
+        shape = config.gradient_steps, config.batch_size
+        batches = sample_replay(key, state.replay, warmup // rollout_size + state.update_count, shape)
         return batches._replace(
-            obs=observe(state, batches.obs),
-            next_obs=observe(state, batches.next_obs),
+            obs=normalize_obs(state.obs_statistics, batches.obs),
+            next_obs=normalize_obs(state.obs_statistics, batches.next_obs),
             reward=config.reward_scale * batches.reward,
         )
 
@@ -662,47 +388,48 @@ def make_learner(config: Config):
         loss = policy_loss(critics(critic_params, batch.obs, action), log_prob, ent_coef)
         return loss, (log_prob, {"policy_loss": loss, "entropy": -log_prob.mean()})
 
+    def descend(name, grads, params, opt_state):
+        updates, new = optimizer.update(grads, opt_state[name])
+        return params | {name: optax.apply_updates(params[name], updates)}, opt_state | {name: new}
+
     def gradient_step(carry, inputs):
         """The critics, then the policy by the critics as they are now, then the entropy coefficient."""
         params, target_critics, opt_state = carry
-        batch, (next_noise, noise) = inputs
-
-        def descend(name, grads):
-            updates, opt_state[name] = optimizer.update(grads, opt_state[name])
-            params[name] = optax.apply_updates(params[name], updates)
-
-        params, opt_state, ent_coef = dict(params), dict(opt_state), jnp.exp(params["log_ent_coef"])
+        batch, next_noise, noise = inputs
+        ent_coef = jnp.exp(params["log_ent_coef"]) if config.learn_ent_coef else config.ent_coef
         next_action, next_log_prob = squashed_gaussian(*actor.apply(params["actor"], batch.next_obs), next_noise)
         next_q = critics(target_critics, batch.next_obs, next_action)
         target = soft_target(batch.reward, batch.terminated, next_q, next_log_prob, ent_coef, config.gamma)
-        target = jax.lax.optimization_barrier(target)  # else XLA computes it anew wherever it is used
         grads, metrics = jax.grad(critic_objective, has_aux=True)(params["critics"], batch, target)
-        descend("critics", grads)
+        params, opt_state = descend("critics", grads, params, opt_state)
         grads, (log_prob, actor_metrics) = jax.grad(actor_objective, has_aux=True)(
             params["actor"], batch, noise, params["critics"], ent_coef
         )
-        descend("actor", grads)
+        params, opt_state = descend("actor", grads, params, opt_state)
         if config.learn_ent_coef:
-            target_entropy = config.target_entropy * action_dim
-            descend("log_ent_coef", jax.grad(ent_coef_loss)(params["log_ent_coef"], log_prob, target_entropy))
+            grads = jax.grad(ent_coef_loss)(params["log_ent_coef"], log_prob, config.target_entropy * action_dim)
+            params, opt_state = descend("log_ent_coef", grads, params, opt_state)
         target_critics = optax.incremental_update(params["critics"], target_critics, config.tau)
         return (params, target_critics, opt_state), metrics | actor_metrics | {"ent_coef": ent_coef}
 
-    def update(state, _=None):
-        keys = jax.random.split(state.key, 3 + config.num_steps * config.num_envs)  # at once: faster than in each step
-        key, learn_key = keys[:2]
+    def learn(state, key):
+        batch_key, next_noise_key, noise_key = jax.random.split(key, 3)
+        shape = config.gradient_steps, config.batch_size, action_dim
+        next_noise, noise = jax.random.normal(next_noise_key, shape), jax.random.normal(noise_key, shape)
+        inputs = make_batches(state, batch_key), next_noise, noise
+        carry = state.params, state.target_critics, state.opt_state
+        (params, target_critics, opt_state), metrics = jax.lax.scan(gradient_step, carry, inputs)
+        state = state._replace(params=params, target_critics=target_critics, opt_state=opt_state)
+        return state, jax.tree.map(jnp.mean, metrics)
 
+    def update(state, _=None):
         def act(obs, noise):
             return squashed_gaussian(*actor.apply(state.params["actor"], obs), noise)[0]
 
-        state, episodes = collect(state._replace(key=key), keys[2:], act)
-        bits = jax.random.bits(learn_key, (1 + 2 * action_dim, config.gradient_steps, config.batch_size))
-        next_noise, noise = jnp.moveaxis(normal_from_bits(bits[1:].reshape(2, action_dim, *bits.shape[1:])), 1, -1)
-        carry = state.params, state.target_critics, state.opt_state
-        inputs = make_batches(state, bits[0]), (next_noise, noise)
-        (params, target_critics, opt_state), metrics = jax.lax.scan(gradient_step, carry, inputs)
-        state = state._replace(params=params, target_critics=target_critics, opt_state=opt_state)
-        return state, jax.tree.map(jnp.mean, metrics) | episodes
+        key, collect_key, learn_key = jax.random.split(state.key, 3)
+        state, info = collect(state._replace(key=key), collect_key, act)
+        state, metrics = learn(state, learn_key)
+        return state, metrics | episode_metrics(info)
 
     return init, update
 
@@ -718,375 +445,261 @@ def make_train(config: Config):
     return train
 
 
-class Episode(NamedTuple):
-    """One episode: [time limit, ...]."""
+def make_policy(config: Config):
+    """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)`, greedy; here there is no memory."""
+    actor, _ = make_networks(config, *make_env(config))
 
-    env_state: Any  # before the step
-    reward: jax.Array
-    valid: jax.Array  # false after the episode's end
+    def act(agent, memory, obs):
+        if config.normalize_obs:
+            obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
+        mean, _ = actor.apply(agent["params"]["actor"], obs)
+        return jnp.tanh(mean), memory
 
-
-def make_rollout(config: Config):
-    """`rollout(runner_state, rng) -> Episode`: one greedy episode of a trained agent, statistics frozen."""
-    env, env_params = make_env(config)
-    actor, _ = make_networks(config, env, env_params)
-
-    def rollout(runner_state, rng):
-        def step(carry, key):
-            obs, env_state, valid = carry
-            if config.normalize_obs:
-                obs = normalize(runner_state.obs_statistics, obs)
-            action = jnp.tanh(actor.apply(runner_state.params["actor"], obs)[0])
-            next_obs, next_env_state, reward, terminated, truncated, _ = env.step(
-                key, env_state, action, runner_state.env_params
-            )
-            episode = Episode(env_state.env_state, reward, valid)
-            return (next_obs, next_env_state, valid & ~(terminated | truncated)), episode
-
-        reset_key, step_key = jax.random.split(rng)
-        obs, env_state = env.reset(reset_key, runner_state.env_params)
-        keys = jax.random.split(step_key, int(env_params.max_steps_in_episode))
-        _, episode = jax.lax.scan(step, (obs, env_state, jnp.asarray(True)), keys)
-        return episode
-
-    return rollout
+    return tuple, act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block arguments: the same in every script, copied by tools/sync_blocks.py ---
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """One run of the script."""
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
 
-    config: str = ""  # YAML file of hyperparameters; flags override it
-    num_seeds: int = 4  # agents trained at once, each with its own random key
-    seed: int = 0  # of the key that the agents' keys are split from
-    run_dir: str = ""  # where results go; runs/SCRIPT/ENVIRONMENT-TIME where not given
-    resume: bool = False  # go on with the run in run_dir from its last checkpoint
-    checkpoint_interval: float = 60.0  # seconds between checkpoints; 0 saves whenever progress is shown
-    eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)
+        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * (x @ x.T) @ x, x)  # Newton-Schulz
+
+    return init
 
 
-class YamlLoader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number too."""
-
-
-YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def read_yaml(path: str, config_class) -> list[str]:
-    """A YAML file of hyperparameters as command-line flags. Raises ValueError."""
+# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def make_gymnax_env(name: str, params: dict):
+    """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
+    module, _, name = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    if name not in gymnax.registered_envs:
+        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
+    fields = vars(gymnax.make(name)[1])
     try:
-        values = yaml.load(Path(path).read_bytes(), YamlLoader)
-        json.dumps(values, default=str)  # a value may hold itself
-    except Exception as error:  # PyYAML raises many kinds
-        raise ValueError(f"{path}: cannot be read as YAML ({error})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: must be a mapping of hyperparameters to values")
-    kinds = {field.name: field.type for field in dataclasses.fields(config_class)}
-    flags = []
-    for name, value in values.items():
-        if name not in kinds:
-            raise ValueError(f"{path}: {name} is not a hyperparameter{nearest(name, kinds)}")
-        if kinds[name] == tuple[int, ...] and isinstance(value, list) and str not in map(type, value):
-            flags += [f"--{name}", *map(str, value)]
-        else:
-            flags.append(f"--{name}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
-    return flags
+        changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
+        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
+    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+        raise ValueError(f"env_params = {params}: {error}") from error
+    return env, env_params.replace(**changes)
 
 
-def parse_number_or_mapping(kind, text):
-    """What tyro does not: 5e5 as an int, and a mapping in one argument. Raises ValueError."""
-    with contextlib.suppress(Exception):  # PyYAML raises many kinds
-        if kind is Mapping:
-            return freeze_mapping(yaml.load(text, YamlLoader))
-        if (value := float(text)).is_integer():
-            return int(value)
-    wanted = "a whole number" if kind is int else "a mapping such as {backend: spring}, of numbers below 2^31"
-    raise ValueError(f"{text} is not {wanted}")
-
-
-def parse(args, config_class):
-    """`(config, options)` from flags, defaults taken from the YAML file that --config names. Raises ValueError."""
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def _(info):
-        if info.type in (int, Mapping):
-            return tyro.constructors.PrimitiveConstructorSpec(
-                nargs=1,
-                metavar="INT" if info.type is int else "{NAME: VALUE}",
-                instance_from_str=lambda texts: parse_number_or_mapping(info.type, texts[0]),
-                is_instance=lambda value: isinstance(value, info.type),
-                str_from_instance=lambda value: [json.dumps(value, default=dict)],
-            )
-
-    @dataclasses.dataclass(frozen=True)
-    class Arguments:
-        run: tyro.conf.OmitArgPrefixes[Options]
-        hyperparameters: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[config_class]]
-
-    def read(flags, default, source=""):
-        with contextlib.redirect_stderr(io.StringIO()) as messages:
-            try:
-                return tyro.cli(Arguments, args=flags, default=default, registry=registry, description=__doc__)
-            except SystemExit as stop:
-                if not stop.code:  # --help
-                    raise
-                text = re.sub(r"\+?-{4,}\+?|[\s|\u2500-\u257f]+", " ", messages.getvalue())  # tyro draws boxes
-                raise ValueError(source + re.split("Argument helptext|For full helptext", text)[0]) from None
-
-    args, default = sys.argv[1:] if args is None else list(args), Arguments(Options(), config_class())
-    arguments = read(args, default)
-    if file := arguments.run.config:
-        arguments = read(args, read(read_yaml(file, config_class), default, f"{file}: "))
-    sizes = [f.name for f in dataclasses.fields(config_class) if f.type is int and f.name != "total_timesteps"]
-    require(arguments.hyperparameters, *sizes, low=0, high=2**31 - 1)  # JAX takes them as 32 bits
-    require(arguments.run, "num_seeds", low=1, high=2**31 - 1)
-    require(arguments.run, "seed", low=0, high=2**32 - 1)
-    require(arguments.run, "checkpoint_interval", "eval_episodes", low=0, high=2**31 - 1)
-    return arguments.hyperparameters, arguments.run
-# --- end of block arguments ---
-
-
-# --- block results: the same in every script, copied by tools/sync_blocks.py ---
-def write(path: Path, content) -> None:
-    """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file."""
-    temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
-        content(file) if callable(content) else file.write(content.encode())
-    temporary.replace(path)
-
-
-def open_run_dir(config, options, args) -> tuple[Path, dict]:
-    """The run directory, made or, to resume, seen to hold the same run; and what its run.json records."""
-    script, now = Path(__file__).absolute(), datetime.datetime.now()
-    run_dir = Path(options.run_dir or f"runs/{script.stem}/{config.env_name}-{now:%Y%m%d-%H%M%S-%f}").absolute()
-    hyperparameters = json.loads(json.dumps(vars(config), default=dict))
-    settings = {"script": script.stem, "num_seeds": options.num_seeds, "seed": options.seed, **hyperparameters}
-    held = [name for name in ("run.json", "config.yaml", "checkpoints") if (run_dir / name).exists()]
-    if options.resume and not options.run_dir:
-        raise ValueError("resume: needs --run-dir, the run to go on with")
-    if held and not options.resume:
-        raise ValueError(f"run_dir = {run_dir}: holds {held[0]} already; --resume goes on with a run")
-    git = ["git", "-C", script.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # not by a tag
-    packages = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
-    versions = {each.name: each.version for each in importlib.metadata.distributions() if each.name in packages}
-    record = {
-        "settings": settings,
-        "command": shlex.join([script.name, *map(str, sys.argv[1:] if args is None else args)]),
-        "started": f"{now:%Y-%m-%d %H:%M:%S}",
-        "device": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}, {os.cpu_count()} CPU cores",
-        "versions": {"python": sys.version.split()[0], **dict(sorted(versions.items()))},
-        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
+def episode_metrics(info) -> dict:
+    """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
+    return {
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
+        "episodes": episodes,
     }
-    if held:
-        try:
-            record = json.loads((run_dir / "run.json").read_text())
-            old = dict(record["settings"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"run_dir = {run_dir}: its run.json is missing or damaged") from error
-        both = {name: (old.get(name, "missing"), settings.get(name, "missing")) for name in settings | old}
-        if changes := [f"{name} was {was} and is {new}" for name, (was, new) in both.items() if was != new]:
-            raise ValueError(f"resume: {run_dir} holds a run with other settings: {', '.join(changes)}")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write(run_dir / "run.json", json.dumps(record, indent=2))
-        write(run_dir / "config.yaml", yaml.safe_dump(hyperparameters, sort_keys=False))
-    except OSError as error:
-        raise ValueError(f"run_dir = {run_dir}: cannot be written ({error.strerror})") from error
-    return run_dir, record
 
 
-def mean_return(metrics, first: int, last: int) -> np.ndarray:
-    """Mean return of the episodes that ended in updates [first, last), NaN where none did: [seeds]."""
-    episodes, returns = (np.asarray(metrics[name])[:, first:last] for name in ("episodes", "episodic_return"))
+# --- block continuous: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+@pytree
+class BraxParams:
+    max_steps_in_episode: int = 1000
+
+
+class BraxEnv:
+    """A brax environment behind gymnax's interface: six-value `step`, auto-reset, `final_observation`.
+
+    An episode begins in one of `start_states`: to look one up is much cheaper than brax's reset.
+    """
+
+    def __init__(self, name: str, **kwargs):
+        backend = "generalized" if name == "swimmer" else "spring"  # by far the quickest to compile; swimmer has none
+        self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
+
+    @functools.cached_property
+    def start_states(self):  # brax states [1024, ...]
+        with jax.ensure_compile_time_eval():
+            return jax.jit(jax.vmap(self.env.reset))(jax.random.split(jax.random.key(0), 1024))
+
+    def observation_space(self, params):
+        return spaces.Box(-jnp.inf, jnp.inf, jax.eval_shape(self.env.reset, jax.random.key(0)).obs.shape)
+
+    def action_space(self, params):
+        return spaces.Box(-1.0, 1.0, (self.env.action_size,))
+
+    def reset(self, key, params):
+        index = jax.random.randint(key, (), 0, len(self.start_states.obs))
+        state = jax.tree.map(lambda leaf: leaf[index], self.start_states)
+        return state.obs, (state, jnp.zeros((), jnp.int32))
+
+    def step(self, key, state, action, params):
+        brax_state, time = self.env.step(state[0], action), state[1] + 1
+        finite = jnp.isfinite(brax_state.obs).all() & jnp.isfinite(brax_state.reward)
+        obs, reward = (jnp.where(finite, x, 0.0) for x in (brax_state.obs, brax_state.reward))
+        terminated, truncated = (brax_state.done > 0.5) | ~finite, time >= params.max_steps_in_episode
+        done, after, info = terminated | truncated, (obs, (brax_state, time)), {"final_observation": obs}
+        obs, state = jax.tree.map(lambda start, leaf: jnp.where(done, start, leaf), self.reset(key, params), after)
+        return obs, state, reward, terminated, truncated, info
+
+
+class RescaleAction(GymnaxWrapper):
+    """Take actions in [-1, 1], clipped, to the environment's bounds."""
+
+    def step(self, key, state, action, params):
+        space = self._env.action_space(params)
+        unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
+        return self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+
+
+def make_env(config):
+    """`(env, env_params)`: gymnax's interface, actions in [-1, 1], statistics of episodes in `info`."""
+    params = dict(config.env_params)
+    if config.env_name in brax.envs._envs:
+        limit = {key: params.pop(key) for key in list(params) if key == "max_steps_in_episode"}
+        env, env_params = BraxEnv(config.env_name, **params), BraxParams(**limit)
+    else:
+        env, env_params = make_gymnax_env(config.env_name, params)
+    with jax.ensure_compile_time_eval():  # the bounds are numbers, also where this runs inside a jit
+        space = env.action_space(env_params)
+        bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
+    if not bounded:
+        raise ValueError(f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has")
+    return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
+
+
+# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+def mean_return(metrics) -> np.ndarray:
+    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * returns, 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
 
 
-def interval(values) -> list:
-    """Interquartile mean over seeds and its 95 % bootstrap interval: [seeds, ...] -> mean, low, high, each [...]."""
-    middle = partial(scipy.stats.trim_mean, proportiontocut=0.25)
-    if len(values) == 1:
-        return [values[0]] * 3
-    resampled = scipy.stats.bootstrap((values,), middle, n_resamples=2000, batch=100, method="percentile", rng=0)
-    return [middle(values), *resampled.confidence_interval]
+def mean_and_margin(values):
+    """Over the first axis, and half the 95 % interval of the mean."""
+    return values.mean(axis=0), 1.96 * values.std(axis=0) / math.sqrt(max(1, len(values) - 1))
 
 
-def draw_learning_curve(metrics, config, file) -> None:
-    """Returns over steps as a PNG: a line per seed, over all the interquartile mean and its interval. For `write`."""
-    edges = np.unique(np.linspace(0, config.num_updates, 101).astype(int))
-    curves = np.stack([mean_return(metrics, *pair) for pair in itertools.pairwise(edges)], axis=1)  # [seeds, points]
-    steps, whole = edges[1:] * config.num_envs * config.num_steps, np.isfinite(curves).all(axis=0)
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
+    """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
+    script, steps = Path(__file__).stem, config.num_envs * config.num_steps
+    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    np.savez_compressed(run_dir / "metrics.npz", **metrics)
+    agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
+    save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
+    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
+    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
+    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    mean, margin = mean_and_margin(curve.T)
+    figure = Figure(layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, curves.T, color="tab:blue", linewidth=0.5, alpha=0.5)
-    if whole.any():  # where every seed has finished an episode
-        center, low, high = interval(curves[:, whole])
-        axes.plot(steps[whole], center, color="tab:blue", linewidth=2, label="interquartile mean over seeds")
-        axes.fill_between(steps[whole], low, high, color="tab:blue", alpha=0.25, label="95 % bootstrap interval")
-        axes.legend(frameon=False)
-    axes.set(title=f"{Path(__file__).stem} on {config.env_name}, {len(curves)} seeds")
-    axes.set(xlabel="environment steps per agent", ylabel="return of the episodes that ended")
-    figure.savefig(file, format="png", dpi=150)
+    axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
+    axes.plot(timesteps, mean, color="tab:blue")
+    axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
+    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
-def evaluate(config, options, runner_state):
-    """Returns of greedy episodes, [num_seeds, eval_episodes]; episode i has the same key for every agent."""
-    rollout = make_rollout(config)
+def main(
+    config: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[Config]],
+    num_seeds: int = 4,
+    seed: int = 0,
+    run_dir: Path | None = None,
+) -> Path:
+    """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
-    def episodic_return(state, key):
-        episode = rollout(state, key)
-        return jnp.where(episode.valid, episode.reward, 0.0).sum()
-
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), 2**31), options.eval_episodes)
-    return jax.jit(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))(runner_state, keys)
-
-
-def write_results(config, metrics, run_dir: Path) -> dict:
-    """Write metrics and learning curve. Returns and prints the final and the greedy return over seeds.
-
-    `metrics` {name: [num_seeds, num_updates]}, and `evaluation` [num_seeds, eval_episodes] where there was one.
+    Args:
+        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
+        num_seeds: agents trained at once, spread over as many devices as divide them
+        seed: of the key that the agents' keys are split from
+        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
     """
-    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
-    write(run_dir / "learning_curve.png", partial(draw_learning_curve, metrics, config))
-    returns = {"final return": mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)}
-    if "evaluation" in metrics:
-        returns["greedy return"] = metrics["evaluation"].mean(axis=1)
-    results = {}
-    for name, values in returns.items():
-        if len(finite := values[np.isfinite(values)]):
-            mean, low, high = map(float, interval(finite))
-            results[name] = {"interquartile_mean": mean, "low": low, "high": high, "seeds": len(finite)}
-            print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(finite)} seeds")
-        if lost := len(values) - len(finite):
-            print(f"{name}: {lost} of {len(values)} seeds left out, no episode ended or the return is not finite")
-    return results
-# --- end of block results ---
-
-
-# --- block main: the same in every script, copied by tools/sync_blocks.py ---
-def use_all_cores() -> None:
-    """Make each CPU core a device of JAX, for seeds to be spread over, unless the user chose or JAX has started."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if jax.config.jax_num_cpu_devices < 0 and "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", cores)
-
-
-def compile_training(config, options):
-    """`(start, advance, abstract, num_devices)`: programs that begin training and go on with it, and what they carry.
-
-    They carry `{"runner_state": [num_seeds, ...], "metrics": {name: [num_seeds, num_updates]}}`, the seeds spread over
-    as many local devices as divide them. No agent needs another, so that nothing crosses devices.
-    """
-    init, update = make_learner(config)
-    devices = jax.local_devices()
-    num_devices, spec = max(n for n in range(1, len(devices) + 1) if options.num_seeds % n == 0), ("seed",)
-    if getattr(config, "num_devices", 1) > 1:  # each agent spreads its own work
-        num_devices, spec = config.num_devices, ()
-    mesh = jax.sharding.Mesh(np.asarray(devices[:num_devices]), ("seed",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
+    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    try:
+        if num_seeds < 1:
+            raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
+        keys = jax.random.split(jax.random.key(seed), num_seeds)
+        init, update = make_learner(config)
+        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+    except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
+        *_, place = traceback.extract_tb(error.__traceback__)
+        fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+    updates, steps = config.num_updates, config.num_envs * config.num_steps
+    num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
+    print(f"{name} on {env_name}: {num_seeds} seeds on {num_devices} devices, {updates} updates of {steps} steps each")
+    mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
+    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
 
     def start(keys):
         state = jax.vmap(init)(keys)
         shapes = jax.eval_shape(jax.vmap(update), state)[1]
-        metrics = {k: jnp.zeros((options.num_seeds, config.num_updates), v.dtype) for k, v in shapes.items()}
-        return {"runner_state": state, "metrics": metrics}
+        return state, {name: jnp.zeros((len(keys), updates), each.dtype) for name, each in shapes.items()}
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, new = jax.vmap(update)(carry["runner_state"])
-            metrics = {k: v.at[:, i].set(new[k]) for k, v in carry["metrics"].items()}
-            return {"runner_state": state, "metrics": metrics}
+            state, metrics = jax.vmap(update)(carry[0])
+            return state, {name: carry[1][name].at[:, i].set(metrics[name]) for name in metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    keys = jax.device_put(jax.random.split(jax.random.key(options.seed), options.num_seeds), sharding)
-    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # as it runs once
-    start = jax.jit(start, out_shardings=sharding, compiler_options=quickly if devices[0].platform == "cpu" else None)
-    advance = jax.jit(advance, donate_argnums=0, out_shardings=sharding)
-    return partial(start, keys), advance, start.eval_shape(keys), num_devices
+    start = jax.jit(over_seeds(start, in_specs=PartitionSpec("seed")))
+    advance = jax.jit(over_seeds(advance, in_specs=(PartitionSpec("seed"), None, None)), donate_argnums=0)
+    carry = start(keys)
+    advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
+    done, chunk = 0, 1
+    bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
+    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+        while done < updates:
+            begun, last = time.perf_counter(), min(done + chunk, updates)
+            carry = advance(carry, done, last)
+            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            if np.isfinite(returns).any():
+                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+            bar.update((last - done) * steps * num_seeds)
+            chunk = max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done = last
 
-
-def restore(manager, step: int, abstract) -> dict:
-    """The `carry` of a checkpoint. Raises ValueError where it cannot be read, or is not what this script carries."""
-    try:
-        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
-    except Exception as error:  # Orbax raises many kinds
-        checkpoint = f"{manager.directory}/{step}"
-        raise ValueError(f"resume: the checkpoint {checkpoint} cannot be read, or is another version's") from error
-
-
-def train_in_chunks(config, options, advance, carry, done: int, manager) -> dict:
-    """Train from update `done` to the last, with progress and checkpoints. Returns the final `carry`."""
-    steps = options.num_seeds * config.num_envs * config.num_steps  # of all agents in one update
-    chunk, saved_at = 1, time.perf_counter()
-    with tqdm(total=config.num_updates * steps, initial=done * steps, unit="step", unit_scale=True) as progress:
-        while done < config.num_updates:
-            begun, last = time.perf_counter(), min(done + chunk, config.num_updates)
-            carry = jax.block_until_ready(advance(carry, done, last))
-            returns = mean_return(carry["metrics"], done, last)
-            if len(returns := returns[np.isfinite(returns)]):
-                margin = f" +- {1.96 * scipy.stats.sem(returns):.2g}" if len(returns) > 1 else ""
-                progress.set_postfix_str(f"return {returns.mean():.4g}{margin}", refresh=False)
-            progress.update((last - done) * steps)
-            done, now = last, time.perf_counter()
-            chunk = max(1, round(chunk * min(10.0, 1.0 / (now - begun))))  # about a second
-            if done == config.num_updates or now - saved_at >= options.checkpoint_interval:
-                manager.save(done, args=ocp.args.StandardSave(carry))
-                saved_at = time.perf_counter()
-    return carry
-
-
-def main(args=None) -> Path:
-    """The command line: trains, shows progress, saves checkpoints and results. Returns the run directory."""
-    use_all_cores()
-    keep = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True)
-    try:
-        begun, (config, options) = time.perf_counter(), parse(args, Config)
-        start, advance, abstract, num_devices = compile_training(config, options)  # ValueError where it cannot train
-        run_dir, record = open_run_dir(config, options, args)
-        manager = ocp.CheckpointManager(run_dir / "checkpoints", options=keep)
-        done = manager.latest_step() or 0
-        if options.resume and not done:
-            print(f"resume: no checkpoint in {run_dir} yet, starting anew")
-        carry = restore(manager, done, abstract) if done else start()
-    except (ValueError, OSError) as error:
-        print(f"{Path(__file__).name}: error: {' '.join(str(error).split())}", file=sys.stderr)  # names may hold breaks
-        raise SystemExit(2) from None
-    if done < config.num_updates:
-        advance = advance.lower(abstract, 0, 1).compile()
-    compiled, steps_per_update = time.perf_counter(), config.num_envs * config.num_steps
-    print(
-        f"{config.env_name}: {options.num_seeds} seeds on {num_devices} device(s), {config.num_updates} updates of "
-        f"{steps_per_update} steps, {done} of them done; compiled in {compiled - begun:.1f} s"
-    )
-    carry = train_in_chunks(config, options, advance, carry, done, manager)
-    trained = time.perf_counter()
-    if done < config.num_updates:  # of this process, which may have resumed the run
-        speed = options.num_seeds * steps_per_update * (config.num_updates - done) / (trained - compiled)
-        seconds = {"compile": compiled - begun, "train": trained - compiled}
-        record |= {"seconds": seconds, "steps_per_second": speed, "first_update": done}
-        print(f"trained in {trained - compiled:.1f} s, {speed:,.0f} steps/s over all seeds")
-    metrics = jax.tree.map(np.asarray, carry["metrics"])
-    if options.eval_episodes:
-        metrics["evaluation"] = np.asarray(evaluate(config, options, carry["runner_state"]))
-    record.pop("greedy return", None)  # of an end before this one
-    record |= write_results(config, metrics, run_dir)
-    report(config, carry["runner_state"], run_dir)
-    record.setdefault("seconds", {})["evaluate"] = time.perf_counter() - trained
-    write(run_dir / "run.json", json.dumps(record, indent=2))
+    if not done:
+        raise SystemExit("stopped before the first update was done: there are no results")
+    metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
+    save_results(config, seed, carry[0].agent, metrics, run_dir)
+    report(config, carry[0], run_dir)
+    final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
+    finite = final[np.isfinite(final)]
+    mean, margin = mean_and_margin(finite if len(finite) else final)
+    print(f"final return {mean:.4g} +- {margin:.2g} (95 %), of {len(finite)} of {num_seeds} seeds")
     print(f"results in {run_dir}")
     return run_dir
-# --- end of block main ---
+
+
+def read_flags(words) -> list[str]:
+    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if "--config" in words:
+        place = words.index("--config")
+        given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
+        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
+        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        words = flags + words[:place] + words[place + 2 :]
+    whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
+    for i, flag in enumerate(words[:-1]):
+        if flag.strip("-").replace("-", "_") in whole:
+            with contextlib.suppress(ValueError):
+                words[i + 1] = f"{float(words[i + 1]):.16g}"
+    return words
+
+
+def fail(error):
+    print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        flags = read_flags(sys.argv[1:])
+    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
+        fail(f"--config FILE: {error}")
+    tyro.cli(main, args=flags, description=__doc__)

@@ -10,26 +10,23 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))  # 
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share a GPU
+os.environ["JAX_NUM_CPU_DEVICES"] = "1"  # read when JAX is imported; subprocesses choose their own
 
-import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
 import functools  # noqa: E402
 import importlib  # noqa: E402
-import io  # noqa: E402
-import json  # noqa: E402
 from collections.abc import Mapping  # noqa: E402
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-jax.config.update("jax_num_cpu_devices", 1)  # in this process, also where a test's `main` is the first to start JAX
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
-COMMON_QUICKLY = ("ppo", "q_learning_gridworld")  # the fast tier tests the common blocks with these
+COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
 SMALL = {
-    "max_episode_steps": 13,
+    "max_steps_in_episode": 13,  # of the GridWorld; all others have it in env_params
     "num_envs": 4,
     "num_steps": 8,
     "num_minibatches": 2,
@@ -86,17 +83,17 @@ def origin(script) -> str:
     """Where the script's default environment comes from: gymnax, brax or the script."""
     import gymnax
 
-    if script.Config().env_name in gymnax.registered_envs:
-        return "gymnax"
-    with contextlib.redirect_stdout(io.StringIO()):  # brax speaks of what is not installed
-        from brax import envs
-    return "brax" if script.Config().env_name in envs._envs else "script"
+    if "env_params" not in field_names(script):
+        return "script"
+    return "gymnax" if script.Config().env_name in gymnax.registered_envs else "brax"
 
 
 def small_config(script, num_updates=6, **overrides):
     """The script's default config, its sizes cut down; brax is stood in for by its own trivial environment."""
     small = {name: value for name, value in SMALL.items() if name in field_names(script)}
     evolves = "num_generations" in field_names(script)
+    if "env_params" in field_names(script):
+        small["env_params"] = {"max_steps_in_episode": 13}
     if "num_envs" not in field_names(script) and not evolves:  # one environment per agent
         small["num_steps"] *= SMALL["num_envs"]
     brax = {"env_name": "fast"} if origin(script) == "brax" else {}
@@ -104,7 +101,7 @@ def small_config(script, num_updates=6, **overrides):
     if evolves:  # `total_timesteps` is of one training, here of four updates, large enough for drifts to differ
         steps = 4 * config.inner_envs * config.inner_steps + 5
         return dataclasses.replace(config, num_generations=num_updates, total_timesteps=steps, lr=0.1)
-    steps = num_updates * config.num_envs * config.num_steps + getattr(config, "learning_starts", 0)
+    steps = num_updates * config.num_envs * config.num_steps + getattr(config, "warmup_timesteps", 0)
     return dataclasses.replace(config, total_timesteps=steps + 5)  # num_updates is rounded down
 
 
@@ -120,10 +117,9 @@ def flags(config) -> list[str]:
     words = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if isinstance(value, tuple):
-            words += [f"--{field.name}", *map(str, value)]
-        else:
-            words.append(f"--{field.name}={json.dumps(dict(value)) if isinstance(value, Mapping) else value}")
+        values = [*value.items()] if isinstance(value, Mapping) else value
+        if not isinstance(values, (tuple, list)) or len(values):  # an empty one is left at its default
+            words += [f"--{field.name}", *map(str, np.ravel(np.asarray(values, dtype=object)))]
     return words
 
 
@@ -167,8 +163,8 @@ def assert_same(tree, other):
 
 
 def assert_close(out, other):
-    """Metrics and parameters that training gave, up to what two compilations of one program may differ by."""
-    trees = [(tree["metrics"], tree["runner_state"].params) for tree in (out, other)]
+    """Metrics and agents that training gave, up to what two compilations of one program may differ by."""
+    trees = [(tree["metrics"], tree["runner_state"].agent) for tree in (out, other)]
     assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
     for a, b in zip(*map(arrays, trees), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)

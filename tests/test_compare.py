@@ -1,7 +1,6 @@
 """tools/compare.py: the statistics against plain loops, which runs belong together, what it refuses and writes."""
 
 import csv
-import json
 import subprocess
 import sys
 
@@ -9,10 +8,11 @@ import compare
 import matplotlib.image
 import numpy as np
 import pytest
-from common import run_tool
+import results
+import tyro
+import yaml
 from conftest import ROOT
-
-import q_learning_gridworld
+from safetensors.numpy import save_file
 
 rng = np.random.default_rng(0)
 
@@ -20,16 +20,20 @@ rng = np.random.default_rng(0)
 def make_run(folder, returns, script="ppo", env_name="CartPole-v1", seed=0, evaluation=None, **settings):
     """A run directory as a script leaves it, with the given final returns [seeds]."""
     folder.mkdir(parents=True)
-    settings = {"script": script, "num_seeds": len(returns), "seed": seed, "env_name": env_name, "lr": 0.1} | settings
-    (folder / "run.json").write_text(json.dumps({"settings": settings}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"env_name": env_name, "lr": 0.1} | settings))
+    save_file({"q": np.zeros(len(returns))}, folder / "agent.safetensors", {"script": script, "seed": str(seed)})
     returns = np.asarray(returns, float)
     early, episodes = np.full((len(returns), 9), 1000.0), np.ones((len(returns), 10))
     episodes[np.isnan(returns), -1] = 0
-    metrics = {"episodes": episodes, "episodic_return": np.column_stack([early, returns])}
+    np.savez(folder / "metrics.npz", episodes=episodes, episodic_return=np.column_stack([early, returns]))
     if evaluation is not None:
-        metrics["evaluation"] = np.asarray(evaluation, float)
-    np.savez(folder / "metrics.npz", **metrics)
+        np.save(folder / "evaluation.npy", np.asarray(evaluation, float))
     return str(folder)
+
+
+def run(*args):
+    """As the command line does."""
+    return tyro.cli(compare.main, args=list(map(str, args)))
 
 
 def read_csv(out):
@@ -46,7 +50,7 @@ def test_interquartile_mean_is_that_of_the_middle_half():
     x, y = rng.normal(size=11), rng.normal(size=13)
     expected = np.sort([*x, *y])[6:18].mean()
     assert compare.interquartile_mean(x, y) == pytest.approx(expected)
-    assert compare.interquartile_mean(x[None], y[None], axis=-1).shape == (1,)
+    assert compare.interquartile_mean(x[None], y[None]).shape == (1,)
 
 
 def test_median_over_environments_is_of_means():
@@ -75,28 +79,33 @@ def test_intervals_against_a_plain_bootstrap():
     for _ in range(4000):
         drawn = np.concatenate([rng.choice(sample, len(sample)) for sample in samples])
         draws.append(np.sort(drawn)[8:24].mean())
-    width = estimate.high - estimate.low
-    assert estimate.value == pytest.approx(np.sort(np.concatenate(samples))[8:24].mean())
-    np.testing.assert_allclose([estimate.low, estimate.high], np.percentile(draws, [2.5, 97.5]), atol=0.1 * width)
+    width = estimate["high"] - estimate["low"]
+    assert estimate["value"] == pytest.approx(np.sort(np.concatenate(samples))[8:24].mean())
+    np.testing.assert_allclose([estimate["low"], estimate["high"]], np.percentile(draws, [2.5, 97.5]), atol=0.1 * width)
 
 
 def test_seeds_are_drawn_again_within_an_environment_only():
     """All seeds of one environment are alike, so that nothing but a draw across environments could vary."""
     estimate = compare.estimate(compare.interquartile_mean, [np.zeros(8), np.ones(8)])
-    assert estimate == (0.5, 0.5, 0.5)
+    assert estimate == {"value": 0.5, "low": 0.5, "high": 0.5}
 
 
 def test_one_seed_has_no_interval():
     estimate = compare.estimate(compare.interquartile_mean, [np.array([3.0])])
-    assert estimate.value == 3.0 and np.isnan([estimate.low, estimate.high]).all()
+    assert estimate["value"] == 3.0 and np.isnan([estimate["low"], estimate["high"]]).all()
 
 
-def test_final_return_is_that_of_the_scripts():
-    metrics = {"episodes": rng.integers(0, 2, (6, 25)), "episodic_return": rng.normal(size=(6, 25))}
-    metrics["episodes"][0, 22:] = 0
-    final = compare.final_return(metrics)
-    np.testing.assert_array_equal(final, q_learning_gridworld.mean_return(metrics, 22, 25))
-    assert np.isnan(final[0])
+def test_seeds_that_are_not_finite_are_the_worst():
+    """In ranks and trimmed means; a mean is over the others."""
+    few, many = np.array([-np.inf, 1, 2, 3, 4, 5, 6, 7]), np.array([-np.inf] * 7 + [9.0])
+    assert compare.interquartile_mean(few) == np.mean([2, 3, 4, 5]) and compare.interquartile_mean(many) == -np.inf
+    assert compare.median(few) == 3.5 and compare.median(few, np.full(2, -np.inf), np.zeros(2)) == 0
+    assert compare.optimality_gap(np.array([-np.inf, 0.5, 0.0])) == 0.75
+    won = [(a > b) + 0.5 * (a == b) for a in few for b in many]
+    assert compare.probability_of_improvement(few, many) == pytest.approx(np.mean(won))
+    assert compare.estimate(compare.interquartile_mean, [few])["low"] == -np.inf
+    pairs = [(1.0, -np.inf), (-np.inf, 1.0), (-np.inf, -np.inf), (3.0, 1.0)]
+    assert [compare.difference(*pair) for pair in pairs] == [np.inf, -np.inf, 0.0, 2.0]
 
 
 # --- which runs belong together ---
@@ -113,13 +122,12 @@ def test_a_whole_comparison(tmp_path, capsys):
         make_run(tmp_path / "4", c, env_name="Catch-bsuite", lr=0.2),
         make_run(tmp_path / "5", d, script="dqn", env_name="Catch-bsuite", env_params={"rows": 7}, gamma=0.9),
     ]
-    with pytest.raises(ValueError, match="ppo has no run on Catch-bsuite env_params="):
-        compare.main(runs)
+    with pytest.raises(ValueError, match="ppo has no run on Catch-bsuite rows=7"):
+        run(*runs)
     runs[4] = make_run(tmp_path / "6", d, script="dqn", env_name="Catch-bsuite", gamma=0.9)
     with pytest.raises(ValueError, match="give --scale CartPole-v1 LOW HIGH"):
-        compare.main(runs)
-    scale = ["--scale", "CartPole-v1", "10", "210", "--scale", "Catch-bsuite", "-1", "1"]
-    out = compare.main([*runs, *scale, "--out", str(tmp_path / "out")])
+        run(*runs)
+    out = run(*runs, "--scale", "CartPole-v1", 10, 210, "Catch-bsuite", -1, 1, "--out", tmp_path / "out")
     both, rows = "CartPole-v1, Catch-bsuite", read_csv(out)
     a, b, c, d = (a - 10) / 200, (b - 10) / 200, (c + 1) / 2, (d + 1) / 2
     expected = {
@@ -145,7 +153,7 @@ def test_a_whole_comparison(tmp_path, capsys):
 
 def test_methods_are_named_by_what_sets_them_apart(tmp_path):
     runs = [
-        compare.read_run(make_run(tmp_path / f"{lr}{env}", [1, 2], lr=lr, env_name=env, batch_size=size), "final")
+        compare.read_run(make_run(tmp_path / f"{lr}{env}", [1, 2], lr=lr, env_name=env, num_steps=size), "final")
         for env, size in (("Acrobot-v1", 8), ("Catch-bsuite", 16))
         for lr in (0.5, 0.25)
     ]
@@ -159,15 +167,15 @@ def test_pairs_are_of_the_same_seed_and_agent(tmp_path):
     returns = {0: rng.normal(0, 50, 6), 1: rng.normal(0, 50, 6), 2: rng.normal(200, 50, 6)}
     worse = [make_run(tmp_path / f"w{seed}", returns[seed], seed=seed, lr=0.2) for seed in (0, 1)]
     better = [make_run(tmp_path / f"b{seed}", returns[seed] + 1, seed=seed) for seed in (2, 1, 0)]
-    rows = read_csv(compare.main([*worse, *better, "--out", str(tmp_path / "out")]))
+    rows = read_csv(run(*worse, *better, "--out", tmp_path / "out"))
     (row,) = [row for key, row in rows.items() if key[1] == "paired difference"]
     assert (row["method"], row["versus"], row["seeds"]) == ("ppo lr=0.1", "ppo lr=0.2", "12")
     assert [float(row[name]) for name in ("value", "low", "high")] == pytest.approx([1.0] * 3)
 
 
 def test_no_paired_difference_without_common_seeds(tmp_path):
-    runs = [make_run(tmp_path / f"{seed}", rng.normal(0, 1, 4), seed=seed, lr=seed) for seed in (0, 1)]
-    statistics = {key[1] for key in read_csv(compare.main([*runs, "--out", str(tmp_path / "out")]))}
+    runs = [make_run(tmp_path / f"{seed}", rng.normal(0, 1, 4), seed=seed, lr=seed + 1.0) for seed in (0, 1)]
+    statistics = {key[1] for key in read_csv(run(*runs, "--out", tmp_path / "out"))}
     assert statistics == {"interquartile mean", "median", "probability of improvement"}
 
 
@@ -179,17 +187,19 @@ def test_keys_of_agents_do_not_depend_on_their_number():
     np.testing.assert_array_equal(few, many[:3])
 
 
-def test_agents_without_a_return_are_left_out_and_named(tmp_path, capsys):
-    run = make_run(tmp_path / "1", [1, np.nan, 3, np.inf])
-    rows = read_csv(compare.main([run, "--out", str(tmp_path / "out")]))
-    row = rows["CartPole-v1", "interquartile mean", "ppo", ""]
-    assert (row["seeds"], float(row["value"])) == ("2", 2.0)
-    assert "agents [1, 3] of 4" in capsys.readouterr().out
+def test_agents_without_a_return_are_the_worst_and_named(tmp_path, capsys):
+    runs = [make_run(tmp_path / "1", [1, np.nan, 3, np.inf, 5]), make_run(tmp_path / "2", [0, 0, 0, 0, 0], lr=0.2)]
+    rows = read_csv(run(*runs, "--out", tmp_path / "out"))
+    row = rows["CartPole-v1", "interquartile mean", "ppo lr=0.1", ""]
+    assert (row["seeds"], float(row["value"]), float(row["low"])) == ("3 of 5 finite", -np.inf, -np.inf)
+    assert float(rows["CartPole-v1", "median", "ppo lr=0.1", ""]["value"]) == 1.0
+    assert float(rows["CartPole-v1", "probability of improvement", "ppo lr=0.2", "ppo lr=0.1"]["value"]) == 0.4
+    assert "agents [1, 3] of 5" in capsys.readouterr().out
 
 
 def test_greedy_returns(tmp_path):
-    run = make_run(tmp_path / "1", [1, 2, 3], evaluation=[[10, 20], [30, 30], [0, 100]])
-    rows = read_csv(compare.main([run, "--returns", "greedy", "--out", str(tmp_path / "out")]))
+    path = make_run(tmp_path / "1", [1, 2, 3], evaluation=[[10, 20], [30, 30], [0, 100]])
+    rows = read_csv(run(path, "--returns", "greedy", "--out", tmp_path / "out"))
     assert float(rows["CartPole-v1", "median", "ppo", ""]["value"]) == 30
 
 
@@ -204,29 +214,29 @@ def test_bad_input(tmp_path, capsys):
     for folder in (cut, old):
         make_run(folder, [1, 2])
     (cut / "metrics.npz").write_bytes((cut / "metrics.npz").read_bytes()[:200])
-    (old / "run.json").write_text("{}")
-    unfinished, lost = make_run(tmp_path / "unfinished", [1]), make_run(tmp_path / "lost", [np.nan])
+    (old / "agent.safetensors").unlink()
+    unfinished, unknown = make_run(tmp_path / "unfinished", [1]), make_run(tmp_path / "unknown", [1], script="pppo")
     (tmp_path / "unfinished" / "metrics.npz").unlink()
     cases = {
-        (tmp_path / "none",): "none: is not a run directory",
-        (empty,): "empty: is not a run directory",
-        (old,): "run.json",
+        (tmp_path / "none",): "none: is not the directory of a run",
+        (empty,): "empty: is not the directory of a run",
+        (old,): "agent.safetensors",
         (cut,): "metrics.npz: cannot be read",
         (unfinished,): "metrics.npz: is not there",
-        (lost,): "no agent has a finite final return",
+        (unknown,): "script = pppo: no such file",
         (good, good): "agent 0 of seed 0 is there twice",
         (f"a={good}", f"a={other}"): "differ in gamma; give each a label",
-        (good, "--returns", "greedy"): "has no evaluation",
-        (good, "--scale", "CartPol-v1", "0", "1"): "no run is on CartPol-v1; did you mean CartPole-v1?",
-        (good, "--scale", "CartPole-v1", "0", "many"): "scale CartPole-v1 0 many",
+        (good, "--returns", "greedy"): "has no greedy evaluation",
+        (good, "--scale", "CartPol-v1", "0", "1"): "no run is on CartPol-v1, only on CartPole-v1",
+        (good, "--scale", "CartPole-v1", "0", "many"): "--scale",
         (good, "--scale", "CartPole-v1", "5", "5"): "LOW must be less than HIGH",
-        (good, "--out", f"{good}/run.json"): "run.json",
+        (good, "--out", f"{good}/config.yaml"): "config.yaml",
         (good, "--returns", "best"): "--returns",
-        (): "DIR",
+        (): "RUNS",
     }
     for args, message in cases.items():
         with pytest.raises(SystemExit) as stop:
-            run_tool(compare.main, list(map(str, args)))
+            results.run_tool(lambda _, args=args: run(*args))
         said = capsys.readouterr().err
         assert stop.value.code == 2 and message in said and "Traceback" not in said, args
 

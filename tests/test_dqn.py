@@ -41,7 +41,7 @@ def test_targets_against_a_loop(n_step, double):
 
 
 def test_streams_are_combined_by_hand():
-    q = dqn.combine(jnp.array([[10.0], [0.0]]), jnp.array([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]]))
+    q = dqn.dueling_q(jnp.array([[10.0], [0.0]]), jnp.array([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]]))
     np.testing.assert_allclose(q, [[8.0, 9.0, 13.0], [-1.0, 0.0, 1.0]])
 
 
@@ -58,13 +58,15 @@ def test_epsilon_by_hand():
 
 
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 5), (16, 1)])
-def test_epsilon_falls_in_environment_steps(num_envs, num_steps):
+def test_epsilon_falls_in_the_updates(num_envs, num_steps):
     config = dqn.Config(num_envs=num_envs, num_steps=num_steps, total_timesteps=1000, learning_starts=100)
     config = dataclasses.replace(config, exploration_fraction=0.5, epsilon_start=0.9, epsilon_finish=0.1)
     config = dataclasses.replace(config, batch_size=1, gradient_steps=1, hidden_sizes=(1,), buffer_size=1000)
     epsilon = jit_quickly(dqn.make_train(config))(jax.random.key(0))["metrics"]["epsilon"]
-    done = math.ceil(100 / num_envs) * num_envs + np.arange(config.num_updates) * num_envs * num_steps
-    np.testing.assert_allclose(epsilon, [0.9 - 0.8 * min(1.0, t / 500) for t in done], rtol=1e-5)
+    assert config.warmup_timesteps == math.ceil(100 / (num_envs * num_steps)) * num_envs * num_steps
+    assert config.num_updates == (1000 - config.warmup_timesteps) // (num_envs * num_steps)
+    share = np.arange(config.num_updates) / config.num_updates
+    np.testing.assert_allclose(epsilon, 0.9 - 0.8 * np.minimum(1.0, share / 0.5), rtol=1e-5)
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.3])
@@ -73,11 +75,19 @@ def test_target_network_counts_environment_steps(num_envs, num_steps, tau):
     """Twenty updates, `params` = 1, 2, ...: the target network moves once for each multiple of 30 that was passed."""
     stride, expected, target = num_envs * num_steps, 0.0, {"w": jnp.zeros(3)}
     for i in range(20):
-        for _ in range(i * stride + 1, (i + 1) * stride + 1):
-            expected += (tau * (i + 1 - expected)) * (_ % 30 == 0)
+        for step in range(i * stride + 1, (i + 1) * stride + 1):
+            expected += (tau * (i + 1 - expected)) * (step % 30 == 0)
         params = {"w": jnp.full(3, i + 1.0)}
-        target = dqn.update_target(target, params, jnp.int32(i * stride), jnp.int32((i + 1) * stride), 30, tau)
+        target = dqn.update_towards(target, params, jnp.int32(i), stride, 30, tau)
         np.testing.assert_allclose(target["w"], expected, rtol=1e-4)
+
+
+def test_target_network_beyond_two_to_the_31_steps():
+    """7 steps per update, of which every thirtieth counts: as Python's integers have it, which do not overflow."""
+    for count in [2**31 // 7 + i for i in range(-40, 40)] + [2**31 - 2 - i for i in range(40)]:
+        due = (count + 1) * 7 // 30 > count * 7 // 30
+        target = dqn.update_towards(jnp.zeros(()), jnp.ones(()), jnp.int32(count), 7, 30, 1.0)
+        assert target == due
 
 
 @pytest.mark.parametrize("num_envs", [3, 10])
@@ -90,7 +100,7 @@ def test_target_network_is_copied_in_training(num_envs):
         before, (state, _) = state, update(state)
         copied = jax.tree.map(lambda a, b: bool((a == b).all()), state.target_params, state.params)
         kept = jax.tree.map(lambda a, b: bool((a == b).all()), state.target_params, before.target_params)
-        due = int(state.timesteps) // 30 > int(before.timesteps) // 30
+        due = int(state.update_count) * num_envs // 30 > int(before.update_count) * num_envs // 30
         assert all(jax.tree.leaves(copied if due else kept))
         assert not all(jax.tree.leaves(kept if due else copied))
 
@@ -103,28 +113,31 @@ def counting_rollout(count, num_steps, num_envs):
     number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs))  # [T, N]
     obs = jnp.stack([number, -number], axis=-1) * 1.0
     terminated, truncated = number // 100 % 10 == 3, number // 100 % 10 == 7
-    return dqn.Transition(obs, number, number * 2.0, obs + 0.5, terminated, truncated)
+    return dqn.Transition(
+        obs=obs, action=number, reward=number * 2.0, next_obs=obs + 0.5, terminated=terminated, truncated=truncated
+    )
 
 
-def filled_replay(num_slots, num_envs, num_steps, writes):
-    empty = jnp.full((num_slots, num_envs, 2), jnp.nan)
-    replay, add = dqn.Replay(empty, empty, jnp.full((num_slots, num_envs, 4), jnp.nan)), jax.jit(dqn.add_to_replay)
+def filled_replay(num_rollouts, num_envs, num_steps, writes):
+    rollout = counting_rollout(0, num_steps, num_envs)
+    replay = jax.tree.map(lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout)
+    add = jax.jit(dqn.add_to_replay)
     for i in range(writes):
-        replay = add(replay, counting_rollout(i * num_steps, num_steps, num_envs), jnp.int32(i * num_steps))
-    return replay, writes * num_steps
+        replay = add(replay, counting_rollout(i * num_steps, num_steps, num_envs), jnp.int32(i))
+    return replay
 
 
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps, n_step):
-    num_slots = 10  # a multiple of num_steps and not
+    num_rollouts = 10 // num_steps
     sample = jax.jit(jax.vmap(partial(dqn.sample_replay, shape=(2, 3000), n_step=n_step), (0, None, 0)))
-    for writes in {math.ceil(n_step / num_steps), 10 // num_steps, 10 // num_steps + 1, 31}:
-        replay, count = filled_replay(num_slots, num_envs, num_steps, writes)
-        keys, counts = jax.random.split(jax.random.key(writes), 2), jnp.full(2, count)
+    for writes in {math.ceil(n_step / num_steps), num_rollouts, num_rollouts + 1, 31}:
+        replay, count = filled_replay(num_rollouts, num_envs, num_steps, writes), writes * num_steps
+        keys, counts = jax.random.split(jax.random.key(writes), 2), jnp.full(2, writes)
         steps = jax.tree.map(lambda leaf: np.asarray(leaf[1]), sample(keys, replay, counts))
         number, last = steps["action"], steps["last"]
-        starts = range(max(0, count - num_slots), count - n_step + 1)
+        starts = range(max(0, count - num_rollouts * num_steps), count - n_step + 1)
         valid = {step * 100 + env for step in starts for env in range(num_envs)}
         found, times = np.unique(number, return_counts=True)
         assert set(found.tolist()) == valid
@@ -143,13 +156,15 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps, n_
 @pytest.mark.parametrize("seeds, num_envs, num_steps", [slow(1, 1, 1), slow(1, 8, 1), slow(2, 1, 1), (2, 2, 2)])
 def test_replay_is_written_in_place(seeds, num_envs, num_steps):
     """The compiled loop has no copy of an array of the replay's size."""
-    config = dqn.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=num_envs * 12_345, learning_starts=16)
+    buffer_size = num_envs * num_steps * 12_345
+    config = dqn.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=buffer_size, learning_starts=16)
     init, update = dqn.make_learner(config)
     state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
     loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
     program = loop.lower(state).compile().as_text()
-    assert re.search(r"\[[\d,]*12345,", program)
-    assert not re.findall(r"= \S*\[[\d,]*12345,\S* copy\(.*", program)
+    sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"  # also where XLA takes axes together
+    assert re.search(sizes, program)
+    assert not re.findall(rf"= \w*{sizes}\S* copy\(.*", program)
 
 
 def test_replay_after_the_warm_up():
@@ -158,18 +173,28 @@ def test_replay_after_the_warm_up():
     config = dataclasses.replace(config, epsilon_start=0.0, epsilon_finish=0.0)
     init, update = dqn.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
-    assert state.timesteps == 204 and state.replay.rest.shape == (100, 4, 4)  # both rounded to multiples of num_envs
-    obs, action = state.replay.obs, state.replay.rest[..., 0]
-    assert (obs[:51] != 0).any(axis=-1).all() and (obs[51:] == 0).all()
-    assert 0.4 < action[:51].mean() < 0.6
+    assert config.warmup_timesteps == 204 and state.update_count == 0  # rounded up to a multiple of 4 * 3
+    assert state.replay.reward.shape == (33, 3, 4)  # and the replay down
+    obs, action = state.replay.obs, state.replay.action
+    assert (obs[:17] != 0).any(axis=-1).all() and (obs[17:] == 0).all()
+    assert 0.4 < action[:17].mean() < 0.6
     update = jax.jit(update)
-    for _ in range(20):  # 111 slots of 100
+    for _ in range(20):  # 37 rollouts for 33
         state, _ = update(state)
-    replay = jax.tree.map(partial(np.roll, shift=-11, axis=0), state.replay)
-    done = replay.rest[..., 2:].any(axis=-1)
+    replay = jax.tree.map(lambda leaf: np.roll(leaf, -4, axis=0).reshape(99, *leaf.shape[2:]), state.replay)
+    done = replay.terminated | replay.truncated
     follows = (replay.next_obs[:-1] == replay.obs[1:]).all(axis=-1)
     np.testing.assert_array_equal(follows, ~done[:-1])  # next_obs is not the first one of the next episode
     assert done.any() and (state.obs == replay.next_obs[-1])[~done[-1]].all()
+
+
+def test_warm_up_takes_what_a_target_needs():
+    """`n_step` steps in each environment, also where less was asked for; otherwise whole updates."""
+    settings = dict(num_envs=4, num_steps=2, total_timesteps=1000)
+    assert dqn.Config(learning_starts=0, n_step=5, **settings).warmup_timesteps == 24
+    assert dqn.Config(learning_starts=30, n_step=5, **settings).warmup_timesteps == 32
+    with pytest.raises(ValueError, match="buffer_size = 16"):
+        dqn.make_learner(dqn.Config(buffer_size=16, n_step=5, **settings))
 
 
 # --- environments of known value ---
@@ -230,8 +255,9 @@ def test_value_is_discounted(settings):
 def test_value_depends_on_the_action(dueling):
     config, state, _, q = learn(env_params={"length": 1, "reward": "action"}, dueling=dueling)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
-    episode = jax.jit(dqn.make_rollout(config))(state, jax.random.key(1))
-    assert episode.reward[0] == 1.0 and episode.valid.sum() == 1
+    start, act = dqn.make_policy(config)
+    action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
+    assert action == 2
 
 
 GAMMA, LIMIT = 0.9, 5
@@ -242,8 +268,8 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 @pytest.mark.parametrize("n_step", [slow(1), 3])
 def test_truncation_is_bootstrapped(n_step):
     """From the last observation, not from the first one of the next episode, whose sign may be the other."""
-    settings = dict(max_episode_steps=LIMIT, num_updates=500, n_step=n_step)
-    _, _, metrics, q = learn(env_params={"reward": "sign"}, **settings)
+    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
+    _, _, metrics, q = learn(env_params=env_params, num_updates=500, n_step=n_step)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
 

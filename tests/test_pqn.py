@@ -5,11 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import toys  # registers the environments
 from conftest import jit_quickly, slow
 
-import ppo
 import pqn
 
 VALUE = toys.ValueDiscrete.__name__
@@ -70,16 +70,19 @@ def test_epsilon_falls_in_the_first_updates():
     np.testing.assert_allclose(metrics["epsilon"], [0.9, 0.7, 0.5, 0.3, *[0.1] * 6], rtol=1e-5)
 
 
-@pytest.mark.parametrize("script", [ppo, pqn], ids=lambda script: script.__name__)
-def test_random_order(script):
-    """Each order is a permutation, and all are equally likely."""
-    for size in (1, 2, 3, 6, 1000):
-        keys = jax.random.split(jax.random.key(0), 50)
-        orders = jax.vmap(lambda key, size=size: script.random_order(key, size))(keys)
-        np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (50, 1)))
-    orders = jax.vmap(lambda key: script.random_order(key, 4))(jax.random.split(jax.random.key(1), 24_000))
-    counts = np.unique(orders, axis=0, return_counts=True)[1]
-    assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
+def test_each_epoch_sees_each_step_once(monkeypatch):
+    """A linear network whose weights count how often each pair of state and action was learned from."""
+    config = pqn.Config(env_name="FrozenLake-misc", total_timesteps=64, num_envs=4, num_steps=16, update_epochs=3)
+    config = dataclasses.replace(config, num_minibatches=4, hidden_sizes=(), max_grad_norm=0.0)
+    monkeypatch.setattr(pqn.optax, "radam", lambda rate: optax.sgd(1.0))
+    monkeypatch.setattr(pqn, "td_loss", lambda q, target: -q.sum())
+    init, update = pqn.make_learner(config)
+    state = jit_quickly(init)(jax.random.key(0))
+    after, _ = jit_quickly(update)(state)
+    weights = [each.params["params"]["Dense_0"]["kernel"] for each in (state, after)]
+    times = np.asarray(weights[1] - weights[0])
+    np.testing.assert_allclose(times, np.round(times / 3) * 3, atol=1e-3)
+    np.testing.assert_allclose(times.sum(), 3 * 64, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layer_norm", [True, slow(False)])
@@ -161,8 +164,9 @@ def test_value_is_discounted(q_lambda):
 def test_value_depends_on_the_action():
     config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
-    episode = jax.jit(pqn.make_rollout(config))(state, jax.random.key(1))
-    assert episode.reward[0] == 1.0 and episode.valid.sum() == 1
+    start, act = pqn.make_policy(config)
+    action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
+    assert action == 2
 
 
 @pytest.mark.parametrize("epsilon", [slow(0.0), 0.4, slow(1.0)])
@@ -184,8 +188,8 @@ def test_epsilon_is_the_share_of_random_actions(epsilon):
 @pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
 def test_truncation_is_bootstrapped(q_lambda):
     """From the last observation, not from the first one of the next episode, whose sign may be the other."""
-    settings = dict(max_episode_steps=LIMIT, num_updates=300, q_lambda=q_lambda)
-    _, _, metrics, q = learn(env_params={"reward": "sign"}, **settings)
+    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
+    _, _, metrics, q = learn(env_params=env_params, num_updates=300, q_lambda=q_lambda)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
     assert (metrics["episodes"] > 0).all() and (metrics["episodic_length"] == LIMIT).all()
 

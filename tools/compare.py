@@ -1,76 +1,73 @@
-"""Compare runs: statistics over seeds and environments with intervals, one table and one figure.
+"""Compare runs: statistics over seeds and environments with intervals, tables and a figure.
 
     python tools/compare.py runs/ppo/cartpole runs/dqn/cartpole
-    python tools/compare.py a=runs/1 a=runs/2 b=runs/3 b=runs/4 --scale CartPole-v1 0 500 --scale Catch-bsuite -1 1
+    python tools/compare.py a=runs/1 a=runs/2 b=runs/3 b=runs/4 --scale CartPole-v1 0 500 Catch-bsuite -1 1
 
 After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv 2108.13264.
-Runs are run directories that scripts have filled. Runs of one label are one method; by default the label is the name of
-the script and, where its runs differ in one environment, the settings in which they do.
+Runs are what a script or tools/train.py has written. Runs of one label are one method; by default the label is the name
+of the script and, where its runs differ in one environment, the settings in which they do.
 
 Intervals are 95 % stratified bootstrap intervals by the percentile method (section 4.1 there): seeds are drawn again
-within each environment, never across environments.
+within each environment, never across environments. A seed without a finite return counts as the worst of all.
 """
 
-import argparse
 import csv
-import datetime
 import io
 import itertools
 import json
-import zipfile
+import time
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import results
 import scipy.stats
-from common import nearest, read_record, run_tool, write
+import tyro
 from matplotlib.figure import Figure
 
-OF_THE_TASK = ("env_name", "env_params", "max_episode_steps")
-OF_THE_SEEDS = ("seed", "num_seeds")
+OF_THE_TASK = ("env_name", "env_params")
 
 
 class Run(NamedTuple):
     """What one run directory holds."""
 
     path: str
-    settings: dict
+    settings: dict  # the script's name and the hyperparameters
     label: str  # of the method; empty where none was given
     task: str  # the environment and what was changed of it
-    returns: dict  # by (seed, number of the agent), only those that are finite
+    returns: dict  # by (seed, number of the agent), -inf where not finite
 
 
-class Estimate(NamedTuple):
-    """A statistic and its interval; the interval is NaN where a sample has one seed."""
-
-    value: float
-    low: float
-    high: float
+# --- statistics: samples are arrays [..., seeds], one for each environment, of any numbers of seeds ---
 
 
-# Statistics: samples are arrays [..., seeds], one for each environment, which may have different numbers of seeds.
-
-
-def interquartile_mean(*samples, axis=-1):
+def interquartile_mean(*samples):
     """The mean of the middle half of all scores (arXiv 2108.13264, section 4.3)."""
-    return scipy.stats.trim_mean(np.concatenate(samples, axis=axis), 0.25, axis=axis)
+    return scipy.stats.trim_mean(np.concatenate(samples, axis=-1), 0.25, axis=-1)
 
 
-def median(*samples, axis=-1):
+def finite_mean(sample):
+    """Over the scores that are finite, -inf where none is; the tables say how many there are."""
+    finite = np.isfinite(sample)
+    total, count = np.where(finite, sample, 0.0).sum(axis=-1), finite.sum(axis=-1)
+    return np.where(count > 0, total / np.maximum(count, 1), -np.inf)
+
+
+def median(*samples):
     """The median over environments of the mean over seeds, as is usual; of one environment the median over seeds."""
     if len(samples) == 1:
-        return np.median(samples[0], axis=axis)
-    return np.median([sample.mean(axis=axis) for sample in samples], axis=0)
+        return np.median(samples[0], axis=-1)
+    return np.median([finite_mean(sample) for sample in samples], axis=0)
 
 
-def optimality_gap(*samples, axis=-1):
+def optimality_gap(*samples):
     """By how much the mean misses 1, scores above 1 counted as 1 (arXiv 2108.13264, section 4.3)."""
-    return 1.0 - np.minimum(np.concatenate(samples, axis=axis), 1.0).mean(axis=axis)
+    return 1.0 - finite_mean(np.minimum(np.concatenate(samples, axis=-1), 1.0))
 
 
-def probability_of_improvement(*samples, axis=-1):
+def probability_of_improvement(*samples):
     """P(X > Y), equal scores counted half, averaged over environments (arXiv 2108.13264, section 4.3).
 
     The first half of `samples` is X in each environment, the second half is Y. The Mann-Whitney U of an environment is
@@ -78,63 +75,44 @@ def probability_of_improvement(*samples, axis=-1):
     """
     won = []
     for x, y in zip(samples[: len(samples) // 2], samples[len(samples) // 2 :], strict=True):
-        x, y = np.moveaxis(x, axis, -1), np.moveaxis(y, axis, -1)
         n, m = x.shape[-1], y.shape[-1]
         ranks = scipy.stats.rankdata(np.concatenate([x, y], axis=-1), axis=-1)[..., :n]
         won.append((ranks.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
     return np.mean(won, axis=0)
 
 
-def estimate(statistic, samples, resamples: int = 2000) -> Estimate:
-    """A statistic of `samples` [seeds] and its stratified bootstrap interval; each sample is a stratum."""
-    value = float(statistic(*samples, axis=-1))
-    if min(map(len, samples)) < 2:
-        return Estimate(value, np.nan, np.nan)
-    found = scipy.stats.bootstrap(
-        samples, statistic, n_resamples=resamples, batch=100, vectorized=True, method="percentile", rng=0
-    ).confidence_interval
-    return Estimate(value, float(found.low), float(found.high))
+def difference(a: float, b: float) -> float:
+    """Of paired scores: two that are not finite are equally bad."""
+    return 0.0 if a == b else a - b
 
 
-# Runs
-
-
-def final_return(metrics) -> np.ndarray:
-    """Mean return of the episodes that ended in the last tenth of the updates, NaN where none did: [seeds]."""
-    first = metrics["episodes"].shape[1] * 9 // 10
-    episodes, returns = metrics["episodes"][:, first:], metrics["episodic_return"][:, first:]
-    with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * returns, 0.0).sum(axis=1) / episodes.sum(axis=1)
+# --- runs ---
 
 
 def read_run(argument: str, kind: str) -> Run:
     """The run of `DIR` or `LABEL=DIR`. Raises ValueError."""
     label, _, path = ("", "", argument) if Path(argument).exists() else argument.rpartition("=")
-    settings = read_record(Path(path))["settings"]
-    file = Path(path) / "metrics.npz"
-    try:
-        with np.load(file) as stored:
-            metrics = dict(stored)
-        if kind == "greedy" and "evaluation" not in metrics:
-            raise ValueError(f"{file}: has no evaluation, the run had --eval-episodes 0; take --returns final")
-        returns = metrics["evaluation"].mean(axis=1) if kind == "greedy" else final_return(metrics)
-    except FileNotFoundError:
-        raise ValueError(f"{file}: is not there, so that the run has not ended; --resume goes on with it") from None
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file}: cannot be read ({type(error).__name__}: {error})") from error
-    changed = {name: settings[name] for name in OF_THE_TASK[1:] if settings.get(name)}
-    task = " ".join([settings["env_name"], *(f"{name}={json.dumps(value)}" for name, value in changed.items())])
+    script, config, _ = results.load_run(path)
+    seed, metrics = results.read_record(path)["settings"]["seed"], results.load_metrics(path)
+    if kind == "greedy" and "evaluation" not in metrics:
+        raise ValueError(f"{path}: has no greedy evaluation, which tools/train.py makes; take --returns final")
+    returns = metrics["evaluation"].mean(axis=1) if kind == "greedy" else results.final_return(metrics)
+    settings = {"script": Path(script.__file__).stem} | results.plain(config)
     if lost := np.flatnonzero(~np.isfinite(returns)).tolist():
-        print(f"{path}: left out, for they have no finite return: agents {lost} of {len(returns)}")
-    kept = {(settings.get("seed"), i): float(value) for i, value in enumerate(returns) if np.isfinite(value)}
-    if not kept:
-        raise ValueError(f"{path}: no agent has a finite {kind} return")
-    return Run(path, settings, label, task, kept)
+        print(f"{path}: agents {lost} of {len(returns)} have no finite return and count as the worst")
+    values = {(seed, i): float(value) if np.isfinite(value) else -np.inf for i, value in enumerate(returns)}
+    return Run(path, settings, label, task_of(config), values)
+
+
+def task_of(config) -> str:
+    """The environment and what was changed of it."""
+    params = getattr(config, "env_params", {})  # which the GridWorld has none of
+    return " ".join([config.env_name, *(f"{name}={value}" for name, value in sorted(params.items()))])
 
 
 def differing(runs) -> list[str]:
-    """Names of the settings that runs of one script and environment do not agree on."""
-    names = dict.fromkeys(name for run in runs for name in run.settings if name not in OF_THE_TASK + OF_THE_SEEDS)
+    """Names of the settings that runs of one environment do not agree on, the script among them."""
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in OF_THE_TASK)
     return [name for name in names if len({json.dumps(run.settings.get(name)) for run in runs}) > 1]
 
 
@@ -179,15 +157,10 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
 
 def rescale(methods, scales) -> tuple[dict, bool]:
     """Returns as scores, `(return - low) / (high - low)`, and whether they are. Raises ValueError."""
-    tasks = next(iter(methods.values()))
-    bounds = {}
-    for name, *limits in scales:
+    tasks, bounds = list(next(iter(methods.values()))), {}
+    for name, low, high in scales:
         if not (named := [task for task in tasks if name in (task, task.split()[0])]):
-            raise ValueError(f"scale: no run is on {name}{nearest(name, tasks)}")
-        try:
-            low, high = map(float, limits)
-        except ValueError:
-            raise ValueError(f"scale {name} {' '.join(limits)}: two numbers are needed, LOW HIGH") from None
+            raise ValueError(f"scale: no run is on {name}, only on {', '.join(tasks)}")
         if not -np.inf < low < high < np.inf:
             raise ValueError(f"scale {name} {low:g} {high:g}: LOW must be less than HIGH")
         bounds |= dict.fromkeys(named, (low, high))
@@ -207,7 +180,18 @@ def rescale(methods, scales) -> tuple[dict, bool]:
     return scores, True
 
 
-# Results
+# --- results ---
+
+
+def estimate(statistic, samples) -> dict:
+    """A statistic of `samples` [seeds] and its stratified bootstrap interval, NaN where a sample has one seed."""
+    rng, found, low, high = np.random.default_rng(0), [], np.nan, np.nan
+    with np.errstate(invalid="ignore"):  # a paired difference may be inf - inf
+        for _ in range(results.RESAMPLES // 100 if min(map(len, samples)) > 1 else 0):
+            found.append(statistic(*(each[rng.integers(len(each), size=(100, len(each)))] for each in samples)))
+        if found:  # "nearest": there is nothing between -inf and a number
+            low, high = np.percentile(np.concatenate(found), [2.5, 97.5], method="nearest")
+        return {"value": float(statistic(*samples)), "low": float(low), "high": float(high)}
 
 
 def aggregate(methods, scaled: bool) -> list[dict]:
@@ -218,10 +202,11 @@ def aggregate(methods, scaled: bool) -> list[dict]:
     rows = []
     for method, tasks in methods.items():
         samples = [np.array(list(found.values())) for found in tasks.values()]
-        seeds = "/".join(map(str, dict.fromkeys(map(len, samples))))
+        counts = dict.fromkeys((int(np.isfinite(each).sum()), len(each)) for each in samples)
+        seeds = "/".join(str(n) if finite == n else f"{finite} of {n} finite" for finite, n in counts)
         for name, statistic in statistics.items():
             rows.append({"statistic": name, "method": method, "versus": "", "seeds": seeds})
-            rows[-1] |= estimate(statistic, samples)._asdict()
+            rows[-1] |= estimate(statistic, samples)
     best = {row["method"]: -row["value"] for row in rows if row["statistic"] == "interquartile mean"}
     return sorted(rows, key=lambda row: best[row["method"]])
 
@@ -234,18 +219,18 @@ def compare_pairs(methods, order) -> list[dict]:
         samples = [np.array(list(found[i].values())) for i in (0, 1) for found in both]
         rows.append({"statistic": "probability of improvement", "method": x, "versus": y})
         rows[-1] |= {"seeds": "/".join(dict.fromkeys(f"{len(a)}+{len(b)}" for a, b in both))}
-        rows[-1] |= estimate(probability_of_improvement, samples)._asdict()
+        rows[-1] |= estimate(probability_of_improvement, samples)
         if all(a.keys() & b.keys() for a, b in both):
-            gains = [np.array([a[key] - b[key] for key in a if key in b]) for a, b in both]
+            gains = [np.array([difference(a[key], b[key]) for key in a if key in b]) for a, b in both]
             rows.append({"statistic": "paired difference", "method": x, "versus": y})
             rows[-1] |= {"seeds": "/".join(dict.fromkeys(str(len(each)) for each in gains))}
-            rows[-1] |= estimate(interquartile_mean, gains)._asdict()
+            rows[-1] |= estimate(interquartile_mean, gains)
     return rows
 
 
 def show(row: dict) -> str:
     if np.isnan(row["low"]):
-        return f"{row['value']:.4g}, one seed: no interval"
+        return f"{row['value']:.4g}, no interval"
     return f"{row['value']:.4g} ({row['low']:.4g} to {row['high']:.4g})"
 
 
@@ -253,8 +238,7 @@ def table(rows: list[dict]) -> str:
     """Statistics as columns, a line for each method or pair."""
     lines = defaultdict(dict)
     for row in rows:
-        name = row["method"] + (f" > {row['versus']}" if row["versus"] else "")
-        cells = lines[name]
+        cells = lines[row["method"] + (f" > {row['versus']}" if row["versus"] else "")]
         cells["pairs" if row["statistic"] == "paired difference" else "seeds"] = row["seeds"]
         cells[row["statistic"]] = show(row)
     columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
@@ -268,9 +252,10 @@ def draw_panel(axes, rows: list[dict], unit: str) -> None:
     name = rows[0]["statistic"]
     for height, row in enumerate(rows):
         color = "0.5" if row["versus"] else f"C{height % 10}"
-        if not np.isnan(row["low"]):
+        if np.isfinite([row["low"], row["high"]]).all():
             axes.barh(height, row["high"] - row["low"], 0.6, row["low"], color=color, alpha=0.5)
-        axes.vlines(row["value"], height - 0.3, height + 0.3, color="black", linewidth=2)
+        if np.isfinite(row["value"]):
+            axes.vlines(row["value"], height - 0.3, height + 0.3, color="black", linewidth=2)
     labels = [row["method"] + (f"\nagainst {row['versus']}" if row["versus"] else "") for row in rows]
     axes.set_yticks(range(len(rows)), labels)
     axes.use_sticky_edges = False  # a bar must not end at the frame
@@ -302,47 +287,48 @@ def draw(rows: list[dict], title: str, unit: str, file) -> None:
 
 def as_csv(rows: list[dict]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, ["environment", "statistic", "method", "versus", "seeds", *Estimate._fields])
+    columns = ["environment", "statistic", "method", "versus", "seeds", "value", "low", "high"]
+    writer = csv.DictWriter(text, columns)
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def parse(args):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("runs", nargs="+", metavar="[LABEL=]DIR", help="run directories; those of one label are one method")
-    add("--returns", choices=["final", "greedy"], default="final", help="of the end of training, or of the evaluation")
-    scale_help = "returns that count as 0 and 1; several environments need it, and the optimality gap does"
-    add("--scale", nargs=3, action="append", default=[], metavar=("ENV", "LOW", "HIGH"), help=scale_help)
-    add("--out", metavar="DIR", help="where compare.csv and compare.png go; runs/compare-TIME where not given")
-    return parser.parse_args(args)
+def main(
+    runs: tyro.conf.Positional[tuple[str, ...]],
+    returns: Literal["final", "greedy"] = "final",
+    scale: tuple[tuple[str, float, float], ...] = (),
+    out: Path | None = None,
+) -> Path:
+    """Compare, print the tables, write `compare.csv` and `compare.png`. Returns their directory. Raises ValueError.
 
-
-def main(args=None) -> Path:
-    """Compare, print the tables, write `compare.csv` and `compare.png`. Returns their directory. Raises ValueError."""
-    options = parse(args)
-    returns = gather([read_run(argument, options.returns) for argument in options.runs])
-    scores, scaled = rescale(returns, options.scale)
+    Args:
+        runs: run directories as DIR or LABEL=DIR; those of one label are one method
+        returns: of the episodes at the end of training, or of the greedy evaluation
+        scale: ENV LOW HIGH, the returns that count as 0 and 1; several environments and the optimality gap need it
+        out: where compare.csv and compare.png go; runs/compare-TIME where not given
+    """
+    found = gather([read_run(argument, returns) for argument in runs])
+    scores, scaled = rescale(found, scale)
     tasks = list(next(iter(scores.values())))
     rows = aggregate(scores, scaled)
     rows += compare_pairs(scores, dict.fromkeys(row["method"] for row in rows))
-    title, unit = f"{options.returns} return on {', '.join(tasks)}", "score" if scaled else "return"
+    title, unit = f"{returns} return on {', '.join(tasks)}", "score" if scaled else "return"
     print(f"{title}{', as a score between LOW and HIGH' if scaled else ''}; 95 % stratified bootstrap intervals\n")
     print(table([row for row in rows if not row["versus"]]))
     if pairs := [row for row in rows if row["versus"]]:
         print(f"\n{table(pairs)}")
     stored = [{"environment": ", ".join(tasks)} | row for row in rows]
     for task in tasks if len(tasks) > 1 else []:
-        alone = aggregate({method: {task: found[task]} for method, found in returns.items()}, scaled=False)
-        print(f"\n{options.returns} return on {task}\n{table(alone)}")
+        alone = aggregate({method: {task: each[task]} for method, each in found.items()}, scaled=False)
+        print(f"\n{returns} return on {task}\n{table(alone)}")
         stored += [{"environment": task} | row for row in alone]
-    out = Path(options.out or f"runs/compare-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}")
-    write(out / "compare.csv", as_csv(stored))
-    write(out / "compare.png", partial(draw, rows, title, unit))
+    out = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06d}")
+    results.write(out / "compare.csv", as_csv(stored))
+    results.write(out / "compare.png", partial(draw, rows, title, unit))
     print(f"\nresults in {out}")
     return out
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    results.run_tool(lambda args: tyro.cli(main, args=args, description=__doc__))

@@ -3,110 +3,80 @@
     python tools/render.py runs/ppo_continuous/hopper                   best, median and worst, GIF and HTML
     python tools/render.py runs/ppo/cartpole --agents best 3 --formats gif mp4
 
-Agents are ranked by the mean of their greedy returns, which the run measured at its end; where it has not ended, by the
-returns of its last tenth so far. The episode is one of those greedy episodes, by default the first.
+Agents are ranked by the mean of their greedy returns where tools/train.py has measured them, otherwise by the returns
+of the last tenth of training. The episode is one of those greedy episodes, by default the first.
 
 Brax environments are drawn by MuJoCo, without a screen, and HTML holds brax's own viewer, which needs no network.
 Others are drawn by gymnax where it can, as a grid where they are one, and otherwise as bars of the observation.
 """
 
-import argparse
 import base64
 import contextlib
 import ctypes.util
-import dataclasses
+import html
 import itertools
+import json
 import os
 import re
 import subprocess
 import sys
-import zipfile
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
+# Before pygame and MuJoCo are imported: both draw without a screen, MuJoCo by the processor where OSMesa is there.
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+if sys.platform == "linux" and not os.environ.get("MUJOCO_GL"):
+    libraries = {"osmesa": "OSMesa", "egl": "EGL"}
+    os.environ["MUJOCO_GL"] = next((name for name in libraries if ctypes.util.find_library(libraries[name])), "")
+
+import brax
+import brax.envs
+import brax.io.json
+import jax
+import mujoco
 import numpy as np
-from common import load_script, read_record, run_tool, write
+import results
+import training
+import tyro
+from gymnax.visualize import Visualizer
+from matplotlib import colormaps, pyplot
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw
 
-# JAX, gymnax, brax and MuJoCo are imported where they are used: before that, `main` chooses MuJoCo's way to draw.
-
+pyplot.switch_backend("agg")
 VIEWER = Path(__file__).parent / "viewer"  # package.json, and node_modules after `npm ci`
-DRAWN_BY_GYMNAX = ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0",
-                   "Catch-bsuite", "PointRobot-misc", "MetaMaze-misc", "FourRooms-misc")  # fmt: skip
+DRAWN_BY_GYMNAX = (
+    "Acrobot-v1",
+    "CartPole-v1",
+    "Pendulum-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Catch-bsuite",
+    "PointRobot-misc",
+    "MetaMaze-misc",
+    "FourRooms-misc",
+)
 FORMATS = ("gif", "html", "mp4")
 
 
-def need_no_screen() -> None:
-    """Let pygame draw without screen and sound, and MuJoCo by the processor where OSMesa is there, else by the GPU."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    libraries = {"osmesa": "OSMesa", "egl": "EGL"}
-    found = [name for name, library in libraries.items() if ctypes.util.find_library(library)]
-    if sys.platform == "linux" and found and not os.environ.get("MUJOCO_GL"):
-        os.environ["MUJOCO_GL"] = found[0]
+# --- who plays, and what ---
 
 
-# The run
-
-
-def load_run(run_dir: Path, script_name: str):
-    """`(script, config, options, carry, done)` of a run: its checkpoint after `done` updates. Raises ValueError."""
-    import jax
-    import jax.numpy as jnp
-
-    settings = read_record(run_dir)["settings"]
-    script = load_script(script_name or settings["script"])
-    flags = ["--config", str(run_dir / "config.yaml"), "--num-seeds", str(settings["num_seeds"])]
-    config, options = script.parse([*flags, "--seed", str(settings.get("seed", 0))], script.Config)
-    for name, value in vars(config).items():
-        if name not in settings:
-            print(f"note: the run was made before the script had {name}; {value} is taken", file=sys.stderr)
-    folders = sorted(run_dir.absolute().glob("checkpoints-*")) or [run_dir.absolute() / "checkpoints"]
-    parts, steps = zip(*(load_agents(script, config, options, folder) for folder in folders), strict=True)
-    covered = sum(len(part["metrics"]["episodes"]) for part in parts)
-    if covered < options.num_seeds or len(set(steps)) > 1:
-        raise ValueError(f"{run_dir}: only {covered} of {options.num_seeds} agents, or not all to the same update")
-    carry = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
-    return script, config, options, carry, steps[0]
-
-
-def load_agents(script, config, options, folder: Path):
-    """`(carry, step)` of the last checkpoint in `folder`, of all agents or of a slice of them. Raises ValueError."""
-    import orbax.checkpoint as ocp
-
-    if folder.name != "checkpoints":  # checkpoints-FIRST-STOP, from tools/train.py
-        first, stop = map(int, folder.name.split("-")[1:])
-        options = dataclasses.replace(options, num_seeds=stop - first)
-    _, _, abstract, _ = script.compile_training(config, options)
-    manager = ocp.CheckpointManager(folder) if folder.is_dir() else None
-    step = manager.latest_step() if manager else None
-    if step is None:
-        raise ValueError(f"{folder.parent}: has no checkpoint yet")
-    try:
-        return manager.restore(step, args=ocp.args.StandardRestore(abstract)), step
-    except Exception as error:  # Orbax raises many kinds
-        first_line = str(error).strip().split("\n")[0]
-        raise ValueError(f"{folder}/{step}: cannot be read by {script.__name__} ({first_line})") from error
-
-
-def rank_agents(script, run_dir: Path, metrics, done: int) -> tuple[np.ndarray, str]:
+def rank_agents(metrics) -> tuple[np.ndarray, str]:
     """Agents from worst to best, and by what. One that has finished no episode, or diverged, is worst."""
-    file = run_dir / "metrics.npz"
-    try:
-        stored = dict(np.load(file)) if file.is_file() else {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file}: cannot be read ({type(error).__name__}: {error})") from error
-    if "evaluation" in stored:
-        returns = stored["evaluation"].mean(axis=1)
-        by = f"the mean of {stored['evaluation'].shape[1]} greedy episodes"
+    if "evaluation" in metrics:
+        returns, by = metrics["evaluation"].mean(axis=1), "the mean of their greedy episodes"
     else:
-        returns = script.mean_return(metrics, done * 9 // 10, done)
-        by = f"the return at the end of {done} updates"
+        returns, by = results.final_return(metrics), "the return at the end of training"
     return np.argsort(np.where(np.isfinite(returns), returns, -np.inf), kind="stable"), by
 
 
-def choose_agents(wanted: list[str], order) -> dict[str, int]:
+def choose_agents(wanted, order) -> dict[str, int]:
     """File names and agents, each agent once: of two, none is the median. Raises ValueError."""
     places = {"best": order[-1], "worst": order[0], "median": order[(len(order) - 1) // 2]}
     chosen = {}
@@ -119,38 +89,37 @@ def choose_agents(wanted: list[str], order) -> dict[str, int]:
     return chosen
 
 
-def play(script, config, options, runner_state, agents: list[int], number: int):
-    """Greedy episode `number` of each of `agents`, as `main` evaluates it: states and rewards [agents, time limit].
+def play(script, config, agents, key):
+    """The greedy episode of `key` of each of `agents` [n, ...]: `[(states, rewards), ...]`, both [T].
 
-    Returns `[(states, rewards), ...]` cut at each episode's end; states are those before the steps.
+    States are those of the environment inside all wrappers, before the steps.
     """
-    import jax
-
-    key = jax.random.fold_in(jax.random.key(options.seed), 2**31)
-    key = jax.random.split(key, number + 1)[number]
-    chosen = jax.tree.map(lambda leaf: leaf[np.array(agents)], runner_state)
-    episodes = jax.device_get(jax.jit(jax.vmap(script.make_rollout(config), (0, None)))(chosen, key))
-    played = []
-    for i, valid in enumerate(episodes.valid):
-        length = int(valid.sum())
-        states = jax.tree.map(lambda leaf, i=i, length=length: leaf[i, :length], episodes.env_state)
-        played.append((states, episodes.reward[i, :length]))
-    return played
+    episodes = jax.device_get(jax.jit(jax.vmap(training.make_player(script, config), (0, None)))(agents, key))
+    lengths = episodes.valid.sum(axis=1)
+    return [(state_at(episodes.env_state, (i, slice(n))), episodes.reward[i, :n]) for i, n in enumerate(lengths)]
 
 
-def state_at(states, i: int):
-    import jax
-
-    return jax.tree.map(lambda leaf: leaf[i], states)
+def state_at(states, index):
+    return jax.tree.map(lambda leaf: leaf[index], states)
 
 
-# Pictures: each function yields frames [H, W, 3] of bytes, one for each of `steps`
+def unwrap(env):
+    """The environment inside all wrappers."""
+    while hasattr(env, "_env"):
+        env = env._env
+    return env
+
+
+def is_brax(env) -> bool:
+    """Whether it is the scripts' adapter of a brax environment, whose states are (brax state, time)."""
+    return isinstance(getattr(env, "env", None), brax.envs.Env)
+
+
+# --- pictures: each function yields frames [H, W, 3] of bytes, one for each of `steps` ---
 
 
 def figure_frames(figure, axes, title: str, rewards, steps, update):
     """Frames of a Matplotlib figure; `update(i)` shows step i."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     canvas, returns = FigureCanvasAgg(figure), np.cumsum(rewards)
     for i in steps:
         update(i)
@@ -160,20 +129,12 @@ def figure_frames(figure, axes, title: str, rewards, steps, update):
 
 
 def new_figure(width=4.0, height=4.0):
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(width, height), dpi=80, layout="constrained")
     return figure, figure.subplots()
 
 
 def gymnax_frames(env, env_params, states, rewards, steps):
     """By gymnax's visualizer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from gymnax.visualize import Visualizer
-    from matplotlib import pyplot
-
     try:
         states = [state_at(states, i) for i in range(len(rewards))]
         drawn = Visualizer(env, env_params, states)
@@ -209,8 +170,6 @@ def grid_world_frames(env, states, rewards, steps):
 
 def observe_all(env, env_params, states) -> np.ndarray:
     """The observations of an episode, [T, ...], those that number a state one-hot."""
-    import jax
-
     if not hasattr(env, "observe"):
         raise ValueError("env_name: nothing is known of how to draw this environment, and it has no `observe`")
     obs = jax.vmap(lambda state: env.observe(jax.random.key(0), state, None, env_params))(states)
@@ -220,8 +179,6 @@ def observe_all(env, env_params, states) -> np.ndarray:
 
 def grid_frames(title: str, obs, rewards, steps):
     """Observations [T, H, W] in grey, or [T, H, W, C] with a colour for each channel, later ones on top."""
-    from matplotlib import colormaps
-
     if obs.ndim == 4:
         colors = np.vstack([[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]])
         pictures = colors[((obs > 0) * (1 + np.arange(obs.shape[-1]))).max(axis=-1)]
@@ -251,9 +208,6 @@ def bar_frames(title: str, obs, rewards, steps):
 
 def mujoco_frames(env, states, rewards, steps, width=480, height=360):
     """A brax environment, drawn by MuJoCo from its `track` camera where it has one."""
-    import mujoco
-    from PIL import Image, ImageDraw
-
     model, returns = env.sys.mj_model, np.cumsum(rewards)
     names = [model.cam(i).name for i in range(model.ncam)]
     camera = "track" if "track" in names else 0 if names else -1  # -1 looks at the middle from afar
@@ -279,8 +233,8 @@ def mujoco_frames(env, states, rewards, steps, width=480, height=360):
 def frames_of(config, env, env_params, states, rewards):
     """`(frames, seconds)`: a function that yields the frames anew at each call, and the time between two of them."""
     steps = range(len(rewards))
-    if is_brax(env_params):
-        dt, states = float(env.env.dt), states.brax_state.pipeline_state
+    if is_brax(env):
+        dt, states = float(env.env.dt), states[0].pipeline_state
         every = max(1, round(1 / (30 * dt)))  # about 30 frames in a second, as fast as in life
         return partial(mujoco_frames, env.env, states, rewards, steps[::every]), every * dt
     if hasattr(states, "cell"):
@@ -293,16 +247,10 @@ def frames_of(config, env, env_params, states, rewards):
     return partial(draw, config.env_name, obs, rewards, steps), 0.1
 
 
-def is_brax(env_params) -> bool:
-    return hasattr(env_params, "start_states")
-
-
-# Files
+# --- files ---
 
 
 def save_gif(frames, seconds: float, file) -> None:
-    from PIL import Image
-
     pictures = (Image.fromarray(frame).quantize() for frame in frames())
     duration = 10 * max(2, round(100 * seconds))  # GIF counts hundredths; browsers slow down what is faster than two
     next(pictures).save(file, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
@@ -317,16 +265,8 @@ def save_mp4(frames, seconds: float, file) -> None:
     first = next(frames)
     size = f"{first.shape[1]}x{first.shape[0]}"
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{1 / seconds:.3f}", "-i", "-"]
-    target = [
-        "-vf",
-        "pad=ceil(iw/2)*2:ceil(ih/2)*2",
-        "-pix_fmt",
-        "yuv420p",
-        "-f",
-        "mp4",
-        file.name,
-    ]  # H.264: even sizes
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *target]
+    even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]  # as H.264 needs
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *even, "-f", "mp4", file.name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         with contextlib.suppress(BrokenPipeError):
             for frame in itertools.chain([first], frames):
@@ -345,8 +285,6 @@ def viewer_modules() -> dict[str, str]:
 
     Modules that are inlined have no address, so that they cannot import each other by relative ones.
     """
-    import brax
-
     packages, own = VIEWER / "node_modules", Path(brax.__file__).parent / "visualizer" / "js"
     files = {
         "three": packages / "three/build/three.module.js",
@@ -394,12 +332,6 @@ viewer.camera.followDistance = 5;
 
 def make_page(title: str, env, states) -> str:
     """A page that plays brax states [T, ...] in brax's viewer, with all that it needs inside. Raises ValueError."""
-    import html
-    import json
-
-    import brax.io.json
-    import jax
-
     modules = viewer_modules()
     x = jax.tree.map(lambda leaf: np.round(np.asarray(leaf, np.float64), 5), states.x)
     each = [SimpleNamespace(x=state_at(x, i)) for i in range(len(x.pos))]
@@ -414,37 +346,20 @@ def make_page(title: str, env, states) -> str:
 
 def save_episode(form: str, path: Path, title: str, config, env, env_params, states, rewards) -> None:
     if form == "html":
-        write(path, make_page(title, env.env, states.brax_state.pipeline_state))
+        results.write(path, make_page(title, env.env, states[0].pipeline_state))
         return
     frames, seconds = frames_of(config, env, env_params, states, rewards)
-    write(path, partial(save_gif if form == "gif" else save_mp4, frames, seconds))
+    results.write(path, partial(save_gif if form == "gif" else save_mp4, frames, seconds))
 
 
-# The command line
+# --- the command line ---
 
 
-def parse(args):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("run_dir", type=Path, metavar="RUN_DIR", help="what a script has filled; the run need not have ended")
-    add("--script", default="", help="name or path of the script; the one that run.json names where not given")
-    add("--agents", nargs="+", default=["best", "median", "worst"], help="best, median, worst, or numbers from 0 on")
-    add("--formats", nargs="+", choices=FORMATS, help="gif, and for brax html too, where not given")
-    add("--episode", type=int, default=0, help="which of the greedy episodes")
-    add("--max-steps", type=int, default=0, help="draw no more steps than these; 0 for all")
-    add("--out", type=Path, help="where pictures go; RUN_DIR/render where not given")
-    options = parser.parse_args(args)
-    for name in ("episode", "max_steps"):
-        if getattr(options, name) < 0:
-            raise ValueError(f"{name} = {getattr(options, name)}: must not be negative")
-    return options
-
-
-def check_formats(formats, env, env_params) -> list[str]:
+def check_formats(formats, env):
     """The formats to write, seen to be possible before anything is played. Raises ValueError."""
-    bodies = is_brax(env_params) and hasattr(env.env, "sys")
-    formats = formats or (["gif", "html"] if bodies else ["gif"])
-    if is_brax(env_params) and not bodies:
+    bodies = is_brax(env) and hasattr(env.env, "sys")
+    formats = formats or (("gif", "html") if bodies else ("gif",))
+    if is_brax(env) and not bodies:
         raise ValueError("env_name: this brax environment has no bodies to draw")
     if "html" in formats:
         if not bodies:
@@ -453,25 +368,42 @@ def check_formats(formats, env, env_params) -> list[str]:
     return formats
 
 
-def main(args=None) -> list[Path]:
-    """Play and write. Returns the paths of what it wrote. Raises ValueError."""
-    options = parse(args)
-    need_no_screen()
-    run_dir = options.run_dir
-    script, config, run_options, carry, done = load_run(run_dir, options.script)
+def main(
+    run_dir: tyro.conf.Positional[Path],
+    agents: tuple[str, ...] = ("best", "median", "worst"),
+    formats: tuple[Literal["gif", "html", "mp4"], ...] = (),
+    episode: int = 0,
+    max_steps: int = 0,
+    out: Path | None = None,
+) -> list[Path]:
+    """Play and write. Returns the paths of what it wrote. Raises ValueError.
+
+    Args:
+        run_dir: what a script or tools/train.py has filled
+        agents: best, median, worst, or numbers from 0 on
+        formats: gif, and for brax html too, where not given
+        episode: which of the greedy episodes
+        max_steps: draw no more steps than these; 0 for all
+        out: where pictures go; RUN_DIR/render where not given
+    """
+    if episode < 0 or max_steps < 0:
+        raise ValueError(f"episode = {episode}, max_steps = {max_steps}: must not be negative")
+    script, config, weights = results.load_run(run_dir)
     env, env_params = script.make_env(config)
-    formats = check_formats(options.formats, env, env_params)
-    order, by = rank_agents(script, run_dir, carry["metrics"], done)
-    agents = choose_agents(options.agents, order)
-    played = play(script, config, run_options, carry["runner_state"], list(agents.values()), options.episode)
+    env = unwrap(env)
+    formats = check_formats(formats, env)
+    order, by = rank_agents(results.load_metrics(run_dir))
+    chosen = choose_agents(agents, order)
+    key = training.evaluation_keys(results.read_record(run_dir)["settings"]["seed"], episode + 1)[episode]
+    played = play(script, config, state_at(weights, np.array(list(chosen.values()))), key)
     print(f"agents ranked by {by}")
     written = []
-    for name, (states, rewards) in zip(agents, played, strict=True):
-        title = f"{script.__name__} on {config.env_name}, {name.replace('_', ' ')}"
+    for name, (states, rewards) in zip(chosen, played, strict=True):
+        title = f"{Path(script.__file__).stem} on {config.env_name}, {name.replace('_', ' ')}"
         print(f"{title}: return {rewards.sum():.4g} in {len(rewards)} steps")
-        shown = slice(options.max_steps or None)
+        shown = slice(max_steps or None)
         for form in formats:
-            path = (options.out or run_dir / "render") / f"{name}.{form}"
+            path = (out or run_dir / "render") / f"{name}.{form}"
             save_episode(form, path, title, config, env, env_params, state_at(states, shown), rewards[shown])
             print(f"  {path}")
             written.append(path)
@@ -479,4 +411,4 @@ def main(args=None) -> list[Path]:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    results.run_tool(lambda args: tyro.cli(main, args=args, description=__doc__))

@@ -1,46 +1,57 @@
 """Try hyperparameters of a script, each with many seeds: grid and random search in one compiled program.
 
-    python tools/sweep.py ppo --lr 1e-4 3e-4 1e-3 --clip-eps 0.1 0.2 --seeds 16
-    python tools/sweep.py ppo --config configs/ppo/cartpole.yaml --gamma log-uniform 0.9 0.999 --samples 64 --seeds 16
-    python tools/sweep.py path/to/my_algorithm.py --num-envs 4 16 --seeds 8
+    python tools/sweep.py ppo --lr 1e-4 3e-4 1e-3 --clip-eps 0.1 0.2 --num-seeds 16
+    python tools/sweep.py ppo --gamma one-minus-log-uniform 0.9 0.999 --samples 64 --num-seeds 16
+    python tools/sweep.py path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
+    python tools/sweep.py --resume RUN_DIR
 
 A hyperparameter with several values is swept over; one with a single value is set for all. Several fields make a grid.
-`uniform LOW HIGH` and `log-uniform LOW HIGH` draw `--samples` values of a float; with a grid, the same ones at each of
-its points. Sizes of layers are swept as `--hidden-sizes 64,64 256,256`. All float fields share one compilation; each
-combination of the others is a compile group of its own. docs/sweep.md says what is written where.
-
-The script's options --config, --seed, --run-dir, --resume and --checkpoint-interval mean what they mean there.
+`uniform LOW HIGH`, `log-uniform LOW HIGH` and `one-minus-log-uniform LOW HIGH` draw `--samples` values of a float; with
+a grid, the same ones at each of its points. Of a field that holds several values, commas join those of one trial:
+`--hidden-sizes 64,64 256,256`. All float fields share one compilation; each combination of the others is a compile
+group of its own. docs/sweep.md says what is written where.
 """
 
 import csv
 import dataclasses
 import io
 import itertools
-import json
 import math
-import shlex
+import os
+import re
 import shutil
 import sys
 import time
-import types
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import common
 import jax
 import numpy as np
-import scipy.stats
-import slices
+import results
+import training
+import tyro
 import yaml
+from compare import OF_THE_TASK, task_of
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-DISTRIBUTIONS = ("uniform", "log-uniform")
+DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
 NO_LOSS = ("episodic_return", "episodic_length")  # NaN where no episode ended
-RESAMPLES = 2000
 
 # --- what to run ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a sweep."""
+
+    num_seeds: int = 4  # agents of each trial, with the same random keys in all
+    samples: int | None = None  # draws of the fields with a distribution
+    seed: int = 0  # of the key that the agents' keys are split from, and of the draws
+    run_dir: Path | None = None  # a new directory; runs/SCRIPT/sweep-ENVIRONMENT-TIME where not given
+    checkpoint_interval: float = 60.0  # seconds between checkpoints of the slice that trains; 0 for none
 
 
 class Request(NamedTuple):
@@ -48,50 +59,71 @@ class Request(NamedTuple):
 
     script: Any
     config: Any  # of the fields that are not swept
-    options: Any  # the script's
-    tool: Any  # the tool's
-    words: dict  # swept field: its words on the command line
+    options: Options
+    hosts: training.Hosts
+    run_dir: Path | None  # of the sweep that goes on, else None
+    swept: dict  # field: its words on the command line
     trials: list  # of {swept field: value}
+    words: list  # of the command line, with what --config held
+    record: dict  # run.json of the sweep that goes on, else empty
 
 
-def read_words(script, name: str, words: list[str]) -> list:
+def split_flags(words: list[str]) -> dict[str, list[str]]:
+    """Each flag with its words; the last of a name wins. Raises ValueError."""
+    flags, values = {}, None
+    for word in words:
+        if word.startswith("--"):
+            values = flags[word[2:].replace("-", "_")] = []
+        elif values is None:
+            raise ValueError(f"{word}: is not a flag")
+        else:
+            values.append(word)
+    return flags
+
+
+def holds_several(script, name: str) -> bool:
+    return isinstance(getattr(script.Config(), name), (tuple, Mapping))
+
+
+def is_swept(script, name: str, words: list[str]) -> bool:
+    if holds_several(script, name):  # several words are one value: --hidden-sizes 64 64
+        return len(words) > 1 and any("," in word for word in words)
+    return len(words) > 1 or words[:1] in ([each] for each in DISTRIBUTIONS)
+
+
+def read_values(script, name: str, words: list[str]) -> list:
     """Words of the command line as values of a field, read as the script reads them. Raises ValueError."""
     values = []
     for word in words:
-        flag = [f"--{name}", *word.split(",")] if "," in word and is_tuple(script, name) else [f"--{name}={word}"]
-        values.append(getattr(script.parse(flag, script.Config)[0], name))
+        flag = [f"--{name}", *(word.split(",") if holds_several(script, name) else [word])]
+        values.append(getattr(training.parse_with(script, flag, Options, description="")[0], name))
     if len(set(values)) < len(values):
         raise ValueError(f"{name}: the same value twice in {' '.join(words)}")
     return values
 
 
-def is_tuple(script, name: str) -> bool:
-    return isinstance(getattr(script.Config(), name), tuple)
-
-
-def is_swept(script, name: str, words: list[str]) -> bool:
-    if is_tuple(script, name):  # several words are one value: --hidden-sizes 64 64
-        return len(words) > 1 and any("," in word for word in words)
-    return len(words) > 1 or words[:1] in ([each] for each in DISTRIBUTIONS)
-
-
 def draw(script, name: str, words: list[str], samples: int, rng) -> np.ndarray:
-    """Values from `uniform LOW HIGH` or `log-uniform LOW HIGH`: [samples]. Raises ValueError."""
-    kind, bounds = words[0], words[1:]
+    """`samples` values of a distribution. Raises ValueError."""
+    kind, *bounds = words
     if not isinstance(getattr(script.Config(), name), float):
         raise ValueError(f"{name}: only float fields can be drawn; give a list of values")
     if len(bounds) != 2:
         raise ValueError(f"{name}: {kind} takes LOW and HIGH")
-    low, high = read_words(script, name, bounds)
-    if not low < high or not math.isfinite(high - low) or (kind == "log-uniform" and low <= 0):
-        raise ValueError(f"{name}: {kind} {low:g} {high:g} needs {'0 < ' * (kind != 'uniform')}LOW < HIGH")
+    low, high = read_values(script, name, bounds)
+    least, most = {"uniform": (-math.inf, math.inf), "log-uniform": (0, math.inf)}.get(kind, (-math.inf, 1))
+    if not least < low < high < most:
+        raise ValueError(f"{name}: {kind} {low:g} {high:g} needs {least:g} < LOW < HIGH < {most:g}")
     unit = rng.random_sample(samples)
-    return low + (high - low) * unit if kind == "uniform" else low * (high / low) ** unit
+    if kind == "uniform":
+        return low + (high - low) * unit
+    if kind == "log-uniform":
+        return low * (high / low) ** unit
+    return 1.0 - (1.0 - high) * ((1.0 - low) / (1.0 - high)) ** unit
 
 
 def make_trials(script, swept: dict[str, list[str]], samples: int | None, seed: int) -> list[dict]:
     """All combinations of the listed values, and with each of them the drawn ones. Raises ValueError."""
-    rng = np.random.RandomState(seed)  # whose stream never changes: a resumed sweep draws the same
+    rng = np.random.RandomState(seed % 2**32)  # whose stream never changes: a resumed sweep draws the same
     listed = {name: words for name, words in swept.items() if words[0] not in DISTRIBUTIONS}
     drawn = {name: words for name, words in swept.items() if words[0] in DISTRIBUTIONS}
     if samples is not None and samples < 1:
@@ -101,36 +133,47 @@ def make_trials(script, swept: dict[str, list[str]], samples: int | None, seed: 
         raise ValueError(f"{name}: a field with {' or '.join(DISTRIBUTIONS)} and --samples go together")
     columns = {name: draw(script, name, words, samples, rng) for name, words in drawn.items()}
     points = [{name: float(values[i]) for name, values in columns.items()} for i in range(samples or 1)]
-    grid = itertools.product(*(read_words(script, name, words) for name, words in listed.items()))
+    grid = itertools.product(*(read_values(script, name, words) for name, words in listed.items()))
     trials = [dict(zip(listed, values, strict=True)) | point for values in grid for point in points]
     return [{name: trial[name] for name in swept} for trial in trials]
 
 
-def read_request(args: list[str]) -> Request:
-    """Raises ValueError."""
-    parser = slices.make_parser(__doc__, "sweep.py SCRIPT --FIELD VALUE VALUE ... [options]")
-    parser.add_argument("--samples", type=int, help="draws of the fields with uniform or log-uniform")
-    parser.add_argument(
-        "--seeds", type=int, help="agents of each trial, with the same random keys in all; 4 by default"
-    )
-    name, tool, flags = slices.split_arguments(parser, args)
-    script = common.load_script(name)
-    script.use_all_cores()  # before anything starts JAX
+def read_request(words: list[str]) -> Request:
+    """Joins the other processes before the script is imported, which starts JAX. Raises ValueError."""
+    name, hosts, words = training.split_words(words)
+    training.connect(hosts)
+    run_dir, record = None, {}
+    if name == "--resume":
+        run_dir, record = read_sweep(words)
+        script, words = results.script_of(record), record["words"]
+        if training.is_first() and results.file_hash(script.__file__) != record["sha256"]:
+            print(f"resume: note: {script.__file__} has changed since the sweep began", file=sys.stderr)
+    else:
+        script = results.load_script(name)
+        words = results.read_flags(script, words)
+    flags = split_flags(words)
     fields = {field.name for field in dataclasses.fields(script.Config)}
-    slices.check_names(script, flags)
-    swept = {name: words for name, words in flags.items() if name in fields and is_swept(script, name, words)}
-    if "eval_episodes" in flags:
-        raise ValueError("eval_episodes: a sweep compares final returns; train with the best values to see greedy ones")
-    if tool.seeds is not None:
-        flags["num_seeds"] = [str(tool.seeds)]
-    base = slices.join_flags({name: words for name, words in flags.items() if name not in swept})
-    config, options = script.parse(base, script.Config)
+    swept = {name: values for name, values in flags.items() if name in fields and is_swept(script, name, values)}
+    base = [word for name in flags if name not in swept for word in (f"--{name.replace('_', '-')}", *flags[name])]
+    config, options, _ = training.parse_with(script, base, Options, description=__doc__)
+    for name, least in (("num_seeds", 1), ("seed", 0), ("checkpoint_interval", 0)):
+        if not least <= getattr(options, name) < 2**31:
+            raise ValueError(f"{name} = {getattr(options, name)}: must be at least {least} and fit in 32 bits")
     if not swept:
         raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
-    trials = make_trials(script, swept, tool.samples, options.seed)
-    for trial in trials:
-        script.check(dataclasses.replace(config, **trial))
-    return Request(script, config, options, tool, swept, trials)
+    trials = make_trials(script, swept, options.samples, options.seed)
+    return Request(script, config, options, hosts, run_dir, swept, trials, words, record)
+
+
+def read_sweep(words: list[str]) -> tuple[Path, dict]:
+    """The directory of the sweep to go on with, and its record. Raises ValueError."""
+    if not words or words[0].startswith("-"):
+        raise ValueError("resume: needs RUN_DIR, the sweep to go on with")
+    results.parse(training.Hosts, words[1:], description=__doc__)  # there is no other flag
+    record = results.read_record(Path(words[0]))
+    if "words" not in record:
+        raise ValueError(f"resume: {words[0]} was not begun by tools/sweep.py")
+    return Path(words[0]), record
 
 
 # --- compile groups ---
@@ -144,122 +187,128 @@ class Group(NamedTuple):
     trials: list[int]
     floats: dict  # swept float field: [trials of this group]
 
+    @property
+    def steps(self) -> int:
+        """Of one agent in one update."""
+        return self.config.num_envs * self.config.num_steps
+
 
 def make_groups(request: Request) -> list[Group]:
-    names = [name for name in request.words if isinstance(getattr(request.config, name), float)]
+    names = [name for name in request.swept if isinstance(getattr(request.config, name), float)]
     groups = {}
     for index, trial in enumerate(request.trials):
         static = tuple((name, value) for name, value in trial.items() if name not in names)
         groups.setdefault(static, []).append(index)
     return [
         Group(
-            dataclasses.replace(request.config, **dict(static)),
-            ", ".join(f"{name} = {show(value)}" for name, value in static),
-            indices,
-            {name: np.array([request.trials[i][name] for i in indices], np.float32) for name in names},
+            config=dataclasses.replace(request.config, **dict(static)),
+            label=show(dict(static)),
+            trials=indices,
+            floats={name: np.array([request.trials[i][name] for i in indices], np.float32) for name in names},
         )
         for static, indices in groups.items()
     ]
 
 
 def show(value) -> str:
-    """A value in a table: short, as on the command line."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(dict(value) if hasattr(value, "items") else value)
+    """A value as in a table, or the values of a trial by their fields."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {show(each)}" for name, each in value.items())
+    if isinstance(value, (tuple, Mapping)):  # as on the command line
+        return ",".join(map(str, np.ravel([*value.items()] if isinstance(value, Mapping) else value)))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def compile_groups(request: Request, groups: list[Group], sizes: list[int] | None) -> list[slices.Program]:
-    """A program for each group, and print what they need. `sizes` are those that a resumed sweep began with."""
-    memory, programs = slices.free_memory(request.tool.memory), []
+def compile_groups(request: Request, groups: list[Group]) -> list[training.Program]:
+    """A program for each group, and print what they need. A sweep that goes on keeps its slices. Raises ValueError."""
+    for group in groups:
+        with training.naming_the_field(request.script, group.config):  # before anything is compiled
+            request.script.make_learner(group.config)
+    memory, programs = training.free_memory(request.hosts.memory), []
     seeds, step = request.options.num_seeds, len(jax.devices())
-    say = print if slices.is_first() else (lambda *_: None)
-    say(f"{Path(request.script.__file__).stem}: {len(request.trials)} trials x {seeds} seeds in {len(groups)} compile "
-        f"group(s), {step} device(s) with {memory / slices.GIB:.3g} GiB free on each")  # fmt: skip
-    for number, group in enumerate(groups):
+    say = print if training.is_first() else (lambda *_: None)
+    say(
+        f"{Path(request.script.__file__).stem}: {len(request.trials)} trials x {seeds} seeds in {len(groups)} compile "
+        f"group(s), {step} device(s) with {memory / training.GIB:.3g} GiB free on each"
+    )
+    sizes = request.record.get("slices", [0] * len(groups))
+    for number, (group, size) in enumerate(zip(groups, sizes, strict=True), start=1):
         begun, runs = time.perf_counter(), len(group.trials) * seeds
-        compile_size = partial(slices.compile_slice, request.script, group.config, list(group.floats))
-        program = compile_size(sizes[number]) if sizes else slices.largest_slice(compile_size, runs, step, memory)
-        parts, label = -(-runs // program.size), f" ({group.label})" if group.label else ""
+        compile_size = partial(training.compile_slice, request.script, group.config, list(group.floats))
+        program = compile_size(size) if size else training.largest_slice(compile_size, runs, step, memory)
+        label = f" ({group.label})" if group.label else ""
         short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
-        say(f"group {number + 1}{label}: {runs} runs of {group.config.num_updates} updates, {parts} slice(s) of "
-            f"{program.size} with {program.bytes / slices.GIB:.3g} GiB on a device{short}; "
-            f"compiled in {time.perf_counter() - begun:.1f} s")  # fmt: skip
+        say(
+            f"group {number}{label}: {runs} runs of {group.config.num_updates} updates, {-(-runs // program.size)} "
+            f"slice(s) of {program.size} with {program.bytes / training.GIB:.3g} GiB on a device{short}; "
+            f"compiled in {time.perf_counter() - begun:.1f} s"
+        )
         programs.append(program)
     return programs
-
-
-# --- the directory ---
-
-
-def open_sweep(request: Request, args: list[str]) -> tuple[str, dict]:
-    """The run directory, made or seen to hold the same sweep, and its record. Raises ValueError."""
-    script, options = request.script, request.options
-    if not options.run_dir and not options.resume:
-        name = f"sweep-{request.config.env_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        options = dataclasses.replace(options, run_dir=f"runs/{Path(script.__file__).stem}/{name}")
-    asked = dict(request.words) | ({"samples": request.tool.samples} if request.tool.samples else {})
-    settings = types.SimpleNamespace(**vars(request.config), sweep=asked)  # so that another sweep is refused
-    run_dir, record = script.open_run_dir(settings, options, args)
-    if "slices" not in record:
-        record["command"] = shlex.join(["python", "tools/sweep.py", *args])
-    base = {name: value for name, value in record["settings"].items() if name in vars(request.config)}
-    script.write(run_dir / "config.yaml", yaml.safe_dump(base, sort_keys=False))  # the script can read it
-    return str(run_dir), record
-
-
-def finished_slices(run_dir: Path, group: int) -> list[tuple[int, int, Path]]:
-    """`(first run, last run, file)` of each slice on disk."""
-    files = sorted((run_dir / "slices").glob(f"{group}-*.npz"))
-    return [(*map(int, file.stem.split("-")[1:]), file) for file in files]
 
 
 # --- running ---
 
 
-def run_group(request: Request, group: Group, program: slices.Program, number: int, run_dir: Path, progress) -> None:
+def finished_slices(run_dir: Path, group: int) -> list[tuple[int, Path]]:
+    """`(first run, file)` of each slice on disk."""
+    files = sorted((run_dir / "slices").glob(f"{group}-*.npz"))
+    return [(int(file.stem.split("-")[1]), file) for file in files]
+
+
+def run_group(request: Request, group: Group, program: training.Program, number: int, run_dir: Path, progress) -> None:
     """Train the slices of a group that are not on disk yet, and write each when it is finished."""
     script, options, runs = request.script, request.options, len(group.trials) * request.options.num_seeds
-    keys = slices.seed_keys(options)
-    steps = group.config.num_envs * group.config.num_steps  # of one agent in one update
+    keys = training.seed_keys(options)
 
     def watch(first, last, metrics):
-        returns = script.mean_return(metrics, 0, last - first)[:real]
+        returns = script.mean_return(metrics)[:real]
         if not np.isnan(returns).all():
             progress.set_postfix_str(f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}", refresh=False)
-        progress.update((last - first) * real * steps)
+        progress.update((last - first) * real * group.steps)
 
-    done = slices.agree([first for first, _, _ in finished_slices(run_dir, number)])
+    done = training.agree([first for first, _ in finished_slices(run_dir, number)])
     for first in range(0, runs, program.size):
         last = min(first + program.size, runs)
         real = last - first  # the others, which fill up the last slice, repeat its last run
         if first in done:
-            progress.update(real * program.num_updates * steps)
+            progress.update(real * program.num_updates * group.steps)
             continue
         run = np.minimum(np.arange(first, first + program.size), runs - 1)
         floats = {name: values[run // options.num_seeds] for name, values in group.floats.items()}
         name = f"{number}-{first:07d}-{last:07d}"
-        with slices.open_checkpoints(run_dir / "unfinished" / name, keep=1) as manager:
+        with training.open_checkpoints(run_dir / "unfinished" / name, keep=1) as manager:
             begun = manager.latest_step() or 0
-            if begun and slices.is_first():
+            if begun and training.is_first():
                 tqdm.write(f"resume: {begun} of {program.num_updates} updates of the next slice are done")
-            progress.update(begun * real * steps)
+            progress.update(begun * real * group.steps)
             key_data = keys[run % options.num_seeds]
-            carry = slices.train_slice(program, floats, key_data, manager, options.checkpoint_interval, watch, False)
-        metrics = {name: each[:real] for name, each in slices.fetch(program, carry["metrics"]).items()}
+            carry = training.train_slice(program, floats, key_data, manager, options.checkpoint_interval, watch, False)
+        metrics = {name: each[:real] for name, each in training.fetch(program, carry["metrics"]).items()}
         del carry
-        slices.only_first(finish_slice, request, group, metrics, first, run_dir, name)
+        training.only_first(finish_slice, request, group, metrics, first, run_dir, name)
 
 
 def finish_slice(request: Request, group: Group, metrics: dict, first: int, run_dir: Path, name: str) -> None:
     """Write the metrics of a slice, throw its checkpoints away, and tell of runs that are not finite."""
-    (run_dir / "slices").mkdir(exist_ok=True)
-    request.script.write(run_dir / "slices" / f"{name}.npz", partial(np.savez, **metrics))
+    results.write(run_dir / "slices" / f"{name}.npz", partial(np.savez, **metrics))
     shutil.rmtree(run_dir / "unfinished" / name)
     bad, seeds = first_not_finite(metrics), request.options.num_seeds
     for trial in np.unique((first + np.flatnonzero(bad >= 0)) // seeds):
-        values = ", ".join(f"{name} = {show(value)}" for name, value in request.trials[group.trials[trial]].items())
-        tqdm.write(f"not finite: trial {group.trials[trial]} ({values})", file=sys.stderr)
+        index = group.trials[trial]
+        tqdm.write(f"not finite: trial {index} ({show(request.trials[index])})", file=sys.stderr)
+
+
+def run_groups(request: Request, groups: list[Group], programs: list[training.Program], run_dir: Path) -> None:
+    first = training.is_first()
+    steps = [len(each.trials) * request.options.num_seeds * each.config.num_updates * each.steps for each in groups]
+    if request.record and first:
+        count = sum(len(finished_slices(run_dir, number)) for number in range(len(groups)))
+        print(f"resume: {count} slice(s) are done{'' if count else ', starting anew'}")
+    with tqdm(total=sum(steps), unit="step", unit_scale=True, disable=not first) as progress:
+        for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
+            run_group(request, group, program, number, run_dir, progress)
+    shutil.rmtree(run_dir / "unfinished", ignore_errors=True)
 
 
 def first_not_finite(metrics: dict) -> np.ndarray:
@@ -274,7 +323,7 @@ def collect(request: Request, groups: list[Group], run_dir: Path) -> list[dict]:
     trials, seeds = [None] * len(request.trials), request.options.num_seeds
     for number, group in enumerate(groups):
         parts = []
-        for _, _, file in finished_slices(run_dir, number):
+        for _, file in finished_slices(run_dir, number):
             try:
                 parts.append(dict(np.load(file)))
             except Exception as error:  # NumPy raises many kinds
@@ -293,70 +342,50 @@ class Result(NamedTuple):
     """What a trial reached."""
 
     trial: int
-    values: dict
-    returns: np.ndarray  # final return of each seed, NaN where it has none: [seeds]
+    config: Any
+    values: dict  # of the swept fields, but those of the environment
+    metrics: dict  # {name: [seeds, updates]}
+    returns: np.ndarray  # final return of each seed, -inf where it is not finite: [seeds]
     not_finite: np.ndarray  # first such update of each seed, or -1: [seeds]
-    mean: float  # interquartile, over seeds that have a final return
+    mean: float  # interquartile
     low: float  # of its 95 % interval
     high: float
 
-    @property
-    def valid(self) -> np.ndarray:
-        return self.returns[~np.isnan(self.returns)]
+
+def summarize(request: Request, metrics: list[dict]) -> list[Result]:
+    """In the order of the trials. Seeds are drawn jointly for all trials, as trials share the seeds' keys."""
+    bad = np.stack([first_not_finite(each) for each in metrics])
+    final = np.stack([results.final_return(each) for each in metrics])
+    returns = np.where((bad < 0) & np.isfinite(final), final, -np.inf)  # [trials, seeds]
+    found = []
+    for index, numbers in enumerate(zip(*results.interval(returns.T), strict=True)):
+        config = dataclasses.replace(request.config, **request.trials[index])
+        values = {name: value for name, value in request.trials[index].items() if name not in OF_THE_TASK}
+        found.append(Result(index, config, values, metrics[index], returns[index], bad[index], *map(float, numbers)))
+    return found
 
 
-def stratified_interval(strata: list[np.ndarray]) -> tuple[float, float, float]:
-    """Interquartile mean of all values, and its 95 % interval from a bootstrap that resamples within each stratum.
-
-    Strata are trials, values those of their seeds (Agarwal et al. 2021, arXiv 2108.13264, section 4.1). NaN without
-    any value.
-    """
-    strata, rng = [values for values in strata if len(values)], np.random.default_rng(0)
-    if not strata:
-        return math.nan, math.nan, math.nan
-    means = []
-    for _ in range(RESAMPLES // 100):
-        drawn = [values[rng.integers(len(values), size=(100, len(values)))] for values in strata]
-        means.append(scipy.stats.trim_mean(np.concatenate(drawn, axis=1), 0.25, axis=1))
-    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return float(scipy.stats.trim_mean(np.concatenate(strata), 0.25)), float(low), float(high)
-
-
-def summarize(request: Request, groups: list[Group], metrics: list[dict]) -> list[Result]:
-    """Best first; trials with a run that is not finite last, for a mean over what is left would flatter them."""
-    results = []
-    for group in groups:
-        updates = group.config.num_updates
-        for trial in group.trials:
-            bad = first_not_finite(metrics[trial])
-            final = request.script.mean_return(metrics[trial], updates * 9 // 10, updates)
-            returns = np.where((bad < 0) & np.isfinite(final), final, np.nan)
-            numbers = stratified_interval([returns[~np.isnan(returns)]])
-            results.append(Result(trial, request.trials[trial], returns, bad, *numbers))
-    return sorted(results, key=lambda each: ((each.not_finite >= 0).any(), math.isnan(each.mean), -each.mean))
-
-
-def make_table(results: list[Result]) -> list[str]:
-    names = list(results[0].values)
-    rows = [["trial", *names, "return", "95 % interval", "seeds", "not finite"]]
-    for each in results:
-        bad = int((each.not_finite >= 0).sum())
-        numbers = [f"{each.mean:.4g}", f"{each.low:.4g} to {each.high:.4g}"] if len(each.valid) else ["", ""]
-        values = [show(each.values[name]) for name in names]
-        rows.append([str(each.trial), *values, *numbers, str(len(each.valid)), str(bad or "")])
+def make_table(ranked: list[Result]) -> list[str]:
+    names = list(ranked[0].values)
+    rows = [["trial", *names, "return", "95 % interval", "seeds"]]
+    for each in ranked:
+        finite, seeds = int(np.isfinite(each.returns).sum()), len(each.returns)
+        numbers = [f"{each.mean:.4g}", f"{each.low:.4g} to {each.high:.4g}"]
+        count = str(seeds) if finite == seeds else f"{finite} of {seeds} finite"
+        rows.append([str(each.trial), *(show(each.values[name]) for name in names), *numbers, count])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def make_csv(results: list[Result]) -> str:
-    """A row per trial and seed, in the order of the trials. Empty where there is no number."""
-    text, names = io.StringIO(), list(results[0].values)
+def make_csv(request: Request, found: list[Result]) -> str:
+    """A row per trial and seed, in the order of the trials. A return that is not finite is -inf."""
+    text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["trial", *names, "seed", "final_return", "first_update_not_finite"])
-    for each in sorted(results, key=lambda each: each.trial):
-        values = [repr(value) if isinstance(value, float) else show(value) for value in each.values.values()]
+    rows.writerow(["trial", *request.swept, "seed", "final_return", "first_update_not_finite"])
+    for each in found:
+        values = [value if isinstance(value, float) else show(value) for value in request.trials[each.trial].values()]
         for seed, (final, bad) in enumerate(zip(each.returns, each.not_finite, strict=True)):
-            rows.writerow([each.trial, *values, seed, "" if np.isnan(final) else final, "" if bad < 0 else bad])
+            rows.writerow([each.trial, *values, seed, final, "" if bad < 0 else bad])
     return text.getvalue()
 
 
@@ -373,58 +402,69 @@ def stack_metrics(metrics: list[dict]) -> dict:
     return {name: np.stack([padded(each, name, like) for each in metrics]) for name, like in known.items()}
 
 
+def steps_at(config, updates):
+    """Environment steps of one agent after so many updates, the warm-up's too."""
+    return getattr(config, "warmup_timesteps", 0) + updates * config.num_envs * config.num_steps
+
+
 def write_results(request: Request, groups: list[Group], run_dir: Path) -> None:
-    metrics, write = collect(request, groups, run_dir), request.script.write
-    results = summarize(request, groups, metrics)
-    steps = np.zeros(len(metrics), int)  # of one agent in one update, for each trial
-    for group in groups:
-        steps[group.trials] = group.config.num_envs * group.config.num_steps
-    arrays = stack_metrics(metrics) | {"steps_per_update": steps}
-    write(run_dir / "metrics.npz", partial(np.savez_compressed, **arrays))
-    write(run_dir / "results.csv", make_csv(results))
-    table = make_table(results)
-    write(run_dir / "table.txt", "\n".join(table) + "\n")
-    if not math.isnan(results[0].mean):
-        best = dataclasses.replace(request.config, **request.trials[results[0].trial])
-        plain = {name: dict(value) if hasattr(value, "items") else value for name, value in vars(best).items()}
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
-        write(run_dir / "best.yaml", yaml.safe_dump(plain, sort_keys=False))
-        write(run_dir / "learning_curves.png", partial(draw_curves, request, results[:5], metrics, steps))
-        write(run_dir / "final_return.png", partial(draw_returns, results))
-        if len(request.words) == 2:
-            write(run_dir / "heat_map.png", partial(draw_heat_map, results))
-    print("\n".join(table[:21]))
-    if len(table) > 21:
-        print(f"... {len(table) - 21} more in {run_dir / 'table.txt'}")
+    """The trials of an environment make a table, which ranks them, and pictures."""
+    metrics = collect(request, groups, run_dir)
+    found, tasks = summarize(request, metrics), {}
+    for each in found:
+        tasks.setdefault(task_of(each.config), []).append(each)
+    steps = {"warmup_timesteps": [steps_at(each.config, 0) for each in found]}
+    steps["steps_per_update"] = [each.config.num_envs * each.config.num_steps for each in found]
+    results.write(run_dir / "metrics.npz", partial(np.savez_compressed, **stack_metrics(metrics), **steps))
+    results.write(run_dir / "results.csv", make_csv(request, found))
+    tables = []
+    for task, trials in tasks.items():
+        ranked, suffix = sorted(trials, key=lambda each: -each.mean), ""
+        if len(tasks) > 1:
+            suffix = f"-{re.sub(r'[^-.=0-9A-Za-z]+', '_', task)}"
+            tables += [[f"{task}:", *make_table(ranked), ""]]
+        else:
+            tables += [make_table(ranked)]
+        if math.isfinite(ranked[0].mean):
+            best = yaml.safe_dump(results.plain(ranked[0].config), sort_keys=False)
+            results.write(run_dir / f"best{suffix}.yaml", best)
+        title = f"{Path(request.script.__file__).stem} on {task}, {request.options.num_seeds} seeds each"
+        pictures = {"learning_curves": partial(draw_curves, request.script, ranked[:5])}
+        if len(ranked) > 1:
+            pictures["final_return"] = partial(draw_returns, ranked)
+        if len(ranked[0].values) == 2:
+            pictures["heat_map"] = partial(draw_heat_map, ranked)
+        for name, draw_it in pictures.items():
+            results.write(run_dir / f"{name}{suffix}.png", partial(draw_it, title))
+    results.write(run_dir / "table.txt", "\n".join(line for table in tables for line in table) + "\n")
+    for table in tables:
+        print("\n".join(table[:22]))
+    if any(len(table) > 22 for table in tables):
+        print(f"... more in {run_dir / 'table.txt'}")
     print(f"results in {run_dir}")
 
 
 # --- plots ---
 
 
-def draw_curves(request: Request, results: list[Result], metrics: list[dict], steps_per_update, file) -> None:
+def draw_curves(script, ranked: list[Result], title: str, file) -> None:
     """Return over steps of the best trials: interquartile mean over seeds and its 95 % interval."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for each in results:
-        updates = metrics[each.trial]["episodes"].shape[1]
-        edges = np.unique(np.linspace(0, updates, 51).astype(int))
-        pairs = itertools.pairwise(edges)
-        curves = np.stack([request.script.mean_return(metrics[each.trial], *pair) for pair in pairs], axis=1)
-        whole = np.isfinite(curves).all(axis=0)  # where every seed has finished an episode
-        if not whole.any():
-            continue
-        center, low, high = request.script.interval(curves[:, whole])
-        steps = edges[1:][whole] * steps_per_update[each.trial]
-        label = ", ".join(f"{name} = {show(value)}" for name, value in each.values.items())
-        (line,) = axes.plot(steps, center, label=label)
+    for each in ranked:
+        updates = each.metrics["episodes"].shape[1]
+        edges, kept = np.unique(np.linspace(0, updates, 51).astype(int)), np.isfinite(each.returns)
+        parts = [{name: values[:, a:b] for name, values in each.metrics.items()} for a, b in itertools.pairwise(edges)]
+        curves = np.stack([script.mean_return(part) for part in parts], axis=1)
+        curves[~kept] = -np.inf
+        whole = np.isfinite(curves[kept]).all(axis=0)  # where each of them has finished an episode
+        numbers = np.array(results.interval(curves[:, whole]))
+        center, low, high = np.where(np.isfinite(numbers), numbers, np.nan)
+        steps = steps_at(each.config, edges[1:][whole])
+        (line,) = axes.plot(steps, center, label=show(each.values))
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    seeds = len(results[0].returns)
-    where = "" if "env_name" in request.words else f" on {request.config.env_name}"
-    title = f"{Path(request.script.__file__).stem}{where}, best of the trials, {seeds} seeds each"
     axes.set(title=title, xlabel="environment steps per agent", ylabel="return of the episodes that ended")
-    if axes.lines:
-        axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small")
     figure.savefig(file, format="png", dpi=150)
 
 
@@ -434,105 +474,86 @@ def places(values: list) -> tuple[list[float], dict]:
         wide = min(values) > 0 and max(values) / min(values) >= 10
         return list(values), {"scale": "log" if wide else "linear"}
     known = sorted({show(value) for value in values})
-    ticks = {"ticks": range(len(known)), "ticklabels": known}
-    return [known.index(show(value)) for value in values], ticks
+    return [known.index(show(value)) for value in values], {"ticks": range(len(known)), "ticklabels": known}
 
 
 def set_axis(axes, which: str, name: str, how: dict) -> None:
     axes.set(**{f"{which}{key}": value for key, value in how.items()} | {f"{which}label": name})
 
 
-def draw_returns(results: list[Result], file) -> None:
+def draw_returns(ranked: list[Result], title: str, file) -> None:
     """Final return against each swept field: a point per trial, and the mean per value where trials share values."""
-    names, results = list(results[0].values), [each for each in results if len(each.valid)]
+    names, means = list(ranked[0].values), np.array([each.mean for each in ranked])
+    returns, shown = np.stack([each.returns for each in ranked]), np.isfinite(means)
     figure = Figure(figsize=(max(5, 4 * len(names)), 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
-        where, how = places([each.values[name] for each in results])
-        axes.plot(where, [each.mean for each in results], "o", color="tab:blue", alpha=0.5, markersize=4, label="trial")
-        points = sorted(set(where))
+        where, how = places([each.values[name] for each in ranked])
+        where = np.array(where)
+        axes.plot(where[shown], means[shown], "o", color="tab:blue", alpha=0.5, markersize=4, label="trial")
+        points = np.unique(where)
         if len(points) < len(where) or len(names) == 1:
-            strata = [[each.valid for at, each in zip(where, results, strict=True) if at == point] for point in points]
-            center, low, high = np.transpose([stratified_interval(each) for each in strata])
+            over_all = partial(results.interquartile_mean, axis=None)
+            numbers = np.array([results.interval(returns[where == point].T, over_all) for point in points])
+            center, low, high = np.where(np.isfinite(numbers), numbers, np.nan).T
             label = "interquartile mean, 95 % interval"
             axes.errorbar(points, center, (center - low, high - center), color="black", capsize=3, label=label)
         set_axis(axes, "x", name, how)
     figure.axes[0].set_ylabel("final return")
     figure.axes[0].legend(frameon=False, fontsize="small")
+    figure.suptitle(title)
     figure.savefig(file, format="png", dpi=150)
 
 
-def draw_heat_map(results: list[Result], file) -> None:
-    """Final return over two fields: cells where they form a grid, coloured points where they were drawn."""
-    (first, second), means = list(results[0].values), [each.mean for each in results]
+def draw_heat_map(ranked: list[Result], title: str, file) -> None:
+    """Final return over two fields, a coloured point per trial."""
     figure = Figure(figsize=(6.5, 5), layout="constrained")
-    axes = figure.subplots()
-    columns, rows = ([each.values[name] for each in results] for name in (first, second))
-    if len(set(columns)) * len(set(rows)) == len(results):
-        ordered = [sorted(set(values), key=lambda value: value if isinstance(value, (int, float)) else str(value))
-                   for values in (columns, rows)]  # fmt: skip
-        grid = np.full((len(ordered[1]), len(ordered[0])), np.nan)
-        for column, row, mean in zip(columns, rows, means, strict=True):
-            grid[ordered[1].index(row), ordered[0].index(column)] = mean
-        image = axes.imshow(grid, origin="lower", aspect="auto")
-        for (row, column), mean in np.ndenumerate(grid):
-            text = "none" if np.isnan(mean) else f"{mean:.3g}"
-            axes.text(column, row, text, ha="center", va="center", bbox={"facecolor": "white", "alpha": 0.6, "lw": 0})
-        for which, name, values in zip("xy", (first, second), ordered, strict=True):
-            set_axis(axes, which, name, {"ticks": range(len(values)), "ticklabels": list(map(show, values))})
-    else:
-        for which, name, values in zip("xy", (first, second), (columns, rows), strict=True):
-            set_axis(axes, which, name, places(values)[1])
-        image = axes.scatter(places(columns)[0], places(rows)[0], c=means, s=60, edgecolors="black", linewidths=0.5)
-    figure.colorbar(image, label="final return, interquartile mean")
+    axes, where = figure.subplots(), []
+    for which, name in zip("xy", ranked[0].values, strict=True):
+        values, how = places([each.values[name] for each in ranked])
+        where.append(values)
+        set_axis(axes, which, name, how)
+    means = np.array([each.mean for each in ranked])
+    colors, few = np.where(np.isfinite(means), means, np.nan), len(ranked) <= 50
+    points = axes.scatter(*where, c=colors, s=1200 if few else 60, plotnonfinite=True, edgecolors="black")
+    for x, y, mean in zip(*where, means, strict=True) if few else ():
+        axes.text(x, y, f"{mean:.3g}", ha="center", va="center", bbox={"facecolor": "white", "alpha": 0.6, "lw": 0})
+    axes.margins(0.2 if few else 0.05)
+    axes.set_title(title, fontsize="medium")
+    figure.colorbar(points, label="final return, interquartile mean")
     figure.savefig(file, format="png", dpi=150)
 
 
 # --- main ---
 
 
-def prepare(request: Request, groups: list[Group], args: list[str]) -> tuple[Path, list[slices.Program]]:
-    """Open the directory, compile, and say what is needed. Raises ValueError."""
-    for group in groups:
-        request.script.make_learner(group.config)  # a wrong value is found before a directory is made
-    run_dir, record = slices.only_first(open_sweep, request, args)
-    run_dir = Path(run_dir)
-    try:
-        programs = compile_groups(request, groups, record.get("slices"))
-    except ValueError:
-        if "slices" not in record:
-            slices.only_first(slices.withdraw, run_dir)
-        raise
-    if "slices" not in record:  # a resumed sweep keeps the slices that it began with, and so its numbers
-        record["slices"] = [program.size for program in programs]
-        slices.only_first(request.script.write, run_dir / "run.json", json.dumps(record, indent=2))
-    return run_dir, programs
-
-
-def run_groups(request: Request, groups: list[Group], programs: list[slices.Program], run_dir: Path) -> None:
-    seeds, show_progress = request.options.num_seeds, slices.is_first()
-    steps = [len(each.trials) * seeds * each.config.num_updates * each.config.num_envs * each.config.num_steps
-             for each in groups]  # fmt: skip
-    if request.options.resume and show_progress:
-        count = sum(len(finished_slices(run_dir, number)) for number in range(len(groups)))
-        print(f"resume: {count} slice(s) are done{'' if count else ', starting anew'}")
-    with tqdm(total=sum(steps), unit="step", unit_scale=True, disable=not show_progress) as progress:
-        for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
-            run_group(request, group, program, number, run_dir, progress)
-    shutil.rmtree(run_dir / "unfinished", ignore_errors=True)
+def prepare(request: Request, command: list[str]) -> tuple[Path, list[Group], list[training.Program]]:
+    """Compile, say what is needed, then make the directory. Raises ValueError."""
+    script, options, run_dir = request.script, request.options, request.run_dir
+    if run_dir is None:
+        name = f"sweep-{request.config.env_name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        run_dir = Path(training.agree(str(options.run_dir or Path("runs", Path(script.__file__).stem, name))))
+        training.only_first(results.check_new, run_dir)
+    groups = make_groups(request)
+    programs = compile_groups(request, groups)
+    if not request.record:  # with the sizes of slices: a resumed sweep keeps them, and so its numbers
+        record = results.make_record(script, request.config, options, command)
+        record |= {"words": request.words, "slices": [program.size for program in programs]}
+        training.only_first(results.begin_run, run_dir, request.config, record)
+    return run_dir, groups, programs
 
 
 def main(args=None) -> Path:
     """The command line. Returns the run directory."""
-    args = sys.argv[1:] if args is None else [str(each) for each in args]
-    with slices.errors_in_one_line("sweep.py", 2, ValueError, OSError), slices.failures_in_one_line("sweep.py"):
-        request = read_request(args)
-        slices.connect(request.tool)
-        groups = make_groups(request)
-        run_dir, programs = prepare(request, groups, args)
+    words = sys.argv[1:] if args is None else [str(each) for each in args]
+    if words[:1] in (["-h"], ["--help"]):
+        tyro.cli(Options, args=["--help"], description=__doc__)
+    with training.errors_in_one_line("sweep.py", 2, ValueError, OSError), training.failures_in_one_line("sweep.py"):
+        request = read_request(words)
+        run_dir, groups, programs = prepare(request, ["tools/sweep.py", *words])
     about = f"run_dir = {run_dir}: "
-    with slices.errors_in_one_line("sweep.py", 1, OSError, about=about), slices.failures_in_one_line("sweep.py"):
+    with training.errors_in_one_line("sweep.py", 1, OSError, about=about), training.failures_in_one_line("sweep.py"):
         run_groups(request, groups, programs, run_dir)
-        slices.only_first(write_results, request, groups, run_dir)
+        training.only_first(write_results, request, groups, run_dir)
     return run_dir
 
 

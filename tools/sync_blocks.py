@@ -1,10 +1,13 @@
-"""Copy the blocks that all scripts share from ppo_continuous.py to the other scripts.
+"""Copy the blocks that all scripts share from their masters to the other scripts.
 
-    python tools/sync_blocks.py            rewrite the blocks of every top-level script, print the files that changed
+    python tools/sync_blocks.py            rewrite the blocks of every top-level script, print what changed
     python tools/sync_blocks.py --check    change nothing, print the blocks that differ
     python tools/sync_blocks.py FILE ...   only these files, which may lie anywhere
 
-Exits with 1 where --check finds a difference, with 2 after an error; no file is changed then.
+A block runs from its banner, `# --- block NAME: ... ---`, to the next banner (a line that begins with `# --- `) or to
+the end of the file. With another banner, such as `# --- NAME ---`, it belongs to the script and is left alone. A
+function or class that the master has not is never overwritten. ppo_continuous.py holds the masters, ppo.py that of
+`discrete`. Exits with 1 where --check finds a difference, with 2 after an error; no file is changed then.
 """
 
 import argparse
@@ -14,51 +17,50 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MASTER = ROOT / "ppo_continuous.py"
-BEGIN = re.compile(r"# --- block (\w+): the same in every script, copied by tools/sync_blocks\.py ---")
-END = re.compile(r"# --- end of block (\w+) ---")
-REQUIRED = ["config", "arguments", "results"]  # by block main
-MARKER = re.compile(r"#[ -]*(end of )?block\b.*---\s*$")  # a line that means to be one of the two
+BANNER = re.compile(r"# --- block (\w+): .+ ---")
 
 
-def find_blocks(lines: list[str]) -> dict[str, slice]:
-    """Where each block stands, markers included. Raises ValueError for markers that do not pair."""
-    blocks, name, first = {}, None, 0
-    for i, line in enumerate(lines):
-        if begin := BEGIN.fullmatch(line):
-            if name is not None:
-                raise ValueError(f"line {i + 1}: block {begin[1]} begins inside block {name}, which has no end")
-            name, first = begin[1], i
-            if name in blocks:
-                raise ValueError(f"line {i + 1}: a second block {name}")
-        elif end := END.fullmatch(line):
-            if end[1] != name:
-                raise ValueError(f"line {i + 1}: end of block {end[1]}, which has not begun")
-            blocks[name], name = slice(first, i + 1), None
-        elif MARKER.match(line):
-            raise ValueError(f"line {i + 1}: not a marker as it should be spelt: {line}")
-    if name is not None:
-        raise ValueError(f"line {first + 1}: block {name} has no end")
+def find_blocks(text: str) -> dict[str, str]:
+    """The text of each block by its name, the banner included. Raises ValueError."""
+    blocks = {}
+    for part in re.split(r"(?m)^(?=# --- )", text)[1:]:
+        line = part.split("\n", 1)[0]
+        if banner := BANNER.fullmatch(line):
+            if banner[1] in blocks:
+                raise ValueError(f"a second block {banner[1]}")
+            blocks[banner[1]] = part.rstrip("\n")
+        elif line.startswith("# --- block"):
+            raise ValueError(f"not a banner as it should be spelt: {line}")
     return blocks
 
 
-def differing(master_text: str, text: str) -> list[str]:
-    """Names of the blocks of `text` that are not as in the master. Raises ValueError for unknown and lacking ones."""
-    master, lines = master_text.split("\n"), text.split("\n")
-    known, found = find_blocks(master), find_blocks(lines)
-    if unknown := [name for name in found if name not in known]:
-        raise ValueError(f"unknown block {unknown[0]}; known are {', '.join(known)}")
-    if lacking := [name for name in REQUIRED if "main" in found and name in known and name not in found]:
-        raise ValueError(f"no block {lacking[0]}, which block main needs; add its markers, and its imports at the top")
-    return [name for name in found if lines[found[name]] != master[known[name]]]
+def read_masters() -> dict[str, str]:
+    blocks = find_blocks((ROOT / "ppo_continuous.py").read_text(encoding="utf-8"))
+    return blocks | {"discrete": find_blocks((ROOT / "ppo.py").read_text(encoding="utf-8"))["discrete"]}
 
 
-def sync(master_text: str, text: str) -> str:
-    """`text` with its blocks as they are in the master. Raises ValueError."""
-    master, lines = master_text.split("\n"), text.split("\n")
-    for name in differing(master_text, text):
-        lines[find_blocks(lines)[name]] = master[find_blocks(master)[name]]
-    return "\n".join(lines)
+def defined(block: str) -> set[str]:
+    return set(re.findall(r"(?m)^(?:def|class) (\w+)", block))
+
+
+def differing(masters: dict[str, str], text: str) -> list[str]:
+    """Names of the blocks of `text` that are not as in the master. Raises ValueError for what sync must not touch."""
+    found = find_blocks(text)
+    if unknown := found.keys() - masters.keys():
+        raise ValueError(f"unknown block {min(unknown)}; known are {', '.join(masters)}")
+    names = [name for name, block in found.items() if block != masters[name]]
+    for name in names:
+        if own := defined(found[name]) - defined(masters[name]):
+            raise ValueError(f"block {name} holds {min(own)}, which the master has not: put a banner above it")
+    return names
+
+
+def sync(masters: dict[str, str], text: str) -> str:
+    """`text` with its blocks as they are in the masters. Raises ValueError."""
+    found = find_blocks(text)
+    for name in differing(masters, text):
+        text = text.replace(found[name], masters[name])
+    return text
 
 
 def main(args=None) -> int:
@@ -66,23 +68,23 @@ def main(args=None) -> int:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="every top-level script where not given")
     parser.add_argument("--check", action="store_true", help="change nothing, print the blocks that differ")
     options = parser.parse_args(args)
-    master_text = MASTER.read_text(encoding="utf-8")
+    masters = read_masters()
     changed, failed = [], False
     for path in options.files or sorted(ROOT.glob("*.py")):
         shown = os.path.relpath(path)
         try:
             text = path.read_text(encoding="utf-8")
-            if names := differing(master_text, text):
-                changed.append((path, shown, names, sync(master_text, text)))
+            if names := differing(masters, text):
+                changed.append((path, shown, names, sync(masters, text)))
+            if "main" not in find_blocks(text):
+                print(f"{shown}: block main has no such banner here and is left as it is")
         except (OSError, ValueError) as error:
             print(f"{shown}: error: {error}", file=sys.stderr)
             failed = True
     for path, shown, names, text in [] if failed and not options.check else changed:
-        if options.check:
-            print(*[f"{shown}: block {name} differs" for name in names], sep="\n")
-        else:
+        if not options.check:
             path.write_text(text, encoding="utf-8")
-            print(shown)
+        print(f"{shown}: block {', '.join(names)} {'differs' if options.check else 'updated'}")
     return 2 if failed else int(options.check and bool(changed))
 
 

@@ -2,31 +2,45 @@
 
     python tools/train.py ppo --config configs/ppo/cartpole.yaml --num-seeds 1024 --track tensorboard
     python tools/train.py path/to/my_algorithm.py --num-seeds 64 --memory 8
+    python tools/train.py --resume runs/ppo/my_run
 
-Seeds that do not fit in memory at once run in slices. With the same command on each of many hosts, the seeds spread
-over all devices of all hosts. `--track` sends curves to TensorBoard or W&B. All options of the script work here too;
-`python ppo.py --help` lists them. The run directory is the same but for what docs/scaling.md says.
+All flags of the script work here too, `python tools/train.py ppo --help` lists them. The run directory is the script's
+with checkpoints and a record in it; --resume goes on with a run, and takes all else from it. Seeds that do not fit in
+memory at once run in slices; with the same command on each of many hosts they spread over all devices of all hosts.
 """
 
+import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
 import os
-import shlex
+import shutil
 import sys
 import time
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import common
 import jax
 import numpy as np
-import scipy.stats
-import slices
+import results
+import training
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # the package of each
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """One run."""
+
+    num_seeds: int = 4  # agents, each with its own random key
+    seed: int = 0  # of the key that the agents' keys are split from
+    run_dir: Path | None = None  # a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+    eval_episodes: int = 16  # greedy episodes per agent after training, the same ones for all agents; 0 for none
+    checkpoint_interval: float = 60.0  # seconds between checkpoints; with 0 only the last is written
+    track: Literal["tensorboard", "wandb"] | None = None  # a curve per seed, and means over seeds
 
 
 class Request(NamedTuple):
@@ -34,23 +48,55 @@ class Request(NamedTuple):
 
     script: Any
     config: Any
-    options: Any  # the script's
-    tool: Any  # the tool's
+    options: Options
+    hosts: training.Hosts
+    run_dir: Path
+    record: dict  # run.json
 
 
-def read_request(args: list[str]) -> Request:
-    """Raises ValueError."""
-    parser = slices.make_parser(__doc__, "train.py SCRIPT [options]")
-    parser.add_argument("--track", choices=list(TRACKERS), help="one curve per seed, and means over seeds")
-    name, tool, flags = slices.split_arguments(parser, args)
-    if tool.track and importlib.util.find_spec(TRACKERS[tool.track]) is None:
-        raise ValueError(f"track = {tool.track}: needs the package {TRACKERS[tool.track]}, see requirements-tools.txt")
-    script = common.load_script(name)
-    script.use_all_cores()  # before anything starts JAX
-    slices.check_names(script, flags)
-    config, options = script.parse(slices.join_flags(flags), script.Config)
-    script.check(config)
-    return Request(script, config, options, tool)
+def read_request(words: list[str]) -> Request:
+    """Connects to other hosts, where there are any, before it imports the script. Raises ValueError."""
+    first, hosts, words = training.split_words(words, __doc__)
+    training.connect(hosts)
+    request = read_run(words, hosts) if first == "--resume" else read_new_run(first, words)
+    options, track = request.options, request.options.track
+    if track and importlib.util.find_spec(TRACKERS[track]) is None:
+        raise ValueError(f"track = {track}: needs the package {TRACKERS[track]}, see requirements-tools.txt")
+    for name, least in (("num_seeds", 1), ("seed", 0), ("eval_episodes", 0), ("checkpoint_interval", 0)):
+        if not least <= getattr(options, name) < 2**31:
+            raise ValueError(f"{name} = {getattr(options, name)}: must be at least {least} and fit in 32 bits")
+    return request
+
+
+def read_new_run(name: str, words: list[str]) -> Request:
+    """The request of `SCRIPT [flags]`. Raises ValueError."""
+    script = results.load_script(name)
+    config, options, hosts = training.parse_with(script, words, Options, description=__doc__)
+    stem, env_name = Path(script.__file__).stem, config.env_name.rpartition(":")[2]
+    stamp = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    run_dir = Path(training.agree(str(options.run_dir or Path("runs", stem, stamp))))
+    training.only_first(results.check_new, run_dir)
+    record = results.make_record(script, config, options, ["tools/train.py", name, *words])
+    record["options"] = {name: getattr(options, name) for name in ("eval_episodes", "checkpoint_interval", "track")}
+    return Request(script, config, options, hosts, run_dir, record)
+
+
+def read_run(words: list[str], hosts) -> Request:
+    """The request of `--resume RUN_DIR`. Raises ValueError."""
+    run_dir = Path(words[0]) if words else None
+    if run_dir is None or str(run_dir).startswith("-"):
+        raise ValueError("resume: needs RUN_DIR, the run to go on with")
+    results.parse(training.Hosts, words[1:], description=__doc__)  # there is no other flag
+    record = results.read_record(run_dir)
+    if not {"slice", "options"} <= set(record):
+        raise ValueError(f"resume: {run_dir} was not begun by tools/train.py, and has no checkpoints")
+    script = results.script_of(record)
+    config = results.read_config(script, run_dir / "config.yaml")
+    settings = record["settings"]
+    options = Options(settings["num_seeds"], settings["seed"], run_dir, **record["options"])
+    if training.is_first() and results.file_hash(script.__file__) != record["sha256"]:
+        print(f"resume: note: {script.__file__} has changed since the run began", file=sys.stderr)
+    return Request(script, config, options, hosts, run_dir, record)
 
 
 # --- tracking ---
@@ -61,11 +107,12 @@ class Tracker(NamedTuple):
     close: Any
 
 
-def open_tracker(request: Request, run_dir: Path, record: dict, name: str, steps_done: int) -> Tracker:
+def open_tracker(request: Request, name: str, steps_done: int) -> Tracker:
     """A TensorBoard or W&B run for one slice, on process 0. Raises OSError where it cannot be started."""
-    if not request.tool.track or not slices.is_first():
+    run_dir, record = request.run_dir, request.record
+    if not request.options.track or not training.is_first():
         return Tracker(lambda step, values: None, lambda: None)
-    if request.tool.track == "tensorboard":
+    if request.options.track == "tensorboard":
         from tensorboardX import SummaryWriter
 
         # A resumed run writes again what came after its checkpoint: `purge_step` drops the older points.
@@ -78,12 +125,12 @@ def open_tracker(request: Request, run_dir: Path, record: dict, name: str, steps
         return Tracker(log, writer.close)
     import wandb
 
-    label = " ".join(filter(None, [run_dir.name, name]))
+    place = f"{run_dir.absolute()} {record['started']} {name}"
     try:
         run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", Path(request.script.__file__).stem),
-            name=label,
-            id=hashlib.sha256(f"{run_dir} {record['started']} {name}".encode()).hexdigest()[:16],  # the same on resume
+            project=os.environ.get("WANDB_PROJECT", record["settings"]["script"]),
+            name=" ".join(filter(None, [run_dir.name, name])),
+            id=hashlib.sha256(place.encode()).hexdigest()[:16],  # the same on resume
             resume="allow",
             dir=str(run_dir),
             config=record["settings"],
@@ -97,13 +144,13 @@ def open_tracker(request: Request, run_dir: Path, record: dict, name: str, steps
 def curves(script, metrics: dict, seeds: range) -> dict:
     """What is tracked of the updates of a chunk: the return of each seed, and each metric over all. NaN left out.
 
-    `metrics` {name: [seeds, updates]}. The return of all seeds is the interquartile mean, other metrics are plain
-    means over seeds and updates.
+    `metrics` {name: [seeds, updates]}. The return of all seeds is the interquartile mean of those with an episode that
+    ended, other metrics are plain means over seeds and updates.
     """
-    returns = script.mean_return(metrics, 0, metrics["episodes"].shape[1])
+    returns, ended = script.mean_return(metrics), metrics["episodes"].sum(axis=1) > 0
     values = {f"episodic_return/seed_{seed:04d}": value for seed, value in zip(seeds, returns, strict=True)}
-    if len(some := returns[~np.isnan(returns)]):
-        values["episodic_return/interquartile_mean"] = scipy.stats.trim_mean(some, 0.25)
+    if ended.any():
+        values["episodic_return/interquartile_mean"] = results.interquartile_mean(returns[ended])
     for name, each in metrics.items():
         if name != "episodic_return" and not np.isnan(each).all():
             values[f"{name}/mean"] = np.nanmean(each)
@@ -113,122 +160,136 @@ def curves(script, metrics: dict, seeds: range) -> dict:
 # --- training ---
 
 
-def open_run(request: Request, args: list[str]) -> tuple[str, dict]:
-    """The run directory and its record, as the script makes them. Raises ValueError."""
-    run_dir, record = request.script.open_run_dir(request.config, request.options, args)
-    if "slice" not in record:
-        record["command"] = shlex.join(["python", "tools/train.py", *args])
-        if (run_dir / "checkpoints").exists():  # a run that the script itself began
-            record["slice"] = request.options.num_seeds
-    return str(run_dir), record
-
-
-def prepare(request: Request, args: list[str]):
-    """`(run_dir, record, programs by their size)`, what is needed printed. Raises ValueError."""
-    script, config, options, devices = request.script, request.config, request.options, len(jax.devices())
-    script.make_learner(config)  # a wrong value is found before a directory is made
-    step = devices if options.num_seeds % devices == 0 else 1
+def prepare(request: Request) -> dict:
+    """Programs by their size, and what is needed printed. Begins a new run. Raises ValueError."""
+    script, config, options, record = request.script, request.config, request.options, request.record
+    num_seeds, devices, begun = options.num_seeds, jax.device_count(), time.perf_counter()
+    step = devices if num_seeds % devices == 0 else 1
     if step != devices and jax.process_count() > 1:
-        raise ValueError(f"num_seeds = {options.num_seeds}: must be a multiple of the {devices} devices of all hosts")
-    run_dir, record = slices.only_first(open_run, request, args)
-    memory, begun = slices.free_memory(request.tool.memory), time.perf_counter()
-    compile_size = partial(slices.compile_slice, script, config, [], options=options)
-    try:
-        if "slice" in record:  # a resumed run keeps the slices that it began with, and so its numbers
-            program = compile_size(record["slice"])
-        else:
-            program = slices.largest_slice(compile_size, options.num_seeds, step, memory)
-    except ValueError:
-        if "slice" not in record:
-            slices.only_first(slices.withdraw, Path(run_dir))
-        raise
-    rest = options.num_seeds % program.size
-    programs = {program.size: program} | ({rest: compile_size(rest)} if rest else {})
-    if "slice" not in record:
+        raise ValueError(f"num_seeds = {num_seeds}: must be a multiple of the {devices} devices of all hosts")
+    memory = training.free_memory(request.hosts.memory)
+    compile_size = functools.partial(training.compile_slice, script, config, [], options=options)
+    if "slice" in record:  # a resumed run keeps the slices that it began with, and so its numbers
+        program = compile_size(record["slice"])
+    else:
+        program = training.largest_slice(compile_size, num_seeds, step, memory)
         record["slice"] = program.size
-        slices.only_first(script.write, Path(run_dir) / "run.json", json.dumps(record, indent=2))
-    if slices.is_first():
+        training.only_first(results.begin_run, request.run_dir, config, record)
+    rest = num_seeds % program.size
+    programs = {program.size: program} | ({rest: compile_size(rest)} if rest else {})
+    if training.is_first():
         short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
         print(
-            f"{config.env_name}: {options.num_seeds} seeds in {-(-options.num_seeds // program.size)} slice(s) of "
-            f"{program.size} on {program.num_devices} device(s), {program.bytes / slices.GIB:.3g} GiB of "
-            f"{memory / slices.GIB:.3g} free on each{short}; {config.num_updates} updates of "
+            f"{config.env_name}: {num_seeds} seeds in {-(-num_seeds // program.size)} slice(s) of {program.size} on "
+            f"{program.num_devices} device(s), {program.bytes / training.GIB:.3g} GiB of "
+            f"{memory / training.GIB:.3g} free on each{short}; {config.num_updates} updates of "
             f"{config.num_envs * config.num_steps} steps; compiled in {time.perf_counter() - begun:.1f} s"
         )
-    return Path(run_dir), record, programs
+    return programs
 
 
-def train(request: Request, run_dir: Path, record: dict, programs: dict) -> tuple[dict, int, Any]:
-    """Train all slices. Returns metrics {name: [num_seeds, ...]} with `evaluation`, and the steps of this process.
+class Trained(NamedTuple):
+    """Of all slices, in NumPy; every process has it."""
 
-    And the runner state of all agents, None where one slice in one process does not hold them all.
-    """
-    script, config, options = request.script, request.config, request.options
-    keys, size, parts, trained = slices.seed_keys(options), record["slice"], [], 0
-    steps = config.num_envs * config.num_steps
-    total = options.num_seeds * config.num_updates * steps
-    with tqdm(total=total, unit="step", unit_scale=True, disable=not slices.is_first()) as progress:
+    metrics: dict  # {name: [num_seeds, num_updates]}
+    agent: dict  # leaves [num_seeds, ...]
+    evaluation: Any  # [num_seeds, eval_episodes], None where not asked for
+    runner_state: Any  # of all agents, on their devices; None where one slice in one process does not hold them all
+    steps: int  # of this process's run, which may have resumed another's
+    seconds: dict
+
+
+def train(request: Request, programs: dict) -> Trained:
+    """Train and evaluate all slices."""
+    config, options, size = request.config, request.options, request.record["slice"]
+    keys, parts, trained, seconds = training.seed_keys(options), [], 0, {"train": 0.0, "evaluate": 0.0}
+    steps = config.num_envs * config.num_steps  # of one agent in one update
+    total, state = options.num_seeds * config.num_updates * steps, None
+    with tqdm(total=total, unit="step", unit_scale=True, disable=not training.is_first()) as progress:
         for first in range(0, options.num_seeds, size):
+            begun, state = time.perf_counter(), None  # the last slice's memory is needed
             seeds = range(first, min(first + size, options.num_seeds))
             program, name = programs[len(seeds)], "" if size == options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
-            with slices.open_checkpoints(run_dir / f"checkpoints{'-' * bool(name)}{name}", keep=2) as manager:
+            directory = request.run_dir / "checkpoints" / name
+            with training.open_checkpoints(directory, keep=2) as manager:
                 done = manager.latest_step() or 0
-                if options.resume and slices.is_first():
-                    how = f"{done} of {config.num_updates} updates are done" if done else "no checkpoint, starting anew"
-                    tqdm.write(f"resume: seeds {first} to {seeds.stop - 1}: {how}")
+                if done and training.is_first():
+                    tqdm.write(f"seeds {first} to {seeds.stop - 1}: {done} of {config.num_updates} updates are done")
                 progress.update(done * len(seeds) * steps)
                 trained += (config.num_updates - done) * len(seeds) * steps
-                tracker = open_tracker(request, run_dir, record, name, done * steps)
-                watch = partial(show, script, progress, tracker, seeds, steps)
-                carry = slices.train_slice(program, {}, keys[first : seeds.stop], manager,
-                                           options.checkpoint_interval, watch, save_last=True)  # fmt: skip
+                warmup = getattr(config, "warmup_timesteps", 0)
+                tracker = open_tracker(request, name, warmup + done * steps)
+                watch = functools.partial(show, request.script, progress, tracker, seeds, warmup, steps)
+                key_data, interval = keys[first : seeds.stop], options.checkpoint_interval
+                carry = training.train_slice(program, {}, key_data, manager, interval, watch, save_last=True)
                 tracker.close()
-            part = slices.fetch(program, carry["metrics"])
+            ended = time.perf_counter()
+            part, state = {"metrics": training.fetch(program, carry["metrics"])}, carry.pop("runner_state")
+            part["agent"] = training.fetch(program, state.agent)
             if program.evaluate is not None:
-                part["evaluation"] = np.asarray(program.evaluate(carry["runner_state"]))
+                part["evaluation"] = np.asarray(program.evaluate(state.agent))
             parts.append(part)
-            agents = carry["runner_state"] if not name and jax.process_count() == 1 else None  # where all are here
+            seconds["train"] += ended - begun
+            seconds["evaluate"] += time.perf_counter() - ended
             del carry
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, trained, agents
+    whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+    state = state if len(parts) == jax.process_count() == 1 else None
+    return Trained(whole["metrics"], whole["agent"], whole.get("evaluation"), state, trained, seconds)
 
 
-def show(script, progress, tracker: Tracker, seeds: range, steps: int, first: int, last: int, metrics: dict) -> None:
+def show(script, progress, tracker: Tracker, seeds: range, warmup: int, steps: int, first: int, last: int, metrics):
     """Progress and curves after updates [first, last), on process 0. `steps` are of one agent in one update."""
     values = curves(script, metrics, seeds)
-    tracker.log(last * steps, values)
+    tracker.log(warmup + last * steps, values)
     if (mean := values.get("episodic_return/interquartile_mean")) is not None:
         progress.set_postfix_str(f"return {mean:.4g}", refresh=False)
     progress.update((last - first) * len(seeds) * steps)
 
 
-def finish(request: Request, run_dir: Path, record: dict, metrics: dict, agents) -> None:
-    """The files that the script's `main` writes at its end, and its last lines."""
-    record.pop("greedy return", None)  # of an end before this one
-    record |= request.script.write_results(request.config, metrics, run_dir)
-    if agents is not None:
-        request.script.report(request.config, agents, run_dir)
-    request.script.write(run_dir / "run.json", json.dumps(record, indent=2))
+def finish(request: Request, trained: Trained) -> None:
+    """What the script's `main` writes at its end, each file whole or not at all, and the record. Raises OSError."""
+    run_dir, record, partial = request.run_dir, request.record, request.run_dir / "results.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of an end before this one
+    partial.mkdir()
+    try:
+        request.script.save_results(request.config, request.options.seed, trained.agent, trained.metrics, partial)
+    except SafetensorError as error:
+        raise OSError(f"agent.safetensors: cannot be written ({error})") from error
+    returns = {"final return": results.final_return(trained.metrics)}
+    if trained.evaluation is not None:
+        np.save(partial / "evaluation.npy", trained.evaluation)
+        returns["greedy return"] = trained.evaluation.mean(axis=1)
+    if trained.runner_state is not None:
+        request.script.report(request.config, trained.runner_state, partial)
+    for path in partial.iterdir():
+        if (run_dir / path.name).is_dir():
+            shutil.rmtree(run_dir / path.name)
+        path.replace(run_dir / path.name)
+    partial.rmdir()
+    for name, values in returns.items():
+        record |= results.summarize(name, values)
+    results.write(run_dir / "run.json", json.dumps(record, indent=2))
     print(f"results in {run_dir}")
 
 
 def main(args=None) -> Path:
     """The command line. Returns the run directory."""
-    args = sys.argv[1:] if args is None else [str(each) for each in args]
+    words = sys.argv[1:] if args is None else [str(each) for each in args]
     begun = time.perf_counter()
-    with slices.errors_in_one_line("train.py", 2, ValueError, OSError), slices.failures_in_one_line("train.py"):
-        request = read_request(args)
-        slices.connect(request.tool)
-        run_dir, record, programs = prepare(request, args)
+    with training.errors_in_one_line("train.py", 2, ValueError, OSError), training.failures_in_one_line("train.py"):
+        request = read_request(words)
+        programs = prepare(request)
+    run_dir, record, compiled = request.run_dir, request.record, time.perf_counter() - begun
     about = f"run_dir = {run_dir}: "
-    with slices.errors_in_one_line("train.py", 1, OSError, about=about), slices.failures_in_one_line("train.py"):
-        compiled = time.perf_counter()
-        metrics, steps, agents = train(request, run_dir, record, programs)
-        seconds = {"compile": compiled - begun, "train": time.perf_counter() - compiled}
-        if steps:  # of this process, which may have resumed the run
-            record |= {"seconds": seconds, "steps_per_second": steps / seconds["train"]}
-            if slices.is_first():
-                print(f"trained in {seconds['train']:.1f} s, {steps / seconds['train']:,.0f} steps/s over all seeds")
-        slices.only_first(finish, request, run_dir, record, metrics, agents)
+    with training.errors_in_one_line("train.py", 1, OSError, about=about), training.failures_in_one_line("train.py"):
+        with training.errors_in_one_line("train.py", 130, KeyboardInterrupt, about=f"stopped; --resume {run_dir}"):
+            trained = train(request, programs)
+        if trained.steps:
+            speed = trained.steps / trained.seconds["train"]
+            record |= {"seconds": {"compile": compiled, **trained.seconds}, "steps_per_second": speed}
+            if training.is_first():
+                print(f"trained in {trained.seconds['train']:.1f} s, {speed:,.0f} steps/s over all seeds")
+        training.only_first(finish, request, trained)
     return run_dir
 
 

@@ -1,0 +1,312 @@
+"""What the tools share about results: the script of a name, run directories and their records, intervals, errors.
+
+A run directory is what a script's `save_results` writes: `config.yaml`, `metrics.npz`, `learning_curve.png` and
+`agent.safetensors`. `tools/train.py` adds `run.json`, `evaluation.npy` and checkpoints.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import difflib
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import typing
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import scipy.stats
+import tyro
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "make_env", "main"]
+OF_MAIN = ["mean_return", "read_flags", "save_results"]  # what the tools take of the block `main`
+PACKAGES = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
+RESAMPLES = 2000
+
+# --- scripts ---
+
+
+def nearest(name, known) -> str:
+    """'; did you mean ...?', or nothing where no known name is close."""
+    found = difflib.get_close_matches(str(name), list(map(str, known)), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def load_script(name):
+    """The module of a script: `ppo` and `ppo.py` are those of the repository, anything else is a path.
+
+    A file in the working directory comes before one of the repository. Puts the script's folder and the working
+    directory on the path, as `env_name: MODULE:NAME` needs. Raises ValueError.
+    """
+    file = str(name) if str(name).endswith(".py") else f"{name}.py"
+    path = next((each.resolve() for each in (Path(file), ROOT / file) if each.is_file()), None)
+    if path is None:
+        known = sorted(each.stem for each in ROOT.glob("*.py"))
+        raise ValueError(f"script = {name}: no such file; scripts here are {', '.join(known)}{nearest(name, known)}")
+    sys.path[:0] = [each for each in (str(path.parent), os.getcwd()) if each not in sys.path]
+    own_name = f"script_{path.stem}"  # so that a script called json.py does no harm
+    loaded = (each for each in map(sys.modules.get, (path.stem, own_name)) if each is not None)
+    module = next((each for each in loaded if Path(getattr(each, "__file__", None) or "").resolve() == path), None)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(own_name, path)
+        module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # whatever somebody's file does
+            del sys.modules[own_name]
+            raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
+    if missing := [each for each in CONTRACT + OF_MAIN if not hasattr(module, each)]:
+        sys.modules.pop(own_name, None)
+        raise ValueError(f"script = {name}: is not a training script, it has no {', '.join(missing)}")
+    return module
+
+
+def plain(config) -> dict:
+    """A config as YAML and JSON can hold it."""
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(config).items()}
+
+
+# --- the command line ---
+
+
+def flags_of(command) -> list[str]:
+    """The flags of a dataclass, or of a function that takes some."""
+    classes = typing.get_type_hints(command).values() if inspect.isfunction(command) else [command]
+    return [f"--{field.name.replace('_', '-')}" for each in classes for field in dataclasses.fields(each)]
+
+
+def parse(command, words: list[str], **how):
+    """`tyro.cli`, but that a wrong flag is a ValueError that names it."""
+
+    def refuse(event):
+        argument, tokens = getattr(event, "argument", None), getattr(event, "tokens", ())
+        if unknown := [word for word in tokens if word.startswith("--")]:
+            raise ValueError(f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}")
+        if tokens:  # of which flag is told by what stands before
+            before = [word for word in words[: words.index(tokens[0])] if word.startswith("--")]
+            raise ValueError(f"{' '.join([*before[-1:], *tokens])}: is one word too many")
+        if argument is not None:
+            reason = getattr(event, "message", None) or f"takes {' | '.join(getattr(event, 'choices', ['a value']))}"
+            value = getattr(event, "value", "")
+            raise ValueError(f"{argument.display_name()} {value}: {reason}")
+
+    # A private name of tyro's: without it the mistake is told as tyro does, in a box, with exit code 2 too.
+    hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", None)
+    with hook(refuse) if hook else contextlib.nullcontext():
+        return tyro.cli(command, args=words, **how)
+
+
+def read_flags(script, words: list[str]) -> list[str]:
+    """The script's own `read_flags`: what --config FILE holds comes first. Raises ValueError."""
+    try:
+        return script.read_flags(words)
+    except (Exception, RecursionError) as error:  # of YAML, of what it holds, of files
+        raise ValueError(f"--config FILE: {type(error).__name__}: {error}") from error
+
+
+def read_config(script, file: Path):
+    """The config that config.yaml holds, read as the script reads it. Raises ValueError."""
+    try:
+        marked = tyro.conf.FlagConversionOff[script.Config]
+        return parse(marked, read_flags(script, ["--config", str(file)]))
+    except ValueError as error:
+        raise ValueError(f"{file}: is not a config of {script.__file__}: {error}") from error
+
+
+# --- run directories ---
+
+
+class CannotWrite(OSError, ValueError):
+    """A file cannot be written; of both kinds, for those who catch the one or the other."""
+
+
+def write(path: Path, content) -> None:
+    """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file.
+
+    Raises CannotWrite.
+    """
+    temporary = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            content(file) if callable(content) else file.write(content.encode())
+        temporary.replace(path)
+    except OSError as error:
+        raise CannotWrite(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def make_record(script, config, options, command: list[str]) -> dict:
+    """What run.json says of a run that begins: settings, command, script, device, versions, commit."""
+    import jax
+
+    path = Path(script.__file__).resolve()
+    git = ["git", "-C", path.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # not by a tag
+    found = {each.name: each.version for each in importlib.metadata.distributions() if each.name in PACKAGES}
+    return {
+        "settings": {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed} | plain(config),
+        "command": shlex.join(["python", *command]),
+        "started": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}",
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores",
+        "versions": {"python": sys.version.split()[0], **dict(sorted(found.items()))},
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
+        "path": str(path),
+        "sha256": file_hash(path),
+    }
+
+
+def file_hash(path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def check_new(run_dir: Path) -> None:
+    """Raise ValueError where a run directory cannot be made: no run is overwritten."""
+    if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
+        raise ValueError(f"run_dir = {run_dir}: is there already; --resume {run_dir} goes on with a run")
+
+
+def begin_run(run_dir: Path, config, record: dict) -> None:
+    """Make the run directory with config.yaml and run.json, all of it or nothing. Raises ValueError."""
+    check_new(run_dir)
+    temporary = run_dir.with_name(run_dir.name + ".partial")
+    write(temporary / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+    write(temporary / "run.json", json.dumps(record, indent=2))
+    try:
+        temporary.replace(run_dir)
+    except OSError as error:
+        raise ValueError(f"run_dir = {run_dir}: cannot be made ({error.strerror})") from error
+
+
+def read_record(run_dir: Path) -> dict:
+    """What run.json says; `settings` is in it, with script, env_name, num_seeds and seed. Raises ValueError.
+
+    Where a script's own `main` wrote the run there is no run.json: then `settings` is all, and of other files.
+    """
+    path = Path(run_dir) / "run.json"
+    try:
+        if path.is_file():
+            record = json.loads(path.read_text())
+            return record | {"settings": {"script": "", "env_name": "", "num_seeds": 0, "seed": 0} | record["settings"]}
+        path = Path(run_dir) / "agent.safetensors"
+        if not path.is_file():
+            raise ValueError(f"{run_dir}: is not the directory of a run, it has neither run.json nor {path.name}")
+        agents, metadata = read_agents(path)
+        count = len(next(iter(agents.values()), []))
+        path = Path(run_dir) / "config.yaml"
+        settings = {"script": metadata["script"], "num_seeds": count, "seed": int(metadata["seed"])}
+        return {"settings": settings | yaml.safe_load(path.read_text())}
+    except (
+        OSError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        yaml.YAMLError,
+        json.JSONDecodeError,
+    ) as error:
+        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def script_of(record: dict):
+    """The script of a run: the file that it was made with where that is still there, else the one of its name."""
+    path = record.get("path", "")
+    return load_script(path if Path(path).is_file() else record["settings"]["script"])
+
+
+def read_agents(path: Path) -> tuple[dict, dict]:
+    """Arrays [num_seeds, ...] by their names joined by dots, and the metadata, script and seed. Raises ValueError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ValueError(f"{path}: is not there; the run has not ended, or its script saved no agent") from None
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
+
+
+def load_run(run_dir):
+    """`(script, config, agent)` of a run that has ended, of a script or of tools/train.py. Raises ValueError.
+
+    `agent` is what `make_policy` takes, in NumPy, of all agents: leaves [num_seeds, ...].
+    """
+    from flax.traverse_util import unflatten_dict
+
+    record, (arrays, _) = read_record(Path(run_dir)), read_agents(Path(run_dir) / "agent.safetensors")
+    script = script_of(record)
+    return script, read_config(script, Path(run_dir) / "config.yaml"), unflatten_dict(arrays, sep=".")
+
+
+def load_metrics(run_dir) -> dict:
+    """`{name: [num_seeds, updates]}`, and `evaluation` [num_seeds, episodes] where there was one. Raises ValueError."""
+    path = Path(run_dir) / "metrics.npz"
+    try:
+        with np.load(path) as stored:
+            metrics = dict(stored)
+        path = path.with_name("evaluation.npy")
+        return metrics | ({"evaluation": np.load(path)} if path.exists() else {})
+    except FileNotFoundError:
+        raise ValueError(f"{path}: is not there, so that the run has not ended") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+# --- statistics over seeds ---
+
+
+def final_return(metrics) -> np.ndarray:
+    """Mean return of the episodes that ended in the last tenth of the updates, NaN where none did: [num_seeds]."""
+    first = metrics["episodes"].shape[1] * 9 // 10
+    episodes, returns = metrics["episodes"][:, first:], metrics["episodic_return"][:, first:]
+    with np.errstate(invalid="ignore"):
+        return np.where(episodes > 0, episodes * returns, 0.0).sum(axis=1) / episodes.sum(axis=1)
+
+
+def interquartile_mean(values, axis=0):
+    """The mean of the middle half (arXiv 2108.13264, section 4.3). What is not finite is the worst there is."""
+    return scipy.stats.trim_mean(np.where(np.isfinite(values), values, -np.inf), 0.25, axis=axis)
+
+
+def interval(values, statistic=interquartile_mean) -> list:
+    """A statistic over seeds and its 95 % bootstrap interval: [seeds, ...] -> value, low, high, each [...].
+
+    Seeds are drawn jointly for all that follows the first axis. A seed that diverged is never left out: it counts as
+    -inf, and so may value or low where there are many.
+    """
+    values, rng = np.where(np.isfinite(values), values, -np.inf), np.random.default_rng(0)
+    drawn = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(RESAMPLES)]
+    return [statistic(values), *np.percentile(drawn, [2.5, 97.5], axis=0, method="nearest")]  # never between -inf and x
+
+
+def summarize(name: str, returns) -> dict:
+    """Print what was reached over seeds, and return it for run.json. `returns`: [num_seeds]."""
+    mean, low, high = (float(each) for each in interval(returns))
+    lost = int((~np.isfinite(returns)).sum())
+    note = f", {lost} of them without a finite return, which count as -inf" if lost else ""
+    print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(returns)} seeds{note}")
+    numbers = {"interquartile_mean": mean, "low": low, "high": high}
+    numbers = {key: value if np.isfinite(value) else None for key, value in numbers.items()}  # JSON has no -inf
+    return {name: numbers | {"seeds": len(returns), "not_finite": lost}}
+
+
+# --- errors ---
+
+
+def run_tool(tool, args=None):
+    """Call `tool(args)`; a ValueError, which is the user's mistake, becomes one line on stderr and exit code 2."""
+    try:
+        return tool(args)
+    except ValueError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
