@@ -63,7 +63,7 @@ from safetensors.flax import save_file
 from tqdm import tqdm
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
@@ -87,9 +87,7 @@ class Config:
     gradient_steps: int = 4  # learner updates that follow
     batch_size: int = 128  # transitions that a learner update learns from
     buffer_size: int = 16_384  # transitions that the replay holds, rounded down to a multiple of num_envs * num_steps
-    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = (
-        ""  # of stored observations; "": theirs
-    )
+    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # of stored observations
     learning_starts: int = 10_000  # transitions before the first learner update, rounded up to such a multiple
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
@@ -179,21 +177,6 @@ def double_q(target_q, online_q):
     return at(target_q, online_q.argmax(axis=-1))
 
 
-def last_step(done):
-    """Which of n successive steps is the last of its episode, the n-th where none is. [..., n] -> [...]."""
-    return done.at[..., -1].set(True).argmax(axis=-1)
-
-
-def n_step_target(rewards, last, terminated, next_value, gamma):
-    """Rewards up to step `last`, then the value of what it led to unless it terminated. [..., n], the others [...].
-
-    y = sum_{k <= last} gamma^k r_k + gamma^(last + 1) (1 - terminated) next_value
-    """
-    step = jnp.arange(rewards.shape[-1])
-    returns = jnp.where(step <= last[..., None], gamma**step * rewards, 0.0).sum(axis=-1)
-    return returns + gamma ** (last + 1) * jnp.where(terminated, 0.0, next_value)
-
-
 def n_step_transitions(steps, gamma, n_step):
     """The transitions of `n_step` steps that begin with each of the first T of T + n_step - 1 successive steps.
 
@@ -202,20 +185,19 @@ def n_step_transitions(steps, gamma, n_step):
     discounted rewards, "discount" what the value of "next_obs" counts in the target: gamma ** (number of steps), or 0
     after a termination.
     """
-    length = steps.reward.shape[0] - n_step + 1
-    window = jnp.arange(length)[:, None] + jnp.arange(n_step)  # [T, n]
-    rewards, terminated, truncated = (
-        jnp.moveaxis(leaf[window], 1, -1) for leaf in (steps.reward, steps.terminated, steps.truncated)
-    )  # [T, N, n]
-    last = last_step(terminated | truncated)  # [T, N]
-    where_last = jnp.arange(length)[:, None] + last, jnp.arange(rewards.shape[1])
+    length, step = len(steps.reward) - n_step + 1, jnp.arange(n_step)
+    window = jnp.arange(length)[:, None] + step  # [T, n_step]
+    done = jnp.moveaxis((steps.terminated | steps.truncated)[window], 1, -1)  # [T, N, n_step]
+    last = done.at[..., -1].set(True).argmax(axis=-1)  # [T, N], of the n steps from 0 on
+    rewards = jnp.where(step <= last[..., None], gamma**step * jnp.moveaxis(steps.reward[window], 1, -1), 0.0)
+    reached = jnp.arange(length)[:, None] + last, jnp.arange(done.shape[1])
     return {
         "obs": steps.obs[:length],
         "action": steps.action[:length],
         "q": steps.q[:length],
-        "return": n_step_target(rewards, last, True, 0.0, gamma),
-        "discount": gamma ** (last + 1) * ~steps.terminated[where_last],
-        "next_obs": steps.next_obs[where_last],
+        "return": rewards.sum(axis=-1),
+        "discount": gamma ** (last + 1) * ~steps.terminated[reached],
+        "next_obs": steps.next_obs[reached],
     }
 
 
@@ -230,9 +212,9 @@ def exploration_ladder(num_envs, base, exponent):
 
 
 def update_towards(old_params, params, update_count, steps, interval, tau):
-    """Go `tau` of the way to `params` for each multiple of `interval` that this update's `steps` steps reach."""
-    before = update_count % interval * steps  # `interval` updates end at a multiple: nothing has to count further
-    times = (before + steps) // interval - before // interval
+    """Go `tau` of the way to `params` for each multiple of `interval` that the last update's `steps` steps reached."""
+    now = update_count % interval * steps  # `interval` updates end at a multiple, so that no number has to overflow
+    times = now // interval - (now - steps) // interval
     return optax.incremental_update(params, old_params, 1.0 - (1.0 - tau) ** times)
 
 
@@ -288,9 +270,6 @@ def importance_weights(probability, size, exponent):
     return weight / weight.max()
 
 
-# --- replay ---
-
-
 class Step(NamedTuple):
     """One step, or, with leading axes [num_steps, num_envs], a rollout."""
 
@@ -309,10 +288,7 @@ def add_to_replay(replay: dict, transitions: dict, count) -> dict:
 
 
 def sample_replay(key, replay: dict, tree: tuple, size, batch_size, importance_exponent):
-    """A batch drawn by priority, one from each of `batch_size` equal ranges (arXiv 1511.05952, appendix B.2.1).
-
-    `size` transitions are in the replay.
-    """
+    """Of `size` transitions one from each of `batch_size` equal ranges of priority (arXiv 1511.05952, app. B.2.1)."""
     total = total_priority(tree)
     mass = (jnp.arange(batch_size) + jax.random.uniform(key, (batch_size,))) / batch_size * total
     index, priority = sample_sum_tree(tree, mass)
@@ -354,25 +330,21 @@ def make_network(config: Config, env, env_params):
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
-    rollout_size = config.num_envs * config.num_steps
-    sizes = "num_envs", "num_steps", "gradient_steps", "batch_size", "n_step"
-    intervals = "actor_sync_interval", "target_update_interval"
-    if min(getattr(config, name) for name in sizes + intervals) < 1 or not config.hidden_sizes:
-        raise ValueError(f"{', '.join(sizes + intervals)}: must all be at least 1, and hidden_sizes not empty")
-    if config.learning_starts < 0:
-        raise ValueError(f"learning_starts = {config.learning_starts}: must not be negative")
+    rollout_size, gradient_steps = config.num_envs * config.num_steps, config.gradient_steps
+    sizes = config.num_envs, config.num_steps, gradient_steps, config.batch_size, config.n_step
+    if min(*sizes, config.actor_sync_interval, config.target_update_interval, config.learning_starts + 1) < 1:
+        names = "num_envs, num_steps, gradient_steps, batch_size, n_step, actor_sync_interval, target_update_interval"
+        raise ValueError(f"{names}: must all be at least 1, learning_starts at least 0")
     if config.num_updates < 1:
-        warmup = f"the warm-up takes {config.warmup_timesteps}"
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: {warmup}, one update {rollout_size}")
-    if config.buffer_size < rollout_size:
+        raise ValueError(f"total_timesteps = {config.total_timesteps}: warm-up takes {config.warmup_timesteps} of them")
+    num_rollouts, warmup_rollouts = config.buffer_size // rollout_size, math.ceil(config.learning_starts / rollout_size)
+    if num_rollouts < 1:
         raise ValueError(f"buffer_size = {config.buffer_size}: one update writes {rollout_size}")
     env, env_params = make_env(config)
     network = make_network(config, env, env_params)
-    num_rollouts = config.buffer_size // rollout_size
-    warmup_rollouts = math.ceil(config.learning_starts / rollout_size)
 
     def learning_rate(count):  # constant within an update
-        return config.lr * (1.0 - (count // config.gradient_steps) / config.num_updates)
+        return config.lr * (1.0 - (count // gradient_steps) / config.num_updates)
 
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
     adam = optax.adam(learning_rate if config.anneal_lr else config.lr)
@@ -446,8 +418,7 @@ def make_learner(config: Config):
 
     def loss(params, batch, target):
         q = at(network.apply(params, batch["obs"]), batch["action"])
-        weighted = td_loss(q, target, batch["weight"], config.loss)
-        return weighted, ({"td_loss": weighted, "q_value": q.mean()}, target - q)
+        return td_loss(q, target, batch["weight"], config.loss), q
 
     def learn(state, key):
         """Gradient steps on batches drawn by priority, each of which writes new priorities back."""
@@ -459,27 +430,24 @@ def make_learner(config: Config):
             target_q = network.apply(state.target_params, batch["next_obs"])
             next_q = network.apply(params, batch["next_obs"]) if config.double else target_q
             target = batch["return"] + batch["discount"] * double_q(target_q, next_q)
-            grads, (metrics, td_error) = jax.grad(loss, has_aux=True)(params, batch, target)
+            (error, q), grads = jax.value_and_grad(loss, has_aux=True)(params, batch, target)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            tree = set_priorities(tree, batch["index"], priority_of(td_error, config.priority_exponent))
+            tree = set_priorities(tree, batch["index"], priority_of(target - q, config.priority_exponent))
+            metrics = {"td_loss": error, "q_value": q.mean()}
             return (optax.apply_updates(params, updates), opt_state, tree), metrics
 
-        keys = jax.random.split(key, config.gradient_steps)
+        keys = jax.random.split(key, gradient_steps)
         carry, metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state, state.tree), keys)
         return state._replace(params=carry[0], opt_state=carry[1], tree=carry[2]), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
         key, explore_key, learn_key = jax.random.split(state.key, 3)
-        follow = functools.partial(update_towards, update_count=state.update_count, steps=config.gradient_steps)
         state, info = explore(state._replace(key=key), explore_key)
         state, metrics = learn(state, learn_key)
-        state = state._replace(
-            actor_params=follow(state.actor_params, state.params, interval=config.actor_sync_interval, tau=1.0),
-            target_params=follow(
-                state.target_params, state.params, interval=config.target_update_interval, tau=config.tau
-            ),
-        )
-        return state, metrics | episode_metrics(info)
+        actor, target, params, count = state.actor_params, state.target_params, state.params, state.update_count
+        actor = update_towards(actor, params, count, gradient_steps, config.actor_sync_interval, 1.0)
+        target = update_towards(target, params, count, gradient_steps, config.target_update_interval, config.tau)
+        return state._replace(actor_params=actor, target_params=target), metrics | episode_metrics(info)
 
     return init, update
 
@@ -509,7 +477,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -545,7 +513,7 @@ def make_env(config):
     return LogWrapper(env), env_params
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]

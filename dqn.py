@@ -60,7 +60,7 @@ from safetensors.flax import save_file
 from tqdm import tqdm
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
@@ -84,9 +84,7 @@ class Config:
     gradient_steps: int = 1  # per update, each on a batch of its own
     batch_size: int = 128  # steps that a gradient step learns from
     buffer_size: int = 10_000  # steps that the replay holds, rounded down to a multiple of num_envs * num_steps
-    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = (
-        ""  # of stored observations; "": theirs
-    )
+    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # of stored observations
     learning_starts: int = 10_000  # steps with random actions before learning, rounded up to such a multiple
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
@@ -192,13 +190,10 @@ def linear_epsilon(count, duration, start, finish):
 
 
 def update_towards(old_params, params, update_count, steps, interval, tau):
-    """Go `tau` of the way to `params` for each multiple of `interval` that this update's `steps` steps reach."""
-    before = update_count % interval * steps  # `interval` updates end at a multiple: nothing has to count further
-    times = (before + steps) // interval - before // interval
+    """Go `tau` of the way to `params` for each multiple of `interval` that the last update's `steps` steps reached."""
+    now = update_count % interval * steps  # `interval` updates end at a multiple, so that no number has to overflow
+    times = now // interval - (now - steps) // interval
     return optax.incremental_update(params, old_params, 1.0 - (1.0 - tau) ** times)
-
-
-# --- replay ---
 
 
 class Transition(NamedTuple):
@@ -218,10 +213,9 @@ def add_to_replay(replay: Transition, rollout: Transition, count) -> Transition:
 
 
 def sample_replay(key, replay: Transition, count, batch_size, n_step) -> dict:
-    """Steps drawn uniformly from those that are followed by `n_step` - 1 others. `count` rollouts were written.
+    """Steps drawn uniformly from those that `n_step` - 1 others follow. `count` rollouts were written.
 
-    "rewards" [B, n_step]: of each step and of those that follow. "last" [B]: which of these ends the episode, or is the
-    n-th. "next_obs" is what that one led to.
+    "rewards" [B, n_step] are of each step and of those that follow, up to "last" [B], which led to "next_obs".
     """
     num_rollouts, num_steps, num_envs = replay.reward.shape
     rollout_size, capacity = num_steps * num_envs, replay.reward.size
@@ -266,15 +260,12 @@ def make_network(config: Config, env, env_params):
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
-    counts = config.gradient_steps, config.batch_size, config.n_step, config.target_update_interval
-    if min(config.num_envs, config.num_steps, *counts, len(config.hidden_sizes)) < 1:
-        names = "num_envs, num_steps, gradient_steps, batch_size, n_step, target_update_interval, hidden_sizes"
+    rollout_size, interval = config.num_envs * config.num_steps, config.target_update_interval
+    if min(config.num_envs, config.num_steps, config.gradient_steps, config.batch_size, config.n_step, interval) < 1:
+        names = "num_envs, num_steps, gradient_steps, batch_size, n_step, target_update_interval"
         raise ValueError(f"{names}: must all be at least 1")
-    rollout_size = config.num_envs * config.num_steps
     if config.num_updates < 1:
-        raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: the warm-up takes {config.warmup_timesteps} of them"
-        )
+        raise ValueError(f"total_timesteps = {config.total_timesteps}: warm-up takes {config.warmup_timesteps} of them")
     num_rollouts, warmup_rollouts = config.buffer_size // rollout_size, config.warmup_timesteps // rollout_size
     if num_rollouts * config.num_steps < config.n_step:
         raise ValueError(f"buffer_size = {config.buffer_size}: must hold num_steps, and n_step, steps per environment")
@@ -290,8 +281,7 @@ def make_learner(config: Config):
         """Initial networks, and the replay with the steps of the warm-up."""
         params_key, env_key, warmup_key, key = jax.random.split(rng, 4)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
-        params = network.init(params_key, obs)
-        shape = num_rollouts, config.num_steps, config.num_envs
+        params, shape = network.init(params_key, obs), (num_rollouts, config.num_steps, config.num_envs)
         stored, flags = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype), jnp.zeros(shape, bool)
         replay = Transition(stored, jnp.zeros(shape, jnp.int32), jnp.zeros(shape), stored, flags, flags)
         state = RunnerState(
@@ -330,22 +320,21 @@ def make_learner(config: Config):
 
     def loss(params, batch, target):
         q = at(network.apply(params, batch["obs"]), batch["action"])
-        td_error = td_loss(q, target, config.loss)
-        return td_error, {"td_loss": td_error, "q_value": q.mean()}
+        return td_loss(q, target, config.loss), q.mean()
 
     def learn(state, key):
         """Gradient steps, each on a batch of its own."""
+        count = warmup_rollouts + state.update_count
 
         def gradient_step(carry, key):
             params, opt_state = carry
-            count = warmup_rollouts + state.update_count
             batch = sample_replay(key, state.replay, count, config.batch_size, config.n_step)
             target_q = network.apply(state.target_params, batch["next_obs"])
             next_value = double_q(target_q, network.apply(params, batch["next_obs"]) if config.double else target_q)
             target = n_step_target(batch["rewards"], batch["last"], batch["terminated"], next_value, config.gamma)
-            grads, metrics = jax.grad(loss, has_aux=True)(params, batch, target)
+            (error, q), grads = jax.value_and_grad(loss, has_aux=True)(params, batch, target)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), metrics
+            return (optax.apply_updates(params, updates), opt_state), {"td_loss": error, "q_value": q}
 
         keys = jax.random.split(key, config.gradient_steps)
         (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), keys)
@@ -357,9 +346,7 @@ def make_learner(config: Config):
         epsilon = linear_epsilon(count, duration, config.epsilon_start, config.epsilon_finish)
         state, info = collect(state._replace(key=key), collect_key, epsilon)
         state, metrics = learn(state, learn_key)
-        target_params = update_towards(
-            state.target_params, state.params, count, rollout_size, config.target_update_interval, config.tau
-        )
+        target_params = update_towards(state.target_params, state.params, count + 1, rollout_size, interval, config.tau)
         return state._replace(target_params=target_params), metrics | episode_metrics(info) | {"epsilon": epsilon}
 
     return init, update
@@ -390,7 +377,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -426,7 +413,7 @@ def make_env(config):
     return LogWrapper(env), env_params
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]

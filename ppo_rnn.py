@@ -67,7 +67,7 @@ from safetensors.flax import save_file
 from tqdm import tqdm
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
@@ -133,10 +133,10 @@ class Gru(nn.Module):
         def step(hidden, inputs):
             x, first = inputs
             hidden = jnp.where(first[..., None], 0.0, hidden)
-            (x_reset, x_update, x_new), (reset, update, new) = (jnp.split(each, 3, -1) for each in (x, hidden @ kernel))
-            new = jnp.tanh(x_new + nn.sigmoid(x_reset + reset) * (new + bias))
-            update = nn.sigmoid(x_update + update)
-            hidden = update * hidden + (1.0 - update) * new
+            x_reset, x_update, x_new = jnp.split(x, 3, axis=-1)
+            reset, update, new = jnp.split(hidden @ kernel, 3, axis=-1)
+            reset, update = nn.sigmoid(x_reset + reset), nn.sigmoid(x_update + update)
+            hidden = update * hidden + (1.0 - update) * jnp.tanh(x_new + reset * (new + bias))
             return hidden, hidden
 
         return jax.lax.scan(step, hidden, (x, first))[1]
@@ -152,8 +152,9 @@ class Body(nn.Module):
 
     @nn.compact
     def __call__(self, hidden, x, first):
-        """From the memory before them [..., cell_size], and observations [T, ..., obs_dim] of which some are the `first`
-        of an episode [T, ...], to the memory after each [T, ..., cell_size].
+        """Observations [T, ..., obs_dim] to the memory after each [T, ..., cell_size], from the memory before them.
+
+        `first` [T, ...] tells which are the first of an episode.
         """
         for size in self.hidden_sizes if self.cell == "gru" else (*self.hidden_sizes, self.cell_size):
             x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
@@ -471,7 +472,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def orthogonal(scale: float):
     """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
 
@@ -483,7 +484,7 @@ def orthogonal(scale: float):
     return init
 
 
-# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -572,7 +573,7 @@ def make_env(config):
     return LogWrapper(Observe(env, env_params, config.observe, config.observe_previous)), env_params
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]

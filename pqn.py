@@ -60,7 +60,7 @@ from safetensors.flax import save_file
 from tqdm import tqdm
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
@@ -162,9 +162,9 @@ def q_lambda_target(rewards, next_values, terminated, truncated, gamma, q_lambda
         target = reward + gamma * jnp.where(terminated, 0.0, mixed)
         return target, target
 
-    inputs = rewards, next_values, terminated, truncated
     # Beyond the last step there is no target, so that the next value stands in for it.
-    return jax.lax.scan(step, next_values[-1], inputs, reverse=True, unroll=16)[1]
+    steps = rewards, next_values, terminated, truncated
+    return jax.lax.scan(step, next_values[-1], steps, reverse=True, unroll=16)[1]
 
 
 def td_loss(q, target):
@@ -231,20 +231,14 @@ def make_learner(config: Config):
         return config.lr * (1.0 - (count // gradient_steps) / config.num_updates)
 
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    radam = optax.radam(learning_rate if config.anneal_lr else config.lr)
-    optimizer = optax.chain(clip, radam)
+    optimizer = optax.chain(clip, optax.radam(learning_rate if config.anneal_lr else config.lr))
 
     def init(rng):
         params_key, env_key, key = jax.random.split(rng, 3)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
-        params = network.init(params_key, obs)
+        params, zero = network.init(params_key, obs), jnp.zeros((), jnp.int32)
         return RunnerState(
-            params=params,
-            opt_state=optimizer.init(params),
-            update_count=jnp.zeros((), jnp.int32),
-            obs=obs,
-            env_state=env_state,
-            key=key,
+            params=params, opt_state=optimizer.init(params), update_count=zero, obs=obs, env_state=env_state, key=key
         )
 
     def collect(state, key, epsilon):
@@ -262,9 +256,8 @@ def make_learner(config: Config):
 
         explore_key, action_key, env_key = jax.random.split(key, 3)  # all at once: much faster than in each step
         shape = config.num_steps, config.num_envs
-        explore = jax.random.uniform(explore_key, shape) < epsilon
         random_action = jax.random.randint(action_key, shape, 0, network.num_actions)
-        inputs = explore, random_action, jax.random.split(env_key, shape)
+        inputs = jax.random.uniform(explore_key, shape) < epsilon, random_action, jax.random.split(env_key, shape)
         (obs, env_state), rollout = jax.lax.scan(step, (state.obs, state.env_state), inputs)
         return state._replace(obs=obs, env_state=env_state, update_count=state.update_count + 1), rollout
 
@@ -279,17 +272,16 @@ def make_learner(config: Config):
 
     def loss(params, batch):
         q = at(network.apply(params, batch["obs"]), batch["action"])
-        td_error = td_loss(q, batch["target"])
-        return td_error, {"td_loss": td_error, "q_value": q.mean()}
+        return td_loss(q, batch["target"]), q.mean()
 
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each in a new order."""
 
         def gradient_step(carry, minibatch):
             params, opt_state = carry
-            grads, metrics = jax.grad(loss, has_aux=True)(params, minibatch)
+            (error, q), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), metrics
+            return (optax.apply_updates(params, updates), opt_state), {"td_loss": error, "q_value": q}
 
         def epoch(carry, key):
             order = jax.random.permutation(key, batch_size).reshape(config.num_minibatches, -1)
@@ -335,7 +327,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -371,7 +363,7 @@ def make_env(config):
     return LogWrapper(env), env_params
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]

@@ -23,12 +23,10 @@ squashed Gaussian policy (appendix C of arXiv 1801.01290) and an entropy coeffic
 
 Beside the papers: many environments per agent, any number of gradient steps per update, exploration whose noise may be
 correlated in time. An episode that ends by its time limit is bootstrapped from its last observation; one that
-terminates is not. Before training, `init` fills the replay with steps of uniformly random actions, so that no update
-has to ask whether to learn.
+terminates is not. Before all learning, `init` fills the replay with steps of uniformly random actions.
 
 The replay is a ring in `runner_state`, written in place: `buffer_size` steps and never more. A step takes 4 bytes times
-(2 obs_dim + action_dim + 1) and one more: with the defaults 33 bytes, 0.66 MB per agent, 169 MB for 256 seeds. A replay
-of 1e6 steps of brax's hopper takes 105 MB per agent and 27 GB for 256 seeds.
+(2 obs_dim + action_dim + 1) and one more: with the defaults 33 bytes, 0.66 MB per agent, 169 MB for 256 seeds.
 
     python sac.py --env-name Pendulum-v1 --num-seeds 8
 
@@ -75,7 +73,7 @@ with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional part
     import brax.envs
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
@@ -300,26 +298,26 @@ def make_learner(config: Config):
     rollout_size = config.num_envs * config.num_steps
     if min(config.num_envs, config.num_steps, config.gradient_steps, config.batch_size) < 1:
         raise ValueError("num_envs, num_steps, gradient_steps, batch_size: must all be at least 1")
-    warmup = config.warmup_timesteps
-    if config.num_updates < 1:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: warm-up takes {warmup}, one update {rollout_size}")
+    least = config.warmup_timesteps + rollout_size
+    if config.total_timesteps < least:
+        raise ValueError(f"total_timesteps = {config.total_timesteps}: the warm-up and one update take {least}")
     if config.buffer_size < rollout_size:
         raise ValueError(f"buffer_size = {config.buffer_size}: one update writes {rollout_size}")
     env, env_params = make_env(config)
     actor, critic = make_networks(config, env, env_params)
     critics = jax.vmap(critic.apply, (0, None, None))  # [2, ...]
-    action_dim = actor.action_dim
+    warmup_rollouts = config.warmup_timesteps // rollout_size
     optimizer = optax.adam(config.lr)
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
         actor_key, critic_key, env_key, noise_key, warmup_key, key = jax.random.split(rng, 6)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
-        noise = jax.random.normal(noise_key, (config.num_envs, action_dim))
+        noise = jax.random.normal(noise_key, (config.num_envs, actor.action_dim))
         params = {
             "actor": actor.init(actor_key, obs),
             "critics": jax.vmap(critic.init, (0, None, None))(jax.random.split(critic_key), obs, noise),
-            "log_ent_coef": jnp.log(jnp.maximum(config.ent_coef, 1e-4)),  # from which it can grow, unlike from 0
+            "log_ent_coef": jnp.log(jnp.maximum(jnp.float32(config.ent_coef), 1e-4)),  # it would stay at 0
         }
         step = Transition(obs=obs, action=noise, reward=noise[:, 0], next_obs=obs, terminated=noise[:, 0] > 0)
         leading = config.buffer_size // rollout_size, config.num_steps
@@ -328,18 +326,15 @@ def make_learner(config: Config):
             target_critics=params["critics"],
             opt_state={name: optimizer.init(leaves) for name, leaves in params.items()},
             replay=jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), step),
-            update_count=jnp.asarray(-warmup // rollout_size, jnp.int32),
+            update_count=jnp.asarray(-warmup_rollouts, jnp.int32),
             obs=obs,
             env_state=env_state,
             obs_statistics=init_mean_std(obs.shape[1:]),
             noise=noise,
             key=key,
         )
-
-        def warm_up(state, key):
-            return collect(state, key, lambda obs, noise: random_action(noise))[0], None
-
-        return jax.lax.scan(warm_up, state, jax.random.split(warmup_key, warmup // rollout_size))[0]
+        warm_up = functools.partial(collect, act=lambda obs, noise: random_action(noise))
+        return jax.lax.scan(warm_up, state, jax.random.split(warmup_key, warmup_rollouts))[0]
 
     def normalize_obs(statistics, obs):
         return normalize(statistics, obs) if config.normalize_obs else obs
@@ -363,7 +358,7 @@ def make_learner(config: Config):
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))  # at once: faster than in each step
         carry = state.obs, state.env_state, state.noise
         (obs, env_state, noise), (rollout, info) = jax.lax.scan(step, carry, (white, env_keys))
-        replay = add_to_replay(state.replay, rollout, warmup // rollout_size + state.update_count)
+        replay = add_to_replay(state.replay, rollout, warmup_rollouts + state.update_count)
         statistics = update_mean_std(state.obs_statistics, rollout.obs.reshape(rollout_size, -1))
         state = state._replace(replay=replay, update_count=state.update_count + 1, obs_statistics=statistics)
         return state._replace(obs=obs, env_state=env_state, noise=noise), info
@@ -371,7 +366,7 @@ def make_learner(config: Config):
     def make_batches(state, key):
         """One batch for each gradient step: [gradient_steps, batch_size, ...]."""
         shape = config.gradient_steps, config.batch_size
-        batches = sample_replay(key, state.replay, warmup // rollout_size + state.update_count, shape)
+        batches = sample_replay(key, state.replay, warmup_rollouts + state.update_count, shape)
         return batches._replace(
             obs=normalize_obs(state.obs_statistics, batches.obs),
             next_obs=normalize_obs(state.obs_statistics, batches.next_obs),
@@ -395,7 +390,7 @@ def make_learner(config: Config):
     def gradient_step(carry, inputs):
         """The critics, then the policy by the critics as they are now, then the entropy coefficient."""
         params, target_critics, opt_state = carry
-        batch, next_noise, noise = inputs
+        batch, (next_noise, noise) = inputs
         ent_coef = jnp.exp(params["log_ent_coef"]) if config.learn_ent_coef else config.ent_coef
         next_action, next_log_prob = squashed_gaussian(*actor.apply(params["actor"], batch.next_obs), next_noise)
         next_q = critics(target_critics, batch.next_obs, next_action)
@@ -407,18 +402,18 @@ def make_learner(config: Config):
         )
         params, opt_state = descend("actor", grads, params, opt_state)
         if config.learn_ent_coef:
-            grads = jax.grad(ent_coef_loss)(params["log_ent_coef"], log_prob, config.target_entropy * action_dim)
+            grads = jax.grad(ent_coef_loss)(params["log_ent_coef"], log_prob, config.target_entropy * actor.action_dim)
             params, opt_state = descend("log_ent_coef", grads, params, opt_state)
         target_critics = optax.incremental_update(params["critics"], target_critics, config.tau)
         return (params, target_critics, opt_state), metrics | actor_metrics | {"ent_coef": ent_coef}
 
     def learn(state, key):
-        batch_key, next_noise_key, noise_key = jax.random.split(key, 3)
-        shape = config.gradient_steps, config.batch_size, action_dim
-        next_noise, noise = jax.random.normal(next_noise_key, shape), jax.random.normal(noise_key, shape)
-        inputs = make_batches(state, batch_key), next_noise, noise
+        batch_key, noise_key = jax.random.split(key)
+        noise = jax.random.normal(noise_key, (config.gradient_steps, 2, config.batch_size, actor.action_dim))
         carry = state.params, state.target_critics, state.opt_state
-        (params, target_critics, opt_state), metrics = jax.lax.scan(gradient_step, carry, inputs)
+        (params, target_critics, opt_state), metrics = jax.lax.scan(
+            gradient_step, carry, (make_batches(state, batch_key), noise)
+        )
         state = state._replace(params=params, target_critics=target_critics, opt_state=opt_state)
         return state, jax.tree.map(jnp.mean, metrics)
 
@@ -452,8 +447,7 @@ def make_policy(config: Config):
     def act(agent, memory, obs):
         if config.normalize_obs:
             obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
-        mean, _ = actor.apply(agent["params"]["actor"], obs)
-        return jnp.tanh(mean), memory
+        return jnp.tanh(actor.apply(agent["params"]["actor"], obs)[0]), memory  # the mean
 
     return tuple, act
 
@@ -462,7 +456,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def orthogonal(scale: float):
     """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
 
@@ -474,7 +468,7 @@ def orthogonal(scale: float):
     return init
 
 
-# --- block environment: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -501,7 +495,7 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- block continuous: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block continuous: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 @pytree
 class BraxParams:
     max_steps_in_episode: int = 1000
@@ -568,7 +562,7 @@ def make_env(config):
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]

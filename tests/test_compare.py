@@ -232,7 +232,7 @@ def test_bad_input(tmp_path, capsys):
         (good, "--scale", "CartPole-v1", "5", "5"): "LOW must be less than HIGH",
         (good, "--out", f"{good}/config.yaml"): "config.yaml",
         (good, "--returns", "best"): "--returns",
-        (): "RUNS",
+        (): "runs: give one DIR",
     }
     for args, message in cases.items():
         with pytest.raises(SystemExit) as stop:

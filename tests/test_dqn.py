@@ -33,7 +33,8 @@ def test_targets_against_a_loop(n_step, double):
                 choice = np.argmax((q if double else target_q)[b, k])
                 expected[b] += 0.0 if terminated[b, k] else gamma ** (k + 1) * target_q[b, k, choice]
                 break
-    last = np.asarray(dqn.last_step(jnp.asarray(terminated | truncated)))
+    done = terminated | truncated
+    last = np.where(done.any(axis=1), done.argmax(axis=1), n_step - 1)
     rows = np.arange(batch), last
     next_value = dqn.double_q(jnp.asarray(target_q[rows]), jnp.asarray((q if double else target_q)[rows]))
     target = dqn.n_step_target(jnp.asarray(rewards), last, terminated[rows], next_value, gamma)
@@ -78,14 +79,14 @@ def test_target_network_counts_environment_steps(num_envs, num_steps, tau):
         for step in range(i * stride + 1, (i + 1) * stride + 1):
             expected += (tau * (i + 1 - expected)) * (step % 30 == 0)
         params = {"w": jnp.full(3, i + 1.0)}
-        target = dqn.update_towards(target, params, jnp.int32(i), stride, 30, tau)
+        target = dqn.update_towards(target, params, jnp.int32(i + 1), stride, 30, tau)
         np.testing.assert_allclose(target["w"], expected, rtol=1e-4)
 
 
 def test_target_network_beyond_two_to_the_31_steps():
     """7 steps per update, of which every thirtieth counts: as Python's integers have it, which do not overflow."""
     for count in [2**31 // 7 + i for i in range(-40, 40)] + [2**31 - 2 - i for i in range(40)]:
-        due = (count + 1) * 7 // 30 > count * 7 // 30
+        due = count * 7 // 30 > (count - 1) * 7 // 30
         target = dqn.update_towards(jnp.zeros(()), jnp.ones(()), jnp.int32(count), 7, 30, 1.0)
         assert target == due
 
@@ -131,7 +132,7 @@ def filled_replay(num_rollouts, num_envs, num_steps, writes):
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps, n_step):
     num_rollouts = 10 // num_steps
-    sample = jax.jit(jax.vmap(partial(dqn.sample_replay, shape=(2, 3000), n_step=n_step), (0, None, 0)))
+    sample = jax.jit(jax.vmap(partial(dqn.sample_replay, batch_size=6000, n_step=n_step), (0, None, 0)))
     for writes in {math.ceil(n_step / num_steps), num_rollouts, num_rollouts + 1, 31}:
         replay, count = filled_replay(num_rollouts, num_envs, num_steps, writes), writes * num_steps
         keys, counts = jax.random.split(jax.random.key(writes), 2), jnp.full(2, writes)

@@ -71,9 +71,9 @@ def test_discounted_returns_against_a_loop(ppo):
 def test_statistics_of_batches_are_those_of_all_samples(ppo):
     rng = np.random.default_rng(0)
     batches = [rng.normal(loc=50 * i, scale=1 + i, size=(size, 3)) for i, size in enumerate((7, 1, 300, 12))]
-    statistics = ppo.init_statistics((3,))
+    statistics = ppo.init_mean_std((3,))
     for batch in batches:
-        statistics = ppo.merge_statistics(statistics, jnp.asarray(batch))
+        statistics = ppo.update_mean_std(statistics, jnp.asarray(batch))
     samples = np.concatenate(batches)
     np.testing.assert_allclose(statistics.mean, samples.mean(0), rtol=1e-3)
     np.testing.assert_allclose(statistics.var, samples.var(0), rtol=1e-3)
@@ -150,8 +150,12 @@ def test_value_is_discounted(ppo, normalize_obs):
 
 def test_action_is_learned(ppo):
     config, state, _, _ = learn(ppo, VALUE[ppo], env_params={"length": 1, "reward": "action"}, num_updates=300)
-    episode = jax.jit(ppo.make_rollout(config))(state, jax.random.key(1))  # 4 is 0.75 of the way from -3 to 5
-    assert episode.reward[0] > (-0.05 if ppo is ppo_continuous else 0.95) and episode.valid.sum() == 1
+    env, env_params = ppo.make_env(config)
+    start, act = ppo.make_policy(config)
+    obs, env_state = env.reset(jax.random.key(1), env_params)
+    action, _ = jax.jit(act)(state.agent, start(), obs)  # 4 is 0.75 of the way from -3 to 5
+    _, _, reward, terminated, _, _ = env.step(jax.random.key(2), env_state, action, env_params)
+    assert reward > (-0.05 if ppo is ppo_continuous else 0.95) and terminated
 
 
 GAMMA, LIMIT = 0.9, 5
@@ -161,14 +165,15 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 
 @with_brax
 def test_truncation_is_bootstrapped(ppo, name):
-    *_, metrics, _ = learn(ppo, name, max_episode_steps=LIMIT, num_updates=300)
+    *_, metrics, _ = learn(ppo, name, env_params={"max_steps_in_episode": LIMIT}, num_updates=300)
     np.testing.assert_allclose(metrics["value"][-20:].mean(), ENDLESS, rtol=0.05)
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
 
 
 def test_truncation_is_bootstrapped_from_the_last_observation(ppo):
     """Not from the first one of the next episode, whose sign, and with it the return, may be the other."""
-    *_, value = learn(ppo, VALUE[ppo], env_params={"reward": "sign"}, max_episode_steps=LIMIT, num_updates=300)
+    arguments = {"reward": "sign", "max_steps_in_episode": LIMIT}
+    *_, value = learn(ppo, VALUE[ppo], env_params=arguments, num_updates=300)
     np.testing.assert_allclose(value([1, 1], [-1, 1]), [ENDLESS, -ENDLESS], rtol=0.05)
 
 

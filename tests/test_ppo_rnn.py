@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,12 +47,28 @@ def programs(config):
 
 
 def make_network(config):
-    return ppo_rnn.make_network(config, *ppo_rnn.make_env(config))
+    """`(init, apply, step)`: the body, the actor and the critic as one network, over a sequence or over one step of it.
 
+    They return the memory after each step, the policies and the values.
+    """
+    body, actor, critic = ppo_rnn.make_networks(config, *ppo_rnn.make_env(config))
 
-def apply_step(network):
-    """One step of it as a program."""
-    return jit_quickly(lambda *args: network.apply(*args, method="step"))
+    def init(key, hidden, obs, first):
+        return {
+            "body": body.init(key, hidden, obs, first),
+            "actor": actor.init(key, hidden),
+            "critic": critic.init(key, hidden),
+        }
+
+    def apply(params, hidden, obs, first):
+        hidden = body.apply(params["body"], hidden, obs, first)
+        return hidden, actor.apply(params["actor"], hidden), critic.apply(params["critic"], hidden)
+
+    def step(params, hidden, obs, first):
+        hidden, policy, value = apply(params, hidden, obs[None], first[None])
+        return hidden[0], policy[0], value[0]
+
+    return jit_quickly(init), jit_quickly(apply), jit_quickly(step)
 
 
 def larger(params):
@@ -64,7 +81,7 @@ def larger(params):
 
 @pytest.mark.parametrize(
     "name",
-    ["gae", "discounted_returns", "policy_loss", "value_loss", "random_order", "merge_statistics", "normalize"],
+    ["gae", "discounted_returns", "policy_loss", "value_loss", "update_mean_std", "normalize"],
 )
 def test_mathematics_is_that_of_ppo(name):
     assert inspect.getsource(getattr(ppo_rnn, name)) == inspect.getsource(getattr(ppo, name))
@@ -85,32 +102,49 @@ def test_gru_against_a_loop():
     first = rng.random((steps, envs)) < 0.3
     assert first[1:].any() and not first[0].all()
     gru = ppo_rnn.Gru(size)
-    params = jit_quickly(gru.init)(jax.random.key(0), hidden, (x, first))
+    params = jit_quickly(gru.init)(jax.random.key(0), hidden, x, first)
+    for gate in ("reset", "update", "new"):
+        kernel = params["params"][gate]
+        np.testing.assert_allclose(kernel @ kernel.T, np.eye(size), atol=1e-4)
     params = jax.tree.map(lambda leaf: leaf + jnp.asarray(rng.normal(size=leaf.shape)), params)
-    cell = jax.tree.map(np.asarray, params["params"])["GRUCell_0"]
+    cell = jax.tree.map(np.asarray, params["params"])
+    kernels = dict(zip(("reset", "update", "new"), np.split(cell["Dense_0"]["kernel"], 3, axis=1), strict=True))
+    biases = dict(zip(kernels, np.split(cell["Dense_0"]["bias"], 3), strict=True))
 
     def dense(name, v):
-        return v @ cell[name]["kernel"] + cell[name].get("bias", 0.0)
+        return v @ kernels[name] + biases[name]
 
     expected, h = [], hidden
     for t in range(steps):
         h = np.where(first[t][:, None], 0.0, h)
-        reset, update = (sigmoid(dense(f"i{g}", x[t]) + dense(f"h{g}", h)) for g in "rz")
-        candidate = np.tanh(dense("in", x[t]) + reset * dense("hn", h))
+        reset, update = (sigmoid(dense(gate, x[t]) + h @ cell[gate]) for gate in ("reset", "update"))
+        candidate = np.tanh(dense("new", x[t]) + reset * (h @ cell["new"] + cell["bias"]))
         h = update * h + (1 - update) * candidate
         expected.append(h)
-    last, hiddens = jit_quickly(gru.apply)(params, hidden, (x, first))
-    np.testing.assert_allclose(hiddens, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(last, hiddens[-1])
+    np.testing.assert_allclose(jit_quickly(gru.apply)(params, hidden, x, first), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gru_is_that_of_flax():
+    gru, cell, size = ppo_rnn.Gru(5), nn.GRUCell(5), 5
+    x, hidden = jax.random.normal(jax.random.key(0), (1, 3, 4)), jax.random.normal(jax.random.key(1), (3, size))
+    params = gru.init(jax.random.key(2), hidden, x, jnp.zeros((1, 3), bool))["params"]
+    params["bias"] = jnp.arange(size, dtype=float)
+    kernels, biases = jnp.split(params["Dense_0"]["kernel"], 3, axis=1), jnp.split(params["Dense_0"]["bias"] + 1.0, 3)
+    params["Dense_0"]["bias"] = jnp.concatenate(biases)
+    theirs = {}
+    for i, (gate, name) in enumerate(zip("rzn", ("reset", "update", "new"), strict=True)):
+        theirs |= {f"i{gate}": {"kernel": kernels[i], "bias": biases[i]}, f"h{gate}": {"kernel": params[name]}}
+    theirs["hn"]["bias"] = params["bias"]
+    after = gru.apply({"params": params}, hidden, x, jnp.zeros((1, 3), bool))[0]
+    np.testing.assert_allclose(after, cell.apply({"params": theirs}, hidden, x[0])[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("cell", ["gru", "none"])
 def test_a_sequence_is_its_steps_one_after_the_other(cell):
     config = make_config(cell=cell)
-    network, rng = make_network(config), np.random.default_rng(0)
+    (init, whole, step), rng = make_network(config), np.random.default_rng(0)
     obs, first = jnp.asarray(rng.normal(size=(7, 4, 2)), jnp.float32), jnp.asarray(rng.random((7, 4)) < 0.3)
     start = hidden = jnp.asarray(rng.normal(size=(4, 5)), jnp.float32)
-    init, whole, step = jit_quickly(network.init), jit_quickly(network.apply), apply_step(network)
     params = larger(init(jax.random.key(0), hidden, obs, first))
     hiddens, policy, values = whole(params, start, obs, first)
     for t in range(7):
@@ -136,11 +170,12 @@ def test_updates_against_a_loop(limit):
 
     Without a learning rate the value loss is half the mean square of the advantages.
     """
-    config = make_config(max_episode_steps=limit, lr=0.0, gamma=0.9, gae_lambda=0.8)
+    env_params = {"max_steps_in_episode": limit} if limit else {}
+    config = make_config(env_params=env_params, lr=0.0, gamma=0.9, gae_lambda=0.8)
     start, update = programs(config)
     state = start(config, jax.random.key(0))
     state = state._replace(params=larger(state.params))
-    step, length, steps = apply_step(make_network(config)), limit or 5, 2 * config.num_steps
+    (_, _, step), length, steps = make_network(config), limit or 5, 2 * config.num_steps
     obs, first, following = clock(steps, length)
     hidden, values, next_values = jnp.zeros(config.cell_size), [], []
     for t in range(steps):
@@ -166,13 +201,13 @@ def test_updates_against_a_loop(limit):
     assert (np.asarray(state.first) == (steps % length == 0)).all()
 
 
-REAL = {"CartPole-v1": {}, "Pendulum-v1": {"max_episode_steps": 11}}
+REAL = {"CartPole-v1": {}, "Pendulum-v1": {"max_steps_in_episode": 11}}
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", slow("Pendulum-v1")])
 def test_ratio_is_one_while_the_policy_is_the_same(name):
     """In all minibatches of all passes, without a learning rate: each is of whole sequences, each with its memory."""
-    config = make_config(env_name=name, **REAL[name], clip_eps=1e-3, normalize_obs=True, normalize_reward=True)
+    config = make_config(env_name=name, env_params=REAL[name], clip_eps=1e-3, normalize_obs=True, normalize_reward=True)
     start, update = programs(config)
     state, episodes = start(config, jax.random.key(0)), 0
     for _ in range(20):  # so that the policy is not that of the start, which is almost the same everywhere
@@ -207,7 +242,7 @@ def play(config, actions):
 
 
 def test_previous_action_and_reward():
-    config = make_config(observe_previous=True, observe=(0,), max_episode_steps=3, env_params={"noise": 1.0})
+    config = make_config(observe_previous=True, observe=(0,), env_params={"noise": 1.0, "max_steps_in_episode": 3})
     actions = jnp.asarray([2, 0, 1, 2, 1])
     seen, rewards, dones, finals = play(config, actions)
     assert dones.tolist() == [False, False, True, False, False]
@@ -243,7 +278,6 @@ def test_numbers_of_states_are_one_hot():
     [
         ({"observe": (0, 2)}, ["observe", "(0, 2)", "2 entries"]),
         ({"observe": (-1,)}, ["observe", "-1"]),
-        ({"cell": "lstm"}, ["cell", "lstm", "gru"]),
         ({"num_minibatches": 8}, ["num_minibatches", "8", "num_envs"]),  # divides the batch of 4 * 8, not the sequences
     ],
 )
@@ -266,16 +300,29 @@ def learn(num_updates, **overrides):
 
 @pytest.mark.parametrize("cell", ["gru", slow("none")])
 def test_recall_needs_memory(cell):
-    """What was seen in the first of four steps tells which action is rewarded in the last; `make_rollout` remembers."""
+    """What was seen in the first of four steps tells which action is rewarded in the last; `act` remembers."""
     config, state, _ = learn(100, env_name="Recall", cell=cell)
-    play = jit_quickly(jax.vmap(ppo_rnn.make_rollout(config), (None, 0)))
-    episodes = play(state, jax.random.split(jax.random.key(1), 64))
-    reward = (episodes.reward * episodes.valid).sum(axis=1)
-    assert (reward.mean() == 1.0) if cell == "gru" else (0.2 < reward.mean() < 0.8)
+    env, env_params = ppo_rnn.make_env(config)
+    start, act = ppo_rnn.make_policy(config)
+
+    def episodic_return(key):
+        def step(carry, key):
+            obs, env_state, memory = carry
+            action, memory = act(state.agent, memory, obs)
+            obs, env_state, reward, terminated, _, _ = env.step(key, env_state, action, env_params)
+            return (obs, env_state, memory), (reward, terminated)
+
+        reset_key, step_key = jax.random.split(key)
+        carry = (*env.reset(reset_key, env_params), start())
+        _, (rewards, terminated) = jax.lax.scan(step, carry, jax.random.split(step_key, 4))
+        return rewards.sum(), terminated
+
+    returns, terminated = jit_quickly(jax.vmap(episodic_return))(jax.random.split(jax.random.key(1), 64))
+    assert (terminated == np.array([False, False, False, True])).all()
+    assert (returns.mean() == 1.0) if cell == "gru" else (0.2 < returns.mean() < 0.8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ValueContinuous", "ValueBrax"])
-def test_truncation_is_bootstrapped(name):
-    *_, metrics = learn(300, env_name=name, max_episode_steps=5)
+def test_truncation_is_bootstrapped():
+    *_, metrics = learn(300, env_name="ValueContinuous", env_params={"max_steps_in_episode": 5})
     np.testing.assert_allclose(metrics["value"][-20:].mean(), 10.0, rtol=0.05)

@@ -17,7 +17,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 import render
-from common import run_tool
+import results
+import train
+import tyro
+import yaml
 from conftest import ROOT
 from PIL import Image
 
@@ -35,13 +38,19 @@ def frames_of_gif(path) -> list[np.ndarray]:
         return frames
 
 
+def run(*args):
+    """As the command line does."""
+    return tyro.cli(render.main, args=list(map(str, args)))
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     """Five agents that have learned little, so that they differ; each step costs 1."""
-    args = ["--env-name=CliffWalking", "--max-episode-steps=40", "--total-timesteps=900", "--num-steps=300", "--lr=0.5"]
+    args = ["q_learning_gridworld", "--total-timesteps=900", "--num-steps=300", "--lr=0.5", "--max-steps-in-episode=40"]
+    args += ["--height=4", "--start", 3, 0, "--goal", 3, 11, "--cliff", *(x for i in range(1, 11) for x in (3, i))]
+    args += ["--random-starts=True", "--cliff-terminates=True", "--step-reward=-1", "--goal-reward=-1"]
     path = tmp_path_factory.mktemp("render") / "run"
-    start = "--env-params={start: random, cliff_terminates: true}"
-    return q_learning_gridworld.main([*args, start, "--num-seeds=5", "--eval-episodes=3", f"--run-dir={path}"])
+    return train.main([*args, "--num-seeds=5", "--eval-episodes=3", f"--run-dir={path}"])
 
 
 @pytest.fixture
@@ -54,7 +63,7 @@ def copied(run_dir, tmp_path):
 def refuses(capsys):
     def check(args, *words):
         with pytest.raises(SystemExit) as stop:
-            run_tool(render.main, list(map(str, args)))
+            results.run_tool(lambda _: run(*args))
         said = capsys.readouterr().err
         assert stop.value.code == 2 and "Traceback" not in said
         for word in words:
@@ -67,16 +76,21 @@ def refuses(capsys):
 
 
 def test_agents_are_ranked_and_named():
-    returns = np.array([[9, 4], [0, 9], [5, np.nan], [9, 1], [9, 7]])
-    script = SimpleNamespace(mean_return=lambda metrics, first, last: metrics["returns"][:, first:last].mean(axis=1))
-    found, by = render.rank_agents(script, ROOT / "none", {"returns": returns}, 2)
-    assert found.tolist() == [2, 3, 0, 4, 1] and "2 updates" in by
+    """By greedy returns where there are any; an agent without a finite return is the worst."""
+    evaluation = np.array([[6, 7], [0, 9], [5, np.nan], [4, 1], [9, 7]])
+    metrics = {
+        "episodes": np.ones((5, 10)),
+        "episodic_return": np.repeat([[3.0], [2.0], [1.0], [4.0], [np.inf]], 10, 1),
+    }
+    found, by = render.rank_agents(metrics)
+    assert found.tolist() == [4, 2, 1, 0, 3] and "end of training" in by
+    found, by = render.rank_agents(metrics | {"evaluation": evaluation})
+    assert found.tolist() == [2, 3, 1, 0, 4] and "greedy" in by
     assert render.choose_agents(["best", "median", "worst", "3", "4"], found) == {
-        "best_agent1": 1,
+        "best_agent4": 4,
         "worst_agent2": 2,
         "agent3": 3,
-        "agent4": 4,
-        "median_agent0": 0,
+        "median_agent1": 1,
     }
     assert render.choose_agents(["best", "median", "worst"], found[:2]) == {"best_agent3": 3, "worst_agent2": 2}
     assert render.choose_agents(["best", "median", "worst"], np.array([0])) == {"best_agent0": 0}
@@ -84,8 +98,8 @@ def test_agents_are_ranked_and_named():
 
 @pytest.mark.parametrize("episode", [0, 2])
 def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode):
-    written = render.main([str(run_dir), "--out", str(tmp_path), "--episode", str(episode)])
-    evaluation = np.load(run_dir / "metrics.npz")["evaluation"]
+    written = run(run_dir, "--out", tmp_path, "--episode", episode)
+    evaluation = np.load(run_dir / "evaluation.npy")
     order = np.argsort(evaluation.mean(axis=1), kind="stable")
     assert len(set(evaluation.mean(axis=1))) > 2, "agents that are alike show nothing"
     assert [path.name for path in written] == [
@@ -103,36 +117,44 @@ def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode
     assert len({total for _, total, _ in said}) > 1
 
 
-def test_a_run_that_has_not_ended(copied, capsys):
-    metrics = np.load(copied / "metrics.npz")
-    (copied / "metrics.npz").unlink()
-    (path,) = render.main([str(copied), "--agents", "worst", "--max-steps", "3", "--formats", "gif"])
-    final = q_learning_gridworld.mean_return(metrics, 2, 3)
+def test_a_run_of_a_script_itself(copied, capsys):
+    """It has no run.json, no checkpoints and no evaluation; the agents play the same episodes."""
+    shutil.rmtree(copied / "checkpoints")
+    for name in ("run.json", "evaluation.npy"):
+        (copied / name).unlink()
+    (path,) = run(copied, "--agents", "worst", "--max-steps", 3, "--formats", "gif")
+    final = results.final_return(np.load(copied / "metrics.npz"))
     assert path == copied / "render" / f"worst_agent{final.argmin()}.gif" and len(frames_of_gif(path)) == 3
-    assert "the return at the end of 3 updates" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the return at the end of training" in said
+
+
+def test_neither_checkpoints_nor_replay_are_read(copied):
+    shutil.rmtree(copied / "checkpoints")
+    assert run(copied, "--agents", 0, "--max-steps", 1)
 
 
 def test_a_copy_of_a_script(copied, tmp_path, monkeypatch):
-    """By the name in run.json where it lies in the working directory, and by its path."""
+    """At the path that run.json has, and by its name where it lies in the working directory."""
     shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "my_algorithm.py")
-    (copied / "run.json").write_text((copied / "run.json").read_text().replace("q_learning_gridworld", "my_algorithm"))
-    args = [str(copied), "--agents", "0", "--max-steps", "2"]
-    with pytest.raises(ValueError, match="script = my_algorithm: no such file"):
-        render.main(args)
-    assert render.main([*args, "--script", str(tmp_path / "my_algorithm.py")])
-    assert sys.modules.pop("script_my_algorithm").__file__ == str(tmp_path / "my_algorithm.py")
-    monkeypatch.chdir(tmp_path)
-    assert render.main(args)
-    sys.modules.pop("script_my_algorithm")
-
-
-def test_a_run_of_an_older_script(copied, capsys):
     record = json.loads((copied / "run.json").read_text())
-    del record["settings"]["q_init"]
-    (copied / "run.json").write_text(json.dumps(record))
-    (copied / "config.yaml").write_text((copied / "config.yaml").read_text().replace("q_init: 0.0\n", ""))
-    render.main([str(copied), "--agents", "0", "--max-steps", "1"])
-    assert "before the script had q_init; 0.0 is taken" in capsys.readouterr().err
+    record["settings"]["script"], args = "my_algorithm", (copied, "--agents", 0, "--max-steps", 2)
+    for path in (tmp_path / "my_algorithm.py", tmp_path / "gone.py"):
+        (copied / "run.json").write_text(json.dumps(record | {"path": str(path)}))
+        if path.name == "gone.py":
+            with pytest.raises(ValueError, match="script = my_algorithm: no such file"):
+                run(*args)
+            monkeypatch.chdir(tmp_path)
+        assert run(*args)
+        assert sys.modules.pop("script_my_algorithm").__file__ == str(tmp_path / "my_algorithm.py")
+
+
+def test_a_run_of_an_older_script(copied):
+    """What its config.yaml lacks is at its default."""
+    settings = yaml.safe_load((copied / "config.yaml").read_text())
+    del settings["q_init"]
+    (copied / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert run(copied, "--agents", 0, "--max-steps", 1)
 
 
 # --- pictures ---
@@ -140,7 +162,7 @@ def test_a_run_of_an_older_script(copied, capsys):
 
 def test_grid_world_by_pixels():
     env = q_learning_gridworld.GridWorld(3, 4, (2, 0), (0, 3), walls=((1, 1),), cliff=((2, 2),))
-    states = q_learning_gridworld.GridState(np.array([8, 4]), np.arange(2))
+    states = q_learning_gridworld.GridState(cell=np.array([8, 4]), time=np.arange(2))
     first, second = render.grid_world_frames(env, states, np.zeros(2), range(2))
     blue, dark, red = (31, 119, 180), (77, 77, 77), (222, 120, 110)
 
@@ -229,8 +251,8 @@ def pendulum():
 
 @pytest.fixture
 def no_packages(monkeypatch, tmp_path):
-    monkeypatch.setattr(render, "VIEWER", tmp_path / "viewer")
-    return tmp_path / "viewer" / "node_modules"
+    monkeypatch.setattr(render, "PACKAGES", tmp_path / "node_modules")
+    return tmp_path / "node_modules"
 
 
 def test_page_holds_all_that_it_imports(pendulum, no_packages):
@@ -270,38 +292,41 @@ def test_page_without_packages(pendulum, no_packages):
 
 
 def test_bad_input(run_dir, tmp_path, refuses):
-    refuses([tmp_path / "none"], "none: is not a run directory")
+    refuses([tmp_path / "none"], "none: is not the directory of a run")
     refuses([run_dir, "--agents", "best", "5"], "agents: 5 is neither", "0 to 4")
     refuses([run_dir, "--agents", "good"], "agents: good")
     refuses([run_dir, "--formats", "html"], "formats: html is for brax")
     refuses([run_dir, "--formats", "bmp"], "--formats")
     refuses([run_dir, "--episode=-1"], "episode = -1")
     refuses([run_dir, "--max-steps=-1"], "max_steps = -1")
-    refuses([run_dir, "--script", "qlearning_gridworld"], "no such file", "did you mean q_learning_gridworld?")
-    refuses([run_dir, "--script", "ppo"], "is not a hyperparameter")
-    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
-    refuses([run_dir, "--script", tmp_path / "broken.py"], "cannot be imported", "nothing_of_this_name")
-    (tmp_path / "empty.py").write_text("Config = 1")
-    refuses([run_dir, "--script", tmp_path / "empty.py"], "has no check, make_env, make_learner")
     assert not (run_dir / "render").exists()
 
 
-def test_runs_that_are_damaged(copied, refuses):
-    newest = max((copied / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    for path in newest.rglob("*"):
-        if path.is_file() and path.stat().st_size > 200:
-            path.write_bytes(path.read_bytes()[:100])
-    refuses([copied], f"checkpoints/{newest.name}: cannot be read")
-    shutil.rmtree(copied / "checkpoints")
-    refuses([copied], "has no checkpoint yet")
-    (copied / "config.yaml").write_text("lr: [")
-    refuses([copied], "config.yaml: cannot be read")
+def test_runs_that_are_damaged(copied, tmp_path, refuses):
+    record = json.loads((copied / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps(record | {"path": str(ROOT / "ppo.py")}))
+    refuses([copied], "config.yaml: is not a config of")
+    for name, source, words in (
+        ("broken.py", "import nothing_of_this_name", ("cannot be imported", "nothing_of_this_name")),
+        ("empty.py", "Config = 1", ("is not a training script", "it has no make_learner")),
+    ):
+        (tmp_path / name).write_text(source)
+        (copied / "run.json").write_text(json.dumps(record | {"path": str(tmp_path / name)}))
+        refuses([copied], *words)
+    (copied / "run.json").write_text(json.dumps(record))
+    (copied / "metrics.npz").write_bytes((copied / "metrics.npz").read_bytes()[:100])
+    refuses([copied], "metrics.npz: cannot be read")
+    agent = copied / "agent.safetensors"
+    agent.write_bytes(agent.read_bytes()[:100])
+    refuses([copied], "agent.safetensors: cannot be read")
+    agent.unlink()
+    refuses([copied], "agent.safetensors: is not there")
     (copied / "run.json").write_text("{")
     refuses([copied], "run.json: cannot be read")
 
 
 def test_output_that_cannot_be_written(run_dir, refuses):
-    args = [run_dir, "--agents", "0", "--max-steps", "1"]
+    args = [run_dir, "--agents", 0, "--max-steps", 1]
     refuses([*args, "--out", run_dir / "config.yaml"], "config.yaml", "cannot be written")
 
 
@@ -311,13 +336,16 @@ def test_output_that_cannot_be_written(run_dir, refuses):
 @pytest.fixture(scope="module")
 def brax_run(tmp_path_factory):
     """GIF, MP4 and HTML of an inverted pendulum."""
-    if not (render.VIEWER / "node_modules").exists():
+    if not render.PACKAGES.exists():
         if not shutil.which("npm"):
             pytest.skip("needs npm, for the packages of brax's viewer")
         subprocess.run(["npm", "ci", "--ignore-scripts", "--prefix", str(render.VIEWER)], check=True, timeout=300)
     folder = tmp_path_factory.mktemp("brax")
-    config = "--env-name=inverted_pendulum --total-timesteps=16384 --num-seeds=2 --eval-episodes=1 --run-dir=run"
-    for command in (["ppo_continuous.py", *config.split()], ["tools/render.py", "run", "--formats", *render.FORMATS]):
+    config = "--env-name=inverted_pendulum --total-timesteps=16384 --num-seeds=2 --run-dir=run"
+    for command in (
+        ["ppo_continuous.py", *config.split()],
+        ["tools/render.py", "run", "--formats", "gif", "html", "mp4"],
+    ):
         done = subprocess.run(
             [sys.executable, str(ROOT / command[0]), *command[1:]],
             cwd=folder, env=os.environ | {"MUJOCO_GL": ""}, capture_output=True, text=True, timeout=600,

@@ -1,6 +1,7 @@
 """tools/sweep.py: what it refuses, what it compiles, what it computes, and going on after a kill."""
 
 import csv
+import dataclasses
 import gc
 import itertools
 import json
@@ -16,19 +17,23 @@ import time
 import jax
 import numpy as np
 import pytest
+import results
 import scipy.stats
+import sweep
+import training
 import yaml
 from conftest import ROOT, assert_same, jit_quickly
-
-sys.path.insert(0, str(ROOT / "tools"))
-import common
-import slices
-import sweep
+from matplotlib.figure import Figure
 
 SIZES = ["--num-steps=200", "--total-timesteps=2000"]  # 10 updates
-SMALL = ["q_learning_gridworld", *SIZES, "--max-episode-steps=50", "--env-name=CliffWalking"]
+GRID = ["--height=4", "--width=6", "--start", "3", "5", "--step-reward=-1", "--max-steps-in-episode=50"]
+SMALL = ["q_learning_gridworld", *SIZES, *GRID]
 RATES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0]
-SWEEP = [*SMALL, "--lr", *map(str, RATES), "--seeds=3"]
+SWEEP = [*SMALL, "--lr", *map(str, RATES), "--num-seeds=3"]
+
+
+def config_of(script, words):
+    return training.parse_with(script, words, sweep.Options, "")[0]
 
 
 def metrics_of(run_dir) -> dict:
@@ -58,13 +63,13 @@ def test_eight_learning_rates_compile_once(finished):
 
 
 def test_eight_learning_rates_as_eight_runs(finished):
-    metrics, script = metrics_of(finished[0]), common.load_script("q_learning_gridworld")
+    metrics, script = metrics_of(finished[0]), results.load_script("q_learning_gridworld")
     keys = jax.random.split(jax.random.key(0), 3)
     run = jit_quickly(jax.vmap(lambda config, key: script.make_train(config)(key)["metrics"], (None, 0)))
     for trial, rate in enumerate(RATES):
-        config, _ = script.parse([*SMALL[1:], f"--lr={rate}"], script.Config)
+        config = config_of(script, [*SMALL[1:], f"--lr={rate}"])
         out = run(config, keys)
-        assert set(metrics) == {*out, "steps_per_update"}
+        assert set(metrics) == {*out, "steps_per_update", "warmup_timesteps"}
         for name, values in out.items():
             np.testing.assert_allclose(metrics[name][trial, :, :4], values[:, :4], rtol=1e-3, atol=1e-5)
     assert np.ptp(metrics["q_value"], axis=0).min() > 0  # the rate matters
@@ -72,9 +77,9 @@ def test_eight_learning_rates_as_eight_runs(finished):
 
 def test_slices_that_fit_agree_with_one_slice(finished, tmp_path, capsys):
     """24 runs in slices that do not divide them, nor end where a trial ends."""
-    script = common.load_script("q_learning_gridworld")
-    config, _ = script.parse(SMALL[1:], script.Config)
-    five = slices.compile_slice(script, config, ["lr"], 5).bytes / slices.GIB
+    script = results.load_script("q_learning_gridworld")
+    config = config_of(script, SMALL[1:])
+    five = training.compile_slice(script, config, ["lr"], 5).bytes / training.GIB
     sweep.main([*SWEEP, f"--run-dir={tmp_path / 'run'}", f"--memory={five * 1.01}"])
     assert "5 slice(s) of 5" in capsys.readouterr().out
     metrics, whole = metrics_of(tmp_path / "run"), metrics_of(finished[0])
@@ -83,35 +88,31 @@ def test_slices_that_fit_agree_with_one_slice(finished, tmp_path, capsys):
 
 
 def test_static_fields_make_groups(tmp_path, capsys):
-    args = ["--num-steps", "100", "200", "--gamma", "0.5", "0.9", "--seeds=2", f"--run-dir={tmp_path / 'run'}"]
-    sweep.main([SMALL[0], *SMALL[2:], *args])
+    args = ["--num-steps", "100", "2e2", "--gamma", "0.5", "0.9", "--num-seeds=2", f"--run-dir={tmp_path / 'run'}"]
+    sweep.main([SMALL[0], SIZES[1], *GRID, *args])
     assert "4 trials x 2 seeds in 2 compile group(s)" in capsys.readouterr().out
-    metrics, script = metrics_of(tmp_path / "run"), common.load_script("q_learning_gridworld")
+    metrics, script = metrics_of(tmp_path / "run"), results.load_script("q_learning_gridworld")
     assert metrics["episodes"].shape == (4, 2, 20)
     assert metrics["steps_per_update"].tolist() == [100, 100, 200, 200]
     assert (metrics["episodes"][2:, :, 10:] == 0).all() and np.isnan(metrics["q_value"][2:, :, 10:]).all()
-    config, _ = script.parse([*SMALL[2:], "--num-steps=100", "--gamma=0.9"], script.Config)
+    config = config_of(script, [SIZES[1], *GRID, "--num-steps=100", "--gamma=0.9"])
     alone = jit_quickly(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 2))["metrics"]
     np.testing.assert_allclose(metrics["q_value"][1, :, :4], alone["q_value"][:, :4], rtol=1e-3, atol=1e-6)
 
 
 def test_trial_that_is_not_finite_disturbs_no_other(tmp_path, capfd):
     """One program with another rate in one trial: the other trial has to be the same bit for bit."""
-    source, limit = (ROOT / "q_learning_gridworld.py").read_text(), '"lr", "gamma", "epsilon", low=0, high=1'
-    assert source.count(limit) == 1
-    (tmp_path / "diverging.py").write_text(source.replace(limit, '"lr", low=0, high=1e30'))
     for name, rate in (("good", "0.5"), ("bad", "1e30")):
-        args = [*SMALL[1:], "--seeds=2", "--lr", "0.1", rate, f"--run-dir={tmp_path / name}"]
-        sweep.main([str(tmp_path / "diverging.py"), *args])
+        sweep.main([*SMALL, "--num-seeds=2", "--lr", "0.1", rate, f"--run-dir={tmp_path / name}"])
         assert ("not finite: trial 1 (lr = 1e+30)" in capfd.readouterr().err) == (name == "bad")
     good, bad = (metrics_of(tmp_path / name) for name in ("good", "bad"))
     assert not np.isfinite(bad["q_value"][1]).all() and np.isfinite(bad["q_value"][0]).all()
-    for name in set(good) - {"steps_per_update"}:
+    for name in set(good) - {"steps_per_update", "warmup_timesteps"}:
         np.testing.assert_array_equal(good[name][0], bad[name][0])
     last = (tmp_path / "bad" / "table.txt").read_text().splitlines()[-1].split()
-    assert last == ["1", "1e+30", "0", "2"]  # no return, no seed that counts, two that are not finite
+    assert last == ["1", "1e+30", "-inf", "-inf", "to", "-inf", "0", "of", "2", "finite"]
     rows = list(csv.DictReader((tmp_path / "bad" / "results.csv").open()))
-    assert [row["final_return"] == "" for row in rows] == [False, False, True, True]
+    assert [row["final_return"] == "-inf" for row in rows] == [False, False, True, True]
     assert all(int(row["first_update_not_finite"]) >= 0 for row in rows[2:])
 
 
@@ -119,20 +120,20 @@ def test_trial_that_is_not_finite_disturbs_no_other(tmp_path, capfd):
 
 
 def test_results(finished):
-    run_dir, script = finished[0], common.load_script("q_learning_gridworld")
+    run_dir, script = finished[0], results.load_script("q_learning_gridworld")
     rows, metrics = list(csv.DictReader((run_dir / "results.csv").open())), metrics_of(run_dir)
     assert [(int(row["trial"]), float(row["lr"]), int(row["seed"])) for row in rows] == [
         (trial, rate, seed) for (trial, rate), seed in itertools.product(enumerate(RATES), range(3))
     ]
     for row in rows:
         one = {name: metrics[name][int(row["trial"])] for name in ("episodes", "episodic_return")}
-        final = script.mean_return(one, 9, 10)[int(row["seed"])]
-        assert np.isnan(final) if row["final_return"] == "" else float(row["final_return"]) == pytest.approx(final)
+        final = script.mean_return({name: each[:, 9:] for name, each in one.items()})[int(row["seed"])]
+        assert float(row["final_return"]) == pytest.approx(np.nan_to_num(final, nan=-np.inf))
     table = [line.split() for line in (run_dir / "table.txt").read_text().splitlines()[1:]]
     assert sorted(int(line[0]) for line in table) == list(range(8))
-    means = [float(line[2]) for line in table if len(line) > 3]
+    means = [float(line[2]) for line in table]
     assert means == sorted(means, reverse=True)
-    best, _ = script.parse(["--config", str(run_dir / "best.yaml")], script.Config)
+    best = config_of(script, ["--config", str(run_dir / "best.yaml")])
     assert best.lr == float(table[0][1]) and best.num_steps == 200
 
 
@@ -153,39 +154,108 @@ def test_what_is_left_in_the_directory(finished):
         assert (finished[0] / name).read_bytes().startswith(b"\x89PNG")
     record = json.loads((finished[0] / "run.json").read_text())
     assert record["command"].startswith("python tools/sweep.py q_learning_gridworld")
-    assert record["settings"]["sweep"] == {"lr": [*map(str, RATES)]} and record["slices"] == [24]
-    script = common.load_script("q_learning_gridworld")
-    assert script.parse(["--config", str(finished[0] / "config.yaml")], script.Config)[0].num_steps == 200
+    assert record["slices"] == [24]
+    script = results.load_script("q_learning_gridworld")
+    assert config_of(script, ["--config", str(finished[0] / "config.yaml")]).num_steps == 200
 
 
 def test_heat_map_and_copy_of_a_script(tmp_path):
     """Somebody's own file, anywhere; two fields, one drawn and one not a number."""
     shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "my_algorithm.py")
-    args = ["--env-name", "GridWorld", "CliffWalking", "--lr", "uniform", "0.1", "0.5", "--samples=2", "--seeds=2"]
+    args = ["--random-starts", "True", "False", "--lr", "uniform", "0.1", "0.5", "--samples=2", "--num-seeds=2"]
     sweep.main([str(tmp_path / "my_algorithm.py"), *SIZES, *args, f"--run-dir={tmp_path / 'run'}"])
+    del sys.modules["script_my_algorithm"]
     assert (tmp_path / "run" / "heat_map.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((tmp_path / "run" / "results.csv").open()))
-    assert [row["env_name"] for row in rows] == ["GridWorld"] * 4 + ["CliffWalking"] * 4
+    assert [row["random_starts"] for row in rows] == ["True"] * 4 + ["False"] * 4
     assert [row["lr"] for row in rows[:4]] == [row["lr"] for row in rows[4:]]  # the same draws at each point
 
 
-def test_interval_of_one_stratum_is_the_ordinary_bootstrap():
+@pytest.fixture
+def fake_sweep(tmp_path):
+    """A function that writes results of trials without training: `returns` [trials, seeds] of every update."""
+
+    def write(script, swept, returns):
+        config = dataclasses.replace(script.Config(), total_timesteps=20_000)
+        trials = [dict(zip(swept, values, strict=True)) for values in zip(*swept.values(), strict=True)]
+        options = sweep.Options(num_seeds=len(returns[0]))
+        request = sweep.Request(script, config, options, None, None, swept, trials, [], {})
+        groups = sweep.make_groups(request)
+        (tmp_path / "slices").mkdir()
+        for number, group in enumerate(groups):
+            rows = np.repeat(np.ravel(np.array(returns)[group.trials])[:, None], group.config.num_updates, axis=1)
+            file = tmp_path / "slices" / f"{number}-0000000-{len(rows):07d}.npz"
+            np.savez(file, episodes=np.ones(rows.shape, int), episodic_return=rows)
+        sweep.write_results(request, groups, tmp_path)
+        return tmp_path
+
+    return write
+
+
+def test_environments_are_not_ranked_in_one_table(fake_sweep):
+    """Nor do they share a best.yaml or a picture: their returns have no common unit."""
+    script = results.load_script("ppo")
+    swept = {"env_name": ["CartPole-v1", "CartPole-v1", "Catch-bsuite", "Catch-bsuite"], "lr": [0.1, 0.2, 0.1, 0.2]}
+    run_dir = fake_sweep(script, swept, [[100.0] * 3, [200.0] * 3, [1.0] * 3, [-1.0] * 3])
+    first, second = (run_dir / "table.txt").read_text().strip().split("\n\n")
+    assert [line.split()[0] for line in first.splitlines()] == ["CartPole-v1:", "trial", "1", "0"]
+    assert [line.split()[0] for line in second.splitlines()] == ["Catch-bsuite:", "trial", "2", "3"]
+    names = {path.name for path in run_dir.iterdir()} - {"slices", "table.txt", "results.csv", "metrics.npz"}
+    assert names == {
+        f"{name}-{env}{end}"
+        for env in ("CartPole-v1", "Catch-bsuite")
+        for name, end in (("best", ".yaml"), ("learning_curves", ".png"), ("final_return", ".png"))
+    }
+    assert yaml.safe_load((run_dir / "best-Catch-bsuite.yaml").read_text())["lr"] == 0.1
+    assert yaml.safe_load((run_dir / "best-CartPole-v1.yaml").read_text())["lr"] == 0.2
+
+
+def test_the_step_axis_counts_the_warm_up(fake_sweep, monkeypatch):
+    script, figures = results.load_script("dqn"), []
+    make = lambda **how: figures.append(Figure(**how)) or figures[-1]  # noqa: E731
+    monkeypatch.setattr(sweep, "Figure", make)
+    metrics = metrics_of(fake_sweep(script, {"lr": [0.1, 0.2]}, [[1.0, 2.0], [3.0, 4.0]]))
+    config = dataclasses.replace(script.Config(), total_timesteps=20_000)
+    assert metrics["warmup_timesteps"].tolist() == [config.warmup_timesteps] * 2 and config.warmup_timesteps > 0
+    last = config.warmup_timesteps + config.num_updates * config.num_envs * config.num_steps
+    assert [line.get_xdata()[-1] for line in figures[0].axes[0].lines] == [last, last]
+
+
+def test_a_seed_without_a_return_is_the_worst(fake_sweep):
+    """One of eight is trimmed away; three are not, however good the others are."""
+    lost = [[3.0] * 8, [np.nan, *[4.0] * 7], [np.nan, np.inf, np.nan, *[9.0] * 5]]
+    table = (fake_sweep(results.load_script("ppo"), {"lr": [0.1, 0.2, 0.3]}, lost) / "table.txt").read_text()
+    rows = [line.split(maxsplit=6) for line in table.splitlines()[1:]]
+    assert [row[:3] + row[6:] for row in rows] == [
+        ["1", "0.2", "4", "7 of 8 finite"],
+        ["0", "0.1", "3", "8"],
+        ["2", "0.3", "-inf", "5 of 8 finite"],
+    ]
+
+
+def test_interval_of_one_trial_is_the_ordinary_bootstrap():
     values = np.random.default_rng(1).normal(size=16)
-    mean, low, high = sweep.stratified_interval([values])
+    mean, low, high = sweep.interval_over_trials(values[None])
     middle = lambda x, axis: scipy.stats.trim_mean(x, 0.25, axis=axis)  # noqa: E731
     interval = scipy.stats.bootstrap((values,), middle, n_resamples=20000, method="percentile", rng=3)
     assert mean == pytest.approx(np.sort(values)[4:12].mean())
     np.testing.assert_allclose((low, high), interval.confidence_interval, atol=0.05)
 
 
-def test_interval_resamples_within_strata():
+def test_interval_draws_the_seeds_of_all_trials_jointly():
+    """Trials that are all alike are no evidence beyond the one: a seed is good or bad luck in all of them."""
+    values = np.random.default_rng(1).normal(size=16)
+    one, many = (sweep.interval_over_trials(np.tile(values, (n, 1))) for n in (1, 20))
+    np.testing.assert_allclose(one, many)
+
+
+def test_interval_draws_no_trials():
     """Seeds that all agree within their trial: nothing is uncertain, however much trials differ."""
-    assert sweep.stratified_interval([np.zeros(4), np.ones(4), np.array([])]) == (0.5, 0.5, 0.5)
-    assert all(np.isnan(sweep.stratified_interval([np.array([])])))
+    assert sweep.interval_over_trials(np.array([[0.0] * 4, [1.0] * 4])) == [0.5, 0.5, 0.5]
 
 
 def test_draws():
-    script = common.load_script("ppo")
+    script = results.load_script("ppo")
     words = {"gamma": ["log-uniform", "1e-4", "1"], "lr": ["0.1", "0.2"], "ent_coef": ["uniform", "2", "4"]}
     trials = sweep.make_trials(script, words, 500, 0)
     assert trials == sweep.make_trials(script, words, 500, 0) != sweep.make_trials(script, words, 500, 1)
@@ -196,14 +266,38 @@ def test_draws():
     assert abs(np.corrcoef(logs[:500], uniform[:500])[0, 1]) < 0.2  # drawn by themselves
 
 
+def test_draws_near_one():
+    """For a discount: 1 - gamma is what matters, so that as many lie between 0.99 and 0.999 as between 0.9 and 0.99."""
+    words = {"gamma": ["one-minus-log-uniform", "0.9", "0.999"]}
+    gammas = np.array([trial["gamma"] for trial in sweep.make_trials(results.load_script("ppo"), words, 1000, 0)])
+    assert 0.9 <= gammas.min() < 0.901 and 0.9989 < gammas.max() <= 0.999
+    assert abs((gammas > 0.99).mean() - 0.5) < 0.05
+
+
 def test_sizes_of_layers():
-    script = common.load_script("ppo")
+    script = results.load_script("ppo")
     assert sweep.make_trials(script, {"hidden_sizes": ["8,8", "16"]}, None, 0) == [
         {"hidden_sizes": (8, 8)},
         {"hidden_sizes": (16,)},
     ]
     request = sweep.read_request(["ppo", "--hidden-sizes", "8", "16", "--lr", "0.1", "0.2"])
-    assert request.config.hidden_sizes == (8, 16) and list(request.words) == ["lr"]
+    assert request.config.hidden_sizes == (8, 16) and list(request.swept) == ["lr"]
+
+
+def test_parameters_of_environments():
+    values = sweep.make_trials(results.load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, None, 0)
+    assert [dict(each["env_params"]) for each in values] == [{"rows": 7}, {"rows": 8, "columns": 4}]
+
+
+def test_config_file(tmp_path):
+    """Its values are those of all trials; what is swept on the command line wins. A resumed sweep needs no file."""
+    file = tmp_path / "some.yaml"
+    file.write_text("lr: 0.3\nnum_steps: 50\nhidden_sizes: [8, 8]\nenv_params: {max_steps_in_episode: 9}\n")
+    request = sweep.read_request(["ppo", "--config", str(file), "--lr", "0.1", "0.2"])
+    assert request.trials == [{"lr": 0.1}, {"lr": 0.2}]
+    assert request.config.num_steps == 50 and request.config.hidden_sizes == (8, 8)
+    assert dict(request.config.env_params) == {"max_steps_in_episode": 9}
+    assert "--config" not in request.words and sweep.read_request(["ppo", *request.words])[:2] == request[:2]
 
 
 @pytest.mark.parametrize("fixed, each, total, step, memory, size", [
@@ -219,17 +313,17 @@ def test_largest_slice(fixed, each, total, step, memory, size):
 
     def compile_size(size):
         compiled.append(size)
-        return slices.Program(size, 1, 1, fixed + each * size, *[None] * 6)
+        return training.Program(size, 1, 1, fixed + each * size, *[None] * 6)
 
-    assert slices.largest_slice(compile_size, total, step, memory).size == size
+    assert training.largest_slice(compile_size, total, step, memory).size == size
     assert len(compiled) <= 4
 
 
 def test_memory_grows_with_runs():
     """XLA's figures: more runs need more, by about the same for each."""
-    script = common.load_script("q_learning_gridworld")
-    config, _ = script.parse(SMALL[1:], script.Config)
-    few, many = (slices.compile_slice(script, config, ["lr"], size).bytes for size in (5, 24))
+    script = results.load_script("q_learning_gridworld")
+    config = config_of(script, SMALL[1:])
+    few, many = (training.compile_slice(script, config, ["lr"], size).bytes for size in (5, 24))
     agents = (config.num_updates * 6 + 48 * 4) * 4  # bytes of metrics and Q table alone, of each
     assert 19 * agents < many - few < 19 * 20 * agents
 
@@ -248,29 +342,27 @@ def test_memory_grows_with_runs():
     ([*SMALL, "--lr"], "lr"),
     ([*SMALL, "--lr", "0.1", "fast"], "lr fast"),
     ([*SMALL, "--lr", "0.1", "0.10"], "lr twice"),
-    ([*SMALL, "--lr", "0.1", "2"], "lr 2"),
-    ([*SMALL, "--lr", "0.1", "nan"], "lr nan"),
     ([*SMALL, "--lr", "0.1", "0.2", "--lr=0.3"], "lr twice"),
     ([*SMALL, "--gama", "0.1", "0.2"], "gama mean gamma"),
-    ([*SMALL, "stray", "--lr", "0.1", "0.2"], "env_name stray"),
+    ([*SMALL, "stray", "--lr", "0.1", "0.2"], "max-steps-in-episode stray"),
     ([SMALL[0], "stray", "--lr", "0.1", "0.2"], "stray"),
-    ([*SMALL, "--lr", "0.1", "0.2", "--gamma=1.5"], "gamma 1.5"),
     ([*SMALL, "--lr", "0.1", "0.2", "--config=none.yaml"], "none.yaml"),
-    ([SMALL[0], "--lr", "0.1", "0.2", "--env-name=Nowhere"], "env_name Nowhere"),
-    ([SMALL[0], "--env-name", "GridWorld", "Nowhere"], "env_name Nowhere"),
+    ([SMALL[0], "--lr", "0.1", "0.2", "--env-name=Nowhere"], "env-name Nowhere"),
+    (["ppo", "--env-name", "CartPole-v1", "Nowhere"], "env_name Nowhere"),
     ([SMALL[0], "--num-steps", "200", "0", "--total-timesteps=2000"], "num_steps 0"),
     ([SMALL[0], "--num-steps", "200", "3000", "--total-timesteps=2000"], "total_timesteps 3000"),
     ([SMALL[0], "--num-steps", "log-uniform", "10", "20", "--samples=2"], "num_steps float"),
     ([*SMALL, "--lr", "uniform", "0.1", "--samples=2"], "lr HIGH"),
     ([*SMALL, "--lr", "uniform", "0.2", "0.1", "--samples=2"], "lr 0.2 0.1"),
     ([*SMALL, "--lr", "log-uniform", "0", "0.1", "--samples=2"], "lr log-uniform 0"),
+    ([*SMALL, "--lr", "one-minus-log-uniform", "0.9", "1", "--samples=2"], "lr one-minus-log-uniform 1"),
     ([*SMALL, "--lr", "log-uniform", "0.1", "0.2"], "lr --samples"),
     ([*SMALL, "--lr", "0.1", "0.2", "--samples=2"], "samples uniform"),
     ([*SMALL, "--lr", "uniform", "0.1", "0.2", "--samples=0"], "samples 0"),
     ([*SMALL, "--lr", "uniform", "0.1", "0.2", "--samples=few"], "samples few"),
-    ([*SWEEP, "--seeds=0"], "num_seeds 0"),
+    ([*SWEEP[:-1], "--num-seeds=0"], "num_seeds 0"),
     ([*SWEEP, "--seed=-1"], "seed -1"),
-    ([*SWEEP, "--eval-episodes=3"], "eval_episodes"),
+    ([*SWEEP, "--eval-episodes=3"], "eval-episodes"),
     ([*SWEEP, "--memory=0"], "memory 0"),
     ([*SWEEP, "--memory=1e-9"], "memory GiB"),
     ([*SWEEP, "--process-id=0"], "coordinator"),
@@ -293,20 +385,24 @@ def test_refuses(args, words, tmp_path, capfd, monkeypatch):
 def test_help(capsys):
     with pytest.raises(SystemExit) as stop:
         sweep.main(["--help"])
+    assert not stop.value.code and "sweep.py SCRIPT --help" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        sweep.main(["ppo", "--help"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0
-    assert all(word in shown for word in ("--samples", "--seeds", "--memory", "--coordinator", "log-uniform"))
+    assert all(word in shown for word in ("--samples", "--num-seeds", "--memory", "--coordinator", "log-uniform"))
 
 
-def test_directory_that_holds_another_sweep(finished, capfd):
+def test_directory_that_holds_another_sweep(finished, tmp_path, capfd):
     before = {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
     for args, words in [
-        (SWEEP, ["run_dir", "--resume"]),
-        ([*SWEEP[:-2], "--seeds=3", "--resume"], ["resume", "sweep was"]),
-        ([*SWEEP[:-1], "--seeds=4", "--resume"], ["resume", "num_seeds was 3 and is 4"]),
+        ([*SWEEP, f"--run-dir={finished[0]}"], ["run_dir", "--resume"]),
+        (["--resume", finished[0], "--lr", "0.5"], ["--lr"]),
+        (["--resume"], ["resume", "RUN_DIR"]),
+        (["--resume", tmp_path], [str(tmp_path)]),
     ]:
         with pytest.raises(SystemExit) as stop:
-            sweep.main([*args, f"--run-dir={finished[0]}"])
+            sweep.main(args)
         message = capfd.readouterr().err
         assert stop.value.code == 2 and message.count("\n") == 1 and all(word in message for word in words), message
     assert before == {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
@@ -318,11 +414,11 @@ def test_directory_that_holds_another_sweep(finished, capfd):
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     """Killed with a slice on disk and another half trained, then resumed: as if nothing had been."""
-    args = [SMALL[0], "--lr", "0.1", "0.5", "1", "--seeds=4", "--num-steps=20", "--total-timesteps=40000"]
-    script = common.load_script(SMALL[0])
-    config, _ = script.parse(args[6:], script.Config)
-    memory = slices.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / slices.GIB
-    args += [f"--memory={memory}", "--checkpoint-interval=0"]
+    args = [SMALL[0], "--lr", "0.1", "0.5", "1", "--num-seeds=4", "--num-steps=20", "--total-timesteps=40000"]
+    script = results.load_script(SMALL[0])
+    config = config_of(script, args[6:])
+    memory = training.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / training.GIB
+    args += [f"--memory={memory}", "--checkpoint-interval=1e-9"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     sweep.main([*args, f"--run-dir={whole}"])
     assert len(list((whole / "slices").iterdir())) == 3
@@ -338,7 +434,7 @@ def test_killed_and_resumed(tmp_path):
     assert process.returncode == -signal.SIGKILL
     assert [path.name for path in (killed / "slices").iterdir()] == ["0-0000000-0000004.npz"]
     first = (killed / "slices" / "0-0000000-0000004.npz").stat().st_mtime_ns
-    sweep.main([*args, f"--run-dir={killed}", "--resume"])
+    sweep.main(["--resume", killed])
     assert (killed / "slices" / "0-0000000-0000004.npz").stat().st_mtime_ns == first  # not trained again
     assert_same(metrics_of(whole), metrics_of(killed))
     assert (whole / "results.csv").read_bytes() == (killed / "results.csv").read_bytes()
@@ -348,7 +444,7 @@ def test_killed_and_resumed(tmp_path):
 def test_resume_of_a_finished_sweep(finished, tmp_path):
     copy = shutil.copytree(finished[0], tmp_path / "copy")
     (copy / "metrics.npz").unlink()
-    sweep.main([*SWEEP, f"--run-dir={copy}", "--resume"])
+    sweep.main(["--resume", copy])
     assert_same(metrics_of(finished[0]), metrics_of(copy))
 
 
@@ -357,10 +453,10 @@ def test_resume_with_a_damaged_slice(finished, tmp_path, capfd):
     (file,) = (copy / "slices").iterdir()
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(SystemExit) as stop:
-        sweep.main([*SWEEP, f"--run-dir={copy}", "--resume"])
+        sweep.main(["--resume", copy])
     assert stop.value.code == 1 and f"{file.name}: cannot be read" in capfd.readouterr().err
     file.unlink()
-    sweep.main([*SWEEP, f"--run-dir={copy}", "--resume"])
+    sweep.main(["--resume", copy])
     assert_same(metrics_of(finished[0]), metrics_of(copy))
 
 
@@ -391,11 +487,11 @@ def small_disk(tmp_path):
 @pytest.mark.slow
 def test_disk_full(small_disk, tmp_path, capfd):
     """The second slice does not fit on the disk. With more room, the sweep goes on after the first."""
-    args = [each for each in SMALL if "total" not in each] + ["--total-timesteps=1000000"]
-    script = common.load_script(SMALL[0])
-    config, _ = script.parse(args[1:], script.Config)
-    four = slices.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / slices.GIB
-    args += ["--lr", "0.1", "0.5", "--seeds=4", f"--memory={four}"]
+    args = [SMALL[0], SIZES[0], *GRID, "--total-timesteps=1000000"]
+    script = results.load_script(SMALL[0])
+    config = config_of(script, args[1:])
+    four = training.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / training.GIB
+    args += ["--lr", "0.1", "0.5", "--num-seeds=4", f"--memory={four}"]
     disk = small_disk(600_000)  # a slice is 4 x 5000 updates of five metrics of 4 bytes: 400 kB
     with pytest.raises(SystemExit) as stop:
         sweep.main([*args, f"--run-dir={disk / 'run'}"])
@@ -404,7 +500,7 @@ def test_disk_full(small_disk, tmp_path, capfd):
     assert "No space left on device" in message
     assert [path.name for path in (disk / "run" / "slices").glob("*.npz")] == ["0-0000000-0000004.npz"]
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
-    sweep.main([*args, f"--run-dir={copy}", "--resume"])
+    sweep.main(["--resume", copy])
     assert metrics_of(copy)["episodes"].shape == (2, 4, 5000) and (metrics_of(copy)["episodes"] > 0).all()
     assert {path.name for path in (copy / "slices").iterdir()} == {"0-0000000-0000004.npz", "0-0000004-0000008.npz"}
     assert not list(copy.rglob("*.partial"))
@@ -413,8 +509,8 @@ def test_disk_full(small_disk, tmp_path, capfd):
 def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
     """Checkpoints grow as metrics, at first zeros, fill up. The last that was committed stays good."""
     disk = small_disk(120_000)
-    args = [each for each in SMALL if "total" not in each] + ["--total-timesteps=400000", "--lr", "0.1", "0.5"]
-    args += ["--seeds=4", "--checkpoint-interval=0"]
+    args = [SMALL[0], SIZES[0], *GRID, "--total-timesteps=400000", "--lr", "0.1", "0.5", "--num-seeds=4"]
+    args += ["--checkpoint-interval=1e-9"]
     with pytest.raises(SystemExit) as stop:
         sweep.main([*args, f"--run-dir={disk / 'run'}"])
     message = capfd.readouterr().err.splitlines()[-1]
@@ -422,7 +518,7 @@ def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
     del stop
     gc.collect()  # or it meets Orbax's failed tasks while Python parses; their report parses too: a SystemError in 3.11
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
-    sweep.main([*args, f"--run-dir={copy}", "--resume"])
+    sweep.main(["--resume", copy])
     assert re.search(r"resume: [1-9]\d* of 2000 updates of the next slice are done", capfd.readouterr().out)
     assert (metrics_of(copy)["episodes"] > 0).all()
 

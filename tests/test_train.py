@@ -25,7 +25,8 @@ import results
 import train
 import training
 
-SMALL = ["q_learning_gridworld", "--max-steps-in-episode=50", "--num-steps=100", "--goal", "7", "8", "--epsilon=0.5"]
+SMALL = ["q_learning_gridworld", "--max-steps-in-episode=50", "--num-steps=100", "--random-starts=True"]
+SMALL += ["--goal", "4", "5", "--epsilon=0.5", "--step-reward=-0.01"]
 SMALL += ["--total-timesteps=2000", "--eval-episodes=2", "--num-seeds=4"]  # 20 updates
 NUM_UPDATES = 20
 TIME_LIMIT = 180  # seconds; no run takes a tenth of it on an idle machine
@@ -216,7 +217,15 @@ def test_script_of_ones_own(tmp_path, monkeypatch):
     (own / "my_algorithm.py").write_text((ROOT / "ppo_continuous.py").read_text())
     shutil.copy(ROOT / "tests" / "toys.py", own / "toys_of_my_own.py")
     args = ["--env-name=toys_of_my_own:ToyContinuous", "--num-envs=4", "--num-steps=8", "--num-minibatches=2"]
-    args += ["--hidden-sizes", "8", "--total-timesteps=64", "--num-seeds=2", "--env-params", "max_steps_in_episode", "3"]
+    args += [
+        "--hidden-sizes",
+        "8",
+        "--total-timesteps=64",
+        "--num-seeds=2",
+        "--env-params",
+        "max_steps_in_episode",
+        "3",
+    ]
     run_dir = train.main([str(own / "my_algorithm.py"), *args, f"--run-dir={tmp_path / 'run'}"])
     assert (np.load(run_dir / "evaluation.npy") == 3).all()
     monkeypatch.chdir(tmp_path)
@@ -226,7 +235,9 @@ def test_script_of_ones_own(tmp_path, monkeypatch):
 
 
 def test_file_that_is_no_script(tmp_path):
-    (tmp_path / "older.py").write_text((ROOT / "ppo_continuous.py").read_text().replace("def read_flags(", "def flags("))
+    (tmp_path / "older.py").write_text(
+        (ROOT / "ppo_continuous.py").read_text().replace("def read_flags(", "def flags(")
+    )
     with pytest.raises(ValueError, match="is not a training script, it has no read_flags"):
         results.load_script(str(tmp_path / "older.py"))
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
@@ -272,7 +283,7 @@ def test_slices_that_fit(script, tmp_path, capsys):
 
 def test_what_evaluation_needs_is_counted_beside_what_training_holds(script):
     """While agents are played, their whole runner state stays where it is."""
-    config, options, _ = training.parse_with(script, SMALL[1:], train.Options, "")
+    config = training.parse_with(script, SMALL[1:], train.Options, "")[0]
     config = dataclasses.replace(config, num_steps=1, total_timesteps=1)
     without = training.compile_slice(script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=0))
     large = training.compile_slice(script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=20_000))
@@ -481,7 +492,7 @@ def test_tyro_without_its_private_hook(capfd, monkeypatch):
 
 
 def test_help(script, capsys):
-    for args, words in (([], ["SCRIPT" if False else "tools/train.py ppo", "--resume"]), ([SMALL[0]], ["--cliff-reward", "--memory"])):
+    for args, words in (([], ["tools/train.py ppo", "--resume"]), (SMALL[:1], ["--cliff-reward", "--memory"])):
         with pytest.raises(SystemExit) as stop:
             train.main([*args, "--help"])
         said = capsys.readouterr().out
@@ -525,17 +536,22 @@ def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
     assert_same_results(whole, copy)
 
 
-@pytest.mark.parametrize("name", ["metrics.npz", "agent.safetensors", "evaluation.npy"])
-def test_disk_full_while_results_are_written(finished, tmp_path, capfd, monkeypatch, name):
-    """One line, nothing half written, and --resume writes them when there is room."""
-    copy = shutil.copytree(finished, tmp_path / "copy")
-    (copy / name).unlink()
-    (copy / "results.partial" / name).mkdir(parents=True)  # what cannot be written to
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        patch.setattr(type(copy), "mkdir", lambda *_, **__: None)
-        message = one_line(capfd, ["--resume", copy], code=1).splitlines()[-1] if False else None
-    del message
+@pytest.mark.parametrize("room", [1, 4, 8])
+def test_disk_full_while_results_are_written(finished, small_disk, capfd, room):
+    """With so many pages left; --resume writes them when there is more."""
+    copy = small_disk(1_000_000) / "run"
+    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("*.npz", "*.npy", "*.png", "*.safetensors"))
+    free = os.statvfs(copy)
+    (copy.parent / "ballast").write_bytes(bytes((free.f_bavail - room) * free.f_bsize))
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--resume", copy])
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and message.startswith("train.py: error: run_dir = "), message
+    assert "No space left on device" in message, message
+    assert not (copy / "metrics.npz").exists()
+    (copy.parent / "ballast").unlink()
+    train.main(["--resume", copy])
+    assert_same_results(finished, copy)
 
 
 def test_read_only_run_directory(small_disk, capfd):
@@ -620,7 +636,8 @@ def test_interval_by_hand():
     mean, low, high = results.interval(values)
     assert mean == 3.5 and 1.0 <= low < mean < high <= 100.0  # the middle half of 1, 3, 4, 100
     assert results.interval(np.array([7.0])) == [7.0, 7.0, 7.0]
-    np.testing.assert_array_equal(results.interval(np.stack([values, 2 * values], axis=1)), np.outer([mean, low, high], [1, 2]))
+    both = np.stack([values, 2 * values], axis=1)
+    np.testing.assert_array_equal(results.interval(both), np.outer([mean, low, high], [1, 2]))
 
 
 def test_interval_covers_the_mean_as_often_as_it_says():

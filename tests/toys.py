@@ -136,10 +136,13 @@ class Recall(ValueDiscrete):
 
 
 class ValueBrax(Env):
-    """A reward of 1 in each step; done after `length` steps. Observes a number drawn at the start, and the step."""
+    """A reward of 1 in each step; done after `length` steps. Observes a number drawn at the start, and the step.
 
-    def __init__(self, length=1_000_000, backend=""):
-        self.length = length
+    The observation and the reward of the step `nan_after` are not finite, as where physics blew up.
+    """
+
+    def __init__(self, length=1_000_000, nan_after=1_000_000, backend=""):
+        self.length, self.nan_after = length, nan_after
 
     def reset(self, rng):
         obs = jnp.stack([jax.random.uniform(rng), jnp.zeros(())])
@@ -147,7 +150,8 @@ class ValueBrax(Env):
 
     def step(self, state, action):
         obs = state.obs.at[1].add(1.0)
-        return state.replace(obs=obs, reward=jnp.ones(()), done=(obs[1] >= self.length) * 1.0)
+        blown_up = jnp.where(obs[1] >= self.nan_after, jnp.nan, 0.0)
+        return state.replace(obs=obs + blown_up, reward=1.0 + blown_up, done=(obs[1] >= self.length) * 1.0)
 
     observation_size, action_size, backend = 2, 1, "toy"
 

@@ -242,14 +242,18 @@ def table(rows: list[dict]) -> str:
         cells["pairs" if row["statistic"] == "paired difference" else "seeds"] = row["seeds"]
         cells[row["statistic"]] = show(row)
     columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
-    grid = [["", *columns], *([name, *(cells.get(column, "-") for column in columns)] for name, cells in lines.items())]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in grid)
+    rows = [[name, *(cells.get(column, "-") for column in columns)] for name, cells in lines.items()]
+    return align([["", *columns], *rows])
 
 
-def draw_panel(axes, rows: list[dict], unit: str) -> None:
+def align(rows: list[list[str]]) -> str:
+    """Cells as columns of text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
     """One statistic: a bar over the interval, a line at the value; methods or pairs from top to bottom."""
-    name = rows[0]["statistic"]
     for height, row in enumerate(rows):
         color = "0.5" if row["versus"] else f"C{height % 10}"
         if np.isfinite([row["low"], row["high"]]).all():
@@ -268,27 +272,22 @@ def draw_panel(axes, rows: list[dict], unit: str) -> None:
 
 
 def draw(rows: list[dict], title: str, unit: str, file) -> None:
-    """A panel for each statistic, those of methods above those of pairs."""
+    """A panel for each statistic."""
     panels = defaultdict(list)
     for row in rows:
         panels[row["statistic"]].append(row)
-    columns = sum(not shown[0]["versus"] for shown in panels.values())
-    lines = [list(panels.values())[i : i + columns] for i in range(0, len(panels), columns)]
-    heights = [1.2 + 0.45 * max(map(len, line)) for line in lines]
-    figure = Figure(figsize=(4.5 * columns, 0.4 + sum(heights)), layout="constrained")
-    grid = figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, shown in zip(grid.flat, panels.values(), strict=False):
-        draw_panel(axes, shown, unit)
+    heights = [1.2 + 0.45 * len(shown) for shown in panels.values()]
+    figure = Figure(figsize=(7, 0.4 + sum(heights)), layout="constrained")
+    grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
+    for axes, (name, shown) in zip(grid[:, 0], panels.items(), strict=True):
+        draw_panel(axes, name, shown, unit)
     figure.suptitle(title)
     figure.savefig(file, format="png", dpi=150)
 
 
 def as_csv(rows: list[dict]) -> str:
     text = io.StringIO()
-    columns = ["environment", "statistic", "method", "versus", "seeds", "value", "low", "high"]
-    writer = csv.DictWriter(text, columns)
+    writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -308,6 +307,8 @@ def main(
         scale: ENV LOW HIGH, the returns that count as 0 and 1; several environments and the optimality gap need it
         out: where compare.csv and compare.png go; runs/compare-TIME where not given
     """
+    if not runs:
+        raise ValueError("runs: give one DIR or LABEL=DIR at least")
     found = gather([read_run(argument, returns) for argument in runs])
     scores, scaled = rescale(found, scale)
     tasks = list(next(iter(scores.values())))

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from string import Template
 from types import SimpleNamespace
 from typing import Literal
 
@@ -49,19 +50,12 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 pyplot.switch_backend("agg")
-VIEWER = Path(__file__).parent / "viewer"  # package.json, and node_modules after `npm ci`
+VIEWER = Path(__file__).parent / "viewer"  # page.html and package.json
+PACKAGES = VIEWER / "node_modules"  # after `npm ci`
 DRAWN_BY_GYMNAX = (
-    "Acrobot-v1",
-    "CartPole-v1",
-    "Pendulum-v1",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-    "Catch-bsuite",
-    "PointRobot-misc",
-    "MetaMaze-misc",
-    "FourRooms-misc",
+    *("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"),
+    *("Catch-bsuite", "PointRobot-misc", "MetaMaze-misc", "FourRooms-misc"),
 )
-FORMATS = ("gif", "html", "mp4")
 
 
 # --- who plays, and what ---
@@ -285,49 +279,18 @@ def viewer_modules() -> dict[str, str]:
 
     Modules that are inlined have no address, so that they cannot import each other by relative ones.
     """
-    packages, own = VIEWER / "node_modules", Path(brax.__file__).parent / "visualizer" / "js"
+    packages, own = PACKAGES, Path(brax.__file__).parent / "visualizer" / "js"
     files = {
         "three": packages / "three/build/three.module.js",
         "three/addons/controls/OrbitControls.js": packages / "three/examples/jsm/controls/OrbitControls.js",
         "lilgui": packages / "lil-gui/dist/lil-gui.esm.min.js",
-        **{name: own / f"{name}.js" for name in ("viewer", "animator", "selector", "system")},
-    }
+    } | {name: own / f"{name}.js" for name in ("viewer", "animator", "selector", "system")}
     try:
         sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     except FileNotFoundError as error:
         command = f"npm ci --prefix {os.path.relpath(VIEWER)}"
         raise ValueError(f"formats: html needs {error.filename}; run `{command}` once, or take --formats gif") from None
     return {name: re.sub(r"from '\./(\w+)\.js'", r"from '\1'", source) for name, source in sources.items()}
-
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-  body {{ margin: 0; }}
-  #viewer {{ width: 100vw; height: 100vh; overflow: hidden; }}
-  h1 {{ position: absolute; left: 8px; top: 0; font: 16px sans-serif; }}
-</style>
-<script type="importmap">{{"imports": {imports}}}</script>
-</head>
-<body>
-<div id="viewer"></div>
-<h1>{title}</h1>
-<script type="application/json" id="system">{system}</script>
-<script type="module">
-import {{Viewer}} from "viewer";
-const system = JSON.parse(document.getElementById("system").textContent);
-const viewer = new Viewer(document.getElementById("viewer"), system);
-window.brax = viewer;  // for the console
-viewer.camera.position.set(2.5, 4, 1.5);
-viewer.camera.followDistance = 5;
-</script>
-</body>
-</html>
-"""
 
 
 def make_page(title: str, env, states) -> str:
@@ -337,11 +300,9 @@ def make_page(title: str, env, states) -> str:
     each = [SimpleNamespace(x=state_at(x, i)) for i in range(len(x.pos))]
     system = brax.io.json.dumps(env.sys.tree_replace({"opt.timestep": float(env.dt)}), each)
     imports = {name: data_url("text/javascript", source.encode()) for name, source in modules.items()}
-    return PAGE.format(
-        title=html.escape(title),
-        imports=json.dumps(imports),
-        system=system.replace("</", "<\\/"),  # ends no script
-    )
+    system = system.replace("</", "<\\/")  # ends no script
+    page = Template((VIEWER / "page.html").read_text(encoding="utf-8"))
+    return page.substitute(title=html.escape(title), imports=json.dumps(imports), system=system)
 
 
 def save_episode(form: str, path: Path, title: str, config, env, env_params, states, rewards) -> None:
@@ -358,12 +319,12 @@ def save_episode(form: str, path: Path, title: str, config, env, env_params, sta
 def check_formats(formats, env):
     """The formats to write, seen to be possible before anything is played. Raises ValueError."""
     bodies = is_brax(env) and hasattr(env.env, "sys")
-    formats = formats or (("gif", "html") if bodies else ("gif",))
     if is_brax(env) and not bodies:
         raise ValueError("env_name: this brax environment has no bodies to draw")
+    if "html" in formats and not bodies:
+        raise ValueError("formats: html is for brax environments; take gif or mp4")
+    formats = formats or (("gif", "html") if bodies else ("gif",))
     if "html" in formats:
-        if not bodies:
-            raise ValueError("formats: html is for brax environments; take gif or mp4")
         viewer_modules()
     return formats
 

@@ -9,7 +9,7 @@ A hyperparameter with several values is swept over; one with a single value is s
 `uniform LOW HIGH`, `log-uniform LOW HIGH` and `one-minus-log-uniform LOW HIGH` draw `--samples` values of a float; with
 a grid, the same ones at each of its points. Of a field that holds several values, commas join those of one trial:
 `--hidden-sizes 64,64 256,256`. All float fields share one compilation; each combination of the others is a compile
-group of its own. docs/sweep.md says what is written where.
+group of its own. `sweep.py SCRIPT --help` lists all flags; docs/sweep.md says what is written where.
 """
 
 import csv
@@ -31,9 +31,8 @@ import jax
 import numpy as np
 import results
 import training
-import tyro
 import yaml
-from compare import OF_THE_TASK, task_of
+from compare import OF_THE_TASK, align, task_of
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -79,6 +78,10 @@ def split_flags(words: list[str]) -> dict[str, list[str]]:
         else:
             values.append(word)
     return flags
+
+
+def join_flags(flags: dict[str, list[str]]) -> list[str]:
+    return [word for name, values in flags.items() for word in (f"--{name.replace('_', '-')}", *values)]
 
 
 def holds_several(script, name: str) -> bool:
@@ -149,12 +152,15 @@ def read_request(words: list[str]) -> Request:
         if training.is_first() and results.file_hash(script.__file__) != record["sha256"]:
             print(f"resume: note: {script.__file__} has changed since the sweep began", file=sys.stderr)
     else:
+        given = [word.split("=")[0] for word in words if word.startswith("--")]
+        if twice := [flag for flag in given if given.count(flag) > 1]:
+            raise ValueError(f"{twice[0]}: is given twice")
         script = results.load_script(name)
         words = results.read_flags(script, words)
     flags = split_flags(words)
     fields = {field.name for field in dataclasses.fields(script.Config)}
     swept = {name: values for name, values in flags.items() if name in fields and is_swept(script, name, values)}
-    base = [word for name in flags if name not in swept for word in (f"--{name.replace('_', '-')}", *flags[name])]
+    base = join_flags({name: values for name, values in flags.items() if name not in swept})
     config, options, _ = training.parse_with(script, base, Options, description=__doc__)
     for name, least in (("num_seeds", 1), ("seed", 0), ("checkpoint_interval", 0)):
         if not least <= getattr(options, name) < 2**31:
@@ -162,14 +168,14 @@ def read_request(words: list[str]) -> Request:
     if not swept:
         raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
     trials = make_trials(script, swept, options.samples, options.seed)
-    return Request(script, config, options, hosts, run_dir, swept, trials, words, record)
+    return Request(script, config, options, hosts, run_dir, swept, trials, join_flags(flags), record)
 
 
 def read_sweep(words: list[str]) -> tuple[Path, dict]:
     """The directory of the sweep to go on with, and its record. Raises ValueError."""
     if not words or words[0].startswith("-"):
         raise ValueError("resume: needs RUN_DIR, the sweep to go on with")
-    results.parse(training.Hosts, words[1:], description=__doc__)  # there is no other flag
+    results.parse(training.Hosts, words[1:])  # there is no other flag
     record = results.read_record(Path(words[0]))
     if "words" not in record:
         raise ValueError(f"resume: {words[0]} was not begun by tools/sweep.py")
@@ -183,14 +189,8 @@ class Group(NamedTuple):
     """Trials that differ in float fields alone: one compilation."""
 
     config: Any
-    label: str  # "num_envs = 4", empty where only floats are swept
     trials: list[int]
     floats: dict  # swept float field: [trials of this group]
-
-    @property
-    def steps(self) -> int:
-        """Of one agent in one update."""
-        return self.config.num_envs * self.config.num_steps
 
 
 def make_groups(request: Request) -> list[Group]:
@@ -199,15 +199,18 @@ def make_groups(request: Request) -> list[Group]:
     for index, trial in enumerate(request.trials):
         static = tuple((name, value) for name, value in trial.items() if name not in names)
         groups.setdefault(static, []).append(index)
+    floats = {name: np.array([trial[name] for trial in request.trials], np.float32) for name in names}
     return [
         Group(
-            config=dataclasses.replace(request.config, **dict(static)),
-            label=show(dict(static)),
-            trials=indices,
-            floats={name: np.array([request.trials[i][name] for i in indices], np.float32) for name in names},
+            dataclasses.replace(request.config, **dict(static)), trials, {name: floats[name][trials] for name in names}
         )
-        for static, indices in groups.items()
+        for static, trials in groups.items()
     ]
+
+
+def steps_of(config) -> int:
+    """Of one agent in one update."""
+    return config.num_envs * config.num_steps
 
 
 def show(value) -> str:
@@ -221,25 +224,21 @@ def show(value) -> str:
 
 def compile_groups(request: Request, groups: list[Group]) -> list[training.Program]:
     """A program for each group, and print what they need. A sweep that goes on keeps its slices. Raises ValueError."""
-    for group in groups:
-        with training.naming_the_field(request.script, group.config):  # before anything is compiled
-            request.script.make_learner(group.config)
     memory, programs = training.free_memory(request.hosts.memory), []
     seeds, step = request.options.num_seeds, len(jax.devices())
     say = print if training.is_first() else (lambda *_: None)
-    say(
-        f"{Path(request.script.__file__).stem}: {len(request.trials)} trials x {seeds} seeds in {len(groups)} compile "
-        f"group(s), {step} device(s) with {memory / training.GIB:.3g} GiB free on each"
-    )
+    free = f"{step} device(s) with {memory / training.GIB:.3g} GiB free on each"
+    say(f"{len(request.trials)} trials x {seeds} seeds in {len(groups)} compile group(s), {free}")
     sizes = request.record.get("slices", [0] * len(groups))
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True), start=1):
         begun, runs = time.perf_counter(), len(group.trials) * seeds
         compile_size = partial(training.compile_slice, request.script, group.config, list(group.floats))
         program = compile_size(size) if size else training.largest_slice(compile_size, runs, step, memory)
-        label = f" ({group.label})" if group.label else ""
+        trial = request.trials[group.trials[0]]
+        label = show({name: value for name, value in trial.items() if name not in group.floats}) or "floats alone"
         short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
         say(
-            f"group {number}{label}: {runs} runs of {group.config.num_updates} updates, {-(-runs // program.size)} "
+            f"group {number} ({label}): {runs} runs of {group.config.num_updates} updates, {-(-runs // program.size)} "
             f"slice(s) of {program.size} with {program.bytes / training.GIB:.3g} GiB on a device{short}; "
             f"compiled in {time.perf_counter() - begun:.1f} s"
         )
@@ -259,20 +258,20 @@ def finished_slices(run_dir: Path, group: int) -> list[tuple[int, Path]]:
 def run_group(request: Request, group: Group, program: training.Program, number: int, run_dir: Path, progress) -> None:
     """Train the slices of a group that are not on disk yet, and write each when it is finished."""
     script, options, runs = request.script, request.options, len(group.trials) * request.options.num_seeds
-    keys = training.seed_keys(options)
+    keys, steps = training.seed_keys(options), steps_of(group.config)
 
     def watch(first, last, metrics):
         returns = script.mean_return(metrics)[:real]
         if not np.isnan(returns).all():
             progress.set_postfix_str(f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}", refresh=False)
-        progress.update((last - first) * real * group.steps)
+        progress.update((last - first) * real * steps)
 
     done = training.agree([first for first, _ in finished_slices(run_dir, number)])
     for first in range(0, runs, program.size):
         last = min(first + program.size, runs)
         real = last - first  # the others, which fill up the last slice, repeat its last run
         if first in done:
-            progress.update(real * program.num_updates * group.steps)
+            progress.update(real * program.num_updates * steps)
             continue
         run = np.minimum(np.arange(first, first + program.size), runs - 1)
         floats = {name: values[run // options.num_seeds] for name, values in group.floats.items()}
@@ -281,7 +280,7 @@ def run_group(request: Request, group: Group, program: training.Program, number:
             begun = manager.latest_step() or 0
             if begun and training.is_first():
                 tqdm.write(f"resume: {begun} of {program.num_updates} updates of the next slice are done")
-            progress.update(begun * real * group.steps)
+            progress.update(begun * real * steps)
             key_data = keys[run % options.num_seeds]
             carry = training.train_slice(program, floats, key_data, manager, options.checkpoint_interval, watch, False)
         metrics = {name: each[:real] for name, each in training.fetch(program, carry["metrics"]).items()}
@@ -300,12 +299,12 @@ def finish_slice(request: Request, group: Group, metrics: dict, first: int, run_
 
 
 def run_groups(request: Request, groups: list[Group], programs: list[training.Program], run_dir: Path) -> None:
-    first = training.is_first()
-    steps = [len(each.trials) * request.options.num_seeds * each.config.num_updates * each.steps for each in groups]
-    if request.record and first:
+    runs = [len(group.trials) * request.options.num_seeds for group in groups]
+    total = sum(n * each.config.num_updates * steps_of(each.config) for n, each in zip(runs, groups, strict=True))
+    if request.record and training.is_first():
         count = sum(len(finished_slices(run_dir, number)) for number in range(len(groups)))
         print(f"resume: {count} slice(s) are done{'' if count else ', starting anew'}")
-    with tqdm(total=sum(steps), unit="step", unit_scale=True, disable=not first) as progress:
+    with tqdm(total=total, unit="step", unit_scale=True, disable=not training.is_first()) as progress:
         for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
             run_group(request, group, program, number, run_dir, progress)
     shutil.rmtree(run_dir / "unfinished", ignore_errors=True)
@@ -358,23 +357,26 @@ def summarize(request: Request, metrics: list[dict]) -> list[Result]:
     final = np.stack([results.final_return(each) for each in metrics])
     returns = np.where((bad < 0) & np.isfinite(final), final, -np.inf)  # [trials, seeds]
     found = []
-    for index, numbers in enumerate(zip(*results.interval(returns.T), strict=True)):
-        config = dataclasses.replace(request.config, **request.trials[index])
-        values = {name: value for name, value in request.trials[index].items() if name not in OF_THE_TASK}
-        found.append(Result(index, config, values, metrics[index], returns[index], bad[index], *map(float, numbers)))
+    for i, (trial, *numbers) in enumerate(zip(request.trials, *results.interval(returns.T), strict=True)):
+        values = {name: value for name, value in trial.items() if name not in OF_THE_TASK}
+        config = dataclasses.replace(request.config, **trial)
+        found.append(Result(i, config, values, metrics[i], returns[i], bad[i], *map(float, numbers)))
     return found
 
 
+def interval_over_trials(returns: np.ndarray) -> list:
+    """Interquartile mean of all returns [trials, seeds], and its interval; seeds are drawn jointly here too."""
+    return results.interval(returns.T, partial(results.interquartile_mean, axis=None))
+
+
 def make_table(ranked: list[Result]) -> list[str]:
-    names = list(ranked[0].values)
-    rows = [["trial", *names, "return", "95 % interval", "seeds"]]
+    rows = [["trial", *ranked[0].values, "return", "95 % interval", "seeds"]]
     for each in ranked:
         finite, seeds = int(np.isfinite(each.returns).sum()), len(each.returns)
-        numbers = [f"{each.mean:.4g}", f"{each.low:.4g} to {each.high:.4g}"]
         count = str(seeds) if finite == seeds else f"{finite} of {seeds} finite"
-        rows.append([str(each.trial), *(show(each.values[name]) for name in names), *numbers, count])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        numbers = [f"{each.mean:.4g}", f"{each.low:.4g} to {each.high:.4g}", count]
+        rows.append([str(each.trial), *map(show, each.values.values()), *numbers])
+    return align(rows).split("\n")
 
 
 def make_csv(request: Request, found: list[Result]) -> str:
@@ -402,32 +404,24 @@ def stack_metrics(metrics: list[dict]) -> dict:
     return {name: np.stack([padded(each, name, like) for each in metrics]) for name, like in known.items()}
 
 
-def steps_at(config, updates):
-    """Environment steps of one agent after so many updates, the warm-up's too."""
-    return getattr(config, "warmup_timesteps", 0) + updates * config.num_envs * config.num_steps
-
-
 def write_results(request: Request, groups: list[Group], run_dir: Path) -> None:
     """The trials of an environment make a table, which ranks them, and pictures."""
     metrics = collect(request, groups, run_dir)
     found, tasks = summarize(request, metrics), {}
     for each in found:
         tasks.setdefault(task_of(each.config), []).append(each)
-    steps = {"warmup_timesteps": [steps_at(each.config, 0) for each in found]}
-    steps["steps_per_update"] = [each.config.num_envs * each.config.num_steps for each in found]
+    steps = {"warmup_timesteps": [getattr(each.config, "warmup_timesteps", 0) for each in found]}
+    steps["steps_per_update"] = [steps_of(each.config) for each in found]
     results.write(run_dir / "metrics.npz", partial(np.savez_compressed, **stack_metrics(metrics), **steps))
     results.write(run_dir / "results.csv", make_csv(request, found))
     tables = []
     for task, trials in tasks.items():
-        ranked, suffix = sorted(trials, key=lambda each: -each.mean), ""
-        if len(tasks) > 1:
-            suffix = f"-{re.sub(r'[^-.=0-9A-Za-z]+', '_', task)}"
-            tables += [[f"{task}:", *make_table(ranked), ""]]
-        else:
-            tables += [make_table(ranked)]
+        ranked = sorted(trials, key=lambda each: -each.mean)
+        suffix = f"-{re.sub(r'[^-.=0-9A-Za-z]+', '_', task)}" if len(tasks) > 1 else ""
+        tables.append([f"{task}:", *make_table(ranked), ""] if len(tasks) > 1 else make_table(ranked))
         if math.isfinite(ranked[0].mean):
-            best = yaml.safe_dump(results.plain(ranked[0].config), sort_keys=False)
-            results.write(run_dir / f"best{suffix}.yaml", best)
+            best = results.plain(ranked[0].config)
+            results.write(run_dir / f"best{suffix}.yaml", yaml.safe_dump(best, sort_keys=False))
         title = f"{Path(request.script.__file__).stem} on {task}, {request.options.num_seeds} seeds each"
         pictures = {"learning_curves": partial(draw_curves, request.script, ranked[:5])}
         if len(ranked) > 1:
@@ -439,8 +433,8 @@ def write_results(request: Request, groups: list[Group], run_dir: Path) -> None:
     results.write(run_dir / "table.txt", "\n".join(line for table in tables for line in table) + "\n")
     for table in tables:
         print("\n".join(table[:22]))
-    if any(len(table) > 22 for table in tables):
-        print(f"... more in {run_dir / 'table.txt'}")
+        if len(table) > 22:
+            print(f"... {len(table) - 22} more in {run_dir / 'table.txt'}")
     print(f"results in {run_dir}")
 
 
@@ -460,7 +454,7 @@ def draw_curves(script, ranked: list[Result], title: str, file) -> None:
         whole = np.isfinite(curves[kept]).all(axis=0)  # where each of them has finished an episode
         numbers = np.array(results.interval(curves[:, whole]))
         center, low, high = np.where(np.isfinite(numbers), numbers, np.nan)
-        steps = steps_at(each.config, edges[1:][whole])
+        steps = getattr(each.config, "warmup_timesteps", 0) + edges[1:][whole] * steps_of(each.config)
         (line,) = axes.plot(steps, center, label=show(each.values))
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set(title=title, xlabel="environment steps per agent", ylabel="return of the episodes that ended")
@@ -468,17 +462,17 @@ def draw_curves(script, ranked: list[Result], title: str, file) -> None:
     figure.savefig(file, format="png", dpi=150)
 
 
-def places(values: list) -> tuple[list[float], dict]:
-    """Where values stand on an axis, and how the axis is set: numbers as they are, other values one by one."""
+def place(axes, which: str, name: str, values: list) -> np.ndarray:
+    """Where values stand on the axis "x" or "y", which is set: numbers as they are, other values one by one."""
+    how = {"label": name}
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-        wide = min(values) > 0 and max(values) / min(values) >= 10
-        return list(values), {"scale": "log" if wide else "linear"}
-    known = sorted({show(value) for value in values})
-    return [known.index(show(value)) for value in values], {"ticks": range(len(known)), "ticklabels": known}
-
-
-def set_axis(axes, which: str, name: str, how: dict) -> None:
-    axes.set(**{f"{which}{key}": value for key, value in how.items()} | {f"{which}label": name})
+        how["scale"] = "log" if min(values) > 0 and max(values) / min(values) >= 10 else "linear"
+    else:
+        known = sorted({show(value) for value in values})
+        how |= {"ticks": range(len(known)), "ticklabels": known}
+        values = [known.index(show(value)) for value in values]
+    axes.set(**{which + key: value for key, value in how.items()})
+    return np.array(values)
 
 
 def draw_returns(ranked: list[Result], title: str, file) -> None:
@@ -487,17 +481,14 @@ def draw_returns(ranked: list[Result], title: str, file) -> None:
     returns, shown = np.stack([each.returns for each in ranked]), np.isfinite(means)
     figure = Figure(figsize=(max(5, 4 * len(names)), 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
-        where, how = places([each.values[name] for each in ranked])
-        where = np.array(where)
+        where = place(axes, "x", name, [each.values[name] for each in ranked])
         axes.plot(where[shown], means[shown], "o", color="tab:blue", alpha=0.5, markersize=4, label="trial")
         points = np.unique(where)
         if len(points) < len(where) or len(names) == 1:
-            over_all = partial(results.interquartile_mean, axis=None)
-            numbers = np.array([results.interval(returns[where == point].T, over_all) for point in points])
+            numbers = np.array([interval_over_trials(returns[where == point]) for point in points])
             center, low, high = np.where(np.isfinite(numbers), numbers, np.nan).T
             label = "interquartile mean, 95 % interval"
             axes.errorbar(points, center, (center - low, high - center), color="black", capsize=3, label=label)
-        set_axis(axes, "x", name, how)
     figure.axes[0].set_ylabel("final return")
     figure.axes[0].legend(frameon=False, fontsize="small")
     figure.suptitle(title)
@@ -507,13 +498,10 @@ def draw_returns(ranked: list[Result], title: str, file) -> None:
 def draw_heat_map(ranked: list[Result], title: str, file) -> None:
     """Final return over two fields, a coloured point per trial."""
     figure = Figure(figsize=(6.5, 5), layout="constrained")
-    axes, where = figure.subplots(), []
-    for which, name in zip("xy", ranked[0].values, strict=True):
-        values, how = places([each.values[name] for each in ranked])
-        where.append(values)
-        set_axis(axes, which, name, how)
-    means = np.array([each.mean for each in ranked])
-    colors, few = np.where(np.isfinite(means), means, np.nan), len(ranked) <= 50
+    axes, means, few = figure.subplots(), np.array([each.mean for each in ranked]), len(ranked) <= 50
+    names = ranked[0].values
+    where = [place(axes, *each, [one.values[each[1]] for one in ranked]) for each in zip("xy", names, strict=True)]
+    colors = np.where(np.isfinite(means), means, np.nan)
     points = axes.scatter(*where, c=colors, s=1200 if few else 60, plotnonfinite=True, edgecolors="black")
     for x, y, mean in zip(*where, means, strict=True) if few else ():
         axes.text(x, y, f"{mean:.3g}", ha="center", va="center", bbox={"facecolor": "white", "alpha": 0.6, "lw": 0})
@@ -546,7 +534,7 @@ def main(args=None) -> Path:
     """The command line. Returns the run directory."""
     words = sys.argv[1:] if args is None else [str(each) for each in args]
     if words[:1] in (["-h"], ["--help"]):
-        tyro.cli(Options, args=["--help"], description=__doc__)
+        raise SystemExit(print(__doc__))
     with training.errors_in_one_line("sweep.py", 2, ValueError, OSError), training.failures_in_one_line("sweep.py"):
         request = read_request(words)
         run_dir, groups, programs = prepare(request, ["tools/sweep.py", *words])
