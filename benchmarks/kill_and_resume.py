@@ -2,7 +2,6 @@
 
     python benchmarks/kill_and_resume.py sweep      # tools/sweep.py, in slices
     python benchmarks/kill_and_resume.py train      # tools/train.py, in slices
-    python benchmarks/kill_and_resume.py script     # a script's own command line
 
 Exits with 1 where the two differ in any bit of their results, or where a file is left half written. Each kill is a
 SIGKILL after a random time, up to the time that it takes to start and some more seconds.
@@ -22,20 +21,18 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = ["--env-name=CliffWalking", "--max-episode-steps=200", "--num-steps=200"]
+SMALL = ["--max-steps-in-episode=200", "--num-steps=200", "--random-starts=True"]
 COMMANDS = {
-    "sweep": ["tools/sweep.py", "q_learning_gridworld", "--lr", "0.1", "0.3", "0.5", "--seeds=4", "--memory=0.026"],
-    "train": ["tools/train.py", "q_learning_gridworld", "--num-seeds=12", "--eval-episodes=2", "--memory=0.026"],
-    "script": ["q_learning_gridworld.py", "--num-seeds=12", "--eval-episodes=2"],
+    "sweep": ["tools/sweep.py", "q_learning_gridworld", "--lr", "0.1", "0.3", "0.5", "--num-seeds=4"],
+    "train": ["tools/train.py", "q_learning_gridworld", "--num-seeds=12", "--eval-episodes=2"],
 }
 
 
 def start(command, run_dir: Path) -> subprocess.Popen:
+    """Begin a run, or go on with it where it has begun."""
+    words = [command[0], "--resume", run_dir] if run_dir.exists() else [*command, f"--run-dir={run_dir}"]
     with Path(f"{run_dir}.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, *command, f"--run-dir={run_dir}", "--resume"],
-            cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+        return subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
 
 
 def run_whole(command, run_dir: Path) -> float:
@@ -79,8 +76,9 @@ def differences(run_dir: Path, whole: Path) -> list[str]:
     found += [str(path) for path in run_dir.rglob("*") if path.name.endswith(".partial") or "tmp" in path.name]
     arrays, others = np.load(run_dir / "metrics.npz"), np.load(whole / "metrics.npz")
     found += [name for name in others if arrays[name].tobytes() != others[name].tobytes()]
-    tables = [name for name in ("results.csv", "table.txt", "best.yaml") if (whole / name).exists()]
-    return found + [name for name in tables if (run_dir / name).read_bytes() != (whole / name).read_bytes()]
+    files = ("results.csv", "table.txt", "best.yaml", "config.yaml", "agent.safetensors", "evaluation.npy")
+    files = [name for name in files if (whole / name).exists()]
+    return found + [name for name in files if (run_dir / name).read_bytes() != (whole / name).read_bytes()]
 
 
 def main():
@@ -88,12 +86,14 @@ def main():
     parser.add_argument("what", choices=COMMANDS)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--timesteps", type=float, default=3e7, help="of each agent: enough for so many kills")
+    parser.add_argument("--memory", type=float, default=0.026, help="GiB: for three slices of four agents")
     parser.add_argument("--longest", type=float, default=12.0, help="seconds after which a run is killed at the latest")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     random.seed(args.seed)
     folder = Path(tempfile.mkdtemp(prefix="kill_and_resume_"))
     command = [*COMMANDS[args.what], *SMALL, f"--total-timesteps={args.timesteps:.0f}", "--checkpoint-interval=0.5"]
+    command += [f"--memory={args.memory}"]
     print(f"left alone: {run_whole(command, folder / 'whole'):.1f} s")
     moments = kill_again_and_again(command, folder / "killed", args.kills, args.longest)
     print(f"{sum(moments.values())} kills: {', '.join(f'{count} {name}' for name, count in moments.items())}")

@@ -104,7 +104,7 @@ def compare(agents: int, args, python: float):
         speed["script"].append(measure(agents * steps, script, keys))
         speed["port"].append(measure(agents * port_steps, port, keys))
     ours, theirs = np.median(speed["script"]), np.median(speed["port"])
-    q = np.asarray(script(keys)["runner_state"].params["q"])
+    q = np.asarray(script(keys)["runner_state"].q)
     lengths = sorted(path_length(each) for each in q.reshape(agents, -1, 4))
     for name, each in speed.items():
         print(f"{agents} agents, {name}: {np.median(each):,.0f} steps/s ({min(each):,.0f} to {max(each):,.0f})")

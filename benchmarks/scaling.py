@@ -9,6 +9,7 @@ one device. Each size trains for about `--seconds`.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -23,19 +24,21 @@ def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict
     import time
 
     sys.path.insert(0, str(ROOT / "tools"))
-    import common
     import jax
-    import slices
+    import results
+    import train
+    import training
 
-    script = common.load_script(script_name)
-    script.use_all_cores()
+    script = results.load_script(script_name)
     flags = [f"--{name}={value}" for name, value in changes.items()]
-    config, options = script.parse([*flags, f"--num-seeds={seeds}", "--total-timesteps=1e9"], script.Config)
-    config = type(config)(**vars(config) | {"total_timesteps": 1000 * config.num_envs * config.num_steps})
+    flags += [f"--num-seeds={seeds}", "--total-timesteps=1e9"]
+    config, options, _ = training.parse_with(script, flags, train.Options, __doc__)
+    steps = getattr(config, "warmup_timesteps", 0) + 1000 * config.num_envs * config.num_steps
+    config = dataclasses.replace(config, total_timesteps=steps)
     begun = time.perf_counter()
-    program = slices.compile_slice(script, config, [], seeds)
+    program = training.compile_slice(script, config, [], seeds)
     compiled = time.perf_counter() - begun
-    carry = program.start({}, slices.put(slices.seed_keys(options), program.spread))
+    carry = program.start({}, training.put(training.seed_keys(options), program.spread))
 
     def advance(carry, updates):
         begun = time.perf_counter()
@@ -72,9 +75,7 @@ def main():
     print(f"| {args.what} | steps/s | of the first | MiB on a device | compile |\n|---|---|---|---|---|")
     first = None
     for size in args.sizes:
-        environment = os.environ | (
-            {"XLA_FLAGS": f"--xla_force_host_platform_device_count={size}"} if args.what == "devices" else {}
-        )
+        environment = os.environ | ({"JAX_NUM_CPU_DEVICES": str(size)} if args.what == "devices" else {})
         command = [sys.executable, __file__, args.what, "--one", "--script", args.script, "--sizes", str(size),
                    "--seeds", str(args.seeds), "--seconds", str(args.seconds), "--set", *args.set]  # fmt: skip
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True)

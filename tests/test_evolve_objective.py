@@ -1,23 +1,23 @@
 """Drift networks against numbers worked by hand, the evolution strategy against NumPy, trainings against ppo.py's."""
 
-import csv
 import dataclasses
-import os
-import re
-import subprocess
 import sys
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import matplotlib.image
 import numpy as np
 import pytest
 import toys  # noqa: F401  registers the environments
-from conftest import ROOT, arrays, assert_close, flags, jit_quickly, slow, small_config
+from conftest import ROOT, arrays, jit_quickly, slow, small_config
 from test_dpo_continuous import BY_HAND
 
 import evolve_objective as evolve
 import ppo
+
+sys.path.append(str(ROOT / "benchmarks"))
+import drift_vs_ppo
 
 CLIP = 0.2
 NETWORK = {"hidden": jnp.arange(1.0, 9.0)[:, None] / 10, "output": jnp.array([2.0])}
@@ -84,32 +84,10 @@ def test_first_loss_and_gradient_are_those_of_ppo():
     assert abs(other - theirs[0]) > 1e-3
 
 
-def test_final_return_by_hand():
-    episodes = jnp.array([9, 9, 9, 9, 9, 9, 9, 1, 0, 3])  # the last quarter of 10 is 3
-    returns = jnp.where(episodes > 0, jnp.array([5.0, 5, 5, 5, 5, 5, 5, 2, 0, 6]), jnp.nan)
-    np.testing.assert_allclose(evolve.final_return({"episodes": episodes, "episodic_return": returns}), 20 / 4)
-    none = {"episodes": jnp.array([9, 9, 9, 0]), "episodic_return": jnp.array([1.0, 1.0, 1.0, jnp.nan])}
-    assert np.isnan(evolve.final_return(none))
-
-
-def test_generation_metrics_by_hand():
-    returns = jnp.array([[1.0, 3.0], [6.0, 8.0], [jnp.nan, 1.0]])  # of three networks with two agents each
-    metrics = {
-        "episodes": jnp.array([[9, 9, 9, 2], [9, 9, 9, 0], [9, 9, 9, 6]]),
-        "episodic_return": jnp.array([[0, 0, 0, 4.0], [0, 0, 0, jnp.nan], [0, 0, 0, 8.0]]),
-        "episodic_length": jnp.array([[0, 0, 0, 1.0], [0, 0, 0, jnp.nan], [0, 0, 0, 5.0]]),
-    }
-    found = evolve.generation_metrics(returns, metrics)
-    expected = {"fitness_mean": 4.5, "fitness_best": 7.0, "fitness_spread": 2.5}
-    expected |= {"episodes": 8, "episodic_return": 56 / 8, "episodic_length": 32 / 8}
-    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected)
-
-
-def test_best_policy_by_hand():
-    fitness = jnp.array([1.0, jnp.nan, 3.0, 2.0])
+def test_best_agent_by_hand():
     returns = jnp.array([[1.0, 1.0], [9.0, jnp.nan], [2.0, 4.0], [3.0, 1.0]])
-    policies = {"a": jnp.arange(8).reshape(4, 2), "b": jnp.arange(16.0).reshape(4, 2, 2)}
-    found = evolve.best_policy(fitness, returns, policies)
+    agents = {"a": jnp.arange(8).reshape(4, 2), "b": jnp.arange(16.0).reshape(4, 2, 2)}
+    found = evolve.best_agent(returns, agents)
     assert found["a"] == 5 and (found["b"] == jnp.array([10.0, 11.0])).all()
 
 
@@ -173,7 +151,7 @@ def test_strategy_finds_the_minimum_of_a_quadratic():
 # --- trainings ---
 
 CONFIG = dataclasses.replace(small_config(evolve), env_name="CartPole-v1", inner_seeds=2, hidden_sizes=(4,))
-KEYS = jax.random.split(jax.random.key(3), 2)
+KEYS, PLAY_KEYS = jax.random.split(jax.random.key(3), (2, 2))
 
 
 def networks():
@@ -184,101 +162,145 @@ def networks():
 
 @pytest.fixture(scope="module")
 def evaluated():
-    return jit_quickly(evolve.make_evaluate(CONFIG))(networks(), KEYS)
+    return jit_quickly(evolve.make_evaluate(CONFIG))(networks(), KEYS, PLAY_KEYS)
 
 
 def ppo_config():
     fields = {field.name for field in dataclasses.fields(ppo.Config)}
     settings = {name: value for name, value in vars(CONFIG).items() if name in fields}
-    return ppo.Config(**settings, num_envs=CONFIG.inner_envs, num_steps=CONFIG.inner_steps)
+    return ppo.Config(**settings | {"num_envs": CONFIG.inner_envs, "num_steps": CONFIG.inner_steps})
+
+
+def assert_close(ours, theirs):
+    for a, b in zip(arrays(ours), arrays(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_trainings_are_those_of_ppo():
-    """The same agent from the same key."""
-    theirs = jit_quickly(jax.vmap(ppo.make_train(ppo_config())))(KEYS)
-    train = evolve.make_inner(CONFIG)
-    drift = partial(evolve.ppo_drift, clip_eps=CONFIG.clip_eps)
-    policy, metrics = jit_quickly(jax.vmap(partial(train, drift)))(KEYS)
-    shared = {name: theirs["metrics"][name] for name in metrics}
-    assert_close(
-        {"metrics": metrics, "runner_state": policy}, {"metrics": shared, "runner_state": theirs["runner_state"]}
-    )
+    """The same agent from the same key, with all that its training carries, statistics of its episodes included."""
+    theirs = jit_quickly(jax.vmap(ppo.make_train(ppo_config())))(KEYS)["runner_state"]
+    train, _ = evolve.make_inner(CONFIG)
+    ours = jit_quickly(jax.vmap(partial(train, partial(evolve.ppo_drift, clip_eps=CONFIG.clip_eps))))(KEYS)
+    assert ours._fields == theirs._fields
+    assert_close(dict(ours._asdict()), dict(theirs._asdict()))
 
 
 @pytest.mark.slow
 def test_evaluation_is_of_each_network_with_each_key(evaluated):
-    """And the policy is the best one's."""
-    returns, _, policy = evaluated
-    train = evolve.make_inner(CONFIG)
+    """And the agents are those that reached the returns."""
+    returns, lengths, _ = evaluated
+    train, play = evolve.make_inner(CONFIG)
 
     @jit_quickly
-    def alone(weights, key):
-        kept, metrics = train(partial(evolve.network_drift, weights, clip_eps=CONFIG.clip_eps), key)
-        return evolve.final_return(metrics), kept
+    def alone(weights, key, play_key):
+        state = train(partial(evolve.network_drift, weights, clip_eps=CONFIG.clip_eps), key)
+        return *play(state, play_key), {"params": state.params, "obs_statistics": state.obs_statistics}
 
-    found = [[alone(jax.tree.map(lambda leaf, i=i: leaf[i], networks()), key) for key in KEYS] for i in range(4)]
-    expected = np.array([[value for value, _ in row] for row in found])
-    np.testing.assert_allclose(returns, expected, rtol=1e-4)
-    assert np.ptp(expected.mean(axis=1)) > 0
-    best = expected.mean(axis=1).argmax()
-    kept = found[best][expected[best].argmax()][1]
-    for ours, theirs in zip(arrays(policy), arrays(kept), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+    for i in range(4):
+        weights = jax.tree.map(lambda leaf, i=i: leaf[i], networks())
+        for j in range(2):
+            ours = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], evaluated)
+            assert_close(ours, alone(weights, KEYS[j], PLAY_KEYS[j]))
+    assert returns.shape == lengths.shape == (4, 2) and np.ptp(returns.mean(axis=1)) > 0
 
 
 @pytest.mark.parametrize("num_slices", [slow(2), slow(4)])
 def test_slices_give_the_same(evaluated, num_slices):
     config = dataclasses.replace(CONFIG, num_slices=num_slices)
-    returns, metrics, policy = jit_quickly(evolve.make_evaluate(config))(networks(), KEYS)
-    np.testing.assert_allclose(returns, evaluated[0], rtol=1e-4)
-    for ours, theirs in zip(arrays(policy), arrays(evaluated[2]), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
-    ours, theirs = (evolve.generation_metrics(*pair) for pair in ((returns, metrics), evaluated[:2]))
-    assert {k: float(v) for k, v in ours.items()} == pytest.approx({k: float(v) for k, v in theirs.items()}, rel=1e-4)
+    assert_close(jit_quickly(evolve.make_evaluate(config))(networks(), KEYS, PLAY_KEYS), evaluated)
+
+
+# --- fitness ---
+
+
+def player(logits, **settings):
+    """`play` of an agent that knows nothing but how likely each action is."""
+    config = dataclasses.replace(CONFIG, **settings)
+    env, env_params = evolve.make_env(config)
+    actor, _ = evolve.make_networks(config, env, env_params)
+    obs, _ = env.reset(jax.random.key(0), env_params)
+    params = jax.tree.map(jnp.zeros_like, actor.init(jax.random.key(0), obs))
+    (last,) = [name for name in params["params"] if params["params"][name]["bias"].shape == (len(logits),)]
+    params["params"][last]["bias"] = jnp.asarray(logits)
+    statistics = evolve.init_mean_std(obs.shape)
+    state = evolve.AgentState(
+        params={"actor": params}, opt_state=None, obs=None, env_state=None, obs_statistics=statistics,
+        return_statistics=None, discounted_return=None, key=None,
+    )  # fmt: skip
+    return jit_quickly(partial(evolve.make_inner(config)[1], state)), env, env_params
+
+
+def test_fitness_is_of_whole_episodes():
+    """CartPole pushed one way only: each episode, played by itself in a loop, counts once, though some last longer."""
+    play, env, env_params = player([0.0, 1e3], fitness_episodes=3, env_params={"max_steps_in_episode": 9})
+    returns, lengths = play(jax.random.key(7))
+    reset_key, _ = jax.random.split(jax.random.key(7))
+    expected = []
+    for key in jax.random.split(reset_key, 3):
+        _, state = env.reset(key, env_params)
+        steps, done = 0, False
+        while not done:
+            _, state, _, terminated, truncated, _ = env.step(key, state, 1, env_params)
+            steps, done = steps + 1, bool(terminated | truncated)
+        expected.append(steps)
+    assert len(set(expected)) > 1  # they end at different times
+    np.testing.assert_allclose([returns, lengths], [np.mean(expected)] * 2)
+
+
+def test_fitness_ends_at_the_time_limit():
+    play, _, _ = player([0.0, 0.0], fitness_episodes=5, env_params={"max_steps_in_episode": 4})
+    assert [float(value) for value in play(jax.random.key(0))] == [4.0, 4.0]
+
+
+def test_generation_on_an_environment_of_known_value():
+    """Each episode of the toy is worth 5, whoever plays it. The drift of the agent is the strategy's mean."""
+    config = dataclasses.replace(CONFIG, env_name="ToyDiscrete", env_params={}, num_generations=1, fitness_episodes=3)
+    out = jit_quickly(jax.vmap(evolve.make_train(config)))(KEYS)
+    expected = {"episodic_return": 5, "episodic_length": 5, "episodes": 24, "fitness_best": 5, "fitness_spread": 0}
+    for name, value in expected.items():
+        np.testing.assert_allclose(out["metrics"][name], np.full((2, 1), value), atol=1e-5)
+    state = out["runner_state"]
+    drift = np.concatenate([state.agent["drift"][name].reshape(2, -1) for name in ("hidden", "output")], axis=1)
+    np.testing.assert_array_equal(drift, state.es_state.mean)
+
+
+def test_networks_of_a_generation_play_the_same_episodes():
+    """Networks that are the same reach the same: keys are shared. Two agents of a network play different episodes."""
+    same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), networks())
+    returns, lengths, _ = jit_quickly(evolve.make_evaluate(CONFIG))(same, KEYS, PLAY_KEYS)
+    np.testing.assert_allclose(returns, np.broadcast_to(returns[:1], returns.shape), rtol=1e-5)
+    assert lengths[0, 0] != lengths[0, 1]
 
 
 # --- the result ---
 
 
-@pytest.mark.slow
-def test_report_on_an_environment_of_known_value(tmp_path, capsys):
-    """Each episode of the toy is worth 5, whoever plays it; fitness, the pictures and the comparison say so."""
-    config = dataclasses.replace(CONFIG, env_name="ToyDiscrete", max_episode_steps=0, num_generations=1)
-    out = jit_quickly(jax.vmap(evolve.make_train(config)))(KEYS)
-    metrics = {name: np.asarray(value) for name, value in out["metrics"].items()}
-    for name, value in (("fitness_mean", 5), ("fitness_best", 5), ("fitness_spread", 0), ("episodic_return", 5)):
-        np.testing.assert_allclose(metrics[name], np.full((2, 1), value), atol=1e-5)
-    np.savez(tmp_path / "metrics.npz", **metrics)
-    config = dataclasses.replace(config, test_seeds=2)
-    evolve.report(config, out["runner_state"], tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "metrics.npz", "drift.npz", "drift.png", "fitness.png", "comparison.csv",
-    }  # fmt: skip
-    saved = np.load(tmp_path / "drift.npz", allow_pickle=False)
-    flat = np.concatenate([saved[name].reshape(2, -1) for name in ("hidden", "output")], axis=1)
-    np.testing.assert_array_equal(flat, out["runner_state"].es_state.mean)
-    with (tmp_path / "comparison.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    labels = ["PPO", "DPO", "evolved 0", "evolved 1"]
-    assert [row["objective"] for row in rows] == [label for label in labels for _ in range(2)]
-    np.testing.assert_allclose([float(row["return"]) for row in rows], 5.0)
-    said = capsys.readouterr().out
-    assert said.count("ToyDiscrete") == 4 and said.count("5 (5 to 5)") == 4 and said.count("0 (0 to 0)") == 3
+def test_report(tmp_path):
+    config = dataclasses.replace(CONFIG, num_generations=1)
+    state = jax.eval_shape(jax.vmap(evolve.make_learner(config)[0]), KEYS)
+    state = state._replace(drift=jax.tree.map(lambda leaf: leaf[:2], networks()))
+    evolve.report(config, state, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"drift.png"}
+    picture = matplotlib.image.imread(tmp_path / "drift.png")[..., :3]
+    assert min(picture.shape[:2]) > 300 and picture.std() > 0.1
 
 
 @pytest.mark.slow
-def test_comparison_is_paired():
-    """PPO's column is what ppo.py reaches from the same keys; a network without output is PPO but for 1e-4."""
-    config = dataclasses.replace(CONFIG, test_seeds=3, test_envs=" Catch-bsuite,CartPole-v1, ", lr=1e-3)
+def test_comparison_is_paired(capsys):
+    """PPO's row is what ppo.py's agents reach from the same keys; a network without output is PPO but for 1e-4."""
+    config = dataclasses.replace(CONFIG, lr=1e-3)
     weights = jax.vmap(partial(evolve.init_weights, size=4))(KEYS[:1])
-    assert [each.env_name for each in evolve.test_configs(config)] == ["CartPole-v1", "Catch-bsuite"]
-    assert [each.max_episode_steps for each in evolve.test_configs(config)] == [13, 0]
-    found = evolve.compare_objectives(dataclasses.replace(config, test_envs=""), weights)["CartPole-v1"]
+    found = drift_vs_ppo.measure(config, weights, 3)
     assert list(found) == ["PPO", "DPO", "evolved 0"]
-    keys = jax.random.split(jax.random.key(2**31), 3)
-    theirs = jit_quickly(jax.vmap(ppo.make_train(dataclasses.replace(ppo_config(), lr=1e-3))))(keys)["metrics"]
-    np.testing.assert_allclose(found["PPO"], jax.vmap(evolve.final_return)(theirs), rtol=1e-4)
-    assert np.ptp(found["PPO"]) > 0
+    train_keys, play_keys = jax.random.split(jax.random.key(2**31), (2, 3))
+    theirs = jit_quickly(jax.vmap(ppo.make_train(dataclasses.replace(ppo_config(), lr=1e-3))))(train_keys)
+    _, play = evolve.make_inner(config)
+    state = evolve.AgentState(**theirs["runner_state"]._asdict())
+    np.testing.assert_allclose(found["PPO"], jax.vmap(play)(state, play_keys)[0], rtol=1e-4)
+    assert np.ptp(found["PPO"]) > 0 and found["DPO"].shape == (3,)
+    drift_vs_ppo.show({"CartPole-v1": found})
+    said = capsys.readouterr().out
+    assert said.count("| CartPole-v1 |") == 3 and "evolved 0" in said
 
 
 @pytest.mark.parametrize(
@@ -286,42 +308,13 @@ def test_comparison_is_paired():
     [
         ({"population_size": 5}, "population_size = 5: must be even"),
         ({"num_slices": 3}, "num_slices = 3: must divide population_size = 4"),
-        ({"num_devices": 3}, "num_devices = 3: must divide the 4 networks"),
-        ({"num_devices": 2, "num_slices": 4}, "num_devices = 2: must divide the 1 networks"),
-        ({"population_size": 2**16, "num_devices": 2**16}, "num_devices = 65536: .* as many"),
-        ({"test_envs": "Catch-bsuite,Nowhere"}, "test_envs = Catch-bsuite,Nowhere: env_name = Nowhere"),
-        ({"test_envs": "Pendulum-v1"}, "test_envs = Pendulum-v1: .*discrete"),
-        ({"test_timesteps": 31}, "test_timesteps = 31"),
-        ({"es_sigma": 0.0}, "es_sigma = 0.0"),
+        ({"fitness_episodes": 0}, "fitness_episodes, num_slices, drift_size: must all be at least 1"),
+        ({"inner_envs": 0}, "inner_envs, inner_steps, .* must all be at least 1"),
+        ({"num_minibatches": 3}, "num_minibatches = 3: must divide 32"),
+        ({"total_timesteps": 31}, "total_timesteps = 31: one update of an agent takes 32"),
+        ({"env_name": "Pendulum-v1"}, "env_name = Pendulum-v1: must have discrete actions"),
     ],
 )
 def test_configs_that_cannot_be(settings, words):
     with pytest.raises(ValueError, match=words):
         evolve.make_learner(dataclasses.replace(CONFIG, **settings))
-
-
-FOUR_DEVICES = """
-import sys
-import evolve_objective as script
-script.main(sys.argv[1:])
-_, advance, abstract, _ = script.compile_training(*script.parse(sys.argv[1:], script.Config))
-open("program.txt", "w").write(advance.lower(abstract, 0, 1).compile().as_text())
-"""
-
-
-@pytest.mark.slow
-def test_one_population_spread_over_devices(tmp_path):
-    xla_flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-    env = os.environ | dict(JAX_PLATFORMS="cpu", XLA_FLAGS=xla_flags, PYTHONPATH=str(ROOT))
-    args = [*flags(dataclasses.replace(CONFIG, num_devices=4)), "--num-seeds=1", f"--run-dir={tmp_path / 'run'}"]
-    command = [sys.executable, "-c", FOUR_DEVICES, *args]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert "1 seeds on 4 device" in done.stdout, done.stderr
-    metrics = dict(np.load(tmp_path / "run" / "metrics.npz"))
-    metrics.pop("evaluation")
-    out = jit_quickly(jax.vmap(evolve.make_train(CONFIG)))(jax.random.split(jax.random.key(0), 1))
-    assert_close(out | {"metrics": metrics}, out)
-    program = (tmp_path / "program.txt").read_text()
-    assert "num_partitions=4" in program
-    trainings = re.findall(r"\[(\d),2,4,4\]", program)  # observations of networks, keys and environments
-    assert "1" in trainings and "4" not in trainings

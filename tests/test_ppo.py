@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # registers the environments
+from brax import envs as brax_envs
 from conftest import slow
 
 import evolve_objective
@@ -15,11 +16,22 @@ import ppo_continuous
 
 VALUE = {ppo_discrete: "ValueDiscrete", ppo_continuous: "ValueContinuous"}
 REAL = {ppo_discrete: "CartPole-v1", ppo_continuous: "Pendulum-v1"}
-with_brax = pytest.mark.parametrize(
-    ("ppo", "name"),
-    [*VALUE.items(), (ppo_continuous, toys.ValueBrax.__name__)],
-    ids=lambda script: getattr(script, "__name__", script),
-)
+
+
+class TimelessBrax(toys.ValueBrax):
+    """Never done, and shows no clock: one would show, where the time limit ends an episode, what no action is taken in."""
+
+    def step(self, state, action):
+        return state.replace(reward=jnp.ones(()))
+
+
+brax_envs.register_environment("TimelessBrax", TimelessBrax)
+
+
+def with_brax(name):
+    """For each script and its environment of known value, and for this one of brax."""
+    pairs = [*VALUE.items(), (ppo_continuous, name)]
+    return pytest.mark.parametrize(("ppo", "name"), pairs, ids=lambda value: getattr(value, "__name__", value))
 
 
 @pytest.fixture(params=VALUE, ids=lambda script: script.__name__)
@@ -163,7 +175,7 @@ ENDLESS = 1 / (1 - GAMMA)
 FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
 
 
-@with_brax
+@with_brax("TimelessBrax")
 def test_truncation_is_bootstrapped(ppo, name):
     *_, metrics, _ = learn(ppo, name, env_params={"max_steps_in_episode": LIMIT}, num_updates=300)
     np.testing.assert_allclose(metrics["value"][-20:].mean(), ENDLESS, rtol=0.05)
@@ -177,7 +189,7 @@ def test_truncation_is_bootstrapped_from_the_last_observation(ppo):
     np.testing.assert_allclose(value([1, 1], [-1, 1]), [ENDLESS, -ENDLESS], rtol=0.05)
 
 
-@with_brax
+@with_brax("ValueBrax")
 def test_termination_is_not_bootstrapped(ppo, name):
     arguments = {"length": LIMIT} | ({"shows_time": True} if name != "ValueBrax" else {})
     *_, value = learn(ppo, name, env_params=arguments, num_updates=300)

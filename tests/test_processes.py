@@ -1,9 +1,8 @@
-"""Scripts as people run them: alone in a folder, killed and resumed, on several devices."""
+"""Runs as people start them: killed and resumed, on several devices, and what carries over in every script."""
 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,21 +13,26 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import ROOT, assert_close, assert_same, flags, shifted_config, slow, small_config, trained
+from conftest import ROOT, arrays, assert_close, assert_same, flags, shifted_config, slow, small_config, trained
 
-pytestmark = pytest.mark.common
 NUM_UPDATES = 1000
 TIME_LIMIT = 300  # seconds; no run takes a tenth of it on an idle machine
+TRAIN = ROOT / "tools" / "train.py"
 
 
 def command(script, run_dir: Path) -> list[str]:
     args = flags(small_config(script, NUM_UPDATES))
-    return [*args, "--num-seeds=4", "--eval-episodes=2", "--checkpoint-interval=0", f"--run-dir={run_dir}"]
+    return [*args, "--num-seeds=4", "--eval-episodes=2", "--checkpoint-interval=0.001", f"--run-dir={run_dir}"]
 
 
 def run(args, folder: Path, **env) -> subprocess.CompletedProcess:
     finished = subprocess.run(
-        [sys.executable, *args], cwd=folder, env=os.environ | env, capture_output=True, text=True, timeout=TIME_LIMIT
+        [sys.executable, *map(str, args)],
+        cwd=folder,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
     )
     assert finished.returncode == 0, finished.stderr
     return finished
@@ -47,83 +51,128 @@ def checkpoint(run_dir: Path):
 
 
 @pytest.fixture(scope="session")
-def alone(script, tmp_path_factory):
-    """A folder that holds nothing but the script and what a whole run of it left there, and what that run said."""
-    folder = tmp_path_factory.mktemp(script.__name__)
-    shutil.copy(script.__file__, folder)
-    bare = {"PYTHONPATH": "", "PATH": ""}  # no sibling to import, not even git to ask
-    return folder, run([f"{script.__name__}.py", *command(script, Path("whole"))], folder, **bare)
+def whole(script, tmp_path_factory):
+    """A run of tools/train.py that was left alone."""
+    run_dir = tmp_path_factory.mktemp(script.__name__) / "whole"
+    run([TRAIN, script.__file__, *command(script, run_dir)], run_dir.parent)
+    return run_dir
 
 
-def test_alone_in_an_empty_folder(script, alone):
-    folder, finished = alone
-    assert {path.name for path in folder.iterdir()} <= {f"{script.__name__}.py", "__pycache__", "whole"}
-    left = {path.name for path in (folder / "whole").iterdir()}
-    assert left >= {"config.yaml", "run.json", "metrics.npz", "learning_curve.png", "checkpoints"}
-    assert json.loads((folder / "whole" / "run.json").read_text())["first_update"] == 0
-    assert np.load(folder / "whole" / "metrics.npz")["episodes"].shape == (4, NUM_UPDATES)
-    assert "Traceback" not in finished.stderr and "Warning" not in finished.stderr
-
-
-def test_killed_and_resumed(script, alone):
-    folder, run_dir = alone[0], alone[0] / "killed"
-    args = [sys.executable, f"{script.__name__}.py", *command(script, run_dir)]
-    with subprocess.Popen(args, cwd=folder, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+@pytest.mark.common
+@pytest.mark.parametrize("how", [signal.SIGKILL, slow(signal.SIGINT)])
+def test_killed_and_resumed(script, whole, how, tmp_path):
+    run_dir = tmp_path / "killed"
+    args = [sys.executable, TRAIN, script.__file__, *command(script, run_dir)]
+    with subprocess.Popen(args, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + TIME_LIMIT
         while process.poll() is None:
             saving = any(run_dir.glob("checkpoints/*tmp*"))  # a worse moment to die than most
             if (saving and max(steps(run_dir), default=0) > 1) or time.monotonic() > deadline:
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, how)
+                process.wait()
             time.sleep(0.001)
-    assert process.returncode == -signal.SIGKILL
+        complaints = process.stderr.read()
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and f"stopped; --resume {run_dir}" in complaints
+        assert "Traceback" not in complaints
+    else:
+        assert process.returncode == -signal.SIGKILL
     done = max(steps(run_dir), default=0)
     assert 1 < done < NUM_UPDATES and not (run_dir / "metrics.npz").exists()  # it was midway
 
-    finished = run([*args[1:], "--resume"], folder)
-    assert f"{done} of them done" in finished.stdout
-    assert json.loads((run_dir / "run.json").read_text())["first_update"] == done
-    assert_same(*(dict(np.load(path / "metrics.npz")) for path in (folder / "whole", run_dir)))
-    assert_same(checkpoint(folder / "whole"), checkpoint(run_dir))
-    assert {path.name for path in run_dir.iterdir()} == {path.name for path in (folder / "whole").iterdir()}
+    finished = run([TRAIN, "--resume", run_dir], tmp_path)
+    assert f"{done} of {NUM_UPDATES} updates are done" in finished.stdout
+    assert_same(*(dict(np.load(path / "metrics.npz")) for path in (whole, run_dir)))
+    for name in ("agent.safetensors", "evaluation.npy", "learning_curve.png", "config.yaml"):
+        assert (whole / name).read_bytes() == (run_dir / name).read_bytes(), name
+    assert_same(checkpoint(whole), checkpoint(run_dir))
+    assert {path.name for path in run_dir.iterdir()} == {path.name for path in whole.iterdir()}
     assert not list(run_dir.rglob("*tmp*")), "what was being written at the kill is still there"
 
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def test_every_script_resumes(script, tmp_path):
+    """What each carries comes back from a checkpoint bit for bit: replay, statistics, optimizer, keys."""
+    import training
+
+    config = small_config(script, 2)
+    program = training.compile_slice(script, config, [], 2)
+    keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
+    with training.open_checkpoints(tmp_path, keep=1) as manager:
+        carry = program.advance(program.start({}, training.put(keys, program.spread)), {}, 0, 1)
+        training.save(manager, 1, carry)
+        again = training.restore(manager, 1, program.abstract)
+    before = [leaf.copy() for leaf in arrays(carry)]
+    assert jax.tree.structure(carry) == jax.tree.structure(again)
+    for leaf, other in zip(before, arrays(again), strict=True):
+        assert leaf.dtype == other.dtype and leaf.shape == other.shape and leaf.tobytes() == other.tobytes()
+    assert_same(program.advance(carry, {}, 1, 2), program.advance(again, {}, 1, 2))
 
 
 @pytest.mark.parametrize(
     "env, before, devices",
     [
-        ({}, "", CORES),
+        ({}, "", os.cpu_count()),
         slow({"JAX_NUM_CPU_DEVICES": "3"}, "", 3),
         ({"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, "", 3),
         ({}, "import jax.numpy; jax.numpy.zeros(1)", 1),  # JAX has started
     ],
 )
 def test_each_core_is_a_device_unless_chosen(env, before, devices, tmp_path):
-    code = f"import jax, ppo\n{before}\nppo.use_all_cores()\nprint(jax.local_device_count())"
-    finished = run(["-c", code], tmp_path, JAX_PLATFORMS="cpu", PYTHONPATH=str(ROOT), **env)
+    code = f"import jax\n{before}\nimport training\nprint(jax.local_device_count())"
+    unset = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    env = unset | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "tools")} | env
+    finished = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert int(finished.stdout) == devices
 
 
 FOUR_DEVICES = """
 import sys
-import {name} as script
-script.main(sys.argv[1:])
-_, advance, abstract, _ = script.compile_training(*script.parse(sys.argv[1:], script.Config))
-open("program.txt", "w").write(advance.lower(abstract, 0, 1).compile().as_text())
+import train, training, results
+run_dir = train.main(sys.argv[1:])
+script, config, agent = results.load_run(run_dir)
+options = train.Options(eval_episodes=2)
+open("program.txt", "w").write(training.compile_slice(script, config, [], 4, options).advance.as_text())
 """
 
 
+@pytest.mark.common
 def test_seeds_spread_over_devices(script, tmp_path):
-    xla_flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"  # compiles twice as fast
-    code = FOUR_DEVICES.format(name=script.__name__)
+    """And nothing crosses them: their program has no collective operation."""
+    env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT / "tools")}
     args = [*flags(shifted_config(script)), "--num-seeds=4", "--eval-episodes=2", f"--run-dir={tmp_path / 'run'}"]
-    finished = run(["-c", code, *args], tmp_path, JAX_PLATFORMS="cpu", XLA_FLAGS=xla_flags, PYTHONPATH=str(ROOT))
-    assert "4 seeds on 4 device" in finished.stdout
-    metrics = dict(np.load(tmp_path / "run" / "metrics.npz"))
-    assert metrics.pop("evaluation").shape == (4, 2)
-    assert_close(trained(script) | {"metrics": metrics}, trained(script))
+    finished = run(["-c", FOUR_DEVICES, script.__file__, *args], tmp_path, **env)
+    assert "4 on 4 device(s)" in finished.stdout
+    assert np.load(tmp_path / "run" / "evaluation.npy").shape == (4, 2)
+    assert_close(trained(script) | {"metrics": dict(np.load(tmp_path / "run" / "metrics.npz"))}, trained(script))
     program = (tmp_path / "program.txt").read_text()
     assert "num_partitions=4" in program
     assert not re.findall(r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter", program)
+
+
+UNEVEN = """
+import sys
+import train, training
+training.largest_slice = lambda compile_size, total, step, memory: compile_size(4)
+train.main(sys.argv[1:])
+"""
+
+
+def test_slices_of_different_size_lie_on_different_devices(tmp_path):
+    """Six agents on four devices, four and two at once."""
+    args = ["q_learning_gridworld", "--num-steps=100", "--total-timesteps=500", "--num-seeds=6", "--run-dir=run"]
+    env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT / "tools")}
+    finished = run(["-c", UNEVEN, *args], tmp_path, **env)
+    assert "6 seeds in 2 slice(s) of 4 on 4 device(s)" in finished.stdout
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["slice"] == 4 and record["final return"]["seeds"] == 6
+    import results
+
+    agents = results.load_run(tmp_path / "run")[2]
+    assert all(len(leaf) == 6 for leaf in jax.tree.leaves(agents))
+    run([TRAIN, "--resume", "run"], tmp_path, JAX_NUM_CPU_DEVICES="3")  # as many as there are now
+    assert_close_arrays(agents, results.load_run(tmp_path / "run")[2])
+
+
+def assert_close_arrays(tree, other):
+    for leaf, another in zip(arrays(tree), arrays(other), strict=True):
+        np.testing.assert_allclose(leaf, another, rtol=1e-3, atol=1e-5)

@@ -46,9 +46,11 @@ def run(*args):
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     """Five agents that have learned little, so that they differ; each step costs 1."""
-    args = ["q_learning_gridworld", "--total-timesteps=900", "--num-steps=300", "--lr=0.5", "--max-steps-in-episode=40"]
-    args += ["--height=4", "--start", 3, 0, "--goal", 3, 11, "--cliff", *(x for i in range(1, 11) for x in (3, i))]
+    args = ["q_learning_gridworld", "--total-timesteps=1500", "--num-steps=300", "--lr=0.5"]
+    cliff = [x for column in range(1, 9) for x in (3, column)]
+    args += ["--height=4", "--width=10", "--start", 3, 0, "--goal", 3, 9, "--cliff", *cliff]
     args += ["--random-starts=True", "--cliff-terminates=True", "--step-reward=-1", "--goal-reward=-1"]
+    args += ["--max-steps-in-episode=40"]
     path = tmp_path_factory.mktemp("render") / "run"
     return train.main([*args, "--num-seeds=5", "--eval-episodes=3", f"--run-dir={path}"])
 

@@ -98,7 +98,7 @@ def test_scripts_are_read_in_one_sitting(path):
     }  # fmt: skip
     lines = path.read_text().splitlines()
     assert len(lines) <= limits[path.stem] * 1.05
-    start = lines.index("# --- mathematics: arrays in, arrays out ---")
+    start = lines.index("# --- hyperparameters ---")
     equations = [i for i, line in enumerate(lines) if i > start and re.search(r"equation|[Ss]ection|arXiv", line)]
     assert equations[0] < 210
 

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
+import results
 import toys  # registers the environments
 from conftest import jit_quickly, slow
+from training import greedy_returns, make_player
 
 import sac
 import td3
@@ -60,20 +61,6 @@ def test_random_actions_are_uniform(script):
     np.testing.assert_allclose(script.random_action(noise), [-1.0, -0.6826895, 0.0, 0.6826895, 1.0], rtol=1e-5)
     actions = script.random_action(jax.random.normal(jax.random.key(0), (100_000,)))
     np.testing.assert_allclose(np.histogram(actions, 10, (-1, 1))[0], 10_000, rtol=0.05)
-
-
-@alike
-@pytest.mark.parametrize("leading", [(), (7,), (5, 3)])
-def test_product_has_the_gradients_of_a_product(script, leading):
-    shapes = (*leading, 4), (4, 6), (6,)
-    x, kernel, weight = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))
-
-    def gradients(multiply):
-        value = jax.value_and_grad(lambda x, kernel: (jnp.sin(multiply(x, kernel)) * weight).sum(), (0, 1))
-        return jax.jit(jax.vmap(value, (None, 0)))(x, jnp.stack([kernel, 2 * kernel]))
-
-    compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-    jax.tree.map(compare, gradients(script.product), gradients(jnp.matmul))
 
 
 # --- mathematics of SAC ---
@@ -144,7 +131,7 @@ def test_a_gradient_step_of_sac_by_hand():
     init, update = sac.make_learner(config)
     before = jit_quickly(init)(jax.random.key(0))
     after, metrics = jit_quickly(update)(before)
-    step = sac.unpack(after.replay[0, 0], 2)
+    step = jax.tree.map(lambda leaf: leaf[0, 0, 0], after.replay)
     _, critic = sac.make_networks(config, *sac.make_env(config))
     q = jax.vmap(critic.apply, (0, None, None))(before.params["critics"], step.obs, step.action)
     assert step.terminated
@@ -233,53 +220,34 @@ def test_steps_in_groups_as_one_by_one(monkeypatch, gradient_steps, policy_delay
 # --- the replay ---
 
 
-@alike
-def test_normal_numbers_from_bits(script):
-    """Of the normal distribution, independent, and finite whatever the words."""
-    words = np.random.default_rng(0).integers(2**32, size=(2, 100_000), dtype=np.uint32)
-    given = np.asarray(script.normal_from_bits(jnp.asarray(words)))
-    assert all(scipy.stats.kstest(numbers, "norm").pvalue > 0.01 for numbers in (*given, given.sum(axis=0) / 2**0.5))
-    assert abs(np.corrcoef(np.abs(given))[0, 1]) < 0.01 and abs(np.corrcoef(given)[0, 1]) < 0.01
-    ends = np.array([0, 1, 2**31, 2**32 - 1], np.uint32)
-    given = np.asarray(script.normal_from_bits(jnp.asarray(np.stack(np.meshgrid(ends, ends)))))
-    assert np.isfinite(given).all() and 5.7 < np.abs(given).max() < 5.8
-
-
 def counting_rollout(script, count, num_steps, num_envs):
     """Steps whose every entry tells which step it is, and of which environment. One in 10 terminates."""
     number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs)) * 1.0  # [T, N]
     obs = jnp.stack([number, -number], axis=-1)
-    return script.Transition(obs, obs + 0.25, number * 2.0, obs + 0.5, number // 100 % 10 == 3)
-
-
-@alike
-def test_a_step_is_packed_without_loss(script):
-    step = counting_rollout(script, 0, 5, 3)
-    rows = script.pack(step)
-    assert rows.shape == (5, 3, 2 * 2 + 2 + 2)
-    for a, b in zip(script.unpack(rows, 2), step, strict=True):
-        np.testing.assert_array_equal(a, b)
-        assert a.dtype == b.dtype
+    return script.Transition(
+        obs=obs, action=obs + 0.25, reward=number * 2.0, next_obs=obs + 0.5, terminated=number // 100 % 10 == 3
+    )
 
 
 @alike
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
 def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_steps):
-    num_slots = 10  # a multiple of num_steps and not
-    sample, add = jax.jit(script.sample_replay), jax.jit(script.add_to_replay)
-    for writes in {1, 10 // num_steps, 10 // num_steps + 1, 31}:
-        replay = jnp.full((num_slots, num_envs, 8), jnp.nan)
+    num_rollouts = 10 // num_steps
+    sample, add = jax.jit(script.sample_replay, static_argnums=3), jax.jit(script.add_to_replay)
+    for writes in {1, num_rollouts, num_rollouts + 1, 31}:
+        rollout = counting_rollout(script, 0, num_steps, num_envs)
+        replay = jax.tree.map(lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout)
         for i in range(writes):
-            rollout = counting_rollout(script, i * num_steps, num_steps, num_envs)
-            replay = add(replay, rollout, jnp.int32(i * num_steps))
+            replay = add(replay, counting_rollout(script, i * num_steps, num_steps, num_envs), jnp.int32(i))
         count = writes * num_steps
-        bits = jax.random.bits(jax.random.key(writes), (2, 3000))
-        steps = script.unpack(np.asarray(sample(bits, replay, jnp.int32(count))), 2)
+        steps = sample(jax.random.key(writes), replay, jnp.int32(writes), (2, 3000))
         number = np.asarray(steps.obs[..., 0])
-        valid = {step * 100 + env for step in range(max(0, count - num_slots), count) for env in range(num_envs)}
+        starts = range(max(0, count - num_rollouts * num_steps), count)
+        valid = {step * 100 + env for step in starts for env in range(num_envs)}
         found, times = np.unique(number, return_counts=True)
-        assert set(found.astype(int).tolist()) == valid
+        assert number.shape == (2, 3000) and set(found.astype(int).tolist()) == valid
         assert np.abs(times - 6000 / len(valid)).max() < 5 * math.sqrt(6000 / len(valid))  # uniform
+        np.testing.assert_array_equal(steps.action, steps.obs + 0.25)
         np.testing.assert_array_equal(steps.reward, number * 2.0)
         np.testing.assert_array_equal(steps.next_obs, steps.obs + 0.5)
         np.testing.assert_array_equal(steps.terminated, number // 100 % 10 == 3)
@@ -289,37 +257,47 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_s
 @pytest.mark.parametrize("seeds, num_envs, num_steps", [slow(1, 1, 1), (2, 4, 1), slow(2, 2, 2)])
 def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
     """The compiled loop has no copy of an array of the replay's size, and the state holds no second one."""
-    config = script.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=num_envs * 12_345, learning_starts=16)
+    buffer_size = num_envs * num_steps * 12_345
+    config = script.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=buffer_size, learning_starts=16)
     init, update = script.make_learner(config)
     state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
-    assert [leaf.shape for leaf in jax.tree.leaves(state) if 12_345 in leaf.shape] == [(seeds, 12_345, num_envs, 9)]
+    large = [leaf.shape for leaf in jax.tree.leaves(state) if 12_345 in leaf.shape]
+    leading = seeds, 12_345, num_steps, num_envs
+    assert large == [(*leading, 3), (*leading, 1), leading, (*leading, 3), leading]
     loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
     program = loop.lower(state).compile().as_text()
-    assert re.search(r"\[[\d,]*12345,", program)
-    assert not re.findall(r"= \S*\[[\d,]*12345,\S* copy\(.*", program)
+    sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"  # also where XLA takes axes together
+    assert re.search(sizes, program)
+    assert not re.findall(rf"= \w*{sizes}\S* copy\(.*", program)
 
 
 @alike
 @pytest.mark.parametrize("correlation", [slow(0.0), 0.9])
 def test_replay_after_the_warm_up(script, correlation):
     """Uniform actions, then those of the policy, each with what it led to and not with the next episode's start."""
-    config = script.Config(num_envs=4, num_steps=3, buffer_size=3001, learning_starts=2001, max_episode_steps=50)
-    config = dataclasses.replace(config, noise_correlation=correlation, hidden_sizes=(4,), batch_size=4)
+    config = script.Config(num_envs=4, num_steps=3, buffer_size=3001, learning_starts=2001)
+    config = dataclasses.replace(config, env_params={"max_steps_in_episode": 50}, hidden_sizes=(4,), batch_size=4)
+    config = dataclasses.replace(config, noise_correlation=correlation)
     init, update = script.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
-    assert state.timesteps == 2004 and state.replay.shape == (750, 4, 9)  # both rounded to multiples of num_envs
-    steps = script.unpack(state.replay, 3)
-    action = np.asarray(steps.action[:501, :, 0])
-    assert (state.replay[501:] == 0).all()
+    assert config.warmup_timesteps == 2004 and state.update_count == 0  # rounded up to a multiple of 4 * 3
+    assert state.replay.reward.shape == (250, 3, 4)  # and the replay down
+
+    def steps(state):
+        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(750, *leaf.shape[2:]), state.replay)
+
+    action = steps(state).action[:501, :, 0]
+    assert not any(leaf[501:].any() for leaf in steps(state))
     np.testing.assert_allclose(np.histogram(action, 4, (-1, 1))[0], 501, rtol=0.15 if correlation == 0 else 0.5)
     followed = np.corrcoef(action[:-1].ravel(), action[1:].ravel())[0, 1]
     np.testing.assert_allclose(followed, correlation, atol=0.1)
     update = jax.jit(update)
-    for _ in range(85):  # 756 slots of 750
+    for _ in range(85):  # 252 rollouts for 250
         state, _ = update(state)
-    steps = script.unpack(np.roll(state.replay, -6, axis=0), 3)
-    follows = np.isclose(steps.next_obs[:-1], steps.obs[1:], atol=1e-6).all(axis=-1)
-    assert not steps.terminated.any()
+    assert state.update_count == 85
+    obs, next_obs = (np.roll(leaf, -6, axis=0) for leaf in (steps(state).obs, steps(state).next_obs))
+    follows = np.isclose(next_obs[:-1], obs[1:], atol=1e-6).all(axis=-1)
+    assert not steps(state).terminated.any()
     np.testing.assert_array_equal(~follows, np.broadcast_to(((np.arange(749) + 7) % 50 == 0)[:, None], (749, 4)))
 
 
@@ -327,11 +305,11 @@ def test_replay_after_the_warm_up(script, correlation):
 def test_statistics_of_observations(script):
     """Of each observation that was acted on, once."""
     config = script.Config(num_envs=4, num_steps=3, learning_starts=100, buffer_size=1000, normalize_obs=True)
-    config = dataclasses.replace(config, total_timesteps=100 + 20 * 12, hidden_sizes=(4,), batch_size=4)
+    config = dataclasses.replace(config, total_timesteps=108 + 20 * 12, hidden_sizes=(4,), batch_size=4)
     state = jit_quickly(script.make_train(config))(jax.random.key(0))["runner_state"]
-    obs = np.asarray(script.unpack(state.replay[:85], 3).obs).reshape(-1, 3)
-    assert state.timesteps == 340
-    np.testing.assert_allclose(state.obs_statistics.count, 340, rtol=1e-5)
+    obs = np.asarray(state.replay.obs[:29]).reshape(-1, 3)  # 9 rollouts of the warm-up and 20
+    assert state.update_count == 20
+    np.testing.assert_allclose(state.obs_statistics.count, 348, rtol=1e-5)
     np.testing.assert_allclose(state.obs_statistics.mean, obs.mean(axis=0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(state.obs_statistics.var, obs.var(axis=0), rtol=1e-3)
 
@@ -392,10 +370,12 @@ def test_best_action_between_bounds_that_are_not_one(script):
     """The best action is 4, where the bounds are -3 and 5; the replay has it in [-1, 1], as 0.75."""
     entropy = {"ent_coef": 0.1, "learn_ent_coef": True, "target_entropy": -2.0} if script is sac else {}
     config, state, _, q = learn(script, env_params={"length": 1, "reward": "action"}, reward_scale=0.1, **entropy)
-    episode = jax.jit(script.make_rollout(config))(state, jax.random.key(1))
+    episode = jax.jit(make_player(script, config))(state.agent, jax.random.key(1))
     assert -0.1 < episode.reward[0] <= 0.0 and episode.valid.sum() == 1
+    start, act = script.make_policy(config)
+    np.testing.assert_allclose(act(state.agent, start(), jnp.ones(2))[0], 0.75, atol=0.08)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), 0.0, atol=0.2)
-    steps = script.unpack(state.replay, 2)
+    steps = jax.tree.map(lambda leaf: leaf[:50], state.replay)  # all of which were written
     assert np.abs(steps.action).max() <= 1.0
     np.testing.assert_allclose(steps.reward, -np.square(1.0 + 4.0 * steps.action[..., 0] - 4.0), atol=1e-4)
 
@@ -426,11 +406,11 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 @both
 def test_truncation_is_bootstrapped(script):
     """From the last observation, not from the first one of the next episode, whose sign may be the other."""
-    settings = dict(max_episode_steps=LIMIT, num_updates=500)
-    _, state, metrics, q = learn(script, env_params={"reward": "sign"}, **settings)
+    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
+    _, state, metrics, q = learn(script, env_params=env_params, num_updates=500)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS, -ENDLESS]] * 2, rtol=0.05)
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
-    assert not script.unpack(state.replay, 2).terminated.any()
+    assert not state.replay.terminated.any()
 
 
 @both
@@ -447,10 +427,10 @@ def test_both_ends_of_an_episode_in_brax(script, terminates):
 
     Five steps are the limit in one case, the length in the other.
     """
-    settings = {"env_params": {"length": LIMIT}} if terminates else {"max_episode_steps": LIMIT}
-    config = script.Config(env_name="ValueBrax", learning_starts=400, **settings)
+    env_params = {"length" if terminates else "max_steps_in_episode": LIMIT}
+    config = script.Config(env_name="ValueBrax", learning_starts=400, env_params=env_params)
     state = jit_quickly(script.make_learner(config)[0])(jax.random.key(0))
-    steps = script.unpack(state.replay[:100], 2)
+    steps = jax.tree.map(lambda leaf: leaf[:100], state.replay)
     np.testing.assert_array_equal(steps.next_obs[..., 0], steps.obs[..., 0])
     np.testing.assert_array_equal(steps.next_obs[..., 1], steps.obs[..., 1] + 1)
     np.testing.assert_array_equal(steps.terminated, (steps.next_obs[..., 1] == LIMIT) & terminates)
@@ -463,7 +443,44 @@ def test_pendulum_is_learned_with_its_config(script):
     """Four seeds of configs/NAME/pendulum.yaml."""
     name = script.__name__
     path = Path(script.__file__).parent / "configs" / name / "pendulum.yaml"
-    config, _ = script.parse(["--config", str(path)], script.Config)
+    config = results.read_config(script, path)
     out = jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4))
     options = types.SimpleNamespace(seed=0, eval_episodes=64)
-    assert script.evaluate(config, options, out["runner_state"]).mean() > -180
+    assert greedy_returns(script, config, options)(out["runner_state"].agent).mean() > -180
+
+
+# --- what else may be set ---
+
+
+@pytest.mark.parametrize("ent_coef", [0.0, 1e-30])
+def test_entropy_coefficient_is_learned_from_0_too(ent_coef):
+    """It is positive and it grows, as the entropy is below its target."""
+    settings = dict(ent_coef=ent_coef, learn_ent_coef=True, target_entropy=0.9, num_updates=20)
+    *_, metrics, _ = learn(sac, env_params={"length": 1, "reward": "action"}, **settings)
+    assert all(
+        np.isfinite(metrics[name]).all() for name in ("td_loss", "q_value", "policy_loss", "entropy", "ent_coef")
+    )
+    assert 0 < metrics["ent_coef"][0] < 2e-4 and metrics["ent_coef"][-1] > 1.1 * metrics["ent_coef"][0]
+
+
+def test_an_entropy_coefficient_of_0_that_is_not_learned():
+    *_, metrics, _ = learn(sac, env_params={"length": 1}, num_updates=2, **PLAIN)
+    assert (metrics["ent_coef"] == 0).all()
+
+
+@alike
+@pytest.mark.parametrize("learning_starts, warmup_timesteps", [(-5, 0), (0, 0), (1, 6), (6, 6), (7, 12)])
+def test_steps_of_the_warm_up(script, learning_starts, warmup_timesteps):
+    config = script.Config(learning_starts=learning_starts, num_envs=2, num_steps=3, total_timesteps=27)
+    assert config.warmup_timesteps == warmup_timesteps and config.num_updates == (27 - warmup_timesteps) // 6
+
+
+@alike
+@pytest.mark.parametrize("settings, words", [
+    ({"num_envs": 0}, "num_envs, .* at least 1"), ({"gradient_steps": 0}, "gradient_steps, .* at least 1"),
+    ({"total_timesteps": 1003}, "total_timesteps = 1003: the warm-up and one update take 1004"),
+    ({"num_steps": 9, "buffer_size": 35}, "buffer_size = 35: one update writes 36"),
+])  # fmt: skip
+def test_configs_that_cannot_train(script, settings, words):
+    with pytest.raises(ValueError, match=words):
+        script.make_learner(script.Config(**settings))

@@ -349,7 +349,7 @@ def test_memory_grows_with_runs():
     ([*SMALL, "--lr", "0.1", "0.2", "--config=none.yaml"], "none.yaml"),
     ([SMALL[0], "--lr", "0.1", "0.2", "--env-name=Nowhere"], "env-name Nowhere"),
     (["ppo", "--env-name", "CartPole-v1", "Nowhere"], "env_name Nowhere"),
-    ([SMALL[0], "--num-steps", "200", "0", "--total-timesteps=2000"], "num_steps 0"),
+    ([SMALL[0], "--num-steps", "200", "0", "--total-timesteps=2000"], "num_steps 1"),
     ([SMALL[0], "--num-steps", "200", "3000", "--total-timesteps=2000"], "total_timesteps 3000"),
     ([SMALL[0], "--num-steps", "log-uniform", "10", "20", "--samples=2"], "num_steps float"),
     ([*SMALL, "--lr", "uniform", "0.1", "--samples=2"], "lr HIGH"),

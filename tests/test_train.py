@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 import tyro
-from conftest import ROOT, assert_same
+from conftest import ROOT, assert_same, slow
 from flax.traverse_util import flatten_dict
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -204,7 +204,7 @@ def test_load_run(script, finished, by_main, tmp_path):
         settings = results.read_record(run_dir)["settings"]
         assert (settings["script"], settings["num_seeds"], settings["seed"]) == ("q_learning_gridworld", 4, 0)
     (copy / "agent.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"agent.safetensors: is not there; the run has not ended"):
+    with pytest.raises(ValueError, match=r"agent.safetensors: is not there; a run that has ended holds it"):
         results.load_run(copy)
     with pytest.raises(ValueError, match="is not the directory of a run"):
         results.load_run(tmp_path)
@@ -458,7 +458,7 @@ def test_refuses(args, words, tmp_path, capfd):
 
 @pytest.mark.parametrize("text, word", [
     ("gama: 0.9", "--gama"), ("lr: [1, 2]", "--lr"), ("lr: {a: 1}", "--lr"), ("lr: true", "--lr"), ("lr:", "--lr"),
-    ("num_steps: 4.5", "--num-steps"), ("- lr", "--config"), ("lr: [1", "--config"), ("", "--config"),
+    ("height: 4.5", "--height"), ("- lr", "--config"), ("lr: [1", "--config"), ("", "--config"),
     ("lr: !!python/object:os.system {}", "--config"),
 ])  # fmt: skip
 def test_refuses_yaml(text, word, tmp_path, capfd):
@@ -473,7 +473,7 @@ def test_run_dir_that_holds_something(finished, tmp_path, capfd):
     (tmp_path / "mine" / "config.yaml").write_text("lr: 0.1")
     assert "run_dir" in one_line(capfd, [*SMALL, f"--run-dir={tmp_path / 'mine'}"])
     assert "run_dir" in one_line(capfd, [*SMALL, f"--run-dir={tmp_path / 'mine' / 'config.yaml'}"])
-    assert "config.yaml" in one_line(capfd, [*SMALL, f"--run-dir={tmp_path / 'mine' / 'config.yaml' / 'run'}"])
+    assert "run_dir" in one_line(capfd, [*SMALL, f"--run-dir={tmp_path / 'mine' / 'config.yaml' / 'run'}"])
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["config.yaml"]
 
 
@@ -496,7 +496,7 @@ def test_help(script, capsys):
         with pytest.raises(SystemExit) as stop:
             train.main([*args, "--help"])
         said = capsys.readouterr().out
-        assert stop.value.code == 0 and all(word in said for word in words)
+        assert not stop.value.code and all(word in said for word in words)
 
 
 # --- disks ---
@@ -536,7 +536,7 @@ def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
     assert_same_results(whole, copy)
 
 
-@pytest.mark.parametrize("room", [1, 4, 8])
+@pytest.mark.parametrize("room", [slow(1), 4, slow(8)])
 def test_disk_full_while_results_are_written(finished, small_disk, capfd, room):
     """With so many pages left; --resume writes them when there is more."""
     copy = small_disk(1_000_000) / "run"
@@ -557,7 +557,7 @@ def test_disk_full_while_results_are_written(finished, small_disk, capfd, room):
 def test_read_only_run_directory(small_disk, capfd):
     disk = small_disk(100_000, "ro")
     message = one_line(capfd, [*SMALL, f"--run-dir={disk / 'run'}"])
-    assert "run_dir" in message.replace("run.partial", "run_dir") and "Read-only" in message
+    assert "run_dir" in message and "Read-only" in message
 
 
 # --- tracking ---
@@ -601,8 +601,8 @@ def test_tensorboard(script, tmp_path):
 def test_tracked_steps_count_those_of_the_warm_up(script, monkeypatch):
     logged, bar = [], SimpleNamespace(set_postfix_str=lambda *_, **__: None, update=lambda *_: None)
     metrics = {"episodes": np.ones((2, 3), int), "episodic_return": np.array([[1.0, 2, 3], [np.nan, 1, 1]])}
-    tracker = train.Tracker(lambda step, values: logged.append((step, values)), None)
-    train.show(script, bar, tracker, range(2), 1000, 10, 3, 6, metrics)
+    log = lambda step, values: logged.append((step, values))  # noqa: E731
+    train.show(script, bar, log, range(2), 1000, 10, 3, 6, metrics)
     ((step, values),) = logged
     assert step == 1000 + 60 and values == {"episodic_return/seed_0000": 2.0, "episodes/mean": 1.0}  # one diverged
 

@@ -169,14 +169,10 @@ def rescale(methods, scales) -> tuple[dict, bool]:
             return methods, False
         raise ValueError(f"scale: returns of several environments are not alike; give --scale {missing[0]} LOW HIGH")
 
-    def score(task, value):
+    scores = {method: {} for method in methods}
+    for method, task in itertools.product(methods, tasks):
         low, high = bounds[task]
-        return (value - low) / (high - low)
-
-    scores = {
-        method: {task: {key: score(task, value) for key, value in found[task].items()} for task in tasks}
-        for method, found in methods.items()
-    }
+        scores[method][task] = {key: (value - low) / (high - low) for key, value in methods[method][task].items()}
     return scores, True
 
 
@@ -228,19 +224,14 @@ def compare_pairs(methods, order) -> list[dict]:
     return rows
 
 
-def show(row: dict) -> str:
-    if np.isnan(row["low"]):
-        return f"{row['value']:.4g}, no interval"
-    return f"{row['value']:.4g} ({row['low']:.4g} to {row['high']:.4g})"
-
-
 def table(rows: list[dict]) -> str:
     """Statistics as columns, a line for each method or pair."""
     lines = defaultdict(dict)
     for row in rows:
         cells = lines[row["method"] + (f" > {row['versus']}" if row["versus"] else "")]
         cells["pairs" if row["statistic"] == "paired difference" else "seeds"] = row["seeds"]
-        cells[row["statistic"]] = show(row)
+        interval = ", no interval" if np.isnan(row["low"]) else f" ({row['low']:.4g} to {row['high']:.4g})"
+        cells[row["statistic"]] = f"{row['value']:.4g}{interval}"
     columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
     rows = [[name, *(cells.get(column, "-") for column in columns)] for name, cells in lines.items()]
     return align([["", *columns], *rows])

@@ -14,6 +14,7 @@ import base64
 import contextlib
 import ctypes.util
 import html
+import io
 import itertools
 import json
 import os
@@ -34,9 +35,6 @@ if sys.platform == "linux" and not os.environ.get("MUJOCO_GL"):
     libraries = {"osmesa": "OSMesa", "egl": "EGL"}
     os.environ["MUJOCO_GL"] = next((name for name in libraries if ctypes.util.find_library(libraries[name])), "")
 
-import brax
-import brax.envs
-import brax.io.json
 import jax
 import mujoco
 import numpy as np
@@ -48,6 +46,10 @@ from matplotlib import colormaps, pyplot
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
+
+with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional parts it did not find
+    import brax.envs
+    import brax.io.json
 
 pyplot.switch_backend("agg")
 VIEWER = Path(__file__).parent / "viewer"  # page.html and package.json
@@ -270,10 +272,6 @@ def save_mp4(frames, seconds: float, file) -> None:
         raise ValueError(f"formats: mp4 cannot be written ({said.decode(errors='replace').strip()})")
 
 
-def data_url(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
 def viewer_modules() -> dict[str, str]:
     """The modules of brax's viewer and of what it imports, by the names that they are imported by. Raises ValueError.
 
@@ -299,7 +297,8 @@ def make_page(title: str, env, states) -> str:
     x = jax.tree.map(lambda leaf: np.round(np.asarray(leaf, np.float64), 5), states.x)
     each = [SimpleNamespace(x=state_at(x, i)) for i in range(len(x.pos))]
     system = brax.io.json.dumps(env.sys.tree_replace({"opt.timestep": float(env.dt)}), each)
-    imports = {name: data_url("text/javascript", source.encode()) for name, source in modules.items()}
+    coded = {name: base64.b64encode(source.encode()).decode() for name, source in modules.items()}
+    imports = {name: f"data:text/javascript;base64,{code}" for name, code in coded.items()}
     system = system.replace("</", "<\\/")  # ends no script
     page = Template((VIEWER / "page.html").read_text(encoding="utf-8"))
     return page.substitute(title=html.escape(title), imports=json.dumps(imports), system=system)

@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import typing
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +26,8 @@ import numpy as np
 import scipy.stats
 import tyro
 import yaml
+from flax.traverse_util import unflatten_dict
+from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "make_env", "main"]
@@ -93,8 +94,11 @@ def parse(command, words: list[str], **how):
         argument, tokens = getattr(event, "argument", None), getattr(event, "tokens", ())
         if unknown := [word for word in tokens if word.startswith("--")]:
             raise ValueError(f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}")
-        if tokens:  # of which flag is told by what stands before
-            before = [word for word in words[: words.index(tokens[0])] if word.startswith("--")]
+        if tokens:  # after another value, most likely; the flag before tells of which field
+            after_value = [
+                i for i in range(1, len(words)) if words[i] == tokens[0] and not words[i - 1].startswith("--")
+            ]
+            before = [word for word in words[: (after_value or [0])[-1]] if word.startswith("--")]
             raise ValueError(f"{' '.join([*before[-1:], *tokens])}: is one word too many")
         if argument is not None:
             reason = getattr(event, "message", None) or f"takes {' | '.join(getattr(event, 'choices', ['a value']))}"
@@ -111,8 +115,9 @@ def read_flags(script, words: list[str]) -> list[str]:
     """The script's own `read_flags`: what --config FILE holds comes first. Raises ValueError."""
     try:
         return script.read_flags(words)
-    except (Exception, RecursionError) as error:  # of YAML, of what it holds, of files
-        raise ValueError(f"--config FILE: {type(error).__name__}: {error}") from error
+    except Exception as error:  # of YAML, of what it holds, of files
+        place = next((i for i, word in enumerate(words) if word.startswith("--config")), 0)
+        raise ValueError(f"{' '.join(words[place : place + 2])}: {type(error).__name__}: {error}") from error
 
 
 def read_config(script, file: Path):
@@ -127,14 +132,10 @@ def read_config(script, file: Path):
 # --- run directories ---
 
 
-class CannotWrite(OSError, ValueError):
-    """A file cannot be written; of both kinds, for those who catch the one or the other."""
-
-
 def write(path: Path, content) -> None:
     """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file.
 
-    Raises CannotWrite.
+    Raises OSError, whose text says which file.
     """
     temporary = path.with_name(path.name + ".partial")
     try:
@@ -143,7 +144,7 @@ def write(path: Path, content) -> None:
             content(file) if callable(content) else file.write(content.encode())
         temporary.replace(path)
     except OSError as error:
-        raise CannotWrite(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise OSError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def make_record(script, config, options, command: list[str]) -> dict:
@@ -179,42 +180,42 @@ def begin_run(run_dir: Path, config, record: dict) -> None:
     """Make the run directory with config.yaml and run.json, all of it or nothing. Raises ValueError."""
     check_new(run_dir)
     temporary = run_dir.with_name(run_dir.name + ".partial")
-    write(temporary / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
-    write(temporary / "run.json", json.dumps(record, indent=2))
     try:
+        write(temporary / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+        write(temporary / "run.json", json.dumps(record, indent=2))
         temporary.replace(run_dir)
     except OSError as error:
-        raise ValueError(f"run_dir = {run_dir}: cannot be made ({error.strerror})") from error
+        raise ValueError(f"run_dir = {run_dir}: cannot be made ({error})") from error
 
 
-def read_record(run_dir: Path) -> dict:
-    """What run.json says; `settings` is in it, with script, env_name, num_seeds and seed. Raises ValueError.
+@contextlib.contextmanager
+def reading(path: Path):
+    """Raise ValueError where a file of a run is not there, or is not what it was."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path}: is not there; a run that has ended holds it") from None
+    except Exception as error:  # of JSON, YAML, NumPy, safetensors and what they hold: many kinds
+        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def read_record(run_dir) -> dict:
+    """What run.json says; `settings` is in it, with script, num_seeds and seed. Raises ValueError.
 
     Where a script's own `main` wrote the run there is no run.json: then `settings` is all, and of other files.
     """
-    path = Path(run_dir) / "run.json"
-    try:
-        if path.is_file():
-            record = json.loads(path.read_text())
-            return record | {"settings": {"script": "", "env_name": "", "num_seeds": 0, "seed": 0} | record["settings"]}
-        path = Path(run_dir) / "agent.safetensors"
-        if not path.is_file():
-            raise ValueError(f"{run_dir}: is not the directory of a run, it has neither run.json nor {path.name}")
-        agents, metadata = read_agents(path)
-        count = len(next(iter(agents.values()), []))
-        path = Path(run_dir) / "config.yaml"
-        settings = {"script": metadata["script"], "num_seeds": count, "seed": int(metadata["seed"])}
-        return {"settings": settings | yaml.safe_load(path.read_text())}
-    except (
-        OSError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        StopIteration,
-        yaml.YAMLError,
-        json.JSONDecodeError,
-    ) as error:
-        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+    record, agents, config = (Path(run_dir) / name for name in ("run.json", "agent.safetensors", "config.yaml"))
+    if record.is_file():
+        with reading(record):
+            found = json.loads(record.read_text())
+            names = ["script", "num_seeds", "seed", *found["settings"]]
+            return found | {"settings": {name: found["settings"][name] for name in names}}
+    if not agents.is_file():
+        raise ValueError(f"{run_dir}: is not the directory of a run, it has neither run.json nor agent.safetensors")
+    arrays, metadata = read_agents(agents)
+    with reading(config):
+        settings = {"script": metadata["script"], "num_seeds": len(next(iter(arrays.values())))}
+        return {"settings": settings | {"seed": int(metadata["seed"])} | yaml.safe_load(config.read_text())}
 
 
 def script_of(record: dict):
@@ -225,15 +226,8 @@ def script_of(record: dict):
 
 def read_agents(path: Path) -> tuple[dict, dict]:
     """Arrays [num_seeds, ...] by their names joined by dots, and the metadata, script and seed. Raises ValueError."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except FileNotFoundError:
-        raise ValueError(f"{path}: is not there; the run has not ended, or its script saved no agent") from None
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from error
+    with reading(path), safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def load_run(run_dir):
@@ -241,25 +235,18 @@ def load_run(run_dir):
 
     `agent` is what `make_policy` takes, in NumPy, of all agents: leaves [num_seeds, ...].
     """
-    from flax.traverse_util import unflatten_dict
-
-    record, (arrays, _) = read_record(Path(run_dir)), read_agents(Path(run_dir) / "agent.safetensors")
+    record, (arrays, _) = read_record(run_dir), read_agents(Path(run_dir) / "agent.safetensors")
     script = script_of(record)
     return script, read_config(script, Path(run_dir) / "config.yaml"), unflatten_dict(arrays, sep=".")
 
 
 def load_metrics(run_dir) -> dict:
     """`{name: [num_seeds, updates]}`, and `evaluation` [num_seeds, episodes] where there was one. Raises ValueError."""
-    path = Path(run_dir) / "metrics.npz"
-    try:
-        with np.load(path) as stored:
-            metrics = dict(stored)
-        path = path.with_name("evaluation.npy")
-        return metrics | ({"evaluation": np.load(path)} if path.exists() else {})
-    except FileNotFoundError:
-        raise ValueError(f"{path}: is not there, so that the run has not ended") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+    path, evaluation = Path(run_dir) / "metrics.npz", Path(run_dir) / "evaluation.npy"
+    with reading(path), np.load(path) as stored:
+        metrics = dict(stored)
+    with reading(evaluation):
+        return metrics | ({"evaluation": np.load(evaluation)} if evaluation.exists() else {})
 
 
 # --- statistics over seeds ---
@@ -304,9 +291,9 @@ def summarize(name: str, returns) -> dict:
 
 
 def run_tool(tool, args=None):
-    """Call `tool(args)`; a ValueError, which is the user's mistake, becomes one line on stderr and exit code 2."""
+    """Call `tool(args)`; a ValueError or an OSError becomes one line on stderr and exit code 2."""
     try:
         return tool(args)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None

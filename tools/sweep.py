@@ -126,7 +126,7 @@ def draw(script, name: str, words: list[str], samples: int, rng) -> np.ndarray:
 
 def make_trials(script, swept: dict[str, list[str]], samples: int | None, seed: int) -> list[dict]:
     """All combinations of the listed values, and with each of them the drawn ones. Raises ValueError."""
-    rng = np.random.RandomState(seed % 2**32)  # whose stream never changes: a resumed sweep draws the same
+    rng = np.random.RandomState(seed)  # whose stream never changes: a resumed sweep draws the same
     listed = {name: words for name, words in swept.items() if words[0] not in DISTRIBUTIONS}
     drawn = {name: words for name, words in swept.items() if words[0] in DISTRIBUTIONS}
     if samples is not None and samples < 1:
@@ -147,10 +147,8 @@ def read_request(words: list[str]) -> Request:
     training.connect(hosts)
     run_dir, record = None, {}
     if name == "--resume":
-        run_dir, record = read_sweep(words)
-        script, words = results.script_of(record), record["words"]
-        if training.is_first() and results.file_hash(script.__file__) != record["sha256"]:
-            print(f"resume: note: {script.__file__} has changed since the sweep began", file=sys.stderr)
+        run_dir, record, script = training.read_resumed(words, "sweep.py", "words")
+        words = record["words"]
     else:
         given = [word.split("=")[0] for word in words if word.startswith("--")]
         if twice := [flag for flag in given if given.count(flag) > 1]:
@@ -162,24 +160,10 @@ def read_request(words: list[str]) -> Request:
     swept = {name: values for name, values in flags.items() if name in fields and is_swept(script, name, values)}
     base = join_flags({name: values for name, values in flags.items() if name not in swept})
     config, options, _ = training.parse_with(script, base, Options, description=__doc__)
-    for name, least in (("num_seeds", 1), ("seed", 0), ("checkpoint_interval", 0)):
-        if not least <= getattr(options, name) < 2**31:
-            raise ValueError(f"{name} = {getattr(options, name)}: must be at least {least} and fit in 32 bits")
     if not swept:
         raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
     trials = make_trials(script, swept, options.samples, options.seed)
     return Request(script, config, options, hosts, run_dir, swept, trials, join_flags(flags), record)
-
-
-def read_sweep(words: list[str]) -> tuple[Path, dict]:
-    """The directory of the sweep to go on with, and its record. Raises ValueError."""
-    if not words or words[0].startswith("-"):
-        raise ValueError("resume: needs RUN_DIR, the sweep to go on with")
-    results.parse(training.Hosts, words[1:])  # there is no other flag
-    record = results.read_record(Path(words[0]))
-    if "words" not in record:
-        raise ValueError(f"resume: {words[0]} was not begun by tools/sweep.py")
-    return Path(words[0]), record
 
 
 # --- compile groups ---
@@ -301,9 +285,6 @@ def finish_slice(request: Request, group: Group, metrics: dict, first: int, run_
 def run_groups(request: Request, groups: list[Group], programs: list[training.Program], run_dir: Path) -> None:
     runs = [len(group.trials) * request.options.num_seeds for group in groups]
     total = sum(n * each.config.num_updates * steps_of(each.config) for n, each in zip(runs, groups, strict=True))
-    if request.record and training.is_first():
-        count = sum(len(finished_slices(run_dir, number)) for number in range(len(groups)))
-        print(f"resume: {count} slice(s) are done{'' if count else ', starting anew'}")
     with tqdm(total=total, unit="step", unit_scale=True, disable=not training.is_first()) as progress:
         for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
             run_group(request, group, program, number, run_dir, progress)
@@ -366,7 +347,11 @@ def summarize(request: Request, metrics: list[dict]) -> list[Result]:
 
 def interval_over_trials(returns: np.ndarray) -> list:
     """Interquartile mean of all returns [trials, seeds], and its interval; seeds are drawn jointly here too."""
-    return results.interval(returns.T, partial(results.interquartile_mean, axis=None))
+
+    def over_all(drawn):  # [seeds, ..., trials] -> [...]
+        return results.interquartile_mean(np.concatenate(np.moveaxis(drawn, -1, 0)))
+
+    return results.interval(returns.T, over_all)
 
 
 def make_table(ranked: list[Result]) -> list[str]:
@@ -462,15 +447,15 @@ def draw_curves(script, ranked: list[Result], title: str, file) -> None:
     figure.savefig(file, format="png", dpi=150)
 
 
-def place(axes, which: str, name: str, values: list) -> np.ndarray:
+def place(axes, which: str, name: str, values: list, as_numbers: bool = True) -> np.ndarray:
     """Where values stand on the axis "x" or "y", which is set: numbers as they are, other values one by one."""
-    how = {"label": name}
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+    how, numbers = {"label": name}, all(type(value) in (int, float) for value in values)
+    if numbers and as_numbers:
         how["scale"] = "log" if min(values) > 0 and max(values) / min(values) >= 10 else "linear"
     else:
-        known = sorted({show(value) for value in values})
-        how |= {"ticks": range(len(known)), "ticklabels": known}
-        values = [known.index(show(value)) for value in values]
+        known = sorted(set(values), key=None if numbers else show)
+        how |= {"ticks": range(len(known)), "ticklabels": map(show, known)}
+        values = [known.index(value) for value in values]
     axes.set(**{which + key: value for key, value in how.items()})
     return np.array(values)
 
@@ -483,6 +468,9 @@ def draw_returns(ranked: list[Result], title: str, file) -> None:
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
         where = place(axes, "x", name, [each.values[name] for each in ranked])
         axes.plot(where[shown], means[shown], "o", color="tab:blue", alpha=0.5, markersize=4, label="trial")
+        if not shown.all():
+            bottom = axes.get_xaxis_transform()
+            axes.plot(where[~shown], 0.0 * where[~shown], "x", color="tab:red", transform=bottom, label="not finite")
         points = np.unique(where)
         if len(points) < len(where) or len(names) == 1:
             numbers = np.array([interval_over_trials(returns[where == point]) for point in points])
@@ -496,16 +484,18 @@ def draw_returns(ranked: list[Result], title: str, file) -> None:
 
 
 def draw_heat_map(ranked: list[Result], title: str, file) -> None:
-    """Final return over two fields, a coloured point per trial."""
+    """Final return over two fields, a coloured point per trial: where they form a grid, with its number."""
     figure = Figure(figsize=(6.5, 5), layout="constrained")
-    axes, means, few = figure.subplots(), np.array([each.mean for each in ranked]), len(ranked) <= 50
-    names = ranked[0].values
-    where = [place(axes, *each, [one.values[each[1]] for one in ranked]) for each in zip("xy", names, strict=True)]
+    axes, means, names = figure.subplots(), np.array([each.mean for each in ranked]), list(ranked[0].values)
+    values = [[each.values[name] for each in ranked] for name in names]
+    is_grid = math.prod(len(set(each)) for each in values) == len(ranked)
+    where = [place(axes, *each, as_numbers=not is_grid) for each in zip("xy", names, values, strict=True)]
+    how = {"marker": "s", "s": 1200} if is_grid else {"s": 60}
     colors = np.where(np.isfinite(means), means, np.nan)
-    points = axes.scatter(*where, c=colors, s=1200 if few else 60, plotnonfinite=True, edgecolors="black")
-    for x, y, mean in zip(*where, means, strict=True) if few else ():
+    points = axes.scatter(*where, c=colors, edgecolors="black", plotnonfinite=True, **how)
+    for x, y, mean in zip(*where, means, strict=True) if is_grid else ():
         axes.text(x, y, f"{mean:.3g}", ha="center", va="center", bbox={"facecolor": "white", "alpha": 0.6, "lw": 0})
-    axes.margins(0.2 if few else 0.05)
+    axes.margins(0.2 if is_grid else 0.05)
     axes.set_title(title, fontsize="medium")
     figure.colorbar(points, label="final return, interquartile mean")
     figure.savefig(file, format="png", dpi=150)

@@ -10,7 +10,6 @@ memory at once run in slices; with the same command on each of many hosts they s
 """
 
 import dataclasses
-import functools
 import hashlib
 import importlib.util
 import json
@@ -18,6 +17,7 @@ import os
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -56,62 +56,36 @@ class Request(NamedTuple):
 
 def read_request(words: list[str]) -> Request:
     """Connects to other hosts, where there are any, before it imports the script. Raises ValueError."""
-    first, hosts, words = training.split_words(words, __doc__)
+    name, hosts, words = training.split_words(words)
     training.connect(hosts)
-    request = read_run(words, hosts) if first == "--resume" else read_new_run(first, words)
-    options, track = request.options, request.options.track
-    if track and importlib.util.find_spec(TRACKERS[track]) is None:
-        raise ValueError(f"track = {track}: needs the package {TRACKERS[track]}, see requirements-tools.txt")
-    for name, least in (("num_seeds", 1), ("seed", 0), ("eval_episodes", 0), ("checkpoint_interval", 0)):
-        if not least <= getattr(options, name) < 2**31:
-            raise ValueError(f"{name} = {getattr(options, name)}: must be at least {least} and fit in 32 bits")
-    return request
-
-
-def read_new_run(name: str, words: list[str]) -> Request:
-    """The request of `SCRIPT [flags]`. Raises ValueError."""
-    script = results.load_script(name)
-    config, options, hosts = training.parse_with(script, words, Options, description=__doc__)
-    stem, env_name = Path(script.__file__).stem, config.env_name.rpartition(":")[2]
-    stamp = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    run_dir = Path(training.agree(str(options.run_dir or Path("runs", stem, stamp))))
-    training.only_first(results.check_new, run_dir)
-    record = results.make_record(script, config, options, ["tools/train.py", name, *words])
-    record["options"] = {name: getattr(options, name) for name in ("eval_episodes", "checkpoint_interval", "track")}
-    return Request(script, config, options, hosts, run_dir, record)
-
-
-def read_run(words: list[str], hosts) -> Request:
-    """The request of `--resume RUN_DIR`. Raises ValueError."""
-    run_dir = Path(words[0]) if words else None
-    if run_dir is None or str(run_dir).startswith("-"):
-        raise ValueError("resume: needs RUN_DIR, the run to go on with")
-    results.parse(training.Hosts, words[1:], description=__doc__)  # there is no other flag
-    record = results.read_record(run_dir)
-    if not {"slice", "options"} <= set(record):
-        raise ValueError(f"resume: {run_dir} was not begun by tools/train.py, and has no checkpoints")
-    script = results.script_of(record)
-    config = results.read_config(script, run_dir / "config.yaml")
-    settings = record["settings"]
-    options = Options(settings["num_seeds"], settings["seed"], run_dir, **record["options"])
-    if training.is_first() and results.file_hash(script.__file__) != record["sha256"]:
-        print(f"resume: note: {script.__file__} has changed since the run began", file=sys.stderr)
+    if name == "--resume":
+        run_dir, record, script = training.read_resumed(words, "train.py", "slice")
+        config, settings = results.read_config(script, run_dir / "config.yaml"), record["settings"]
+        options = Options(settings["num_seeds"], settings["seed"], run_dir, **record["options"])
+    else:
+        script = results.load_script(name)
+        config, options, _ = training.parse_with(script, words, Options, description=__doc__)
+        stamp = f"{config.env_name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        run_dir = Path(training.agree(str(options.run_dir or Path("runs", Path(script.__file__).stem, stamp))))
+        training.only_first(results.check_new, run_dir)
+        record = results.make_record(script, config, options, ["tools/train.py", name, *words])
+        record["options"] = {name: getattr(options, name) for name in ("eval_episodes", "checkpoint_interval", "track")}
+    if options.track and importlib.util.find_spec(package := TRACKERS[options.track]) is None:
+        raise ValueError(f"track = {options.track}: needs the package {package}, see requirements-tools.txt")
     return Request(script, config, options, hosts, run_dir, record)
 
 
 # --- tracking ---
 
 
-class Tracker(NamedTuple):
-    log: Any  # (step, {name: value})
-    close: Any
+def open_tracker(request: Request, name: str, steps_done: int):
+    """`log(step, {name: value})` and `close()` of a TensorBoard or W&B run for one slice, on process 0.
 
-
-def open_tracker(request: Request, name: str, steps_done: int) -> Tracker:
-    """A TensorBoard or W&B run for one slice, on process 0. Raises OSError where it cannot be started."""
+    Raises OSError where it cannot be started.
+    """
     run_dir, record = request.run_dir, request.record
     if not request.options.track or not training.is_first():
-        return Tracker(lambda step, values: None, lambda: None)
+        return lambda step, values: None, lambda: None
     if request.options.track == "tensorboard":
         from tensorboardX import SummaryWriter
 
@@ -122,7 +96,7 @@ def open_tracker(request: Request, name: str, steps_done: int) -> Tracker:
             for tag, value in values.items():
                 writer.add_scalar(tag, value, step)
 
-        return Tracker(log, writer.close)
+        return log, writer.close
     import wandb
 
     place = f"{run_dir.absolute()} {record['started']} {name}"
@@ -138,7 +112,7 @@ def open_tracker(request: Request, name: str, steps_done: int) -> Tracker:
     except Exception as error:  # of the network, of a login: many kinds
         raise OSError(f"track = wandb: cannot be started ({error})") from error
     run.define_metric("*", step_metric="environment_steps")
-    return Tracker(lambda step, values: run.log(values | {"environment_steps": step}), run.finish)
+    return lambda step, values: run.log(values | {"environment_steps": step}), run.finish
 
 
 def curves(script, metrics: dict, seeds: range) -> dict:
@@ -168,7 +142,7 @@ def prepare(request: Request) -> dict:
     if step != devices and jax.process_count() > 1:
         raise ValueError(f"num_seeds = {num_seeds}: must be a multiple of the {devices} devices of all hosts")
     memory = training.free_memory(request.hosts.memory)
-    compile_size = functools.partial(training.compile_slice, script, config, [], options=options)
+    compile_size = partial(training.compile_slice, script, config, [], options=options)
     if "slice" in record:  # a resumed run keeps the slices that it began with, and so its numbers
         program = compile_size(record["slice"])
     else:
@@ -177,95 +151,91 @@ def prepare(request: Request) -> dict:
         training.only_first(results.begin_run, request.run_dir, config, record)
     rest = num_seeds % program.size
     programs = {program.size: program} | ({rest: compile_size(rest)} if rest else {})
+    record.setdefault("seconds", {})["compile"] = time.perf_counter() - begun
     if training.is_first():
         short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
         print(
             f"{config.env_name}: {num_seeds} seeds in {-(-num_seeds // program.size)} slice(s) of {program.size} on "
             f"{program.num_devices} device(s), {program.bytes / training.GIB:.3g} GiB of "
             f"{memory / training.GIB:.3g} free on each{short}; {config.num_updates} updates of "
-            f"{config.num_envs * config.num_steps} steps; compiled in {time.perf_counter() - begun:.1f} s"
+            f"{config.num_envs * config.num_steps} steps; compiled in {record['seconds']['compile']:.1f} s"
         )
     return programs
 
 
-class Trained(NamedTuple):
-    """Of all slices, in NumPy; every process has it."""
+def train(request: Request, programs: dict) -> tuple[dict, Any]:
+    """Train and evaluate all slices, and record how long it took.
 
-    metrics: dict  # {name: [num_seeds, num_updates]}
-    agent: dict  # leaves [num_seeds, ...]
-    evaluation: Any  # [num_seeds, eval_episodes], None where not asked for
-    runner_state: Any  # of all agents, on their devices; None where one slice in one process does not hold them all
-    steps: int  # of this process's run, which may have resumed another's
-    seconds: dict
-
-
-def train(request: Request, programs: dict) -> Trained:
-    """Train and evaluate all slices."""
+    Returns `metrics` {name: [num_seeds, num_updates]}, `agent` with leaves [num_seeds, ...] and, where asked for,
+    `evaluation` [num_seeds, eval_episodes], in NumPy on every process. And the runner state of all agents on their
+    devices, None where one slice in one process does not hold them all.
+    """
     config, options, size = request.config, request.options, request.record["slice"]
     keys, parts, trained, seconds = training.seed_keys(options), [], 0, {"train": 0.0, "evaluate": 0.0}
-    steps = config.num_envs * config.num_steps  # of one agent in one update
-    total, state = options.num_seeds * config.num_updates * steps, None
-    with tqdm(total=total, unit="step", unit_scale=True, disable=not training.is_first()) as progress:
+    steps, warmup = config.num_envs * config.num_steps, getattr(config, "warmup_timesteps", 0)  # of one agent
+    total, first_process = options.num_seeds * config.num_updates * steps, training.is_first()
+    with tqdm(total=total, unit="step", unit_scale=True, disable=not first_process) as progress:
         for first in range(0, options.num_seeds, size):
             begun, state = time.perf_counter(), None  # the last slice's memory is needed
             seeds = range(first, min(first + size, options.num_seeds))
             program, name = programs[len(seeds)], "" if size == options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
-            directory = request.run_dir / "checkpoints" / name
-            with training.open_checkpoints(directory, keep=2) as manager:
+            with training.open_checkpoints(request.run_dir / "checkpoints" / name, keep=2) as manager:
                 done = manager.latest_step() or 0
-                if done and training.is_first():
+                if done and first_process:
                     tqdm.write(f"seeds {first} to {seeds.stop - 1}: {done} of {config.num_updates} updates are done")
                 progress.update(done * len(seeds) * steps)
                 trained += (config.num_updates - done) * len(seeds) * steps
-                warmup = getattr(config, "warmup_timesteps", 0)
-                tracker = open_tracker(request, name, warmup + done * steps)
-                watch = functools.partial(show, request.script, progress, tracker, seeds, warmup, steps)
+                log, close = open_tracker(request, name, warmup + done * steps)
+                watch = partial(show, request.script, progress, log, seeds, warmup, steps)
                 key_data, interval = keys[first : seeds.stop], options.checkpoint_interval
                 carry = training.train_slice(program, {}, key_data, manager, interval, watch, save_last=True)
-                tracker.close()
+                close()
             ended = time.perf_counter()
-            part, state = {"metrics": training.fetch(program, carry["metrics"])}, carry.pop("runner_state")
+            part, state = {"metrics": training.fetch(program, carry.pop("metrics"))}, carry.pop("runner_state")
             part["agent"] = training.fetch(program, state.agent)
             if program.evaluate is not None:
                 part["evaluation"] = np.asarray(program.evaluate(state.agent))
             parts.append(part)
             seconds["train"] += ended - begun
             seconds["evaluate"] += time.perf_counter() - ended
-            del carry
+    if trained:  # by this process, which may have resumed the run
+        request.record["steps_per_second"] = trained / seconds["train"]
+        request.record["seconds"] = request.record.get("seconds", {}) | seconds
+        if first_process:
+            print(f"trained in {seconds['train']:.1f} s, {trained / seconds['train']:,.0f} steps/s over all seeds")
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-    state = state if len(parts) == jax.process_count() == 1 else None
-    return Trained(whole["metrics"], whole["agent"], whole.get("evaluation"), state, trained, seconds)
+    return whole, state if len(parts) == jax.process_count() == 1 else None
 
 
-def show(script, progress, tracker: Tracker, seeds: range, warmup: int, steps: int, first: int, last: int, metrics):
+def show(script, progress, log, seeds: range, warmup: int, steps: int, first: int, last: int, metrics: dict) -> None:
     """Progress and curves after updates [first, last), on process 0. `steps` are of one agent in one update."""
     values = curves(script, metrics, seeds)
-    tracker.log(warmup + last * steps, values)
+    log(warmup + last * steps, values)
     if (mean := values.get("episodic_return/interquartile_mean")) is not None:
         progress.set_postfix_str(f"return {mean:.4g}", refresh=False)
     progress.update((last - first) * len(seeds) * steps)
 
 
-def finish(request: Request, trained: Trained) -> None:
+def finish(request: Request, trained: dict, runner_state) -> None:
     """What the script's `main` writes at its end, each file whole or not at all, and the record. Raises OSError."""
-    run_dir, record, partial = request.run_dir, request.record, request.run_dir / "results.partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of an end before this one
-    partial.mkdir()
+    run_dir, record, folder = request.run_dir, request.record, request.run_dir / "results.partial"
+    shutil.rmtree(folder, ignore_errors=True)  # of an end before this one
+    folder.mkdir()
     try:
-        request.script.save_results(request.config, request.options.seed, trained.agent, trained.metrics, partial)
+        request.script.save_results(request.config, request.options.seed, trained["agent"], trained["metrics"], folder)
     except SafetensorError as error:
         raise OSError(f"agent.safetensors: cannot be written ({error})") from error
-    returns = {"final return": results.final_return(trained.metrics)}
-    if trained.evaluation is not None:
-        np.save(partial / "evaluation.npy", trained.evaluation)
-        returns["greedy return"] = trained.evaluation.mean(axis=1)
-    if trained.runner_state is not None:
-        request.script.report(request.config, trained.runner_state, partial)
-    for path in partial.iterdir():
+    returns = {"final return": results.final_return(trained["metrics"])}
+    if "evaluation" in trained:
+        np.save(folder / "evaluation.npy", trained["evaluation"])
+        returns["greedy return"] = trained["evaluation"].mean(axis=1)
+    if runner_state is not None:
+        request.script.report(request.config, runner_state, folder)
+    for path in folder.iterdir():
         if (run_dir / path.name).is_dir():
             shutil.rmtree(run_dir / path.name)
         path.replace(run_dir / path.name)
-    partial.rmdir()
+    folder.rmdir()
     for name, values in returns.items():
         record |= results.summarize(name, values)
     results.write(run_dir / "run.json", json.dumps(record, indent=2))
@@ -275,21 +245,16 @@ def finish(request: Request, trained: Trained) -> None:
 def main(args=None) -> Path:
     """The command line. Returns the run directory."""
     words = sys.argv[1:] if args is None else [str(each) for each in args]
-    begun = time.perf_counter()
+    if words[:1] in (["-h"], ["--help"]):
+        raise SystemExit(print(__doc__))
     with training.errors_in_one_line("train.py", 2, ValueError, OSError), training.failures_in_one_line("train.py"):
         request = read_request(words)
         programs = prepare(request)
-    run_dir, record, compiled = request.run_dir, request.record, time.perf_counter() - begun
-    about = f"run_dir = {run_dir}: "
-    with training.errors_in_one_line("train.py", 1, OSError, about=about), training.failures_in_one_line("train.py"):
-        with training.errors_in_one_line("train.py", 130, KeyboardInterrupt, about=f"stopped; --resume {run_dir}"):
-            trained = train(request, programs)
-        if trained.steps:
-            speed = trained.steps / trained.seconds["train"]
-            record |= {"seconds": {"compile": compiled, **trained.seconds}, "steps_per_second": speed}
-            if training.is_first():
-                print(f"trained in {trained.seconds['train']:.1f} s, {speed:,.0f} steps/s over all seeds")
-        training.only_first(finish, request, trained)
+    run_dir, stop = request.run_dir, partial(training.errors_in_one_line, "train.py")
+    with stop(1, OSError, about=f"run_dir = {run_dir}: "), training.failures_in_one_line("train.py"):
+        with stop(130, KeyboardInterrupt, about=f"stopped; --resume {run_dir} goes on with it"):
+            trained, runner_state = train(request, programs)
+        training.only_first(finish, request, trained, runner_state)
     return run_dir
 
 

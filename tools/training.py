@@ -25,7 +25,7 @@ import tyro
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-if "JAX_NUM_CPU_DEVICES" not in os.environ:
+if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", os.cpu_count())  # one per core, for runs to spread over, as in scripts
 
@@ -46,14 +46,11 @@ class Hosts:
     distributed: tyro.conf.FlagCreatePairsOff[bool] = False  # find these three out from SLURM and the like
 
 
-def split_words(words: list[str], doc: str = "") -> tuple[str, Hosts, list[str]]:
+def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
     """`(first word, the options of hosts, all words but the first)`: what is needed before a script is imported.
 
-    `doc` is the answer to --help without a script. Raises ValueError.
+    Raises ValueError.
     """
-    if words[:1] in (["-h"], ["--help"]):
-        print(doc)
-        raise SystemExit(0)
     if not words or (words[0].startswith("-") and words[0] != "--resume"):
         raise ValueError("SCRIPT: must come first, a script's name or path; or --resume RUN_DIR")
     hosts, _ = results.parse(Hosts, words[1:], return_unknown_args=True, add_help=False)
@@ -80,7 +77,28 @@ def parse_with(script, words: list[str], options, description: str):
     for name, value in vars(parsed[0]).items():
         if type(value) is int and abs(value) >= 2**31 and name != "total_timesteps":
             raise ValueError(f"{name} = {value}: must fit in 32 bits")
+    for name, value in vars(parsed[1]).items():
+        least = 1 if name == "num_seeds" else 0
+        if isinstance(value, (int, float)) and not least <= value < 2**31:
+            raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
     return parsed
+
+
+def read_resumed(words: list[str], tool: str, key: str):
+    """`(run_dir, record, script)` of `--resume RUN_DIR`; `key` is in the record of a run of this tool.
+
+    Raises ValueError.
+    """
+    if not words or words[0].startswith("-"):
+        raise ValueError("resume: needs RUN_DIR, the run to go on with")
+    results.parse(Hosts, words[1:])  # there is no other flag
+    record = results.read_record(Path(words[0]))
+    if key not in record:
+        raise ValueError(f"resume: {words[0]} was not begun by tools/{tool}, and has no checkpoints")
+    script = results.script_of(record)
+    if is_first() and results.file_hash(script.__file__) != record["sha256"]:
+        print(f"resume: note: {script.__file__} has changed since the run began", file=sys.stderr)
+    return Path(words[0]), record, script
 
 
 @contextlib.contextmanager
