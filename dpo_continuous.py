@@ -258,6 +258,13 @@ def value_loss(value, old_value, target, clip_eps=None):
     return 0.5 * error.mean()
 
 
+def random_order(key, size: int):
+    """0 to `size` - 1 in random order: one sort of one array, much faster on CPUs than `jax.random.permutation`."""
+    index = jnp.arange(size, dtype=jnp.uint32)
+    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # of numbers whose last digit is the index
+    return (jnp.sort(high * size + index) % size).astype(jnp.int32)
+
+
 # --- training ---
 
 
@@ -401,7 +408,7 @@ def make_learner(config: Config):
             return (optax.apply_updates(params, updates), opt_state), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, batch_size).reshape(config.num_minibatches, -1)
+            order = random_order(key, batch_size).reshape(config.num_minibatches, -1)
             return jax.lax.scan(gradient_step, carry, jax.tree.map(lambda leaf: leaf[order], batch))
 
         keys = jax.random.split(key, config.update_epochs)

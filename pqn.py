@@ -19,8 +19,7 @@ Gallici et al. 2025, "Simplifying Deep Temporal Difference Learning" (arXiv 2407
 takes the place of the target network, many environments that of the replay. Targets: the lambda-returns of Peng's
 Q(lambda), Peng and Williams 1996, computed backwards.
 
-Beside the paper: an episode that ends by its time limit is bootstrapped from the value of its last observation, one
-that terminates is not.
+Beside the paper: an episode that its time limit ended is bootstrapped from the value of its last observation.
 
     python pqn.py --env-name CartPole-v1 --num-seeds 8
 
@@ -143,11 +142,6 @@ class QNetwork(nn.Module):
 # --- mathematics: arrays in, arrays out ---
 
 
-def at(values, index):
-    """The entry of the last axis. [..., n], [...] -> [...]."""
-    return jnp.take_along_axis(values, index[..., None], axis=-1).squeeze(-1)
-
-
 def q_lambda_target(rewards, next_values, terminated, truncated, gamma, q_lambda):
     """Lambda-returns of Q(lambda) with time limits (arXiv 2407.04811, section 4). All [T, N].
 
@@ -174,6 +168,13 @@ def td_loss(q, target):
 
 def linear_epsilon(count, duration, start, finish):
     return start + (finish - start) * jnp.minimum(1.0, count / jnp.maximum(duration, 1.0))
+
+
+def random_order(key, size: int):
+    """0 to `size` - 1 in random order: one sort of one array, much faster on CPUs than `jax.random.permutation`."""
+    index = jnp.arange(size, dtype=jnp.uint32)
+    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # of numbers whose last digit is the index
+    return (jnp.sort(high * size + index) % size).astype(jnp.int32)
 
 
 # --- training ---
@@ -225,10 +226,9 @@ def make_learner(config: Config):
         raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {batch_size}")
     env, env_params = make_env(config)
     network = make_network(config, env, env_params)
-    gradient_steps = config.update_epochs * config.num_minibatches
 
     def learning_rate(count):  # constant within an update
-        return config.lr * (1.0 - (count // gradient_steps) / config.num_updates)
+        return config.lr * (1.0 - (count // (config.update_epochs * config.num_minibatches)) / config.num_updates)
 
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
     optimizer = optax.chain(clip, optax.radam(learning_rate if config.anneal_lr else config.lr))
@@ -264,14 +264,14 @@ def make_learner(config: Config):
     def make_batch(state, rollout):
         """A rollout and its targets as one flat batch."""
         next_values = network.apply(state.params, rollout.next_obs).max(axis=-1)
-        targets = q_lambda_target(
-            rollout.reward, next_values, rollout.terminated, rollout.truncated, config.gamma, config.q_lambda
-        )
+        ends = rollout.terminated, rollout.truncated
+        targets = q_lambda_target(rollout.reward, next_values, *ends, config.gamma, config.q_lambda)
         batch = {"obs": rollout.obs, "action": rollout.action, "target": targets}
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
     def loss(params, batch):
-        q = at(network.apply(params, batch["obs"]), batch["action"])
+        q = network.apply(params, batch["obs"])
+        q = jnp.take_along_axis(q, batch["action"][:, None], axis=1).squeeze(1)
         return td_loss(q, batch["target"]), q.mean()
 
     def learn(state, batch, key):
@@ -284,7 +284,7 @@ def make_learner(config: Config):
             return (optax.apply_updates(params, updates), opt_state), {"td_loss": error, "q_value": q}
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, batch_size).reshape(config.num_minibatches, -1)
+            order = random_order(key, batch_size).reshape(config.num_minibatches, -1)
             return jax.lax.scan(gradient_step, carry, jax.tree.map(lambda leaf: leaf[order], batch))
 
         keys = jax.random.split(key, config.update_epochs)

@@ -103,9 +103,12 @@ class Config:
 
 
 def draw(key, num_steps: int, epsilon):
-    """The randomness of `num_steps` choices, ahead of them: whether to explore, and a number below 12. [num_steps]"""
-    explore, number = jax.random.uniform(key, (2, num_steps))
-    return explore < epsilon, (number * 12).astype(jnp.uint32)
+    """The randomness of `num_steps` choices, ahead of them: whether to explore, and a number below 12. [num_steps]
+
+    One random word serves both, as drawing takes a good part of the time: `epsilon` is met to 2^-16.
+    """
+    words = jax.random.bits(key, (num_steps,), jnp.uint32)
+    return (words >> 16) < epsilon * 2**16, (words & 0xFFFF) * 12 >> 16
 
 
 def twelve_choices(members: int) -> int:
@@ -227,15 +230,8 @@ def make_learner(config: Config):
         snapshots = state.snapshots
         if num_snapshots:  # until the interval is over the later ones replace the earlier; the last may go nowhere
             snapshots = snapshots.at[state.update_count // (interval // config.num_steps)].set(q, mode="drop")
-        state = RunnerState(
-            q=q,
-            env_state=GridState(cell=cell, time=time),
-            episode_return=episode_return,
-            update_count=state.update_count + 1,
-            snapshots=snapshots,
-            key=key,
-        )
-        return state, metrics
+        state = state._replace(q=q, env_state=GridState(cell=cell, time=time), episode_return=episode_return, key=key)
+        return state._replace(update_count=state.update_count + 1, snapshots=snapshots), metrics
 
     return init, update
 

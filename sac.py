@@ -317,7 +317,7 @@ def make_learner(config: Config):
         params = {
             "actor": actor.init(actor_key, obs),
             "critics": jax.vmap(critic.init, (0, None, None))(jax.random.split(critic_key), obs, noise),
-            "log_ent_coef": jnp.log(jnp.maximum(jnp.float32(config.ent_coef), 1e-4)),  # it would stay at 0
+            "log_ent_coef": jnp.log(jnp.maximum(jnp.float32(config.ent_coef), 1e-4)),  # from 0 it could not grow
         }
         step = Transition(obs=obs, action=noise, reward=noise[:, 0], next_obs=obs, terminated=noise[:, 0] > 0)
         leading = config.buffer_size // rollout_size, config.num_steps

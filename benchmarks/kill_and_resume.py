@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--max-steps-in-episode=200", "--num-steps=200", "--random-starts=True"]
@@ -74,9 +75,11 @@ def differences(run_dir: Path, whole: Path) -> list[str]:
     """Names of what differs: files that are there, arrays, tables."""
     found = sorted({path.name for path in run_dir.iterdir()} ^ {path.name for path in whole.iterdir()})
     found += [str(path) for path in run_dir.rglob("*") if path.name.endswith(".partial") or "tmp" in path.name]
-    arrays, others = np.load(run_dir / "metrics.npz"), np.load(whole / "metrics.npz")
-    found += [name for name in others if arrays[name].tobytes() != others[name].tobytes()]
-    files = ("results.csv", "table.txt", "best.yaml", "config.yaml", "agent.safetensors", "evaluation.npy")
+    for file, load in (("metrics.npz", np.load), ("agent.safetensors", load_file)):
+        if (whole / file).exists():
+            arrays, others = load(run_dir / file), load(whole / file)
+            found += [name for name in others if arrays[name].tobytes() != others[name].tobytes()]
+    files = ("results.csv", "table.txt", "best.yaml", "config.yaml", "evaluation.npy")
     files = [name for name in files if (whole / name).exists()]
     return found + [name for name in files if (run_dir / name).read_bytes() != (whole / name).read_bytes()]
 

@@ -195,7 +195,7 @@ def test_warm_up_takes_what_a_target_needs():
     assert dqn.Config(learning_starts=0, n_step=5, **settings).warmup_timesteps == 24
     assert dqn.Config(learning_starts=30, n_step=5, **settings).warmup_timesteps == 32
     with pytest.raises(ValueError, match="buffer_size = 16"):
-        dqn.make_learner(dqn.Config(buffer_size=16, n_step=5, **settings))
+        dqn.make_learner(dqn.Config(buffer_size=16, learning_starts=0, n_step=5, **settings))
 
 
 # --- environments of known value ---

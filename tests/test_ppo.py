@@ -19,7 +19,7 @@ REAL = {ppo_discrete: "CartPole-v1", ppo_continuous: "Pendulum-v1"}
 
 
 class TimelessBrax(toys.ValueBrax):
-    """Never done, and shows no clock: one would show, where the time limit ends an episode, what no action is taken in."""
+    """Never done, and shows no clock: at the limit one would show a time at which no action is ever taken."""
 
     def step(self, state, action):
         return state.replace(reward=jnp.ones(()))

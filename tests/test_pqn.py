@@ -70,6 +70,17 @@ def test_epsilon_falls_in_the_first_updates():
     np.testing.assert_allclose(metrics["epsilon"], [0.9, 0.7, 0.5, 0.3, *[0.1] * 6], rtol=1e-5)
 
 
+def test_random_order():
+    """Each order is a permutation, and all are equally likely."""
+    for size in (1, 2, 3, 6, 1000):
+        keys = jax.random.split(jax.random.key(0), 50)
+        orders = jax.vmap(lambda key, size=size: pqn.random_order(key, size))(keys)
+        np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (50, 1)))
+    orders = jax.vmap(lambda key: pqn.random_order(key, 4))(jax.random.split(jax.random.key(1), 24_000))
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
+
+
 def test_each_epoch_sees_each_step_once(monkeypatch):
     """A linear network whose weights count how often each pair of state and action was learned from."""
     config = pqn.Config(env_name="FrozenLake-misc", total_timesteps=64, num_envs=4, num_steps=16, update_epochs=3)

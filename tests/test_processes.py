@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from conftest import ROOT, arrays, assert_close, assert_same, flags, shifted_config, slow, small_config, trained
+from safetensors.numpy import load_file
 
 NUM_UPDATES = 1000
 TIME_LIMIT = 300  # seconds; no run takes a tenth of it on an idle machine
@@ -83,7 +85,8 @@ def test_killed_and_resumed(script, whole, how, tmp_path):
     finished = run([TRAIN, "--resume", run_dir], tmp_path)
     assert f"{done} of {NUM_UPDATES} updates are done" in finished.stdout
     assert_same(*(dict(np.load(path / "metrics.npz")) for path in (whole, run_dir)))
-    for name in ("agent.safetensors", "evaluation.npy", "learning_curve.png", "config.yaml"):
+    assert_same(*(load_file(path / "agent.safetensors") for path in (whole, run_dir)))
+    for name in ("evaluation.npy", "learning_curve.png", "config.yaml"):
         assert (whole / name).read_bytes() == (run_dir / name).read_bytes(), name
     assert_same(checkpoint(whole), checkpoint(run_dir))
     assert {path.name for path in run_dir.iterdir()} == {path.name for path in whole.iterdir()}
@@ -91,11 +94,11 @@ def test_killed_and_resumed(script, whole, how, tmp_path):
 
 
 def test_every_script_resumes(script, tmp_path):
-    """What each carries comes back from a checkpoint bit for bit: replay, statistics, optimizer, keys."""
+    """What each carries comes back from a checkpoint bit for bit, replay, statistics, optimizer, keys, and can play."""
     import training
 
     config = small_config(script, 2)
-    program = training.compile_slice(script, config, [], 2)
+    program = training.compile_slice(script, config, [], 2, SimpleNamespace(seed=0, eval_episodes=3))
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
     with training.open_checkpoints(tmp_path, keep=1) as manager:
         carry = program.advance(program.start({}, training.put(keys, program.spread)), {}, 0, 1)
@@ -105,7 +108,10 @@ def test_every_script_resumes(script, tmp_path):
     assert jax.tree.structure(carry) == jax.tree.structure(again)
     for leaf, other in zip(before, arrays(again), strict=True):
         assert leaf.dtype == other.dtype and leaf.shape == other.shape and leaf.tobytes() == other.tobytes()
-    assert_same(program.advance(carry, {}, 1, 2), program.advance(again, {}, 1, 2))
+    carry, again = program.advance(carry, {}, 1, 2), program.advance(again, {}, 1, 2)
+    assert_same(carry, again)
+    returns = np.asarray(program.evaluate(again["runner_state"].agent))
+    assert returns.shape == (2, 3) and np.isfinite(returns).all()
 
 
 @pytest.mark.parametrize(

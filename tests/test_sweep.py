@@ -26,7 +26,8 @@ from conftest import ROOT, assert_same, jit_quickly
 from matplotlib.figure import Figure
 
 SIZES = ["--num-steps=200", "--total-timesteps=2000"]  # 10 updates
-GRID = ["--height=4", "--width=6", "--start", "3", "5", "--step-reward=-1", "--max-steps-in-episode=50"]
+# Random actions, so that one that hangs on a last bit cannot set two compilations apart.
+GRID = ["--height=4", "--width=6", "--start", "3", "5", "--step-reward=-1", "--epsilon=1", "--max-steps-in-episode=50"]
 SMALL = ["q_learning_gridworld", *SIZES, *GRID]
 RATES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0]
 SWEEP = [*SMALL, "--lr", *map(str, RATES), "--num-seeds=3"]
@@ -71,7 +72,7 @@ def test_eight_learning_rates_as_eight_runs(finished):
         out = run(config, keys)
         assert set(metrics) == {*out, "steps_per_update", "warmup_timesteps"}
         for name, values in out.items():
-            np.testing.assert_allclose(metrics[name][trial, :, :4], values[:, :4], rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(metrics[name][trial], values, rtol=1e-3, atol=1e-5)
     assert np.ptp(metrics["q_value"], axis=0).min() > 0  # the rate matters
 
 
@@ -84,7 +85,7 @@ def test_slices_that_fit_agree_with_one_slice(finished, tmp_path, capsys):
     assert "5 slice(s) of 5" in capsys.readouterr().out
     metrics, whole = metrics_of(tmp_path / "run"), metrics_of(finished[0])
     for name, values in metrics.items():
-        np.testing.assert_allclose(values[..., :4], whole[name][..., :4], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(values, whole[name], rtol=1e-3, atol=1e-5)
 
 
 def test_static_fields_make_groups(tmp_path, capsys):

@@ -738,7 +738,7 @@ def test_seeds_that_do_not_divide(tmp_path):
 def test_one_of_many_is_killed(tool, options, count, tmp_path):
     """The others end soon and say why. Resumed, they come to the same as without the kill."""
     args = without("--num-seeds", "--num-steps", "--total-timesteps", *(["--eval-episodes"] if options else []))
-    args += ["--num-seeds=8", *options, "--num-steps=10", "--total-timesteps=400000", "--checkpoint-interval=0.2"]
+    args += ["--num-seeds=8", *options, "--num-steps=10", "--total-timesteps=200000", "--checkpoint-interval=0.2"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     processes = start(tool, [*args, f"--run-dir={killed}"], count)
     deadline = time.monotonic() + TIME_LIMIT

@@ -7,8 +7,7 @@ After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Stati
 Runs are what a script or tools/train.py has written. Runs of one label are one method; by default the label is the name
 of the script and, where its runs differ in one environment, the settings in which they do.
 
-Intervals are 95 % stratified bootstrap intervals by the percentile method (section 4.1 there): seeds are drawn again
-within each environment, never across environments. A seed without a finite return counts as the worst of all.
+Intervals are 95 % stratified bootstrap intervals (section 4.1 there). A seed without a finite return is the worst.
 """
 
 import csv

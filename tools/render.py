@@ -5,9 +5,6 @@
 
 Agents are ranked by the mean of their greedy returns where tools/train.py has measured them, otherwise by the returns
 of the last tenth of training. The episode is one of those greedy episodes, by default the first.
-
-Brax environments are drawn by MuJoCo, without a screen, and HTML holds brax's own viewer, which needs no network.
-Others are drawn by gymnax where it can, as a grid where they are one, and otherwise as bars of the observation.
 """
 
 import base64

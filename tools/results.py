@@ -84,6 +84,7 @@ def plain(config) -> dict:
 def flags_of(command) -> list[str]:
     """The flags of a dataclass, or of a function that takes some."""
     classes = typing.get_type_hints(command).values() if inspect.isfunction(command) else [command]
+    classes = [getattr(each, "__origin__", each) for each in classes]  # without tyro's marks
     return [f"--{field.name.replace('_', '-')}" for each in classes for field in dataclasses.fields(each)]
 
 

@@ -37,7 +37,6 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
-NO_LOSS = ("episodic_return", "episodic_length")  # NaN where no episode ended
 
 # --- what to run ---
 
@@ -208,11 +207,13 @@ def show(value) -> str:
 
 def compile_groups(request: Request, groups: list[Group]) -> list[training.Program]:
     """A program for each group, and print what they need. A sweep that goes on keeps its slices. Raises ValueError."""
+    for group in groups:
+        with training.naming_the_field(request.script, group.config):  # before anything is compiled
+            request.script.make_learner(group.config)
     memory, programs = training.free_memory(request.hosts.memory), []
     seeds, step = request.options.num_seeds, len(jax.devices())
     say = print if training.is_first() else (lambda *_: None)
-    free = f"{step} device(s) with {memory / training.GIB:.3g} GiB free on each"
-    say(f"{len(request.trials)} trials x {seeds} seeds in {len(groups)} compile group(s), {free}")
+    say(f"{len(request.trials)} trials x {seeds} seeds in {len(groups)} compile group(s), {step} device(s)")
     sizes = request.record.get("slices", [0] * len(groups))
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True), start=1):
         begun, runs = time.perf_counter(), len(group.trials) * seeds
@@ -283,9 +284,9 @@ def finish_slice(request: Request, group: Group, metrics: dict, first: int, run_
 
 
 def run_groups(request: Request, groups: list[Group], programs: list[training.Program], run_dir: Path) -> None:
-    runs = [len(group.trials) * request.options.num_seeds for group in groups]
-    total = sum(n * each.config.num_updates * steps_of(each.config) for n, each in zip(runs, groups, strict=True))
-    with tqdm(total=total, unit="step", unit_scale=True, disable=not training.is_first()) as progress:
+    steps = sum(len(each.trials) * each.config.num_updates * steps_of(each.config) for each in groups)
+    steps, silent = steps * request.options.num_seeds, not training.is_first()
+    with tqdm(total=steps, unit="step", unit_scale=True, disable=silent) as progress:
         for number, (group, program) in enumerate(zip(groups, programs, strict=True)):
             run_group(request, group, program, number, run_dir, progress)
     shutil.rmtree(run_dir / "unfinished", ignore_errors=True)
@@ -293,7 +294,8 @@ def run_groups(request: Request, groups: list[Group], programs: list[training.Pr
 
 def first_not_finite(metrics: dict) -> np.ndarray:
     """The first update whose losses are not all finite, -1 where there is none: [..., updates] -> [...]."""
-    losses = [each for name, each in metrics.items() if name not in NO_LOSS]
+    no_loss = "episodic_return", "episodic_length"  # NaN where no episode ended
+    losses = [each for name, each in metrics.items() if name not in no_loss]
     bad = np.any([~np.isfinite(each) for each in losses], axis=0)
     return np.where(bad.any(axis=-1), bad.argmax(axis=-1), -1)
 
@@ -468,9 +470,8 @@ def draw_returns(ranked: list[Result], title: str, file) -> None:
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
         where = place(axes, "x", name, [each.values[name] for each in ranked])
         axes.plot(where[shown], means[shown], "o", color="tab:blue", alpha=0.5, markersize=4, label="trial")
-        if not shown.all():
-            bottom = axes.get_xaxis_transform()
-            axes.plot(where[~shown], 0.0 * where[~shown], "x", color="tab:red", transform=bottom, label="not finite")
+        if len(lost := where[~shown]):
+            axes.plot(lost, 0.0 * lost, "rx", transform=axes.get_xaxis_transform(), label="not finite")
         points = np.unique(where)
         if len(points) < len(where) or len(names) == 1:
             numbers = np.array([interval_over_trials(returns[where == point]) for point in points])
