@@ -13,27 +13,30 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+import results  # noqa: E402
+import training  # noqa: E402
+
 import apex_dqn  # noqa: E402
 import dqn  # noqa: E402
 
 
 def compile_script(script, config_name, seeds, steps, episodes):
     """`start() -> state`, `advance(state) -> state`, the steps that it takes, `evaluate(state) -> returns [seeds]`."""
-    config, _ = script.parse([f"--config={ROOT / 'configs' / script.__name__ / config_name}.yaml"], script.Config)
+    config = results.read_config(script, ROOT / "configs" / script.__name__ / f"{config_name}.yaml")
     init, update = script.make_learner(config)
-    rollout = script.make_rollout(config)
     updates = max(1, steps // (config.num_envs * config.num_steps))
+    play = training.greedy_returns(script, config, SimpleNamespace(seed=1, eval_episodes=episodes))
 
-    def greedy(state):
-        episode = jax.vmap(rollout, (None, 0))(state, jax.random.split(jax.random.key(1), episodes))
-        return (episode.reward * episode.valid).sum(axis=-1).mean()
+    def greedy(states):
+        return play(states.agent).mean(axis=1)
 
     def scan(state):
         return jax.lax.scan(update, state, None, updates)[0]
@@ -42,7 +45,7 @@ def compile_script(script, config_name, seeds, steps, episodes):
     start = jax.jit(jax.vmap(init)).lower(keys).compile()
     shapes = jax.eval_shape(jax.vmap(init), keys)
     advance = jax.jit(jax.vmap(scan), donate_argnums=0).lower(shapes).compile()
-    evaluate = jax.jit(jax.vmap(greedy)).lower(shapes).compile()
+    evaluate = jax.jit(greedy).lower(shapes).compile()
     return lambda: start(keys), advance, updates * config.num_envs * config.num_steps, evaluate
 
 

@@ -13,17 +13,18 @@ import argparse
 import os
 import sys
 import time
-import types
 from pathlib import Path
-
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # over which seeds spread
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import scipy.stats
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+import results  # noqa: E402
+import training  # noqa: E402
+
 import dpo_continuous  # noqa: E402
 import ppo_continuous  # noqa: E402
 
@@ -34,16 +35,15 @@ SCRIPTS = {"PPO": ppo_continuous, "DPO": dpo_continuous}
 def returns(script, name, seeds):
     """`{"final": [seeds], "greedy": [seeds]}` of one script with one config."""
     file = ROOT / "configs" / "dpo_continuous" / f"{name}.yaml"
-    discovered, _ = dpo_continuous.parse(["--config", str(file)], dpo_continuous.Config)
+    discovered = results.read_config(dpo_continuous, file)
     values = {key: value for key, value in vars(discovered).items() if not key.startswith("dpo_")}
     config = discovered if script is dpo_continuous else script.Config(**values)
-    options = types.SimpleNamespace(num_seeds=seeds, seed=0, eval_episodes=16)
-    start, advance, _, _ = script.compile_training(config, options)  # as `main` does
-    carry = advance(start(), 0, config.num_updates)
-    metrics = jax.device_get(carry["metrics"])
-    greedy = script.evaluate(config, options, carry["runner_state"])
-    final = script.mean_return(metrics, config.num_updates * 9 // 10, config.num_updates)
-    return {"final": final, "greedy": np.asarray(greedy).mean(axis=1)}
+    options = SimpleNamespace(num_seeds=seeds, seed=0, eval_episodes=16)
+    program = training.compile_slice(script, config, [], seeds, options)
+    carry = program.start({}, training.put(training.seed_keys(options), program.spread))
+    carry = program.advance(carry, {}, 0, config.num_updates)
+    greedy = program.evaluate(carry["runner_state"].agent)
+    return {"final": results.final_return(jax.device_get(carry["metrics"])), "greedy": np.asarray(greedy).mean(axis=1)}
 
 
 def measure(name, args) -> dict:
@@ -61,7 +61,7 @@ def measure(name, args) -> dict:
 
 
 def spread(values) -> str:
-    return "{:.4g} ({:.4g} to {:.4g})".format(*ppo_continuous.interval(values))
+    return "{:.4g} ({:.4g} to {:.4g})".format(*results.interval(values))
 
 
 def row(name, kind, found) -> str:

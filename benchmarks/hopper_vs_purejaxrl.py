@@ -26,11 +26,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import ppo_continuous
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+import results  # noqa: E402
 
-SETTINGS = dict(num_envs=2048, num_steps=10, update_epochs=4, num_minibatches=32, lr=3e-4, anneal_lr=False, gamma=0.99,
-                gae_lambda=0.95, clip_eps=0.2, ent_coef=0.0, vf_coef=0.5, max_grad_norm=0.5)  # PureJaxRL's own
+import ppo_continuous  # noqa: E402
+
+SETTINGS = dict(  # PureJaxRL's own
+    num_envs=2048, num_steps=10, update_epochs=4, num_minibatches=32, lr=3e-4, anneal_lr=False, gamma=0.99,
+    gae_lambda=0.95, clip_eps=0.2, ent_coef=0.0, vf_coef=0.5, max_grad_norm=0.5,
+)  # fmt: skip
 
 
 def make_onejit(args, steps):
@@ -147,7 +152,7 @@ def returns(args):
             print(f"{name}: {seeds}, {rate:,.0f} steps/s, returns {final.round(1)}", flush=True)
         np.savez(args.out, **done)
     for name, values in done.items():
-        middle, low, high = ppo_continuous.interval(values)
+        middle, low, high = results.interval(values)
         result = f"interquartile mean {middle:.1f}, 95 % interval {low:.1f} to {high:.1f}, {len(values)} seeds"
         print(f"{describe(args)}, after {steps} steps, {name}: {result}")
 

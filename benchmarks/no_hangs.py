@@ -43,7 +43,7 @@ def train(seeds: int, args, folder: str) -> float | None:
         environment["NPROC"] = str(args.nproc)
     run_dir = Path(folder, "run")
     command = [sys.executable, SCRIPT, "--env-name", "Pendulum-v1", "--num-envs", "8", "--num-minibatches", "4",
-               "--total-timesteps", args.timesteps, "--num-seeds", seeds, "--run-dir", run_dir, "--eval-episodes", "2"]
+               "--total-timesteps", args.timesteps, "--num-seeds", seeds, "--run-dir", run_dir]  # fmt: skip
     if args.lapack:
         command = [sys.executable, "-c", LAPACK, seeds]
     begun = time.perf_counter()

@@ -35,16 +35,20 @@ def made(key):
 
 
 def onejit_cycle(size):
-    ring = jnp.zeros((size, OBS_DIM))
+    shape = size // BATCH, 1, BATCH
+    replay = {name: jnp.zeros(shape) for name in ("return", "discount")} | {"action": jnp.zeros(shape, jnp.int32)}
+    replay |= {name: jnp.zeros((*shape, OBS_DIM)) for name in ("obs", "next_obs")}
     tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(size), jnp.arange(size), jnp.ones(size))
-    state = apex_dqn.Replay(ring, ring, jnp.zeros((size, 3)), tree), jnp.asarray(size)
+    state = replay, tree, jnp.asarray(size // BATCH)
 
     def cycle(state, key):
-        (replay, count), (transitions, error, new_error) = state, made(key)
-        replay = apex_dqn.add_to_replay(replay, transitions, apex_dqn.priority_of(error, ALPHA)[None], count)
-        batch = apex_dqn.sample_replay(key, replay, replay.tree, count, BATCH, BETA)
-        tree = apex_dqn.set_priorities(replay.tree, batch.pop("index"), apex_dqn.priority_of(new_error, ALPHA))
-        return (replay._replace(tree=tree), count + BATCH), digest(batch)
+        (replay, tree, count), (transitions, error, new_error) = state, made(key)
+        replay = apex_dqn.add_to_replay(replay, transitions, count)
+        index = count % len(replay["obs"]) * BATCH + jnp.arange(BATCH)
+        tree = apex_dqn.set_priorities(tree, index, apex_dqn.priority_of(error, ALPHA))
+        batch = apex_dqn.sample_replay(key, replay, tree, size, BATCH, BETA)
+        tree = apex_dqn.set_priorities(tree, batch.pop("index"), apex_dqn.priority_of(new_error, ALPHA))
+        return (replay, tree, count + 1), digest(batch)
 
     return state, cycle
 
@@ -120,7 +124,7 @@ def microseconds(make, size, seeds, cycles, repeats):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2**14, 2**17, 2**20])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2**14, 2**17, 2**20], help=f"multiples of {BATCH}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--fanout", type=int, nargs="+", default=[apex_dqn.FANOUT], help="of the tree")
     parser.add_argument("--cycles", type=int, default=0, help="per measurement; by default 2000 over the seeds")

@@ -33,11 +33,9 @@ WARMUP, BATCH, BUFFER, LR = 256, 256, 20_000, 1e-3
 
 def make_onejit(name, steps):
     script, each = {"SAC": (sac, 1), "TD3": (td3, 2)}[name]
-    annealed = {"anneal_lr": False} if hasattr(script.Config, "anneal_lr") else {}
     config = script.Config(
         env_name="Pendulum-v1", total_timesteps=steps, num_envs=1, num_steps=each, gradient_steps=each,
         batch_size=BATCH, buffer_size=BUFFER, learning_starts=WARMUP, lr=LR, hidden_sizes=(64, 64), activation="relu",
-        **annealed,
     )  # fmt: skip
     train = script.make_train(config)
     return lambda key: train(key)["runner_state"].params

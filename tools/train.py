@@ -79,10 +79,7 @@ def read_request(words: list[str]) -> Request:
 
 
 def open_tracker(request: Request, name: str, steps_done: int):
-    """`log(step, {name: value})` and `close()` of a TensorBoard or W&B run for one slice, on process 0.
-
-    Raises OSError where it cannot be started.
-    """
+    """`log(step, {name: value})` and `close()` of a TensorBoard or W&B run for one slice. Raises OSError."""
     run_dir, record = request.run_dir, request.record
     if not request.options.track or not training.is_first():
         return lambda step, values: None, lambda: None

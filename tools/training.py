@@ -120,12 +120,10 @@ def failures_in_one_line(tool: str):
         yield
     except (jax.errors.JaxRuntimeError, multihost_utils.ProcessFailureError) as error:
         text = " ".join(str(error).split())[:300]
-        if "RESOURCE_EXHAUSTED" in text:
-            print(f"{tool}: error: out of memory, try --memory: {text}", file=sys.stderr, flush=True)
-        elif jax.process_count() > 1:
-            print(f"{tool}: error: another process may be gone: {text}", file=sys.stderr, flush=True)
-        else:
+        if "RESOURCE_EXHAUSTED" not in text and jax.process_count() == 1:
             raise
+        cause = "out of memory, try --memory" if "RESOURCE_EXHAUSTED" in text else "another process may be gone"
+        print(f"{tool}: error: {cause}: {text}", file=sys.stderr, flush=True)
         os._exit(1)  # an ordinary exit would wait for the other processes
 
 
@@ -138,9 +136,9 @@ def connect(hosts) -> None:
     missing = [name for name, value in given.items() if value is None]
     if hosts.distributed and len(missing) < 3:
         raise ValueError("distributed: finds out coordinator, num_processes and process_id itself; give none of them")
-    if not hosts.distributed and len(missing) == 3:
-        return
     if not hosts.distributed:
+        if len(missing) == 3:
+            return
         if missing:
             raise ValueError(f"{missing[0]}: is needed too, as coordinator, num_processes and process_id go together")
         if not 0 <= hosts.process_id < hosts.num_processes:
@@ -179,8 +177,7 @@ def only_first(function, *args):
             answer["error"] = [isinstance(error, OSError), str(error)]
     answer = agree(answer)
     if "error" in answer:
-        is_os_error, message = answer["error"]
-        raise (OSError if is_os_error else ValueError)(message)
+        raise (OSError if answer["error"][0] else ValueError)(answer["error"][1])
     return answer["value"]
 
 
@@ -203,14 +200,13 @@ def host_memory() -> int:
 
 def free_memory(limit_gib: float | None) -> float:
     """Bytes that may be used on each device, the least of all processes."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
     if limit_gib:
         free = limit_gib * GIB
-    else:
-        stats = [device.memory_stats() or {} for device in jax.local_devices()]
-        if all("bytes_limit" in each for each in stats):
-            free = 0.9 * min(each["bytes_limit"] - each.get("bytes_in_use", 0) for each in stats)
-        else:  # CPU devices share the host's memory
-            free = 0.9 * host_memory() / jax.local_device_count()
+    elif all("bytes_limit" in each for each in stats):
+        free = 0.9 * min(each["bytes_limit"] - each.get("bytes_in_use", 0) for each in stats)
+    else:  # CPU devices share the host's memory
+        free = 0.9 * host_memory() / jax.local_device_count()
     return GIB * float(np.min(multihost_utils.process_allgather(np.float32(free / GIB))))
 
 
