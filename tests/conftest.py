@@ -27,6 +27,8 @@ COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tes
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
 SMALL = {
     "max_steps_in_episode": 13,  # of the GridWorld; all others have it in env_params
+    "goal": (7, 10),  # of the GridWorld: near enough to be found
+    "cliff": ((6, 11),),
     "num_envs": 4,
     "num_steps": 8,
     "num_minibatches": 2,
@@ -41,8 +43,6 @@ SMALL = {
     "population_size": 4,
     "inner_seeds": 1,
     "drift_size": 4,
-    "test_envs": "",
-    "test_seeds": 0,
 }
 
 
