@@ -89,7 +89,7 @@ def main():
     parser.add_argument("what", choices=COMMANDS)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--timesteps", type=float, default=3e7, help="of each agent: enough for so many kills")
-    parser.add_argument("--memory", type=float, default=0.026, help="GiB: for three slices of four agents")
+    parser.add_argument("--memory", type=float, default=0.027, help="GiB: on one device three slices")
     parser.add_argument("--longest", type=float, default=12.0, help="seconds after which a run is killed at the latest")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()

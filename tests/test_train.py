@@ -215,8 +215,9 @@ def test_script_of_ones_own(tmp_path, monkeypatch):
     own = tmp_path / "own"
     own.mkdir()
     (own / "my_algorithm.py").write_text((ROOT / "ppo_continuous.py").read_text())
-    shutil.copy(ROOT / "tests" / "toys.py", own / "toys_of_my_own.py")
-    args = ["--env-name=toys_of_my_own:ToyContinuous", "--num-envs=4", "--num-steps=8", "--num-minibatches=2"]
+    toys = (ROOT / "tests" / "toys.py").read_text().replace("register(toy.__name__", 'register("My" + toy.__name__')
+    (own / "toys_of_my_own.py").write_text(toys)  # which other tests have registered under their own names
+    args = ["--env-name=toys_of_my_own:MyToyContinuous", "--num-envs=4", "--num-steps=8", "--num-minibatches=2"]
     args += [
         "--hidden-sizes",
         "8",
