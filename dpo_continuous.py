@@ -348,7 +348,7 @@ def make_learner(config: Config):
         def step(carry, keys):
             obs, env_state, statistics = carry
             action_key, env_keys = keys
-            statistics = update_mean_std(statistics, obs)
+            statistics = update_mean_std(statistics, obs) if config.normalize_obs else statistics
             seen = normalize_obs(statistics, obs)
             action = actor.apply(state.params["actor"], seen).sample(seed=action_key)
             obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
