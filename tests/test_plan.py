@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -182,20 +183,20 @@ def test_descriptions():
     [
         ("", "SCRIPT: must come first"),
         ("pppo", "script = pppo: no such file"),
-        ("ppo --gpu h10", "gpu = h10: no such file; known are a100, h100, rtx4090; did you mean h100?"),
-        ("ppo --gpu {tmp}/gpu.txt", "gpu.txt: does not say memory_bandwidth"),
-        ("ppo --num-seeds 0", "num_seeds = 0: must be at least 1"),
-        ("ppo --num-sed 4", "--num-sed: is not a flag; did you mean --num-seeds?"),
-        ("ppo --launch-us fast", "--launch-us"),
-        ("ppo --memory 0", "memory = 0.0: must be a number of GiB above 0"),
-        ("ppo --coordinator a:1", "coordinator, num_processes, process_id, distributed: a plan is of one GPU"),
-        ("ppo --config {tmp}/none.yaml", "none.yaml: FileNotFoundError"),
+        ("{grid} --gpu h10", "gpu = h10: no such file; known are a100, h100, rtx4090; did you mean h100?"),
+        ("{grid} --gpu {tmp}/gpu.txt", "gpu.txt: does not say memory_bandwidth"),
+        ("{grid} --num-seeds 0", "num_seeds = 0: must be at least 1"),
+        ("{grid} --num-sed 4", "--num-sed: is not a flag; did you mean --num-seeds?"),
+        ("{grid} --launch-us fast", "--launch-us"),
+        ("{grid} --memory 0", "memory = 0.0: must be a number of GiB above 0"),
+        ("{grid} --coordinator a:1", "coordinator, num_processes, process_id, distributed: a plan is of one GPU"),
+        ("{grid} --config {tmp}/none.yaml", "none.yaml: FileNotFoundError"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, capsys, words, message):
     (tmp_path / "gpu.txt").write_text('device_description_str: "A"\ndevice_memory_size: 8\n')
     with pytest.raises(SystemExit) as stopped:
-        plan.results.run_tool(plan.main, words.format(tmp=tmp_path).split())
+        plan.results.run_tool(plan.main, words.format(tmp=tmp_path, grid="q_learning_gridworld").split())
     out, err = capsys.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1) and message in err
 
@@ -218,13 +219,14 @@ def test_a_training_compiled(tmp_path, script):
     steps = 3 * (1000 if script == "q_learning_gridworld" else 512) + 5  # 3 updates
     command = [sys.executable, ROOT / "tools" / "plan.py", script, "--num-seeds=8", f"--total-timesteps={steps}"]
     command += ["--gpu=rtx4090", "--memory=1", "--kernels", f"--json={tmp_path / 'plan.json'}"]
+    command += ["--no-most-seeds"] if script == "ppo" else []
     clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=clean)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "plan.json").read_text())
     whole, *loops = found["loops"]
     assert whole["kernels"] == sum(len(loop["own"]) * loop["runs"] for loop in found["loops"])
-    assert done.stdout.count(" MB  ") == sum(len(loop["own"]) for loop in found["loops"])
+    assert len(re.findall(r"(?m)^ +[\d.]+ MB  ", done.stdout)) == sum(len(loop["own"]) for loop in found["loops"])
     assert f"{whole['kernels']:,} in the whole training" in done.stdout
     assert max(whole["kernels"] * 2e-6, whole["bytes"] / 1.008e12) <= whole["seconds"]
     update = next(loop for loop in loops if loop["loop"].startswith("train ("))
@@ -235,4 +237,4 @@ def test_a_training_compiled(tmp_path, script):
     if script == "ppo":
         assert found["steps"]["gradient"]["runs"] == 3 * 4 * 4
         assert found["steps"]["gradient"]["loop"].startswith("epoch (ppo.py:")
-    assert found["memory"]["limit"] == training.GIB and found["most_seeds"] > 100
+    assert found["memory"]["limit"] == training.GIB and (script == "ppo" or found["most_seeds"] > 100)

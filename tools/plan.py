@@ -251,13 +251,16 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
         file, line, function = (own or each.frames or [("", 0, "")])[0]
         return f"{function.rpartition('.')[2]} ({Path(file).name}:{line})" if file else ""
 
+    def operation(each):
+        return each.op_name.rpartition("while/body/")[2].removeprefix("closed_call/")
+
     def describe(loop):
         return {
             "loop": (place(loop.at) or loop.at.op_name) if loop.at else "whole training",
             "depth": loop.depth, "trips": loop.trips, "runs": loop.runs, "notes": sorted(loop.notes),
             # of one run of its body, inner loops included, and its own kernels
             "kernels": loop.total(), "bytes": loop.total(lambda _, size: size), "seconds": loop.total(seconds),
-            "own": [[each.name, size, place(each), each.op_name] for each, size in loop.kernels],
+            "own": [[each.name, size, place(each), operation(each)] for each, size in loop.kernels],
         }  # fmt: skip
 
     steps = {name: step_loop(loops, is_part) for name, is_part in PARTS.items()}
@@ -290,13 +293,13 @@ def show(plan: dict, kernels: bool) -> None:
     print(f"bytes    {whole['bytes'] / 1e12:.3g} TB")
     print(f"time     {whole['seconds']:.3g} s at least; the starts alone {starts:.3g} s, the bytes {moves:.3g} s\n")
     width = max(len(row["loop"]) + 2 * row["depth"] for row in loops)
-    print(f"{'loop':{width}}{'trips':>9}{'runs':>13}{'kernels':>12}{'MB':>14}{'of the time':>13}")
+    print(f"{'loop':{width}}{'trips':>9}{'runs':>13}{'kernels':>12}{'MB':>17}{'of the time':>13}")
     for row in loops:
         indent, share = "  " * row["depth"], row["seconds"] * row["runs"] / whole["seconds"]
-        numbers = f"{row['trips']:9,}{row['runs']:13,}{row['kernels']:12,}{row['bytes'] / 1e6:14,.1f}{share:13.1%}"
+        numbers = f"{row['trips']:9,}{row['runs']:13,}{row['kernels']:12,}{row['bytes'] / 1e6:17,.1f}{share:13.1%}"
         print("  ".join([f"{indent + row['loop']:{width}}{numbers}", *row["notes"]]))
         for name, size, place, operation in row["own"] if kernels else []:
-            print(f"{indent}  {size / 1e6:10.3f} MB  {name}  {place}  {operation.rpartition('while/body/')[2]}")
+            print(f"{indent}  {size / 1e6:10.3f} MB  {name}  {place}  {operation}")
 
 
 def main(args=None) -> None:
