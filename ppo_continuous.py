@@ -38,6 +38,7 @@ import importlib
 import io
 import math
 import os
+import platform
 import sys
 import time
 import traceback
@@ -46,6 +47,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # one per core, for seeds to spread over
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/{platform.node()}"))
 
 import distrax
 import flax.linen as nn
@@ -518,7 +520,9 @@ class BraxEnv:
     @functools.cached_property
     def start_states(self):  # brax states [1024, ...]
         with jax.ensure_compile_time_eval():
-            return jax.jit(jax.vmap(self.env.reset))(jax.random.split(jax.random.key(0), 1024))
+            quickly = {"xla_backend_optimization_level": 0}  # to compile takes longer than to run
+            reset = jax.jit(jax.vmap(self.env.reset), compiler_options=quickly)
+            return reset(jax.random.split(jax.random.key(0), 1024))
 
     def observation_space(self, params):
         return spaces.Box(-jnp.inf, jnp.inf, jax.eval_shape(self.env.reset, jax.random.key(0)).obs.shape)
@@ -620,14 +624,15 @@ def main(
         if num_seeds < 1:
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
-        init, update = make_learner(config)
+        init, update = map(jax.jit, make_learner(config))  # each is traced once
         run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
-    print(f"{name} on {env_name}: {num_seeds} seeds on {num_devices} devices, {updates} updates of {steps} steps each")
+    of = "" if num_devices == jax.device_count() else f" of {jax.device_count()}, a multiple of which would use all"
+    print(f"{name} on {env_name}: {num_seeds} seeds on {num_devices} devices{of}, {updates} updates of {steps} steps")
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
 

@@ -13,6 +13,7 @@ is the median over pairs of neighbours, with the least and the largest.
 
 import argparse
 import importlib.util
+import os
 import statistics
 import subprocess
 import sys
@@ -43,7 +44,9 @@ def compile_training(path: Path, name: str, flags: list[str], num_seeds: int):
 
 def run_process(path: Path, flags: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        subprocess.run([sys.executable, path.absolute(), *flags], cwd=directory, check=True, capture_output=True)
+        env = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{directory}/cache"}  # empty: a first start
+        command = [sys.executable, path.absolute(), *flags]
+        subprocess.run(command, cwd=directory, env=env, check=True, capture_output=True)
 
 
 def main():

@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import os
+import platform
 import sys
 import time
 from functools import partial
@@ -28,6 +29,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", os.cpu_count())  # one per core, for runs to spread over, as in scripts
+
+if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(f"~/.cache/onejit/{platform.node()}"))  # as there
 
 GIB = 2**30
 HEARTBEAT = 20  # seconds without a sign of life after which the other processes give up
@@ -248,7 +252,7 @@ def shardings(size: int):
 
 @functools.lru_cache(maxsize=4)
 def make_learner(script, config):  # once for slices of all sizes: to make an environment may take seconds
-    return script.make_learner(config)
+    return tuple(map(jax.jit, script.make_learner(config)))  # each is traced once
 
 
 def training_functions(script, config, names):
