@@ -1,0 +1,43 @@
+"""What an agent needs at its peak, as its docs page says, in the program that XLA makes for a CPU."""
+
+import dataclasses
+import re
+
+import jax
+import pytest
+from conftest import ROOT, SCRIPTS
+from results import load_script
+
+SENTENCE = r"an agent of the default run needs ([\d.]+) MB at its peak"
+
+
+def peak_bytes(config, script, num_seeds: int) -> float:
+    """Per agent, of the whole training of `num_seeds` at once."""
+    keys = jax.random.split(jax.random.key(0), num_seeds)
+    stats = jax.jit(jax.vmap(script.make_train(config))).lower(keys).compile().memory_analysis()
+    parts = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+    return sum(parts) / num_seeds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_peak_of_the_default_run(name):
+    """As stated, up to a quarter: compilers change."""
+    (stated,) = re.findall(SENTENCE, (ROOT / "docs" / f"{name}.md").read_text().replace("\n", " "))
+    script = load_script(name)
+    config = script.Config()
+    if name == "evolve_objective":  # each generation needs the same
+        config = dataclasses.replace(config, num_generations=2)
+    measured = peak_bytes(config, script, 1 if name == "evolve_objective" else 16) / 1e6
+    print(f"{name}: {measured:.3g} MB")
+    assert 0.75 * float(stated) <= measured <= 1.25 * float(stated)
+
+
+@pytest.mark.parametrize("name", ["dqn", "apex_dqn"])
+def test_a_warm_up_needs_little_beside_the_replay(name):
+    """It goes through pictures a few steps at a time: all of them at once took more than the replay itself."""
+    script = load_script(name)
+    config = dataclasses.replace(script.Config(), env_name="Breakout-MinAtar", buffer_dtype="bool", conv_features=4)
+    config = dataclasses.replace(config, buffer_size=8192, learning_starts=8192, total_timesteps=10_000)
+    pictures = 2 * 8192 * 10 * 10 * 4  # bytes of a step's observation and of the one after it
+    assert peak_bytes(config, script, 2) < 3 * pictures
