@@ -6,6 +6,7 @@ under the library's own names. docs/environments.md says what each returns.
 
 import contextlib
 import functools
+import math
 from typing import Any
 
 import gymnax
@@ -48,8 +49,10 @@ def start_from(reset, start_states: int):
     @functools.cache
     def make():  # numbers, also where this runs inside a jit
         with jax.ensure_compile_time_eval():
-            keys = jax.random.split(jax.random.key(0), start_states)
-            return jax.jit(lambda keys: jax.lax.map(reset, keys, batch_size=32))(keys)  # all at once can thrash a cache
+            batch = math.gcd(start_states, 32)  # more at once take longer on a CPU: they do not fit in its cache
+            keys = jax.random.split(jax.random.key(0), start_states).reshape(-1, batch)
+            states = jax.jit(lambda keys: jax.lax.map(jax.vmap(reset), keys))(keys)
+            return jax.tree.map(lambda leaf: leaf.reshape(start_states, *leaf.shape[2:]), states)
 
     def look_up(key):
         index = jax.random.randint(key, (), 0, start_states)
