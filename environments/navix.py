@@ -4,6 +4,7 @@
     python ppo.py --env-name environments.navix:Navix-DoorKey-5x5-v0 --env-params observation symbolic_first_person
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import environment, spaces
@@ -41,13 +42,13 @@ class Navix(environment.Environment):
 
     def observation_space(self, params):
         space = self.env.observation_space
-        return spaces.Box(0, int(space.maximum), space.shape, space.dtype)
+        return spaces.Box(0, 255, space.shape, space.dtype)  # some exceed the maximum that the library gives
 
     def action_space(self, params=None):
         return spaces.Discrete(len(self.env.action_set))
 
     def frame(self, state, params):
-        return np.asarray(navix.observations.rgb(state.inner.state))
+        return np.asarray(jax.jit(navix.observations.rgb)(state.inner.state))
 
 
 register(navix.registry(), Navix)

@@ -24,7 +24,7 @@ class Playground(environment.Environment):
     """`overrides` are entries of the environment's config, such as `ctrl_dt`."""
 
     def __init__(self, name: str, start_states: int = 1024, **overrides):
-        config = registry.get_default_config(name)
+        config = registry.get_default_config(name).lock()
         try:
             config.update_from_flattened_dict({"impl": "jax"} | overrides)  # runs everywhere; warp on NVIDIA GPUs alone
             self.env = registry.load(name, config=config)
