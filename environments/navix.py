@@ -2,6 +2,8 @@
 
     python ppo.py --env-name environments.navix:Navix-Empty-8x8-v0
     python ppo.py --env-name environments.navix:Navix-DoorKey-5x5-v0 --env-params observation symbolic_first_person
+
+An episode has 100 steps in all rooms, as `navix.make` has it.
 """
 
 import jax
@@ -14,7 +16,8 @@ from environments import State, needs, register, start_from
 with needs("navix"):
     import navix
 
-OBSERVATIONS = ("categorical", "categorical_first_person", "rgb", "rgb_first_person", "symbolic", "symbolic_first_person")
+KINDS = ("categorical", "symbolic", "rgb")
+OBSERVATIONS = [f"{kind}{view}" for kind in KINDS for view in ("", "_first_person")]
 
 
 class Navix(environment.Environment):

@@ -5,13 +5,11 @@
 Robots fetch their models from GitHub when they are made first; the control suite (CheetahRun, ...) has its own.
 """
 
-import functools
 import subprocess
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from gymnax.environments import environment, spaces
 
 from environments import State, needs, register, start_from

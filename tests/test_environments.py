@@ -1,34 +1,33 @@
 """Environments of other libraries: each step as the library's own, ends told apart, fresh starts."""
 
-import dataclasses
 import functools
 import importlib
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import ppo
 import pytest
-from conftest import ROOT, jit_quickly
+from conftest import ROOT, jit_quickly, slow
 
 import environments
+import ppo
 
 MODULES = ("craftax", "jumanji", "navix", "playground")
 ENVS = 4  # side by side, in the comparisons with a library
 
 
-def library(name):
-    """The package, or a skipped test."""
+def library(module):
+    """The package that a module needs, or a skipped test."""
+    name = {"playground": "mujoco_playground"}.get(module, module)
     return pytest.importorskip(name, reason=f"{name} is not installed: pip install -r requirements-environments.txt")
 
 
 def make(module, name, **arguments):
-    library("mujoco_playground" if module == "playground" else module)
+    library(module)
     importlib.import_module(f"environments.{module}")
     return gymnax.make(name, **arguments)
 
@@ -93,9 +92,9 @@ def looked_up(reset, start_states):
     ("name", "observation", "limit"),
     [
         ("Navix-Empty-Random-5x5-v0", "symbolic", 9),
-        pytest.param("Navix-DoorKey-Random-5x5-v0", "symbolic_first_person", 9, marks=pytest.mark.slow),
-        pytest.param("Navix-Dynamic-Obstacles-5x5-v0", "rgb", 9, marks=pytest.mark.slow),
-        pytest.param("Navix-LavaGap-S5-v0", "categorical", 9, marks=pytest.mark.slow),
+        slow("Navix-DoorKey-Random-5x5-v0", "symbolic_first_person", 9),
+        slow("Navix-Dynamic-Obstacles-5x5-v0", "rgb", 9),
+        slow("Navix-LavaGap-S5-v0", "categorical", 9),
     ],
 )
 def test_navix(name, observation, limit):
@@ -129,11 +128,11 @@ def test_an_episode_may_be_longer_than_the_library_has_it():
     ("name", "limit"),
     [
         ("Snake-v1", 12),
-        pytest.param("Minesweeper-v0", 5, marks=pytest.mark.slow),
-        pytest.param("Tetris-v0", 16, marks=pytest.mark.slow),
-        pytest.param("Maze-v0", 40, marks=pytest.mark.slow),
-        pytest.param("LevelBasedForaging-v0", 20, marks=pytest.mark.slow),
-        pytest.param("MultiCVRP-v0", 30, marks=pytest.mark.slow),
+        slow("Minesweeper-v0", 5),
+        slow("Tetris-v0", 16),
+        slow("Maze-v0", 40),
+        slow("LevelBasedForaging-v0", 20),
+        slow("MultiCVRP-v0", 30),
     ],
 )
 def test_jumanji(name, limit):
@@ -196,7 +195,7 @@ def test_craftax(name, limit=120):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["CartpoleBalance", "PendulumSwingup"])
 def test_playground(name, limit=20):
-    library("mujoco_playground")
+    library("playground")
     from mujoco_playground import registry
 
     env, params = make("playground", name, start_states=6)
@@ -269,15 +268,12 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
         ("navix:Navix-Empty-5x5-v0", {"wings": 2}, "wings"),
         ("jumanji:Snake-v1", {"wings": 2}, "wings"),
         ("jumanji:Connector-v3", {}, "9765625 actions are too many"),
-        ("craftax:Craftax-Classic-Symbolic-v1", {"wings": 2}, "wings"),
-        ("playground:PendulumSwingup", {"wings": 2}, "wings"),
+        slow("craftax:Craftax-Classic-Symbolic-v1", {"wings": 2}, "wings"),
+        slow("playground:PendulumSwingup", {"wings": 2}, "wings"),
     ],
 )
 def test_what_cannot_be_is_refused(name, env_params, message):
-    module = name.partition(":")[0]
-    if module in ("craftax", "playground"):
-        library("mujoco_playground" if module == "playground" else module)
-    library(module) if module in ("navix", "jumanji") else None
+    library(name.partition(":")[0])
     with pytest.raises(ValueError, match=message):
         ppo.make_env(ppo.Config(env_name=f"environments.{name}", env_params=env_params))
 
@@ -311,9 +307,9 @@ def test_a_time_limit_is_bootstrapped():
     ("module", "name", "action"),
     [
         ("navix", "Navix-Empty-5x5-v0", 2),
-        pytest.param("jumanji", "Snake-v1", 1, marks=pytest.mark.slow),
-        pytest.param("craftax", "Craftax-Classic-Symbolic-v1", 1, marks=pytest.mark.slow),
-        pytest.param("playground", "PendulumSwingup", [1.0], marks=pytest.mark.slow),
+        slow("jumanji", "Snake-v1", 1),
+        slow("craftax", "Craftax-Classic-Symbolic-v1", 1),
+        slow("playground", "PendulumSwingup", [1.0]),
     ],
 )
 def test_pictures_show_the_state(module, name, action):
