@@ -45,7 +45,8 @@ class Navix(environment.Environment):
 
     def observation_space(self, params):
         space = self.env.observation_space
-        return spaces.Box(0, 255, space.shape, space.dtype)  # some exceed the maximum that the library gives
+        bounds = jnp.iinfo(space.dtype)  # some observations exceed those that the library gives
+        return spaces.Box(bounds.min, bounds.max, space.shape, space.dtype)
 
     def action_space(self, params=None):
         return spaces.Discrete(len(self.env.action_set))

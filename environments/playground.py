@@ -60,8 +60,11 @@ class Playground(environment.Environment):
         return spaces.Box(-1.0, 1.0, (self.env.action_size,))
 
     def frame(self, state, params):
-        camera = 0 if self.env.mj_model.ncam else -1
-        return self.env.render(state.inner, height=360, width=480, camera=camera)
+        camera = 0 if self.env.mj_model.ncam else -1  # its first one, or from afar
+        try:
+            return self.env.render(state.inner, height=360, width=480, camera=camera)
+        except Exception as error:  # each way to draw raises its own
+            raise ValueError(f"MuJoCo cannot draw here ({error}): install libosmesa6, or set MUJOCO_GL") from error
 
 
 register(registry.ALL_ENVS, Playground)

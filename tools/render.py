@@ -201,6 +201,7 @@ def bar_frames(title: str, obs, rewards, steps):
 
 def captioned(picture, i: int, episodic_return: float):
     frame = Image.fromarray(picture)
+    frame = frame.resize([size * max(1, 300 // frame.width) for size in frame.size], Image.Resampling.NEAREST)
     text = f"step {i + 1}, return {episodic_return:.4g}"
     ImageDraw.Draw(frame).text((8, 8), text, fill="white", stroke_width=1, stroke_fill="black")
     return np.asarray(frame)
