@@ -75,9 +75,10 @@ class Jumanji(environment.Environment):
     def frame(self, state, params):
         with warnings.catch_warnings(action="ignore"):  # that there is no screen
             self.env.render(state.inner)
-        canvas = pyplot.gcf().canvas
-        canvas.draw()
-        return np.array(canvas.buffer_rgba())[..., :3]
+        figure = pyplot.gcf()
+        figure.set_dpi(40)  # it is 10 by 10 inches
+        figure.canvas.draw()
+        return np.array(figure.canvas.buffer_rgba())[..., :3]
 
 
 register(sorted(jumanji.registered_environments()), Jumanji)
