@@ -101,8 +101,8 @@ def looked_up(reset, start_states):
 )
 def test_navix(name, observation, limit):
     navix = library("navix")
-    env, params = make("navix", name, observation=observation)
-    assert params.max_steps_in_episode == 100
+    env, params = make("navix", name, observation=observation, max_steps=limit)
+    assert params.max_steps_in_episode == limit and make("navix", name)[1].max_steps_in_episode == 100
     its = navix.make(name, max_steps=limit, observation_fn=getattr(navix.observations, observation))
 
     def reset(key):
@@ -115,15 +115,19 @@ def test_navix(name, observation, limit):
 
     own = SimpleNamespace(reset=reset, step=step)
     ends = ("truncated",) if "DoorKey" in name else ("terminated", "truncated")
-    assert_as_the_library(env, params.replace(max_steps_in_episode=limit), own, 120, ends=ends)
+    assert_as_the_library(env, params, own, 120, ends=ends)
 
 
 def test_an_episode_may_be_longer_than_the_library_has_it():
-    env, params = make("navix", "Navix-Empty-5x5-v0", max_steps=3)
-    assert params.max_steps_in_episode == 3
-    inputs = jax.random.key(0), jax.random.split(jax.random.key(1), 7), jnp.zeros(7, int)  # turns on the spot
-    *_, done = jit_quickly(functools.partial(by_adapter, env, params.replace(max_steps_in_episode=5)))(*inputs)[1]
-    assert done.tolist() == [False] * 4 + [True] + [False] * 2
+    """The room goes on where the library would begin a new one."""
+    inputs = jax.random.key(0), jax.random.split(jax.random.key(1), 7), jnp.ones(7, int)  # turns on the spot
+    told = []
+    for max_steps in (3, 100):
+        env, params = make("navix", "Navix-Empty-5x5-v0", max_steps=max_steps)
+        params = params.replace(max_steps_in_episode=5)
+        told.append(jit_quickly(functools.partial(by_adapter, env, params))(*inputs))
+    assert_same(*told)
+    assert told[0][1][-1].tolist() == [False] * 4 + [True] + [False] * 2
 
 
 @pytest.mark.parametrize(
@@ -139,10 +143,11 @@ def test_an_episode_may_be_longer_than_the_library_has_it():
 )
 def test_jumanji(name, limit):
     jumanji = library("jumanji")
-    env, params = make("jumanji", name)
     timed = hasattr(jumanji.make(name), "time_limit")
-    limits = (limit, 10_000) if timed else (None, None)
-    its, endless = (jumanji.make(name, **{"time_limit": number} if timed else {}) for number in limits)
+    limited, unlimited = ({"time_limit": number} if timed else {} for number in (limit, 10_000))
+    its, endless = jumanji.make(name, **limited), jumanji.make(name, **unlimited)
+    env, params = make("jumanji", name, **limited)
+    assert params.max_steps_in_episode == (limit if timed else 4000)
     spec = its.action_spec
     sizes = [int(size) for size in np.ravel(np.broadcast_to(np.asarray(spec.maximum) + 1, spec.shape))]
     assert env.action_space(params).n == np.prod(sizes)
@@ -179,8 +184,8 @@ def test_craftax(name, limit=120):
     from craftax.craftax_classic.constants import BlockType
     from craftax.craftax_env import make_craftax_env_from_name
 
-    env, params = make("craftax", name, start_states=6, zombie_health=4)
-    assert params.max_steps_in_episode == 10_000
+    env, params = make("craftax", name, start_states=6, zombie_health=4, max_timesteps=limit)
+    assert params.max_steps_in_episode == limit and make("craftax", name)[1].max_steps_in_episode == 10_000
     its = make_craftax_env_from_name(name, auto_reset=False)
     parameters = its.default_params.replace(max_timesteps=limit, zombie_health=4)
 
@@ -191,7 +196,7 @@ def test_craftax(name, limit=120):
         return obs, state, reward, terminated & done, done & (state.timestep >= limit)
 
     own = SimpleNamespace(reset=looked_up(lambda key: its.reset(key, parameters), 6), step=step)
-    assert_as_the_library(env, params.replace(max_steps_in_episode=limit), own, 500, rtol=1e-5)
+    assert_as_the_library(env, params, own, 500, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -200,8 +205,8 @@ def test_playground(name, limit=20):
     library("playground")
     from mujoco_playground import registry
 
-    env, params = make("playground", name, start_states=6)
-    assert params.max_steps_in_episode == 1000
+    env, params = make("playground", name, start_states=6, episode_length=limit)
+    assert params.max_steps_in_episode == limit and make("playground", name)[1].max_steps_in_episode == 1000
     its = registry.load(name, config_overrides={"impl": "jax"})
 
     def reset(key):
@@ -213,7 +218,6 @@ def test_playground(name, limit=20):
         return state.obs, (state, time), state.reward, state.done > 0.5, time >= limit
 
     own = SimpleNamespace(reset=looked_up(reset, 6), step=step)
-    params = params.replace(max_steps_in_episode=limit)
     assert_as_the_library(env, params, own, 100, rtol=1e-4, ends=("truncated",))
 
 
@@ -286,7 +290,7 @@ def test_a_time_limit_is_bootstrapped():
     endless = {"reward_fn": lambda *_: jnp.ones(()), "termination_fn": lambda *_: jnp.zeros((), bool)}
     config = ppo.Config(
         env_name="environments.navix:Navix-Empty-5x5-v0",
-        env_params=endless | {"max_steps_in_episode": 6},
+        env_params=endless | {"max_steps": 6},  # the library's own name of the limit
         total_timesteps=150 * 8 * 16,
         num_envs=8,
         num_steps=16,
