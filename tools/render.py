@@ -199,6 +199,20 @@ def bar_frames(title: str, obs, rewards, steps):
     return figure_frames(figure, axes, title, rewards, steps, update)
 
 
+def captioned(picture, i: int, episodic_return: float):
+    frame = Image.fromarray(picture)
+    frame = frame.resize([size * max(1, 300 // frame.width) for size in frame.size], Image.Resampling.NEAREST)
+    text = f"step {i + 1}, return {episodic_return:.4g}"
+    ImageDraw.Draw(frame).text((8, 8), text, fill="white", stroke_width=1, stroke_fill="black")
+    return np.asarray(frame)
+
+
+def own_frames(env, env_params, states, rewards, steps):
+    """By the environment's own `frame(state, params)`."""
+    for i, episodic_return in zip(steps, np.cumsum(rewards)[steps], strict=True):
+        yield captioned(env.frame(state_at(states, i), env_params), i, episodic_return)
+
+
 def mujoco_frames(env, states, rewards, steps, width=480, height=360):
     """A brax environment, drawn by MuJoCo from its `track` camera where it has one."""
     model, returns = env.sys.mj_model, np.cumsum(rewards)
@@ -217,19 +231,18 @@ def mujoco_frames(env, states, rewards, steps, width=480, height=360):
             data.qpos[:], data.qvel[:] = states.q[i], states.qd[i]
             mujoco.mj_forward(model, data)
             renderer.update_scene(data, camera=camera)
-            frame = Image.fromarray(renderer.render())
-            text = f"step {i + 1}, return {returns[i]:.4g}"
-            ImageDraw.Draw(frame).text((8, 8), text, fill="white", stroke_width=1, stroke_fill="black")
-            yield np.asarray(frame)
+            yield captioned(renderer.render(), i, returns[i])
 
 
 def frames_of(config, env, env_params, states, rewards):
     """`(frames, seconds)`: a function that yields the frames anew at each call, and the time between two of them."""
     steps = range(len(rewards))
+    dt = float(getattr(env.env if is_brax(env) else env, "dt", 0.1))
+    every = max(1, round(1 / (30 * dt)))  # about 30 frames in a second, as fast as in life
     if is_brax(env):
-        dt, states = float(env.env.dt), states[0].pipeline_state
-        every = max(1, round(1 / (30 * dt)))  # about 30 frames in a second, as fast as in life
-        return partial(mujoco_frames, env.env, states, rewards, steps[::every]), every * dt
+        return partial(mujoco_frames, env.env, states[0].pipeline_state, rewards, steps[::every]), every * dt
+    if hasattr(env, "frame"):
+        return partial(own_frames, env, env_params, states, rewards, steps[::every]), every * dt
     if hasattr(states, "cell"):
         return partial(grid_world_frames, env, states, rewards, steps), 0.1
     if getattr(env, "name", "") in DRAWN_BY_GYMNAX:

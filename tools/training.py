@@ -396,10 +396,15 @@ def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(Path(directory).absolute(), options=options)
 
 
+def without_empty(tree):
+    """None for arrays of no entries, as physics may have: Orbax writes none."""
+    return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
+
+
 def save(manager, step: int, carry) -> None:
     """Write a checkpoint. Raises OSError where it cannot be written."""
     try:
-        manager.save(step, args=ocp.args.StandardSave(carry))
+        manager.save(step, args=ocp.args.StandardSave(without_empty(carry)))
     except Exception as error:  # Orbax raises many kinds
         if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):
             raise  # another process is gone
@@ -412,7 +417,8 @@ def save(manager, step: int, carry) -> None:
 def restore(manager, step: int, abstract):
     """The `carry` of a checkpoint. Raises OSError where it cannot be read, or is not what the script carries."""
     try:
-        return manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        carry = manager.restore(step, args=ocp.args.StandardRestore(without_empty(abstract)))
+        return jax.tree.map(lambda leaf, read: read if leaf.size else jnp.zeros_like(leaf), abstract, carry)
     except Exception as error:  # Orbax raises many kinds
         name = f"{Path(manager.directory).name}/{step}"
         problem = "cannot be read, or is another version's; delete it to go on without it"

@@ -1,0 +1,84 @@
+"""Jumanji: games, packing and routing (arXiv 2306.09884).
+
+    python ppo.py --env-name environments.jumanji:Snake-v1
+
+Observations become one vector, action masks with them; several whole numbers of one action become one number.
+"""
+
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnax.environments import environment, spaces
+from matplotlib import pyplot
+
+from environments import State, needs, register, start_from
+
+with needs("jumanji"):
+    import jumanji
+
+NO_LIMIT = 4000  # steps in an episode of a game that ends by itself
+COUNTS_DOWN = ("SearchAndRescue-v0",)  # its reward falls to 0 at the time limit, which is part of the task
+
+
+class Jumanji(environment.Environment):
+    """`arguments` are those of the environment's constructor, such as `time_limit`."""
+
+    def __init__(self, name: str, start_states: int = 0, **arguments):
+        self.env = jumanji.make(name, **arguments)
+        self.limit = getattr(self.env, "time_limit", NO_LIMIT)
+        if hasattr(self.env, "time_limit") and name not in COUNTS_DOWN:
+            self.env.time_limit = np.iinfo(np.int32).max  # its `last` is now `terminated`
+        self.start = start_from(self.env.reset, start_states)
+
+    @property
+    def default_params(self):
+        return environment.EnvParams(max_steps_in_episode=self.limit)
+
+    def reset_env(self, key, params):
+        inner, timestep = self.start(key)
+        return self.flat(timestep.observation), State(time=jnp.int32(0), inner=inner)
+
+    def step_env(self, key, state, action, params):
+        spec = self.env.action_spec
+        if isinstance(self.action_space(), spaces.Discrete):
+            numbers = jnp.stack(jnp.unravel_index(action, self.choices)).reshape(spec.shape)
+            action = (numbers + spec.minimum).astype(spec.dtype)
+        inner, timestep = self.env.step(state.inner, action)
+        state, reward = State(time=state.time + 1, inner=inner), timestep.reward.sum()  # over agents, where several
+        return self.flat(timestep.observation), state, reward.astype(jnp.float32), timestep.last(), {}
+
+    def flat(self, observation):
+        return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(observation)])
+
+    def observation_space(self, params):
+        timestep = jax.eval_shape(self.env.reset, jax.random.key(0))[1]
+        return spaces.Box(-jnp.inf, jnp.inf, jax.eval_shape(self.flat, timestep.observation).shape)
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many values each of the whole numbers of an action has."""
+        spec = self.env.action_spec
+        sizes = np.asarray(spec.maximum) - np.asarray(spec.minimum) + 1
+        return tuple(np.ravel(np.broadcast_to(sizes, spec.shape)).tolist())
+
+    def action_space(self, params=None):
+        spec = self.env.action_spec
+        if jnp.issubdtype(spec.dtype, jnp.floating):
+            return spaces.Box(spec.minimum, spec.maximum, spec.shape)
+        if math.prod(self.choices) > 10_000:
+            raise ValueError(f"env_name: {math.prod(self.choices)} actions are too many for a policy over all of them")
+        return spaces.Discrete(math.prod(self.choices))
+
+    def frame(self, state, params):
+        with warnings.catch_warnings(action="ignore"):  # that there is no screen
+            self.env.render(state.inner)
+        figure = pyplot.gcf()
+        figure.set_dpi(40)  # it is 10 by 10 inches
+        figure.canvas.draw()
+        return np.array(figure.canvas.buffer_rgba())[..., :3]
+
+
+register(sorted(jumanji.registered_environments()), Jumanji)

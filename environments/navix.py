@@ -1,0 +1,58 @@
+"""Navix, MiniGrid in JAX (arXiv 2407.19396).
+
+    python ppo.py --env-name environments.navix:Navix-Empty-8x8-v0
+    python ppo.py --env-name environments.navix:Navix-DoorKey-5x5-v0 --env-params observation symbolic_first_person
+
+An episode has 100 steps in all rooms, as `navix.make` has it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnax.environments import environment, spaces
+
+from environments import State, needs, register, start_from
+
+with needs("navix"):
+    import navix
+
+KINDS = ("categorical", "symbolic", "rgb")
+OBSERVATIONS = [f"{kind}{view}" for kind in KINDS for view in ("", "_first_person")]
+
+
+class Navix(environment.Environment):
+    """`arguments` are those of `navix.make`, such as `max_steps`; `observation` names one of its functions."""
+
+    def __init__(self, name: str, observation: str = "symbolic", start_states: int = 0, **arguments):
+        if observation not in OBSERVATIONS:
+            raise ValueError(f"observation = {observation}: must be one of {', '.join(OBSERVATIONS)}")
+        self.env = navix.make(name, observation_fn=getattr(navix.observations, observation), **arguments)
+        self.start = start_from(self.env.reset, start_states)
+
+    @property
+    def default_params(self):
+        return environment.EnvParams(max_steps_in_episode=self.env.max_steps)
+
+    def reset_env(self, key, params):
+        timestep = self.start(key)
+        return timestep.observation, State(time=jnp.int32(0), inner=timestep)
+
+    def step_env(self, key, state, action, params):
+        running = state.inner.replace(step_type=navix.StepType.TRANSITION)  # it would reset where its own limit passed
+        timestep = self.env.step(running, action)
+        state = State(time=state.time + 1, inner=timestep)
+        return timestep.observation, state, timestep.reward, timestep.is_termination(), {}
+
+    def observation_space(self, params):
+        space = self.env.observation_space
+        bounds = jnp.iinfo(space.dtype)  # some observations exceed those that the library gives
+        return spaces.Box(bounds.min, bounds.max, space.shape, space.dtype)
+
+    def action_space(self, params=None):
+        return spaces.Discrete(len(self.env.action_set))
+
+    def frame(self, state, params):
+        return np.asarray(jax.jit(navix.observations.rgb)(state.inner.state))
+
+
+register(navix.registry(), Navix)

@@ -1,0 +1,70 @@
+"""MuJoCo Playground: the DeepMind Control Suite, and robots that walk and grasp (arXiv 2502.08844).
+
+    python ppo_continuous.py --env-name environments.playground:CartpoleBalance
+
+Robots fetch their models from GitHub when they are made first; the control suite (CheetahRun, ...) has its own.
+"""
+
+import subprocess
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from gymnax.environments import environment, spaces
+
+from environments import State, needs, register, start_from
+
+with needs("playground"):
+    from mujoco_playground import registry
+
+
+class Playground(environment.Environment):
+    """`overrides` are entries of the environment's config, such as `ctrl_dt`."""
+
+    def __init__(self, name: str, start_states: int = 1024, **overrides):
+        config = registry.get_default_config(name).lock()
+        try:
+            config.update_from_flattened_dict({"impl": "jax"} | overrides)  # runs everywhere; warp on NVIDIA GPUs alone
+            self.env = registry.load(name, config=config)
+        except KeyError as error:
+            raise ValueError(error.args[0]) from error
+        except subprocess.CalledProcessError as error:
+            raise OSError(f"{name}: its models cannot be fetched ({error})") from error
+        self.limit, self.dt = config.episode_length, self.env.dt
+        self.start = start_from(self.env.reset, start_states)
+
+    @property
+    def default_params(self):
+        return environment.EnvParams(max_steps_in_episode=self.limit)
+
+    def observe(self, inner):
+        return inner.obs["state"] if isinstance(inner.obs, Mapping) else inner.obs  # what a policy sees on a robot
+
+    def reset_env(self, key, params):
+        inner = self.start(key)
+        return self.observe(inner), State(time=jnp.int32(0), inner=inner)
+
+    def step_env(self, key, state, action, params):
+        """A step that is not finite, where physics blew up, terminates with reward 0 and a finite observation."""
+        inner = self.env.step(state.inner, action)
+        obs, reward = self.observe(inner), inner.reward
+        finite = jnp.isfinite(obs).all() & jnp.isfinite(reward)
+        obs, reward = (jnp.where(finite, x, 0.0) for x in (obs, reward))
+        return obs, State(time=state.time + 1, inner=inner), reward, (inner.done > 0.5) | ~finite, {}
+
+    def observation_space(self, params):
+        inner = jax.eval_shape(self.env.reset, jax.random.key(0))
+        return spaces.Box(-jnp.inf, jnp.inf, self.observe(inner).shape)
+
+    def action_space(self, params=None):
+        return spaces.Box(-1.0, 1.0, (self.env.action_size,))
+
+    def frame(self, state, params):
+        camera = 0 if self.env.mj_model.ncam else -1  # its first one, or from afar
+        try:
+            return self.env.render(state.inner, height=360, width=480, camera=camera)
+        except Exception as error:  # each way to draw raises its own
+            raise ValueError(f"MuJoCo cannot draw here ({error}): install libosmesa6, or set MUJOCO_GL") from error
+
+
+register(registry.ALL_ENVS, Playground)
