@@ -18,10 +18,9 @@
 # ///
 """Discovered Policy Optimization for continuous actions, the whole training in one jit.
 
-Lu et al. 2022, "Discovered Policy Optimisation" (arXiv 2210.05639): PPO with another penalty on the change of the
-policy, the closed form of one that evolution had found. It is called the drift, after the framework of mirror learning,
-and stands in the place of PPO's clip: `diff ppo_continuous.py dpo_continuous.py` shows the algorithm. Advantages:
-Schulman et al. 2016 (arXiv 1506.02438), equation 16.
+Lu et al. 2022, "Discovered Policy Optimisation" (arXiv 2210.05639): in place of PPO's clip stands a drift, a penalty on
+the change of the policy, the closed form of one that evolution had found. `diff ppo_continuous.py dpo_continuous.py`
+shows the algorithm. Advantages: Schulman et al. 2016 (arXiv 1506.02438), equation 16.
 
 Beside the paper, as in ppo_continuous.py: the value loss is clipped, the learning rate is annealed, and an episode that
 ends by its time limit is bootstrapped from the value of its last observation; one that terminates is not.

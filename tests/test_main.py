@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import os
 import re
@@ -391,3 +392,11 @@ def test_ctrl_c_ends_training_and_keeps_what_there_is(script, tmp_path):
     assert 0 < metrics["episodes"].shape[1] < config.num_updates
     agents = load_file(tmp_path / "run" / "agent.safetensors")
     assert all(np.isfinite(leaf).all() and len(leaf) == 2 for leaf in agents.values())
+
+
+def test_how_many_seeds_would_use_all_devices(tmp_path, monkeypatch, capsys):
+    """Five seeds divide over one device of four, which is said."""
+    script = importlib.import_module("q_learning_gridworld")
+    monkeypatch.setattr(script.jax, "device_count", lambda: 4)
+    script.main(small_config(script), num_seeds=5, run_dir=tmp_path / "run")
+    assert "5 seeds on 1 devices of 4, a multiple of which would use all, 6 updates" in capsys.readouterr().out

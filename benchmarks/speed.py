@@ -1,0 +1,319 @@
+"""Speed of the scripts beside their peers at the peers' hyperparameters, in turn in one process.
+
+    git clone https://github.com/luchris429/purejaxrl
+    git clone https://github.com/mttga/purejaxql
+    pip install --target deps --no-deps flashbax rejax
+    PYTHONPATH=deps python benchmarks/speed.py --purejaxrl purejaxrl --purejaxql purejaxql
+    PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
+
+Rows: ppo, ppo_minatar, ppo_continuous, ppo_rnn and dqn beside PureJaxRL; pqn beside PureJaxQL; sac and td3 beside
+rejax; gridworld beside the port that one writes first (benchmarks/q_learning_speed.py). A row whose peer is not there
+is left out, which is said.
+
+The contestants are `jit(vmap(train))` of both on one device, and, with several seeds and several devices (each CPU core
+is one), the script's seeds spread over them, as `main` and tools/train.py do it. A peer's seeds are run as its own
+README does. Compilation is not counted, its time is shown. A ratio is the median over neighbouring trainings, with the
+least and the largest. Peers run from their own files; what newer packages took from them is put back: gymnax's
+five-value step, `jax.tree_map`, and W&B and hydra, which they import but which play no part. Writes speed.json,
+speed.md and speed.png into the directory --out.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import math
+import os
+import sys
+import time
+import types
+from pathlib import Path
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
+os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds may hang otherwise
+
+import gymnax
+import jax
+import numpy as np
+from gymnax import wrappers
+from gymnax.wrappers import LegacyStepAPIWrapper
+from jax.sharding import PartitionSpec
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+PPO = dict(anneal_lr=True, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5)
+CLASSIC = PPO | dict(lr=2.5e-4, num_envs=4, num_steps=128, update_epochs=4, num_minibatches=4)
+MINATAR = PPO | dict(lr=5e-3, num_envs=64, num_steps=128, update_epochs=4, num_minibatches=8)
+BRAX = PPO | dict(lr=3e-4, num_envs=2048, num_steps=10, update_epochs=4, num_minibatches=32, ent_coef=0.0)
+DQN = dict(
+    lr=2.5e-4, gamma=0.99, num_envs=10, buffer_size=10_000, learning_starts=10_000, tau=1.0, epsilon_start=1.0,
+    epsilon_finish=0.05, target_update_interval=500,
+)  # fmt: skip
+PQN = dict(lr=1e-4, gamma=0.99, num_envs=32, num_steps=64, num_minibatches=16, max_grad_norm=10.0)
+REJAX = dict(batch_size=256, buffer_size=20_000)
+
+
+def load(path: Path, name: str):
+    """A peer's file as a module, its neighbours importable meanwhile, what it needs of other packages as it was."""
+    for absent in ("navix", "wandb", "hydra", "omegaconf"):
+        module = sys.modules.setdefault(absent, types.ModuleType(absent))
+        module.OmegaConf = None
+        module.main = lambda **_: lambda function: function
+    jax.tree_map = jax.tree.map
+    wrappers.purerl.LogWrapper = lambda env: LegacyStepAPIWrapper(wrappers.LogWrapper(env))
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+        sys.modules.pop("wrappers", None)
+        wrappers.purerl.LogWrapper = wrappers.LogWrapper
+    return module
+
+
+def upper(settings: dict, **more) -> dict:
+    return {name.upper(): value for name, value in settings.items()} | more
+
+
+def five_values(name: str):
+    env, params = gymnax.make(name)
+    return LegacyStepAPIWrapper(env), params
+
+
+def metrics_of(train):
+    """Enough for a whole training to be run, and small."""
+    return lambda key: train(key)["metrics"]
+
+
+def script_training(script: str, steps: int, **settings):
+    module = importlib.import_module(script)
+    return metrics_of(module.make_train(module.Config(total_timesteps=steps, **settings)))
+
+
+# --- rows: `(ours, theirs)` for a number of steps; theirs None where the peer is not there ---
+
+
+def ppo(options, steps, env_name="CartPole-v1", settings=CLASSIC, activation="tanh"):
+    ours = script_training("ppo", steps, env_name=env_name, conv_features=0, activation=activation, **settings)
+    if not options.purejaxrl:
+        return ours, None
+    module = load(options.purejaxrl / "purejaxrl" / "ppo.py", "purejaxrl_ppo")
+    module.gymnax = types.SimpleNamespace(make=five_values)
+    more = dict(ENV_NAME=env_name, TOTAL_TIMESTEPS=steps, ACTIVATION=activation, DEBUG=False)
+    return ours, metrics_of(module.make_train(upper(settings, **more)))
+
+
+def ppo_minatar(options, steps):
+    return ppo(options, steps, "Breakout-MinAtar", MINATAR, "relu")
+
+
+def ppo_continuous(options, steps):
+    more = dict(env_name="hopper", env_params={"backend": "positional"}, hidden_sizes=(256, 256))
+    ours = script_training("ppo_continuous", steps, **more, **BRAX | dict(anneal_lr=False))
+    if not options.purejaxrl:
+        return ours, None
+    module = load(options.purejaxrl / "purejaxrl" / "ppo_continuous_action.py", "purejaxrl_ppo_continuous")
+    more = dict(ENV_NAME="hopper", TOTAL_TIMESTEPS=steps, ACTIVATION="tanh", NORMALIZE_ENV=True, ANNEAL_LR=False)
+    return ours, metrics_of(module.make_train(upper(BRAX, **more, DEBUG=False)))
+
+
+def ppo_rnn(options, steps):
+    ours = script_training("ppo_rnn", steps, cell_size=128, hidden_sizes=(128,), activation="relu", **CLASSIC)
+    if not options.purejaxrl:
+        return ours, None
+    module = load(options.purejaxrl / "purejaxrl" / "ppo_rnn.py", "purejaxrl_ppo_rnn")
+    module.gymnax = types.SimpleNamespace(make=five_values)
+    more = dict(ENV_NAME="CartPole-v1", TOTAL_TIMESTEPS=steps, DEBUG=False)
+    return ours, metrics_of(module.make_train(upper(CLASSIC, **more)))
+
+
+def dqn(options, steps):
+    more = dict(num_steps=1, gradient_steps=1, batch_size=128, anneal_lr=False, double=False, dueling=False)
+    more |= dict(exploration_fraction=0.5, loss="squared", hidden_sizes=(120, 84), activation="relu")
+    ours = script_training("dqn", steps, **more, **DQN)
+    if not options.purejaxrl or not importlib.util.find_spec("flashbax"):
+        return ours, None
+    module = load(options.purejaxrl / "purejaxrl" / "dqn.py", "purejaxrl_dqn")
+    more = dict(ENV_NAME="CartPole-v1", TOTAL_TIMESTEPS=steps, EPSILON_ANNEAL_TIME=steps / 2, TRAINING_INTERVAL=10)
+    return ours, metrics_of(module.make_train(upper(DQN, **more, BUFFER_BATCH_SIZE=128, LR_LINEAR_DECAY=False)))
+
+
+def pqn(options, steps):
+    more = dict(update_epochs=4, q_lambda=0.95, epsilon_finish=0.2, exploration_fraction=0.2, hidden_sizes=(256, 256))
+    ours = script_training("pqn", steps, anneal_lr=True, **more, **PQN)
+    if not options.purejaxql:
+        return ours, None
+    module = load(options.purejaxql / "purejaxql" / "pqn_gymnax.py", "purejaxql_pqn")
+    more = dict(ENV_NAME="CartPole-v1", TOTAL_TIMESTEPS=steps, TOTAL_TIMESTEPS_DECAY=steps, NUM_EPOCHS=4, LAMBDA=0.95)
+    more |= dict(EPS_START=1.0, EPS_FINISH=0.2, EPS_DECAY=0.2, HIDDEN_SIZE=256, NORM_TYPE="layer_norm", REW_SCALE=0.1)
+    return ours, metrics_of(module.make_train(upper(PQN, **more, LR_LINEAR_DECAY=True, WANDB_MODE="disabled")))
+
+
+def off_policy(options, steps, name, each, **networks):
+    """Pendulum-v1, one environment per agent, a gradient step per environment step; td3.py makes two per update."""
+    more = dict(num_envs=1, num_steps=each, gradient_steps=each, learning_starts=256, hidden_sizes=(64, 64))
+    ours = script_training(name, steps, env_name="Pendulum-v1", lr=1e-3, activation="relu", **more, **REJAX)
+    if not importlib.util.find_spec("rejax"):
+        return ours, None
+    import rejax
+
+    LegacyStepAPIWrapper.__deepcopy__ = lambda self, memo: self  # it would not end
+    env, env_params = five_values("Pendulum-v1")
+    algorithm = getattr(rejax, name.upper()).create(
+        env=env, env_params=env_params, total_timesteps=steps, num_envs=1, num_epochs=1, fill_buffer=256,
+        learning_rate=1e-3, eval_freq=steps, skip_initial_evaluation=True, **networks, **REJAX,
+    )  # fmt: skip
+    algorithm = algorithm.replace(eval_callback=lambda *_: ())
+
+    def run(key):
+        state, _ = algorithm.train(key)
+        return state.actor_ts.params, state.critic_ts.params
+
+    return ours, run
+
+
+def sac(options, steps):
+    networks = {"hidden_layer_sizes": (64, 64), "agent_kwargs": {"activation": "relu"}}
+    return off_policy(options, steps, "sac", 1, **networks)
+
+
+def td3(options, steps):
+    networks = {"actor_kwargs": {"activation": "relu"}, "critic_kwargs": {"activation": "relu"}, "policy_delay": 2}
+    return off_policy(options, steps, "td3", 2, **networks)
+
+
+def gridworld(options, steps):
+    import q_learning_speed
+
+    settings = {name: getattr(q_learning_speed.CONFIG, name) for name in ("lr", "gamma", "epsilon")}
+    port = q_learning_speed.make_port(steps)
+    return script_training("q_learning_gridworld", steps, **settings), lambda key: port(key)[-1]
+
+
+ROWS = {  # (function, seeds on a CPU, seeds on a GPU, steps of all seeds in one training, what divides an agent's)
+    "ppo": (ppo, (1, 8, 32), (2048,), 400_000, 512),
+    "ppo_minatar": (ppo_minatar, (1, 8), (256,), 131_072, 8192),
+    "ppo_continuous": (ppo_continuous, (1, 4), (64,), 81_920, 20_480),
+    "ppo_rnn": (ppo_rnn, (1, 8), (256,), 65_536, 512),
+    "dqn": (dqn, (1, 8), (256,), 200_000, 10),
+    "pqn": (pqn, (1, 8), (256,), 262_144, 2048),
+    "sac": (sac, (1, 8), (64,), 8192, 2),
+    "td3": (td3, (1, 8), (64,), 8192, 2),
+    "gridworld": (gridworld, (1, 8, 30), (4096,), 200_000, 1000),
+}
+
+
+# --- measuring ---
+
+
+def compile_for(train, keys, num_devices=1):
+    """`run(keys)`, and the seconds of its compilation. A single seed trains without `vmap`."""
+    many = jax.vmap(train)
+    if num_devices > 1:
+        mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
+        spread = PartitionSpec("seed")
+        many = jax.shard_map(many, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
+    begun = time.perf_counter()
+    compiled = jax.jit(many if len(keys) > 1 else lambda keys: train(keys[0])).lower(keys).compile()
+    return compiled, time.perf_counter() - begun
+
+
+def measure(name: str, seeds: int, options) -> dict | None:
+    """A row of the table; None where the peer is not there."""
+    make, *_, all_steps, multiple = ROWS[name]
+    steps = max(2, math.ceil(options.scale * all_steps / seeds / multiple)) * multiple
+    if name == "dqn":
+        steps += DQN["learning_starts"]
+    ours, theirs = make(options, steps)
+    if theirs is None:
+        return None
+    keys = jax.random.split(jax.random.PRNGKey(0), seeds)
+    num_devices = max(n for n in range(1, jax.device_count() + 1) if seeds % n == 0)
+    contestants = {"peer": compile_for(theirs, keys), "bare": compile_for(ours, keys)}
+    if num_devices > 1:
+        contestants["spread"] = compile_for(ours, keys, num_devices)
+    taken = {each: [] for each in contestants}
+    for _ in range(options.repeats + 1):  # the first warms up
+        for each, (run, _) in contestants.items():
+            begun = time.perf_counter()
+            jax.block_until_ready(run(keys))
+            taken[each].append(time.perf_counter() - begun)
+    row = {"row": name, "seeds": seeds, "steps": steps, "devices": num_devices, "repeats": options.repeats}
+    for each, seconds in taken.items():
+        row[f"{each} steps/s"] = seeds * steps / float(np.median(seconds[1:]))
+        row[f"{each} compilation"] = contestants[each][1]
+        if each != "peer":
+            ratios = sorted(a / b for a, b in zip(taken["peer"][1:], seconds[1:], strict=True))
+            row[f"{each} ratio"] = [float(np.median(ratios)), ratios[0], ratios[-1]]
+    return row
+
+
+def markdown(rows: list[dict]) -> str:
+    """The table; a ratio above 1 says that the script is the faster one."""
+    lines = ["| row | seeds | peer, steps/s | script, one device | ratio | over all devices | ratio | compilation, s |"]
+    lines.append("|" + "---|" * 8)
+    for row in rows:
+        cells = [row["row"], str(row["seeds"]), f"{row['peer steps/s']:,.0f}"]
+        for each in ("bare", "spread"):
+            ratio = row.get(f"{each} ratio")
+            shown = ["", ""]
+            if ratio:
+                shown = [f"{row[f'{each} steps/s']:,.0f}", f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"]
+            cells += shown
+        cells.append(f"{row['peer compilation']:.1f} / {row['bare compilation']:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Steps per second over the number of seeds, a panel for each row."""
+    names = list(dict.fromkeys(row["row"] for row in rows))
+    figure = Figure(figsize=(3.2 * len(names), 3), layout="constrained")
+    for name, axes in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
+        for each, label in {"peer": "peer", "bare": "script", "spread": "script, all devices"}.items():
+            of_row = [row for row in rows if row["row"] == name and f"{each} steps/s" in row]
+            if of_row:
+                speeds = [row[f"{each} steps/s"] for row in of_row]
+                axes.loglog([row["seeds"] for row in of_row], speeds, marker="o", label=label)
+        axes.set(title=name, xlabel="seeds", ylabel="steps/s")
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all where none is given")
+    parser.add_argument("--purejaxrl", type=Path, help="a clone of the repository")
+    parser.add_argument("--purejaxql", type=Path, help="a clone of the repository")
+    parser.add_argument("--seeds", type=int, nargs="+", help="by default some for the device that is here")
+    parser.add_argument("--repeats", type=int, default=5, help="trainings of each, beside a first one")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the steps in one training")
+    parser.add_argument("--out", type=Path, default=Path("."))
+    options = parser.parse_args()
+    if unknown := set(options.rows) - set(ROWS):
+        parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")
+    device = jax.devices()[0]
+    where = f"{os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
+    print(f"{where}, jax {jax.__version__}, medians of {options.repeats}", flush=True)
+    rows = []
+    for name in options.rows or ROWS:
+        for seeds in options.seeds or ROWS[name][1 if device.platform == "cpu" else 2]:
+            row = measure(name, seeds, options)
+            if row is None:
+                print(f"{name}: left out, its peer is not here (--purejaxrl, --purejaxql, rejax, flashbax)", flush=True)
+                break
+            rows.append(row | {"device": where, "jax": jax.__version__})
+            print(markdown([row]).splitlines()[-1], flush=True)
+    if rows:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "speed.json").write_text(json.dumps(rows, indent=1))
+        (options.out / "speed.md").write_text(markdown(rows))
+        draw(rows, options.out / "speed.png")
+
+
+if __name__ == "__main__":
+    main()
