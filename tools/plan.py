@@ -246,10 +246,10 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
     def seconds(kernel, size):
         return max(options.launch_us / 1e6, size / float(bandwidth))
 
-    def place(each):  # the innermost in the script, if any
-        own = [frame for frame in each.frames if frame[0] == script.__file__]
-        file, line, function = (own or each.frames or [("", 0, "")])[0]
-        return f"{function.rpartition('.')[2]} ({Path(file).name}:{line})" if file else ""
+    def place(each):  # the two innermost functions in the script, if any
+        own = [frame for frame in each.frames if frame[0] == script.__file__] or each.frames
+        names = dict.fromkeys(function.rpartition(".")[2] for *_, function in reversed(own[:2]))
+        return f"{' > '.join(names)} ({Path(own[0][0]).name}:{own[0][1]})" if own else ""
 
     def operation(each):
         return each.op_name.rpartition("while/body/")[2].removeprefix("closed_call/")
