@@ -66,6 +66,7 @@ from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 from gymnax.wrappers.purerl import GymnaxWrapper
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -274,7 +275,7 @@ class RunnerState(NamedTuple):
 
     params: dict  # of "actor", of both "critics", [2, ...], and "log_ent_coef"
     target_critics: dict
-    opt_state: dict  # of each of `params`
+    opt_state: dict  # of the "critics" and of the rest, "policy"
     replay: Transition
     update_count: jax.Array  # updates so far; below 0 in the warm-up
     obs: jax.Array  # [num_envs, obs_dim]
@@ -306,10 +307,10 @@ def make_learner(config: Config):
     if config.buffer_size < rollout_size:
         raise ValueError(f"buffer_size = {config.buffer_size}: one update writes {rollout_size}")
     env, env_params = make_env(config)
+    step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
-    critics = jax.vmap(critic.apply, (0, None, None))  # [2, ...]
     warmup_rollouts = config.warmup_timesteps // rollout_size
-    optimizer = optax.adam(config.lr)
+    optimizer = optax.flatten(optax.adam(config.lr))  # one array is fewer kernels on a GPU
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
@@ -321,12 +322,13 @@ def make_learner(config: Config):
             "critics": jax.vmap(critic.init, (0, None, None))(jax.random.split(critic_key), obs, noise),
             "log_ent_coef": jnp.log(jnp.maximum(jnp.float32(config.ent_coef), 1e-4)),  # from 0 it could not grow
         }
+        policy_params = {name: params[name] for name in ("actor", "log_ent_coef")}
         step = Transition(obs=obs, action=noise, reward=noise[:, 0], next_obs=obs, terminated=noise[:, 0] > 0)
         leading = config.buffer_size // rollout_size, config.num_steps
         state = RunnerState(
             params=params,
             target_critics=params["critics"],
-            opt_state={name: optimizer.init(leaves) for name, leaves in params.items()},
+            opt_state={"critics": optimizer.init(params["critics"]), "policy": optimizer.init(policy_params)},
             replay=jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), step),
             update_count=jnp.asarray(-warmup_rollouts, jnp.int32),
             obs=obs,
@@ -349,11 +351,11 @@ def make_learner(config: Config):
             white, env_keys = inputs
             noise = correlated(noise, white, config.noise_correlation)
             action = act(normalize_obs(state.obs_statistics, obs), noise)
-            next_obs, env_state, reward, terminated, _, info = jax.vmap(env.step, (0, 0, 0, None))(
-                env_keys, env_state, action, env_params
-            )
-            transition = Transition(obs, action, reward, info.pop("final_observation"), terminated)
-            return (next_obs, env_state, noise), (transition, info)
+            after, env_state, reward, terminated, _, info = step_env(env_keys, env_state, action, env_params)
+            outcome = reward, info["final_observation"], terminated, {name: info[name] for name in EPISODE}
+            reward, next_obs, terminated, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
+            transition = Transition(obs=obs, action=action, reward=reward, next_obs=next_obs, terminated=terminated)
+            return (after, env_state, noise), (transition, info)
 
         noise_key, env_key = jax.random.split(key)
         white = jax.random.normal(noise_key, (config.num_steps, *state.noise.shape))
@@ -361,8 +363,10 @@ def make_learner(config: Config):
         carry = state.obs, state.env_state, state.noise
         (obs, env_state, noise), (rollout, info) = jax.lax.scan(step, carry, (white, env_keys))
         replay = add_to_replay(state.replay, rollout, warmup_rollouts + state.update_count)
-        statistics = update_mean_std(state.obs_statistics, rollout.obs.reshape(rollout_size, -1))
-        state = state._replace(replay=replay, update_count=state.update_count + 1, obs_statistics=statistics)
+        if config.normalize_obs:
+            statistics = update_mean_std(state.obs_statistics, rollout.obs.reshape(rollout_size, -1))
+            state = state._replace(obs_statistics=statistics)
+        state = state._replace(replay=replay, update_count=state.update_count + 1)
         return state._replace(obs=obs, env_state=env_state, noise=noise), info
 
     def make_batches(state, key):
@@ -375,45 +379,53 @@ def make_learner(config: Config):
             reward=config.reward_scale * batches.reward,
         )
 
+    def critics(params, obs, action):  # [2, ...]
+        obs, action = (jnp.broadcast_to(x, (2, *x.shape)) for x in (obs, action))  # each its own: no transposes on GPUs
+        return jax.vmap(critic.apply)(params, obs, action)
+
     def critic_objective(params, batch, target):
         q = critics(params, batch.obs, batch.action)
         loss = td_loss(q, target)
         return loss, {"td_loss": loss, "q_value": q.mean()}
 
-    def actor_objective(params, batch, noise, critic_params, ent_coef):
-        action, log_prob = squashed_gaussian(*actor.apply(params, batch.obs), noise)
+    def policy_objective(params, batch, noise, critic_params):
+        """Of the policy and of the entropy coefficient, each with the other as it is."""
+        action, log_prob = squashed_gaussian(*actor.apply(params["actor"], batch.obs), noise)
+        ent_coef = jax.lax.stop_gradient(entropy_coefficient(params))
         loss = policy_loss(critics(critic_params, batch.obs, action), log_prob, ent_coef)
-        return loss, (log_prob, {"policy_loss": loss, "entropy": -log_prob.mean()})
+        metrics = {"policy_loss": loss, "entropy": -log_prob.mean(), "ent_coef": ent_coef}
+        if config.learn_ent_coef:
+            target_entropy = config.target_entropy * actor.action_dim
+            loss += ent_coef_loss(params["log_ent_coef"], jax.lax.stop_gradient(log_prob), target_entropy)
+        return loss, metrics
+
+    def entropy_coefficient(params):
+        return jnp.exp(params["log_ent_coef"]) if config.learn_ent_coef else config.ent_coef
 
     def descend(name, grads, params, opt_state):
         updates, new = optimizer.update(grads, opt_state[name])
-        return params | {name: optax.apply_updates(params[name], updates)}, opt_state | {name: new}
+        return optax.apply_updates(params, updates), opt_state | {name: new}
 
     def gradient_step(carry, inputs):
-        """The critics, then the policy by the critics as they are now, then the entropy coefficient."""
+        """The critics, then by the critics as they are now the policy, and with it the entropy coefficient."""
         params, target_critics, opt_state = carry
         batch, (next_noise, noise) = inputs
-        ent_coef = jnp.exp(params["log_ent_coef"]) if config.learn_ent_coef else config.ent_coef
         next_action, next_log_prob = squashed_gaussian(*actor.apply(params["actor"], batch.next_obs), next_noise)
-        next_q = critics(target_critics, batch.next_obs, next_action)
+        next_q, ent_coef = critics(target_critics, batch.next_obs, next_action), entropy_coefficient(params)
         target = soft_target(batch.reward, batch.terminated, next_q, next_log_prob, ent_coef, config.gamma)
-        grads, metrics = jax.grad(critic_objective, has_aux=True)(params["critics"], batch, target)
-        params, opt_state = descend("critics", grads, params, opt_state)
-        grads, (log_prob, actor_metrics) = jax.grad(actor_objective, has_aux=True)(
-            params["actor"], batch, noise, params["critics"], ent_coef
-        )
-        params, opt_state = descend("actor", grads, params, opt_state)
-        if config.learn_ent_coef:
-            grads = jax.grad(ent_coef_loss)(params["log_ent_coef"], log_prob, config.target_entropy * actor.action_dim)
-            params, opt_state = descend("log_ent_coef", grads, params, opt_state)
-        target_critics = optax.incremental_update(params["critics"], target_critics, config.tau)
-        return (params, target_critics, opt_state), metrics | actor_metrics | {"ent_coef": ent_coef}
+        critic_params, policy_params = params["critics"], {name: params[name] for name in ("actor", "log_ent_coef")}
+        grads, metrics = jax.grad(critic_objective, has_aux=True)(critic_params, batch, target)
+        critic_params, opt_state = descend("critics", grads, critic_params, opt_state)
+        grads, policy_metrics = jax.grad(policy_objective, has_aux=True)(policy_params, batch, noise, critic_params)
+        policy_params, opt_state = descend("policy", grads, policy_params, opt_state)
+        target_critics = optax.incremental_update(critic_params, target_critics, config.tau)
+        return (policy_params | {"critics": critic_params}, target_critics, opt_state), metrics | policy_metrics
 
     def learn(state, key):
         batch_key, noise_key = jax.random.split(key)
         noise = jax.random.normal(noise_key, (config.gradient_steps, 2, config.batch_size, actor.action_dim))
         carry = state.params, state.target_critics, state.opt_state
-        (params, target_critics, opt_state), metrics = jax.lax.scan(
+        (params, target_critics, opt_state), metrics = scan_in_rows(
             gradient_step, carry, (make_batches(state, batch_key), noise)
         )
         state = state._replace(params=params, target_critics=target_critics, opt_state=opt_state)
@@ -436,7 +448,7 @@ def make_train(config: Config):
     init, update = make_learner(config)
 
     def train(rng):
-        runner_state, metrics = jax.lax.scan(update, init(rng), None, config.num_updates)
+        runner_state, metrics = scan_in_rows(update, init(rng), jnp.arange(config.num_updates))
         return {"runner_state": runner_state, "metrics": metrics}
 
     return train
@@ -499,6 +511,23 @@ def episode_metrics(info) -> dict:
         "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
         "episodes": episodes,
     }
+
+
+# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def scan_in_rows(step, carry, xs):
+    """`jax.lax.scan` whose outputs, but pictures, are stored as one float array: each takes a kernel on a GPU."""
+
+    def row_of_step(carry, x):
+        nonlocal unravel
+        carry, output = step(carry, x)
+        pictures = jax.tree.map(lambda leaf: leaf if leaf.ndim > 2 else None, output)
+        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if leaf.ndim > 2 else leaf, output))
+        return carry, (pictures, row)
+
+    unravel = None
+    carry, (pictures, rows) = jax.lax.scan(row_of_step, carry, xs)
+    others = jax.vmap(unravel)(rows)
+    return carry, jax.tree.map(lambda a, b: b if a is None else a, pictures, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- block continuous: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
