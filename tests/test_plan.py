@@ -236,5 +236,5 @@ def test_a_training_compiled(tmp_path, script):
     assert 4 < step["kernels"] < 60
     if script == "ppo":
         assert found["steps"]["gradient"]["runs"] == 3 * 4 * 4
-        assert found["steps"]["gradient"]["loop"].startswith("epoch (ppo.py:")
+        assert found["steps"]["gradient"]["loop"].startswith("learn > scan_in_rows (ppo.py:")
     assert found["memory"]["limit"] == training.GIB and (script == "ppo" or found["most_seeds"] > 100)

@@ -17,6 +17,7 @@ import os
 
 if __name__ == "__main__":  # read when JAX starts; a GPU that is here plays no part, and choosing by trial needs one
     os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # without the GPU it cannot be read again
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
 
 import dataclasses
