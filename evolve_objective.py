@@ -296,12 +296,12 @@ def best_agent(returns, agents):
 class Transition(NamedTuple):
     """One step, or, with leading axes [inner_steps, inner_envs], a rollout."""
 
-    obs: jax.Array  # as the policy saw it, normalized
+    obs: jax.Array  # raw while acting, then normalized where `normalize_obs` is set
     action: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset; normalized
+    next_obs: jax.Array  # what the step led to, before any reset; the same
 
 
 class AgentState(NamedTuple):
@@ -437,7 +437,6 @@ def make_inner(config: Config):
 
     def learn(state, batch, drift, key):
         """`update_epochs` passes over the batch, each in a new order."""
-
         lr = config.lr * (1.0 - state.update_count / config.inner_updates) if config.anneal_lr else config.lr
 
         def gradient_step(carry, indices):
@@ -650,19 +649,22 @@ def episode_metrics(info) -> dict:
 
 # --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but pictures, are stored as one float array: each takes a kernel on a GPU."""
+    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
+
+    def is_large(leaf):  # such as pictures: not worth a copy
+        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
 
     def row_of_step(carry, x):
         nonlocal unravel
         carry, output = step(carry, x)
-        pictures = jax.tree.map(lambda leaf: leaf if leaf.ndim > 2 else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if leaf.ndim > 2 else leaf, output))
-        return carry, (pictures, row)
+        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
+        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
+        return carry, (large, row)
 
     unravel = None
-    carry, (pictures, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, pictures, others, is_leaf=lambda leaf: leaf is None)
+    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
+    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
+    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---

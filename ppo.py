@@ -237,12 +237,12 @@ def value_loss(value, old_value, target, clip_eps=None):
 class Transition(NamedTuple):
     """One step, or, with leading axes [num_steps, num_envs], a rollout."""
 
-    obs: jax.Array  # as the policy saw it, normalized
+    obs: jax.Array  # raw while acting, then normalized where `normalize_obs` is set
     action: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset; normalized
+    next_obs: jax.Array  # what the step led to, before any reset; the same
     info: dict  # statistics of episodes
 
 
@@ -270,6 +270,8 @@ def make_networks(config: Config, env, env_params):
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
     if num_states and config.normalize_obs:
         raise ValueError(f"normalize_obs = True: must be False, observations of {config.env_name} are state numbers")
+    if config.buffer_dtype and (num_states or config.normalize_obs):
+        raise ValueError(f"buffer_dtype = {config.buffer_dtype}: must be empty for state numbers and normalize_obs")
     sizes = config.conv_features, config.hidden_sizes, config.activation
     actor = Network(space.shape, num_states, *sizes, num_actions=env.action_space(env_params).n)
     return actor, Network(space.shape, num_states, *sizes, num_actions=0)
@@ -471,19 +473,22 @@ def episode_metrics(info) -> dict:
 
 # --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but pictures, are stored as one float array: each takes a kernel on a GPU."""
+    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
+
+    def is_large(leaf):  # such as pictures: not worth a copy
+        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
 
     def row_of_step(carry, x):
         nonlocal unravel
         carry, output = step(carry, x)
-        pictures = jax.tree.map(lambda leaf: leaf if leaf.ndim > 2 else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if leaf.ndim > 2 else leaf, output))
-        return carry, (pictures, row)
+        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
+        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
+        return carry, (large, row)
 
     unravel = None
-    carry, (pictures, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, pictures, others, is_leaf=lambda leaf: leaf is None)
+    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
+    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
+    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
