@@ -24,8 +24,8 @@ squashed Gaussian policy (appendix C of arXiv 1801.01290) and an entropy coeffic
 Beside the papers: many environments per agent, any number of gradient steps per update, noise that may be correlated in
 time. An episode that ends by its time limit is bootstrapped from its last observation. `init` takes random actions.
 
-The replay is a ring in `runner_state`, written in place: `buffer_size` steps, each of 4 (2 obs_dim + action_dim + 1) + 1
-bytes; with the defaults 0.66 MB per agent.
+The replay is a ring in `runner_state`, written in place: `buffer_size` steps, each of
+4 (2 obs_dim + action_dim + 1) + 1 bytes; with the defaults 0.66 MB per agent.
 
     python sac.py --env-name Pendulum-v1 --num-seeds 8
 
