@@ -56,6 +56,7 @@ from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -149,7 +150,8 @@ class QNetwork(nn.Module):
             x = activation(nn.Dense(size)(x))
 
         def stream(outputs):
-            return nn.Dense(outputs)(activation(nn.Dense(self.hidden_sizes[-1])(x)))
+            hidden = [activation(nn.Dense(size)(x)) for size in self.hidden_sizes[-1:]]  # none where there is no layer
+            return nn.Dense(outputs)(hidden[0] if hidden else x)
 
         return dueling_q(stream(1), stream(self.num_actions)) if self.dueling else stream(self.num_actions)
 
@@ -266,18 +268,16 @@ def make_learner(config: Config):
     if min(config.num_envs, config.num_steps, config.gradient_steps, config.batch_size, config.n_step, interval) < 1:
         names = "num_envs, num_steps, gradient_steps, batch_size, n_step, target_update_interval"
         raise ValueError(f"{names}: must all be at least 1")
-    if config.num_updates < 1:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: warm-up takes {config.warmup_timesteps} of them")
+    least = config.warmup_timesteps + rollout_size
+    if config.total_timesteps < least:
+        raise ValueError(f"total_timesteps = {config.total_timesteps}: the warm-up and one update take {least}")
     num_rollouts, warmup_rollouts = config.buffer_size // rollout_size, config.warmup_timesteps // rollout_size
     if num_rollouts * config.num_steps < config.n_step:
         raise ValueError(f"buffer_size = {config.buffer_size}: must hold num_steps, and n_step, steps per environment")
     env, env_params = make_env(config)
+    step_env = jax.vmap(env.step, (0, 0, 0, None))
     network = make_network(config, env, env_params)
-
-    def learning_rate(count):  # constant within an update
-        return config.lr * (1.0 - (count // config.gradient_steps) / config.num_updates)
-
-    optimizer = optax.adam(learning_rate if config.anneal_lr else config.lr)
+    optimizer = optax.flatten(optax.scale_by_adam())  # one array is fewer kernels on a GPU
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
@@ -285,7 +285,10 @@ def make_learner(config: Config):
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         params, shape = network.init(params_key, obs), (num_rollouts, config.num_steps, config.num_envs)
         stored, flags = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype), jnp.zeros(shape, bool)
-        replay = Transition(stored, jnp.zeros(shape, jnp.int32), jnp.zeros(shape), stored, flags, flags)
+        action, reward = jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
+        replay = Transition(
+            obs=stored, action=action, reward=reward, next_obs=stored, terminated=flags, truncated=flags
+        )
         state = RunnerState(
             params=params,
             target_params=params,
@@ -306,11 +309,13 @@ def make_learner(config: Config):
             obs, env_state = carry
             explore, random_action, env_keys = inputs
             action = jnp.where(explore, random_action, network.apply(state.params, obs).argmax(axis=-1))
-            next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
-                env_keys, env_state, action, env_params
+            after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
+            outcome = reward, terminated, truncated, info["final_observation"], {name: info[name] for name in EPISODE}
+            reward, terminated, truncated, next_obs, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
+            transition = Transition(
+                obs=obs, action=action, reward=reward, next_obs=next_obs, terminated=terminated, truncated=truncated
             )
-            final_obs = info.pop("final_observation")
-            return (next_obs, env_state), (Transition(obs, action, reward, final_obs, terminated, truncated), info)
+            return (after, env_state), (transition, info)
 
         explore_key, action_key, env_key = jax.random.split(key, 3)  # all at once: much faster than in each step
         shape = config.num_steps, config.num_envs
@@ -327,6 +332,7 @@ def make_learner(config: Config):
     def learn(state, key):
         """Gradient steps, each on a batch of its own."""
         count = warmup_rollouts + state.update_count
+        lr = config.lr * (1.0 - (state.update_count - 1) / config.num_updates) if config.anneal_lr else config.lr
 
         def gradient_step(carry, key):
             params, opt_state = carry
@@ -336,10 +342,11 @@ def make_learner(config: Config):
             target = n_step_target(batch["rewards"], batch["last"], batch["terminated"], next_value, config.gamma)
             (error, q), grads = jax.value_and_grad(loss, has_aux=True)(params, batch, target)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), {"td_loss": error, "q_value": q}
+            params = jax.tree.map(lambda param, update: param - lr * update, params, updates)
+            return (params, opt_state), {"td_loss": error, "q_value": q}
 
         keys = jax.random.split(key, config.gradient_steps)
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), keys)
+        (params, opt_state), metrics = scan_in_rows(gradient_step, (state.params, state.opt_state), keys)
         return state._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -359,7 +366,7 @@ def make_train(config: Config):
     init, update = make_learner(config)
 
     def train(rng):
-        runner_state, metrics = jax.lax.scan(update, init(rng), None, config.num_updates)
+        runner_state, metrics = scan_in_rows(update, init(rng), jnp.arange(config.num_updates))
         return {"runner_state": runner_state, "metrics": metrics}
 
     return train
@@ -408,6 +415,26 @@ def episode_metrics(info) -> dict:
         "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
         "episodes": episodes,
     }
+
+
+# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def scan_in_rows(step, carry, xs):
+    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
+
+    def is_large(leaf):  # such as pictures: not worth a copy
+        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
+
+    def row_of_step(carry, x):
+        nonlocal unravel
+        carry, output = step(carry, x)
+        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
+        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
+        return carry, (large, row)
+
+    unravel = None
+    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
+    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
+    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---

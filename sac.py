@@ -351,10 +351,9 @@ def make_learner(config: Config):
             noise = correlated(noise, white, config.noise_correlation)
             action = act(normalize_obs(state.obs_statistics, obs), noise)
             after, env_state, reward, terminated, _, info = step_env(env_keys, env_state, action, env_params)
-            outcome = reward, info["final_observation"], terminated, {name: info[name] for name in EPISODE}
-            reward, next_obs, terminated, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
+            next_obs = info["final_observation"]
             transition = Transition(obs=obs, action=action, reward=reward, next_obs=next_obs, terminated=terminated)
-            return (after, env_state, noise), (transition, info)
+            return (after, env_state, noise), (transition, {name: info[name] for name in EPISODE})
 
         noise_key, env_key = jax.random.split(key)
         white = jax.random.normal(noise_key, (config.num_steps, *state.noise.shape))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 from functools import partial
 
@@ -26,7 +27,8 @@ def test_transitions_against_a_loop(n_step):
     terminated, truncated = rng.random((2, length, num_envs)) < 0.2
     reward, q, obs, next_obs = rng.normal(size=(4, length, num_envs)).astype(np.float32)
     action = rng.integers(0, 4, (length, num_envs))
-    steps = apex_dqn.Step(*map(jnp.asarray, (obs, action, q, reward, next_obs, terminated, truncated)))
+    given = dict(obs=obs, action=action, q=q, reward=reward, next_obs=next_obs)
+    steps = apex_dqn.Step(**jax.tree.map(jnp.asarray, given | dict(terminated=terminated, truncated=truncated)))
     made = apex_dqn.n_step_transitions(steps, gamma, n_step)
     for t in range(num_steps):
         for env in range(num_envs):
@@ -54,6 +56,22 @@ def test_priorities_and_weights_by_hand():
     np.testing.assert_allclose(apex_dqn.priority_of(jnp.array([-4.0, 0.0, 9.0]), 0.5), [2.0, 1e-3, 3.0], rtol=1e-4)
     weights = apex_dqn.importance_weights(jnp.array([0.5, 0.125, 0.25]), 10, 0.5)  # sqrt of 1/5, 1/1.25, 1/2.5
     np.testing.assert_allclose(weights, np.sqrt([0.25, 1.0, 0.5]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("exponent", [0.0, 2.0, 100.0])
+def test_priorities_of_any_exponent_can_be_drawn_from(exponent, scale):
+    """None is 0 or infinite, neither are their sum and the weights; what surprises more is not drawn less often."""
+    size = 500
+    priority = apex_dqn.priority_of(scale * jnp.linspace(0.1, 10.0, size), exponent)
+    assert (priority > 0).all() and np.isfinite(priority).all() and (np.diff(priority) >= 0).all()
+    tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(512), jnp.arange(size), priority)
+    assert 0 < apex_dqn.total_priority(tree) < math.inf
+    replay = {"obs": jnp.arange(512.0).reshape(64, 4, 2)}
+    for importance in (0.0, 1.0, 100.0):
+        batch = apex_dqn.sample_replay(jax.random.key(0), replay, tree, size, 100, importance)
+        assert (batch["index"] < size).all() and batch["weight"].max() == 1.0
+        assert np.isfinite(batch["weight"]).all() and (batch["weight"] >= 0).all()
 
 
 def test_ladder_by_hand():
@@ -325,3 +343,27 @@ def test_observations_of_all_kinds(name):
     config = dataclasses.replace(config, buffer_size=300, buffer_dtype="bool" if "MinAtar" in name else "")
     out = jit_quickly(apex_dqn.make_train(config))(jax.random.key(0))
     assert np.isfinite(out["metrics"]["td_loss"]).all()
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_network_without_hidden_layers(dueling):
+    """Values are linear in the observation."""
+    config = apex_dqn.Config(hidden_sizes=(), dueling=dueling)
+    network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
+    obs = jax.random.normal(jax.random.key(0), (3, 4))
+    params = network.init(jax.random.key(1), obs)
+    a, b, zero = (network.apply(params, x) for x in (obs, 2 * obs, 0 * obs))
+    assert a.shape == (3, 2) and {leaf.shape[0] for leaf in jax.tree.leaves(params) if leaf.ndim == 2} == {4}
+    np.testing.assert_allclose(b - zero, 2 * (a - zero), rtol=1e-4, atol=1e-5)
+
+
+def test_training_without_hidden_layers_and_with_the_largest_exponent():
+    config = apex_dqn.Config(hidden_sizes=(), priority_exponent=100.0, num_envs=8, learning_starts=100, batch_size=16)
+    config = dataclasses.replace(config, buffer_size=400, total_timesteps=500)
+    out = jit_quickly(apex_dqn.make_train(config))(jax.random.key(0))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(out["runner_state"].params))
+
+
+def test_configs_that_cannot_train():
+    with pytest.raises(ValueError, match="total_timesteps = 10000: the warm-up and one update take 10496"):
+        apex_dqn.make_learner(apex_dqn.Config(total_timesteps=10_000))

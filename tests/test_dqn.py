@@ -295,3 +295,22 @@ def test_observations_of_all_kinds(name, stored):
     if stored is bool:
         usual = jit_quickly(dqn.make_train(dataclasses.replace(config, buffer_dtype="")))(jax.random.key(0))
         np.testing.assert_array_equal(out["runner_state"].replay.obs, usual["runner_state"].replay.obs)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_network_without_hidden_layers(dueling):
+    """Values are linear in the observation, and can be learned."""
+    config = dqn.Config(hidden_sizes=(), dueling=dueling, total_timesteps=300, learning_starts=200, buffer_size=300)
+    network = dqn.make_network(config, *dqn.make_env(config))
+    obs = jax.random.normal(jax.random.key(0), (3, 4))
+    params = network.init(jax.random.key(1), obs)
+    a, b, zero = (network.apply(params, x) for x in (obs, 2 * obs, 0 * obs))
+    assert a.shape == (3, 2) and {leaf.shape[0] for leaf in jax.tree.leaves(params) if leaf.ndim == 2} == {4}
+    np.testing.assert_allclose(b - zero, 2 * (a - zero), rtol=1e-4, atol=1e-5)
+    out = jit_quickly(dqn.make_train(config))(jax.random.key(0))
+    assert np.isfinite(out["metrics"]["td_loss"]).all()
+
+
+def test_configs_that_cannot_train():
+    with pytest.raises(ValueError, match="total_timesteps = 10015: the warm-up and one update take 10016"):
+        dqn.make_learner(dqn.Config(total_timesteps=10_015))
