@@ -59,7 +59,6 @@ from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -391,11 +390,11 @@ def make_learner(config: Config):
                 action=action,
                 q=at(q, action),
                 reward=reward,
-                next_obs=info["final_observation"],
+                next_obs=info.pop("final_observation"),
                 terminated=terminated,
                 truncated=truncated,
             )
-            return (after, env_state), (made, {name: info[name] for name in EPISODE})
+            return (after, env_state), (made, info)
 
         explore_key, action_key, env_key = jax.random.split(key, 3)  # all at once: much faster than in each step
         shape = num_steps, config.num_envs
@@ -445,7 +444,7 @@ def make_learner(config: Config):
             return (params, opt_state, tree), {"td_loss": error, "q_value": q.mean()}
 
         keys = jax.random.split(key, gradient_steps)
-        carry, metrics = scan_in_rows(gradient_step, (state.params, state.opt_state, state.tree), keys)
+        carry, metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state, state.tree), keys)
         return state._replace(params=carry[0], opt_state=carry[1], tree=carry[2]), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -465,7 +464,7 @@ def make_train(config: Config):
     init, update = make_learner(config)
 
     def train(rng):
-        runner_state, metrics = scan_in_rows(update, init(rng), jnp.arange(config.num_updates))
+        runner_state, metrics = jax.lax.scan(update, init(rng), None, config.num_updates)
         return {"runner_state": runner_state, "metrics": metrics}
 
     return train
@@ -502,38 +501,14 @@ def make_gymnax_env(name: str, params: dict):
     return env, env_params.replace(**changes)
 
 
-EPISODE = "returned_episode", "returned_episode_returns", "returned_episode_lengths"  # what LogWrapper says of one
-
-
 def episode_metrics(info) -> dict:
     """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
-    ended, returns, lengths = (info[name] for name in EPISODE)
-    episodes = ended.sum()
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
     return {
-        "episodic_return": jnp.where(ended, returns, 0.0).sum() / episodes,
-        "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
-
-
-# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
-
-    def is_large(leaf):  # such as pictures: not worth a copy
-        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
-
-    def row_of_step(carry, x):
-        nonlocal unravel
-        carry, output = step(carry, x)
-        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
-        return carry, (large, row)
-
-    unravel = None
-    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---

@@ -349,7 +349,8 @@ def make_learner(config: Config):
             policy = actor.apply(state.params["actor"], seen)
             action = policy.loc + policy.scale_diag * noise
             obs, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
-            outcome = reward, terminated, truncated, info["final_observation"], {name: info[name] for name in EPISODE}
+            episode = {name: info[name] for name in info if name.startswith("returned_episode")}
+            outcome = reward, terminated, truncated, info["final_observation"], episode
             reward, terminated, truncated, next_obs, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
             transition = Transition(
                 obs=seen,
@@ -489,16 +490,12 @@ def make_gymnax_env(name: str, params: dict):
     return env, env_params.replace(**changes)
 
 
-EPISODE = "returned_episode", "returned_episode_returns", "returned_episode_lengths"  # what LogWrapper says of one
-
-
 def episode_metrics(info) -> dict:
     """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
-    ended, returns, lengths = (info[name] for name in EPISODE)
-    episodes = ended.sum()
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
     return {
-        "episodic_return": jnp.where(ended, returns, 0.0).sum() / episodes,
-        "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
 

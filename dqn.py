@@ -56,7 +56,6 @@ from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -310,8 +309,7 @@ def make_learner(config: Config):
             explore, random_action, env_keys = inputs
             action = jnp.where(explore, random_action, network.apply(state.params, obs).argmax(axis=-1))
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
-            outcome = reward, terminated, truncated, info["final_observation"], {name: info[name] for name in EPISODE}
-            reward, terminated, truncated, next_obs, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
+            next_obs = info.pop("final_observation")
             transition = Transition(
                 obs=obs, action=action, reward=reward, next_obs=next_obs, terminated=terminated, truncated=truncated
             )
@@ -346,7 +344,7 @@ def make_learner(config: Config):
             return (params, opt_state), {"td_loss": error, "q_value": q}
 
         keys = jax.random.split(key, config.gradient_steps)
-        (params, opt_state), metrics = scan_in_rows(gradient_step, (state.params, state.opt_state), keys)
+        (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), keys)
         return state._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -366,7 +364,7 @@ def make_train(config: Config):
     init, update = make_learner(config)
 
     def train(rng):
-        runner_state, metrics = scan_in_rows(update, init(rng), jnp.arange(config.num_updates))
+        runner_state, metrics = jax.lax.scan(update, init(rng), None, config.num_updates)
         return {"runner_state": runner_state, "metrics": metrics}
 
     return train
@@ -403,38 +401,14 @@ def make_gymnax_env(name: str, params: dict):
     return env, env_params.replace(**changes)
 
 
-EPISODE = "returned_episode", "returned_episode_returns", "returned_episode_lengths"  # what LogWrapper says of one
-
-
 def episode_metrics(info) -> dict:
     """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
-    ended, returns, lengths = (info[name] for name in EPISODE)
-    episodes = ended.sum()
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
     return {
-        "episodic_return": jnp.where(ended, returns, 0.0).sum() / episodes,
-        "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
-
-
-# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
-
-    def is_large(leaf):  # such as pictures: not worth a copy
-        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
-
-    def row_of_step(carry, x):
-        nonlocal unravel
-        carry, output = step(carry, x)
-        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
-        return carry, (large, row)
-
-    unravel = None
-    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---

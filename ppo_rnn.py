@@ -63,7 +63,6 @@ from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
 from gymnax.wrappers.purerl import GymnaxWrapper
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -327,7 +326,7 @@ def make_learner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     body, actor, critic = make_networks(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))  # one array is fewer kernels on a GPU
+    optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
 
     def init(rng):
         body_key, actor_key, critic_key, env_key, key = jax.random.split(rng, 5)
@@ -352,19 +351,13 @@ def make_learner(config: Config):
     def collect(state, key):
         """Act for `num_steps` steps with the policy as it is."""
 
-        def step(carry, randomness):
+        def step(carry, keys):
             obs, first, hidden, env_state = carry
-            noise, env_keys = randomness
+            action_key, env_keys = keys
             seen = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
             hidden = body.apply(state.params["body"], hidden, seen[None], first[None])[0]
-            policy = actor.apply(state.params["actor"], hidden)
-            if actor.continuous:
-                action = policy.loc + policy.scale_diag * noise
-            else:
-                action = jnp.argmax(policy.logits + noise, axis=-1)
+            action = actor.apply(state.params["actor"], hidden).sample(seed=action_key)
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
-            outcome = reward, terminated, truncated, info["final_observation"], {name: info[name] for name in EPISODE}
-            reward, terminated, truncated, next_obs, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
             transition = Transition(
                 obs=obs,
                 first=first,
@@ -373,17 +366,16 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=next_obs,
+                next_obs=info.pop("final_observation"),
                 info=info,
             )
             return (after, terminated | truncated, hidden, env_state), transition
 
-        action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
-        shape = config.num_steps, config.num_envs
-        draw = jax.random.normal if actor.continuous else jax.random.gumbel
-        randomness = draw(action_key, (*shape, actor.action_dim)), jax.random.split(env_key, shape)
+        action_key, env_key = jax.random.split(key)
+        env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
+        keys = jax.random.split(action_key, config.num_steps), env_keys  # all at once: much faster than in each step
         carry = state.obs, state.first, state.hidden, state.env_state
-        (obs, first, hidden, env_state), rollout = scan_in_rows(step, carry, randomness)
+        (obs, first, hidden, env_state), rollout = jax.lax.scan(step, carry, keys)
         if config.normalize_obs:  # the values and the loss see what acting saw
             old, raw = state.obs_statistics, rollout.obs
             rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
@@ -438,7 +430,7 @@ def make_learner(config: Config):
         keys = jax.random.split(key, config.update_epochs)
         orders = jax.vmap(lambda key: jax.random.permutation(key, config.num_envs))(keys)
         envs = orders.reshape(config.update_epochs * config.num_minibatches, -1)
-        (params, opt_state), metrics = scan_in_rows(gradient_step, (state.params, state.opt_state), envs)
+        (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), envs)
         state = state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
         return state, jax.tree.map(jnp.mean, metrics)
 
@@ -515,38 +507,14 @@ def make_gymnax_env(name: str, params: dict):
     return env, env_params.replace(**changes)
 
 
-EPISODE = "returned_episode", "returned_episode_returns", "returned_episode_lengths"  # what LogWrapper says of one
-
-
 def episode_metrics(info) -> dict:
     """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
-    ended, returns, lengths = (info[name] for name in EPISODE)
-    episodes = ended.sum()
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
     return {
-        "episodic_return": jnp.where(ended, returns, 0.0).sum() / episodes,
-        "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
-
-
-# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
-
-    def is_large(leaf):  # such as pictures: not worth a copy
-        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
-
-    def row_of_step(carry, x):
-        nonlocal unravel
-        carry, output = step(carry, x)
-        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
-        return carry, (large, row)
-
-    unravel = None
-    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- environments ---

@@ -258,7 +258,7 @@ def make_learner(config: Config):
                 next_value=final_q.max(axis=-1),
                 terminated=terminated,
                 truncated=truncated,
-                info={name: info[name] for name in EPISODE},
+                info={name: info[name] for name in info if name.startswith("returned_episode")},
             )
             return (after, q, env_state), transition
 
@@ -354,16 +354,12 @@ def make_gymnax_env(name: str, params: dict):
     return env, env_params.replace(**changes)
 
 
-EPISODE = "returned_episode", "returned_episode_returns", "returned_episode_lengths"  # what LogWrapper says of one
-
-
 def episode_metrics(info) -> dict:
     """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
-    ended, returns, lengths = (info[name] for name in EPISODE)
-    episodes = ended.sum()
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
     return {
-        "episodic_return": jnp.where(ended, returns, 0.0).sum() / episodes,
-        "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
 

@@ -63,7 +63,6 @@ from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 from gymnax.wrappers.purerl import GymnaxWrapper
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -340,9 +339,9 @@ def make_learner(config: Config):
             noise = correlated(noise, white, config.noise_correlation)
             action = act(normalize_obs(state.obs_statistics, obs), noise)
             after, env_state, reward, terminated, _, info = step_env(env_keys, env_state, action, env_params)
-            next_obs = info["final_observation"]
+            next_obs = info.pop("final_observation")
             transition = Transition(obs=obs, action=action, reward=reward, next_obs=next_obs, terminated=terminated)
-            return (after, env_state, noise), (transition, {name: info[name] for name in EPISODE})
+            return (after, env_state, noise), (transition, info)
 
         noise_key, env_key = jax.random.split(key)
         white = jax.random.normal(noise_key, (config.num_steps, *state.noise.shape))
@@ -393,7 +392,7 @@ def make_learner(config: Config):
         next_action = smoothed_action(actor.apply(target_params["actor"], batches.next_obs), noise, config.noise_clip)
         next_q = critics(target_params["critics"], batches.next_obs, next_action)
         targets = clipped_double_target(batches.reward, batches.terminated, next_q, config.gamma)
-        (params, opt_state), metrics = scan_in_rows(critic_step, (params, opt_state), (batches, targets))
+        (params, opt_state), metrics = jax.lax.scan(critic_step, (params, opt_state), (batches, targets))
         last = jax.tree.map(lambda leaf: leaf[-1], batches)
         grads, actor_metrics = jax.grad(actor_objective, has_aux=True)(params["actor"], last, params["critics"])
         new_params, new_opt_state = descend("actor", grads, params, opt_state)
@@ -412,7 +411,7 @@ def make_learner(config: Config):
         before = (state.update_count - 1) % config.policy_delay * config.gradient_steps
         due = (before + jnp.arange(group, config.gradient_steps + 1, group)) % config.policy_delay == 0
         carry = state.params, state.target_params, state.opt_state
-        (params, target_params, opt_state), metrics = scan_in_rows(gradient_steps, carry, (*groups, due))
+        (params, target_params, opt_state), metrics = jax.lax.scan(gradient_steps, carry, (*groups, due))
         state = state._replace(params=params, target_params=target_params, opt_state=opt_state)
         return state, jax.tree.map(jnp.mean, metrics)
 
@@ -433,7 +432,7 @@ def make_train(config: Config):
     init, update = make_learner(config)
 
     def train(rng):
-        runner_state, metrics = scan_in_rows(update, init(rng), jnp.arange(config.num_updates))
+        runner_state, metrics = jax.lax.scan(update, init(rng), None, config.num_updates)
         return {"runner_state": runner_state, "metrics": metrics}
 
     return train
@@ -484,38 +483,14 @@ def make_gymnax_env(name: str, params: dict):
     return env, env_params.replace(**changes)
 
 
-EPISODE = "returned_episode", "returned_episode_returns", "returned_episode_lengths"  # what LogWrapper says of one
-
-
 def episode_metrics(info) -> dict:
     """Means over the episodes that ended in this update, NaN where none did. `info`: [num_steps, num_envs]."""
-    ended, returns, lengths = (info[name] for name in EPISODE)
-    episodes = ended.sum()
+    ended, episodes = info["returned_episode"], info["returned_episode"].sum()
     return {
-        "episodic_return": jnp.where(ended, returns, 0.0).sum() / episodes,
-        "episodic_length": jnp.where(ended, lengths, 0).sum() / episodes,
+        "episodic_return": jnp.where(ended, info["returned_episode_returns"], 0.0).sum() / episodes,
+        "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
-
-
-# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
-
-    def is_large(leaf):  # such as pictures: not worth a copy
-        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
-
-    def row_of_step(carry, x):
-        nonlocal unravel
-        carry, output = step(carry, x)
-        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
-        return carry, (large, row)
-
-    unravel = None
-    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- block continuous: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
