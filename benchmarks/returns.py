@@ -1,0 +1,336 @@
+"""What the scripts reach with the configs that are here, over many seeds: makes docs/results.md, or rows of it, again.
+
+    python benchmarks/returns.py ppo/cartpole dqn/cartpole   # rows by name, SCRIPT/CONFIG
+    python benchmarks/returns.py                             # all rows that are not measured yet: hours
+    python benchmarks/returns.py --render                    # the page alone, from what was measured
+
+A row is one run of tools/train.py from start to end. Agents of classic control then play in Gymnasium too, which has
+environments of its own. benchmarks/results/SCRIPT_CONFIG.json keeps the returns of each seed, the learning curve,
+hardware, versions, commit and command. All rows take seed 100; configs were tuned with others.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported; tools/train.py too
+
+import gymnasium
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import results  # noqa: E402
+
+MEASURED, PAGE, FIGURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "docs" / "figures"
+SEED = 100
+
+SEEDS = {  # of each row
+    32: """ppo/cartpole ppo/cartpole_fast pqn/cartpole dqn/cartpole ppo/acrobot pqn/acrobot dqn/acrobot
+        ppo/mountaincar pqn/mountaincar ppo_continuous/mountaincar_continuous ppo_continuous/pendulum
+        dpo_continuous/pendulum ppo/catch pqn/catch dqn/catch ppo/deepsea pqn/deepsea dqn/deepsea ppo/fourrooms
+        pqn/fourrooms dqn/fourrooms ppo/frozenlake pqn/frozenlake dqn/frozenlake ppo_rnn/cartpole_masked
+        ppo_rnn/memory_chain ppo_rnn/umbrella_chain ppo_rnn/bandit ppo_continuous/reacher dpo_continuous/reacher
+        ppo_continuous/pointrobot dpo_continuous/pointrobot ppo_continuous/hopper dpo_continuous/hopper
+        ppo_continuous/inverted_pendulum dpo_continuous/inverted_pendulum ppo_continuous/inverted_double_pendulum
+        dpo_continuous/inverted_double_pendulum q_learning_gridworld/gridworld_8x12 q_learning_gridworld/cliff
+        q_learning_gridworld/walls""",
+    16: """apex_dqn/cartpole apex_dqn/acrobot apex_dqn/catch dqn/mountaincar sac/pendulum td3/pendulum
+        sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
+    8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
+        pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders apex_dqn/breakout sac/hopper td3/hopper
+        sac/inverted_double_pendulum td3/inverted_double_pendulum""",
+}
+ROWS = {row: seeds for seeds, rows in SEEDS.items() for row in rows.split()}
+ALSO = {f"pqn/{game}": ["--total-timesteps", "1e6"] for game in ("breakout", "asterix", "freeway", "spaceinvaders")}
+GYMNASIUM = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"}
+
+BLINES = "[gymnax-blines](https://github.com/RobertTLange/gymnax-blines)"
+CLEANRL = "[CleanRL](https://docs.cleanrl.dev)"
+ZOO = "[RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md)"
+OPEN = "[OPEN](https://arxiv.org/abs/2407.07082)"
+YOUNG = "[Young and Tian](https://arxiv.org/abs/1903.03176)"
+ACTOR_CRITIC, VALUE = ("ppo", "ppo_continuous", "dpo_continuous"), ("dqn", "apex_dqn")
+PUBLIC = {  # {environment: [(scripts, best public return, within which steps, whose)]}
+    "CartPole-v1": [
+        (("ppo",), 500, 1e5, f"PPO, {ZOO}"),
+        (VALUE, 498.4, 5e5, f"DQN, {CLEANRL}"),
+        (("pqn",), 495.1, 5e5, f"PQN, {CLEANRL}"),
+        (("ppo_rnn",), 500, 1e5, f"recurrent PPO, velocities masked, {ZOO}"),
+    ],
+    "Acrobot-v1": [
+        (("ppo",), -86.4, 5e5, f"PPO, {CLEANRL}"),
+        (VALUE, -88.9, 5e5, f"DQN, {CLEANRL}"),
+        (("pqn",), -95.6, 5e5, f"PQN, {CLEANRL}"),
+    ],
+    "MountainCar-v0": [
+        (("ppo", "pqn"), -110, 1e6, f"PPO, {ZOO}"),
+        (VALUE, -100.8, 1.2e5, f"DQN, {ZOO}"),
+    ],
+    "Pendulum-v1": [
+        (ACTOR_CRITIC, -200.6, 1e6, f"PPO, {BLINES}"),
+        (("sac",), -157, 2e4, f"SAC, {ZOO}"),
+        (("td3",), -152, 2e4, f"TD3, {ZOO}"),
+    ],
+    "MountainCarContinuous-v0": [
+        (ACTOR_CRITIC, 88.3, 2e4, f"PPO, {ZOO}"),
+        (("sac",), 94.7, 5e4, f"SAC, {ZOO}"),
+        (("td3",), 93.5, 3e5, f"TD3, {ZOO}"),
+    ],
+    "Catch-bsuite": [(("ppo", "pqn", *VALUE), 1, 1e5, f"PPO, {BLINES}")],
+    "FourRooms-misc": [(("ppo", "pqn", *VALUE), 1, 2e5, f"PPO, {BLINES}")],
+    "Breakout-MinAtar": [(("ppo", "pqn"), 50.1, 1e7, f"PPO, {OPEN}"), (VALUE, 10, 5e6, f"DQN, read off, {YOUNG}")],
+    "Asterix-MinAtar": [(("ppo", "pqn"), 17.8, 1e7, f"PPO, {BLINES}"), (VALUE, 17, 5e6, f"DQN, read off, {YOUNG}")],
+    "Freeway-MinAtar": [(("ppo", "pqn"), 61.8, 1e7, f"PPO, {OPEN}"), (VALUE, 50, 5e6, f"DQN, read off, {YOUNG}")],
+    "SpaceInvaders-MinAtar": [
+        (("ppo", "pqn"), 167.1, 1e7, f"PPO, {OPEN}"),
+        (VALUE, 44, 5e6, f"DQN, read off, {YOUNG}"),
+    ],
+}
+WHY = {}  # {row: why it is below the public return}
+
+
+# --- measuring ---
+
+
+def load(row: str):
+    """`(script, config file, flags)` of a row. Raises ValueError."""
+    if row not in ROWS:
+        raise ValueError(f"{row}: is not a row{results.nearest(row, ROWS)}")
+    name, _, config = row.partition("/")
+    file = ROOT / "configs" / name / f"{config}.yaml"
+    return (
+        results.load_script(str(ROOT / f"{name}.py")),
+        file,
+        ["--config", str(file.relative_to(ROOT)), *ALSO.get(row, [])],
+    )
+
+
+def measure(row: str, num_seeds: int, seed: int) -> dict:
+    """Train and play, from start to end. Raises CalledProcessError where training fails."""
+    script, _, flags = load(row)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir, name = Path(folder) / "run", row.partition("/")[0]
+        words = ["tools/train.py", name, *flags, "--num-seeds", str(num_seeds), "--seed", str(seed)]
+        more = ["--run-dir", str(run_dir), "--checkpoint-interval", "0"]
+        begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        seconds, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+        _, config, agent = results.load_run(run_dir)
+        metrics, record = results.load_metrics(run_dir), results.read_record(run_dir)
+    found = {
+        "row": row,
+        "script": name,
+        "environment": environment_of(row, config),
+        "total_timesteps": config.num_updates * config.num_envs * config.num_steps
+        + getattr(config, "warmup_timesteps", 0),
+        "command": "python " + " ".join(words),
+        "final_return": results.final_return(metrics).round(6).tolist(),
+        "greedy_return": metrics["evaluation"].mean(axis=1).round(6).tolist(),
+        "curve": learning_curve(script, config, metrics),
+        "seconds": seconds,
+        "processor_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    }
+    if config.env_name in GYMNASIUM and found["environment"] == config.env_name:
+        found["gymnasium_return"] = play_in_gymnasium(script, config, agent).tolist()
+    kept = ("started", "device", "versions", "commit", "settings")
+    return found | {"processor": processor()} | {name: record[name] for name in kept}
+
+
+def environment_of(row: str, config) -> str:
+    """Its name and what makes it another: rows of the same one are compared."""
+    name, params = config.env_name.rpartition(":")[2], dict(getattr(config, "env_params", {}))
+    if row.startswith("q_learning_gridworld"):
+        return f"{name}, {row.partition('/')[2]}"
+    others = [str(value) for value in params.values() if isinstance(value, str)]
+    if getattr(config, "observe", ()):
+        others.append(f"entries {', '.join(map(str, config.observe))} observed")
+    return ", ".join([name, *others])
+
+
+def processor() -> str:
+    """The model of the CPU, where the system tells it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def learning_curve(script, config, metrics) -> dict:
+    """Interquartile mean over seeds and its 95 % interval, of up to 100 stretches of the training."""
+    stretches = np.array_split(np.arange(config.num_updates), min(100, config.num_updates))
+    returns = np.stack(
+        [script.mean_return({k: v[:, s] for k, v in metrics.items() if k != "evaluation"}) for s in stretches], 1
+    )
+    ended = np.isfinite(returns).all(axis=0)  # in each seed
+    curve = np.array(results.interval(returns[:, ended])) if ended.any() else np.zeros((3, 0))
+    steps = [
+        (int(s[-1]) + 1) * config.num_envs * config.num_steps + getattr(config, "warmup_timesteps", 0)
+        for s in stretches
+    ]
+    low, high = curve[1:].round(4).tolist()
+    return {"steps": np.array(steps)[ended].tolist(), "return": curve[0].round(4).tolist(), "low": low, "high": high}
+
+
+def play_in_gymnasium(script, config, agents, episodes: int = 8, seed: int = SEED) -> np.ndarray:
+    """Mean return of each agent's greedy episodes in Gymnasium's own environment of that name: [num_seeds].
+
+    `agents` has leaves [num_seeds, ...], of a script whose policy has no memory.
+    """
+    num_seeds = len(jax.tree.leaves(agents)[0])
+    start, act = script.make_policy(config)
+    act = jax.jit(jax.vmap(lambda agent, obs: act(agent, start(), obs)[0]))
+    agents = jax.tree.map(lambda leaf: np.repeat(leaf, episodes, axis=0), agents)
+    envs = gymnasium.make_vec(config.env_name, num_envs=num_seeds * episodes, vectorization_mode="sync")
+    space = envs.single_action_space
+    obs, _ = envs.reset(seed=seed)
+    returns, going = np.zeros(num_seeds * episodes), np.full(num_seeds * episodes, True)
+    while going.any():
+        action = np.asarray(act(agents, obs))
+        if isinstance(space, gymnasium.spaces.Box):  # policies act in [-1, 1]
+            action = space.low + (action + 1) / 2 * (space.high - space.low)
+        obs, reward, terminated, truncated, _ = envs.step(action)
+        returns += np.where(going, reward, 0)
+        going &= ~(terminated | truncated)
+    envs.close()
+    return returns.reshape(num_seeds, episodes).mean(axis=1)
+
+
+# --- the page ---
+
+
+def shown(values) -> str:
+    mean, low, high = results.interval(np.array(values, dtype=float))
+    return f"{mean:.4g} ({low:.4g} to {high:.4g})"
+
+
+def number(steps) -> str:
+    return f"{steps:.2g}".replace("e+0", "e")
+
+
+def public(found: dict):
+    """`(return, steps, whose)` of the best public figure for a row's script and environment, or None."""
+    environment = found["environment"].partition(",")[0]
+    scripts = [each[1:] for each in PUBLIC.get(environment, []) if found["script"] in each[0]]
+    return scripts[0] if scripts else None
+
+
+def falls_short(found: dict) -> bool:
+    """Whether both returns' intervals end below what is public at no more steps."""
+    reference = public(found)
+    if reference is None or reference[1] > found["total_timesteps"] * 1.1:
+        return False
+    return all(results.interval(np.array(found[kind]))[2] < reference[0] for kind in ("final_return", "greedy_return"))
+
+
+def table(rows: list[dict]) -> list[str]:
+    head = "row, steps, seeds, final return, greedy return, mean and deviation, in Gymnasium, public, minutes".split(
+        ", "
+    )
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for found in rows:
+        name, _, config = found["row"].partition("/")
+        values, reference = np.array(found["final_return"]), public(found)
+        cells = [
+            f"[{found['row']}](../configs/{name}/{config}.yaml)" + (" **below**" if falls_short(found) else ""),
+            number(found["total_timesteps"]),
+            str(len(values)),
+            shown(values),
+            shown(found["greedy_return"]),
+            f"{values.mean():.4g} +- {values.std(ddof=1):.2g}",
+            shown(found["gymnasium_return"]) if "gymnasium_return" in found else "",
+            f"{reference[0]:g} at {number(reference[1])}, {reference[2]}" if reference else "",
+            f"{found['seconds'] / 60:.1f} ({found['processor_seconds'] / 60:.1f})",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for found in rows:
+        curve = found["curve"]
+        axes.plot(curve["steps"], curve["return"], label=found["row"])
+        axes.fill_between(curve["steps"], curve["low"], curve["high"], alpha=0.2)
+    axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent", ylabel="return")
+    axes.set_xscale("log" if len({found["total_timesteps"] for found in rows}) > 1 else "linear")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=90)
+
+
+INTRO = """# Results
+
+What each script reaches, as `python benchmarks/returns.py` measured it. A row is a config in `configs/SCRIPT/`, trained
+by `tools/train.py` with seed 100; configs were tuned with other seeds. The page, its figures and the numbers in it come
+from `benchmarks/results/`, where each row's command, commit, versions and the returns of every seed are.
+
+- **Final return**: of the exploring policy, over the episodes that ended in the last tenth of training. **Greedy
+  return**: 16 greedy episodes after training, the same ones for all agents. Both are interquartile means over seeds
+  with 95 % bootstrap intervals; the mean and the standard deviation over seeds are of the final return.
+- **In Gymnasium**: the same agents, played greedily for 8 episodes each in Gymnasium's own environment of that name.
+- **Public**: the best public figure of the same family of algorithms, at the number of steps that its source gives; seeds and
+  measures differ between sources. A row is **below** where both intervals end below a figure of no more steps.
+- **Minutes**: from the start of the command to its end, other work on the machine included, and in brackets the
+  processor time of all cores.
+"""
+
+
+def render() -> None:
+    """Write docs/results.md and its figures from what was measured."""
+    found = [json.loads(path.read_text()) for path in MEASURED.glob("*.json")]
+    by_row = {each["row"]: each for each in found}
+    by_environment = {}
+    for row in ROWS:
+        if row in by_row:
+            by_environment.setdefault(by_row[row]["environment"], []).append(by_row[row])
+    parts = [INTRO]
+    for environment, rows in by_environment.items():
+        figure = "results_" + "".join(letter if letter.isalnum() else "_" for letter in environment.lower()) + ".png"
+        draw(rows, FIGURES / figure)
+        parts += [f"## {environment}", "\n".join(table(rows))]
+        parts += [f"{row['row']}: {WHY[row['row']]}" for row in rows if row["row"] in WHY]
+        parts.append(f"![return over steps on {environment}](figures/{figure})")
+    missing = [row for row in ROWS if row not in by_row]
+    machines = sorted(
+        {f"{each['device']}, jax {each['versions']['jax']}, gymnax {each['versions']['gymnax']}" for each in found}
+    )
+    parts += ["## Machines and versions", "\n".join(f"- {machine}" for machine in machines)]
+    if missing:
+        parts += ["## Not measured yet", ", ".join(f"`{row}`" for row in missing)]
+    PAGE.write_text("\n\n".join(part.strip() for part in parts) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help="SCRIPT/CONFIG; those not measured yet where none is given"
+    )
+    parser.add_argument("--num-seeds", type=int, help="by default 32, 16 or 8, the more the cheaper a row is")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--render", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    stored = {row: MEASURED / f"{row.replace('/', '_')}.json" for row in ROWS}
+    for row in options.rows:
+        load(row)
+    for row in [] if options.render else options.rows or [row for row in ROWS if not stored[row].exists()]:
+        found = measure(row, options.num_seeds or ROWS[row], options.seed)
+        lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
+        results.write(stored[row], f"{{\n{lines}\n}}\n")
+        print(f"{row}: final return {shown(found['final_return'])}, greedy {shown(found['greedy_return'])}", flush=True)
+    render()
+
+
+if __name__ == "__main__":
+    results.run_tool(lambda _: main())
