@@ -104,21 +104,14 @@ WHY = {}  # {row: why it is below the public return}
 
 
 def load(row: str):
-    """`(script, config file, flags)` of a row. Raises ValueError."""
-    if row not in ROWS:
-        raise ValueError(f"{row}: is not a row{results.nearest(row, ROWS)}")
+    """The script of a row and its flags."""
     name, _, config = row.partition("/")
-    file = ROOT / "configs" / name / f"{config}.yaml"
-    return (
-        results.load_script(str(ROOT / f"{name}.py")),
-        file,
-        ["--config", str(file.relative_to(ROOT)), *ALSO.get(row, [])],
-    )
+    return results.load_script(str(ROOT / f"{name}.py")), ["--config", f"configs/{row}.yaml", *ALSO.get(row, [])]
 
 
 def measure(row: str, num_seeds: int, seed: int) -> dict:
     """Train and play, from start to end. Raises CalledProcessError where training fails."""
-    script, _, flags = load(row)
+    script, flags = load(row)
     with tempfile.TemporaryDirectory() as folder:
         run_dir, name = Path(folder) / "run", row.partition("/")[0]
         words = ["tools/train.py", name, *flags, "--num-seeds", str(num_seeds), "--seed", str(seed)]
@@ -190,14 +183,14 @@ def play_in_gymnasium(script, config, agents, episodes: int = 8, seed: int = SEE
     """
     num_seeds = len(jax.tree.leaves(agents)[0])
     start, act = script.make_policy(config)
-    act = jax.jit(jax.vmap(lambda agent, obs: act(agent, start(), obs)[0]))
+    choose = jax.jit(jax.vmap(lambda agent, obs: act(agent, start(), obs)[0]))
     agents = jax.tree.map(lambda leaf: np.repeat(leaf, episodes, axis=0), agents)
     envs = gymnasium.make_vec(config.env_name, num_envs=num_seeds * episodes, vectorization_mode="sync")
     space = envs.single_action_space
     obs, _ = envs.reset(seed=seed)
     returns, going = np.zeros(num_seeds * episodes), np.full(num_seeds * episodes, True)
     while going.any():
-        action = np.asarray(act(agents, obs))
+        action = np.asarray(choose(agents, obs))
         if isinstance(space, gymnasium.spaces.Box):  # policies act in [-1, 1]
             action = space.low + (action + 1) / 2 * (space.high - space.low)
         obs, reward, terminated, truncated, _ = envs.step(action)
@@ -235,9 +228,8 @@ def falls_short(found: dict) -> bool:
 
 
 def table(rows: list[dict]) -> list[str]:
-    head = "row, steps, seeds, final return, greedy return, mean and deviation, in Gymnasium, public, minutes".split(
-        ", "
-    )
+    head = ["row", "steps", "seeds", "final return", "greedy return", "mean and deviation"]
+    head += ["in Gymnasium", "public", "minutes"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for found in rows:
         name, _, config = found["row"].partition("/")
@@ -280,8 +272,8 @@ from `benchmarks/results/`, where each row's command, commit, versions and the r
   return**: 16 greedy episodes after training, the same ones for all agents. Both are interquartile means over seeds
   with 95 % bootstrap intervals; the mean and the standard deviation over seeds are of the final return.
 - **In Gymnasium**: the same agents, played greedily for 8 episodes each in Gymnasium's own environment of that name.
-- **Public**: the best public figure of the same family of algorithms, at the number of steps that its source gives; seeds and
-  measures differ between sources. A row is **below** where both intervals end below a figure of no more steps.
+- **Public**: the best public figure of the same family of algorithms, at the number of steps that its source gives;
+  seeds and measures differ between sources. A row is **below** where both intervals end below one of no more steps.
 - **Minutes**: from the start of the command to its end, other work on the machine included, and in brackets the
   processor time of all cores.
 """
@@ -322,8 +314,8 @@ def main():
     parser.add_argument("--render", action="store_true", help="measure nothing")
     options = parser.parse_args()
     stored = {row: MEASURED / f"{row.replace('/', '_')}.json" for row in ROWS}
-    for row in options.rows:
-        load(row)
+    if unknown := [row for row in options.rows if row not in ROWS]:
+        parser.error(f"{unknown[0]}: is not a row{results.nearest(unknown[0], ROWS)}")
     for row in [] if options.render else options.rows or [row for row in ROWS if not stored[row].exists()]:
         found = measure(row, options.num_seeds or ROWS[row], options.seed)
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
@@ -333,4 +325,4 @@ def main():
 
 
 if __name__ == "__main__":
-    results.run_tool(lambda _: main())
+    main()
