@@ -1,13 +1,12 @@
-"""Speed and return on brax's hopper, beside PureJaxRL's ppo_continuous_action.py at the same settings, in one process.
+"""Return on brax's hopper beside PureJaxRL's ppo_continuous_action.py at the same settings, in one process.
 
     git clone https://github.com/luchris429/purejaxrl
-    python benchmarks/hopper_vs_purejaxrl.py speed purejaxrl
-    python benchmarks/hopper_vs_purejaxrl.py returns purejaxrl --seeds 32
+    python benchmarks/hopper_vs_purejaxrl.py purejaxrl --seeds 32
 
-`speed` trains one seed with each, in turn, several times; compilation is not counted. `returns` trains the same number
-of seeds with each and compares the mean return of the episodes that ended in the last tenth of training; they are
-written to a file after every slice of seeds, and a second call goes on from there. PureJaxRL runs from its own files;
-where --hidden is not its 256, a network of the same layers and the other size is put in its place.
+Trains the same number of seeds with each and compares the mean return of the episodes that ended in the last tenth of
+training; they are written to a file after every slice of seeds, and a second call goes on from there. PureJaxRL runs
+from its own files; where --hidden is not its 256, a network of the same layers and the other size is put in its place.
+Speed is compared by benchmarks/speed.py.
 """
 
 import argparse
@@ -116,25 +115,9 @@ def make_keys(first, seeds):
     return jax.device_put(keys, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed")))
 
 
-def speed(args):
-    steps = args.steps or 10 * 20480
-    compiled = compile_both(args, steps, 1)
-    taken = {name: [] for name in compiled}
-    for repeat in range(args.repeats):
-        for name in list(compiled)[:: 1 if repeat % 2 else -1]:
-            begun = time.perf_counter()
-            jax.block_until_ready(compiled[name](make_keys(repeat, 1)))
-            taken[name].append(time.perf_counter() - begun)
-            print(f"{name}: {steps / taken[name][-1]:,.0f} steps/s", flush=True)
-    median = {name: steps / np.median(seconds) for name, seconds in taken.items()}
-    ratio = median["onejit"] / median["PureJaxRL"]
-    rates = ", ".join(f"{name} {value:,.0f} steps/s" for name, value in median.items())
-    print(f"{describe(args)}, 1 seed, median of {args.repeats} x {steps} steps: {rates}; ratio {ratio:.2f}")
-
-
 def returns(args):
-    os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds could hang: README, "No hangs"
-    steps = args.steps or 2_000_000
+    os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds could hang: docs/hangs.md
+    steps = args.steps
     done = dict(np.load(args.out)) if Path(args.out).exists() else {}
     compiled = compile_both(args, steps, args.slice)
     while len(done.get("PureJaxRL", ())) < args.seeds:
@@ -159,18 +142,16 @@ def returns(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "returns"])
     parser.add_argument("purejaxrl", help="a clone of the repository")
     parser.add_argument("--backend", default="positional", help="of brax; PureJaxRL's default is positional")
     parser.add_argument("--hidden", type=int, default=256, help="size of the two hidden layers")
-    parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2_000_000)
     parser.add_argument("--seeds", type=int, default=32)
-    parser.add_argument("--slice", type=int, default=1, help="seeds at once in `returns`, spread over the cores")
-    parser.add_argument("--out", default="", help="of `returns`; by default a name that holds the settings")
+    parser.add_argument("--slice", type=int, default=1, help="seeds at once, spread over the cores")
+    parser.add_argument("--out", default="", help="by default a name that holds the settings")
     args = parser.parse_args()
-    args.out = args.out or f"hopper_{args.backend}_{args.hidden}_{args.steps or 2_000_000}.npz"
-    {"speed": speed, "returns": returns}[args.what](args)
+    args.out = args.out or f"hopper_{args.backend}_{args.hidden}_{args.steps}.npz"
+    returns(args)
 
 
 if __name__ == "__main__":

@@ -105,8 +105,8 @@ WHY = {}  # {row: why it is below the public return}
 
 def load(row: str):
     """The script of a row and its flags."""
-    name, _, config = row.partition("/")
-    return results.load_script(str(ROOT / f"{name}.py")), ["--config", f"configs/{row}.yaml", *ALSO.get(row, [])]
+    script = results.load_script(str(ROOT / f"{row.partition('/')[0]}.py"))
+    return script, ["--config", f"configs/{row}.yaml", *ALSO.get(row, [])]
 
 
 def measure(row: str, num_seeds: int, seed: int) -> dict:

@@ -1,21 +1,25 @@
-"""Speed of the scripts beside their peers at the peers' hyperparameters, in turn in one process.
+"""Speed of the scripts beside their peers at the peers' hyperparameters, in turn on one machine.
 
     git clone https://github.com/luchris429/purejaxrl
     git clone https://github.com/mttga/purejaxql
+    git clone https://github.com/vwxyzjn/cleanrl
     pip install --target deps --no-deps flashbax rejax
-    PYTHONPATH=deps python benchmarks/speed.py --purejaxrl purejaxrl --purejaxql purejaxql
+    python -m venv torch && torch/bin/pip install torch gymnasium tensorboard tyro
+    PYTHONPATH=deps python benchmarks/speed.py --purejaxrl purejaxrl --purejaxql purejaxql \\
+        --cleanrl cleanrl --cleanrl-python torch/bin/python
     PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
 
-Rows: ppo, ppo_minatar, ppo_continuous, ppo_rnn and dqn beside PureJaxRL; pqn beside PureJaxQL; sac and td3 beside
-rejax; gridworld beside the port that one writes first (benchmarks/q_learning_speed.py). A row whose peer is not there
-is left out, which is said.
+Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn beside PureJaxRL; pqn beside PureJaxQL;
+sac and td3 beside rejax; ppo_torch beside CleanRL's ppo.py; gridworld beside the port that one writes first. A row
+whose peer is not there is left out, which is said.
 
 The contestants are `jit(vmap(train))` of both on one device, and, with several seeds and several devices (each CPU core
 is one), the script's seeds spread over them, as `main` and tools/train.py do it. A peer's seeds are run as its own
 README does. Compilation is not counted, its time is shown. A ratio is the median over neighbouring trainings, with the
 least and the largest. Peers run from their own files; what newer packages took from them is put back: gymnax's
-five-value step, `jax.tree_map`, and W&B and hydra, which they import but which play no part. Writes speed.json,
-speed.md and speed.png into the directory --out.
+five-value step, `jax.tree_map`, and W&B and hydra, which they import but which play no part. CleanRL runs in a Python
+of its own and reports its speed itself. Writes speed.json, speed.md and speed.png into the directory --out; rows that
+were measured before stay in them.
 """
 
 import argparse
@@ -24,7 +28,10 @@ import importlib.util
 import json
 import math
 import os
+import re
+import subprocess
 import sys
+import tempfile
 import time
 import types
 from pathlib import Path
@@ -32,16 +39,17 @@ from pathlib import Path
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
 os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds may hang otherwise
 
+import flax.linen as nn
 import gymnax
 import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnax import wrappers
 from gymnax.wrappers import LegacyStepAPIWrapper
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 PPO = dict(anneal_lr=True, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5)
 CLASSIC = PPO | dict(lr=2.5e-4, num_envs=4, num_steps=128, update_epochs=4, num_minibatches=4)
@@ -86,7 +94,7 @@ def five_values(name: str):
 
 def metrics_of(train):
     """Enough for a whole training to be run, and small."""
-    return lambda key: train(key)["metrics"]
+    return lambda key: {**train(key), "runner_state": None}  # what is left holds the metrics, whatever their name
 
 
 def script_training(script: str, steps: int, **settings):
@@ -107,26 +115,58 @@ def ppo(options, steps, env_name="CartPole-v1", settings=CLASSIC, activation="ta
     return ours, metrics_of(module.make_train(upper(settings, **more)))
 
 
+def ppo_torch(options, steps):
+    ours = script_training("ppo", steps, **CLASSIC)
+    if not options.cleanrl or not options.cleanrl_python:
+        return ours, None
+    command = [options.cleanrl_python, options.cleanrl / "cleanrl" / "ppo.py", "--no-cuda", "--total-timesteps"]
+
+    def run(keys):
+        """The seconds of its training, without its imports, from the speed that it prints last."""
+        with tempfile.TemporaryDirectory() as folder:  # for what it writes
+            done = subprocess.run([*command, str(steps)], capture_output=True, text=True, check=True, cwd=folder)
+        return steps / float(re.findall(r"SPS: (\d+)", done.stdout)[-1])
+
+    run.is_process = True
+    return ours, run
+
+
 def ppo_minatar(options, steps):
     return ppo(options, steps, "Breakout-MinAtar", MINATAR, "relu")
 
 
-def ppo_continuous(options, steps):
-    more = dict(env_name="hopper", env_params={"backend": "positional"}, hidden_sizes=(256, 256))
+def ppo_continuous(options, steps, env_name="hopper"):
+    more = dict(env_name=env_name, env_params={"backend": "positional"}, hidden_sizes=(256, 256))
     ours = script_training("ppo_continuous", steps, **more, **BRAX | dict(anneal_lr=False))
     if not options.purejaxrl:
         return ours, None
     module = load(options.purejaxrl / "purejaxrl" / "ppo_continuous_action.py", "purejaxrl_ppo_continuous")
-    more = dict(ENV_NAME="hopper", TOTAL_TIMESTEPS=steps, ACTIVATION="tanh", NORMALIZE_ENV=True, ANNEAL_LR=False)
+    more = dict(ENV_NAME=env_name, TOTAL_TIMESTEPS=steps, ACTIVATION="tanh", NORMALIZE_ENV=True, ANNEAL_LR=False)
     return ours, metrics_of(module.make_train(upper(BRAX, **more, DEBUG=False)))
 
 
+def ppo_ant(options, steps):
+    return ppo_continuous(options, steps, "ant")
+
+
+class OlderCell(nn.GRUCell):
+    """Flax's GRU with the arguments that it took when PureJaxRL was written."""
+
+    features: int = 128
+
+    @staticmethod
+    def initialize_carry(key, batch, size):
+        return jnp.zeros((*batch, size))
+
+
 def ppo_rnn(options, steps):
+    """The peer has a layer of 128 between the memory and each output, and the script none."""
     ours = script_training("ppo_rnn", steps, cell_size=128, hidden_sizes=(128,), activation="relu", **CLASSIC)
     if not options.purejaxrl:
         return ours, None
     module = load(options.purejaxrl / "purejaxrl" / "ppo_rnn.py", "purejaxrl_ppo_rnn")
     module.gymnax = types.SimpleNamespace(make=five_values)
+    module.nn = types.SimpleNamespace(**vars(nn) | {"GRUCell": OlderCell})
     more = dict(ENV_NAME="CartPole-v1", TOTAL_TIMESTEPS=steps, DEBUG=False)
     return ours, metrics_of(module.make_train(upper(CLASSIC, **more)))
 
@@ -187,17 +227,43 @@ def td3(options, steps):
 
 
 def gridworld(options, steps):
-    import q_learning_speed
+    """The port does what one writes first: the environment's step in a scan, keys split and Q returned in each step."""
+    import q_learning_gridworld
 
-    settings = {name: getattr(q_learning_speed.CONFIG, name) for name in ("lr", "gamma", "epsilon")}
-    port = q_learning_speed.make_port(steps)
-    return script_training("q_learning_gridworld", steps, **settings), lambda key: port(key)[-1]
+    settings = dict(lr=0.1, gamma=0.9, epsilon=0.1)
+    env, env_params = q_learning_gridworld.make_env(q_learning_gridworld.Config(**settings))
+
+    def choose(key, q, obs):
+        explore_key, random_key, tie_key = jax.random.split(key, 3)
+        best = q[obs] == q[obs].max()
+        greedy = jax.random.choice(tie_key, 4, p=best / best.sum())
+        random = jax.random.randint(random_key, (), 0, 4)
+        return jnp.where(jax.random.uniform(explore_key) < settings["epsilon"], random, greedy)
+
+    def step(carry, _):
+        key, q, obs, state = carry
+        key, action_key, env_key = jax.random.split(key, 3)
+        action = choose(action_key, q, obs)
+        next_obs, state, reward, terminated, _, info = env.step(env_key, state, action, env_params)
+        target = reward + settings["gamma"] * jnp.where(terminated, 0.0, q[info["final_observation"]].max())
+        q = q.at[obs, action].add(settings["lr"] * (target - q[obs, action]))
+        return (key, q, next_obs, state), q
+
+    def port(key):
+        key, reset_key = jax.random.split(key)
+        obs, state = env.reset(reset_key, env_params)
+        q = jnp.zeros(env.next_cell.shape)
+        return jax.lax.scan(step, (key, q, obs, state), None, steps)[1][-1]
+
+    return script_training("q_learning_gridworld", steps, **settings), port
 
 
 ROWS = {  # (function, seeds on a CPU, seeds on a GPU, steps of all seeds in one training, what divides an agent's)
     "ppo": (ppo, (1, 8, 32), (2048,), 400_000, 512),
+    "ppo_torch": (ppo_torch, (1,), (1,), 100_000, 512),
     "ppo_minatar": (ppo_minatar, (1, 8), (256,), 131_072, 8192),
     "ppo_continuous": (ppo_continuous, (1, 4), (64,), 81_920, 20_480),
+    "ppo_ant": (ppo_ant, (), (64,), 81_920, 20_480),
     "ppo_rnn": (ppo_rnn, (1, 8), (256,), 65_536, 512),
     "dqn": (dqn, (1, 8), (256,), 200_000, 10),
     "pqn": (pqn, (1, 8), (256,), 262_144, 2048),
@@ -218,6 +284,8 @@ def compile_for(train, keys, num_devices=1):
         spread = PartitionSpec("seed")
         many = jax.shard_map(many, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
     begun = time.perf_counter()
+    if hasattr(train, "is_process"):
+        return train, 0.0
     compiled = jax.jit(many if len(keys) > 1 else lambda keys: train(keys[0])).lower(keys).compile()
     return compiled, time.perf_counter() - begun
 
@@ -240,8 +308,8 @@ def measure(name: str, seeds: int, options) -> dict | None:
     for _ in range(options.repeats + 1):  # the first warms up
         for each, (run, _) in contestants.items():
             begun = time.perf_counter()
-            jax.block_until_ready(run(keys))
-            taken[each].append(time.perf_counter() - begun)
+            done = jax.block_until_ready(run(keys))
+            taken[each].append(done if isinstance(done, float) else time.perf_counter() - begun)
     row = {"row": name, "seeds": seeds, "steps": steps, "devices": num_devices, "repeats": options.repeats}
     for each, seconds in taken.items():
         row[f"{each} steps/s"] = seeds * steps / float(np.median(seconds[1:]))
@@ -289,6 +357,8 @@ def main():
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all where none is given")
     parser.add_argument("--purejaxrl", type=Path, help="a clone of the repository")
     parser.add_argument("--purejaxql", type=Path, help="a clone of the repository")
+    parser.add_argument("--cleanrl", type=Path, help="a clone of the repository")
+    parser.add_argument("--cleanrl-python", type=Path, help="a Python that has what it needs, torch among it")
     parser.add_argument("--seeds", type=int, nargs="+", help="by default some for the device that is here")
     parser.add_argument("--repeats", type=int, default=5, help="trainings of each, beside a first one")
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps in one training")
@@ -296,23 +366,28 @@ def main():
     options = parser.parse_args()
     if unknown := set(options.rows) - set(ROWS):
         parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")
-    device = jax.devices()[0]
+    for name in ("purejaxrl", "purejaxql", "cleanrl", "cleanrl_python"):
+        if (path := getattr(options, name)) and not path.exists():
+            parser.error(f"--{name.replace('_', '-')} {path}: is not there")
+        setattr(options, name, path and path.absolute())
+    options.out.mkdir(parents=True, exist_ok=True)
+    file, device = options.out / "speed.json", jax.devices()[0]
     where = f"{os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
     print(f"{where}, jax {jax.__version__}, medians of {options.repeats}", flush=True)
-    rows = []
+    rows = json.loads(file.read_text()) if file.exists() else []
     for name in options.rows or ROWS:
         for seeds in options.seeds or ROWS[name][1 if device.platform == "cpu" else 2]:
             row = measure(name, seeds, options)
             if row is None:
-                print(f"{name}: left out, its peer is not here (--purejaxrl, --purejaxql, rejax, flashbax)", flush=True)
+                print(f"{name}: left out, its peer is not here: --help names what it needs", flush=True)
                 break
-            rows.append(row | {"device": where, "jax": jax.__version__})
             print(markdown([row]).splitlines()[-1], flush=True)
-    if rows:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "speed.json").write_text(json.dumps(rows, indent=1))
-        (options.out / "speed.md").write_text(markdown(rows))
-        draw(rows, options.out / "speed.png")
+            rows = [each for each in rows if (each["row"], each["seeds"]) != (name, seeds)]
+            rows.append(row | {"device": where, "jax": jax.__version__})
+            rows.sort(key=lambda each: (list(ROWS).index(each["row"]), each["seeds"]))
+            file.write_text(json.dumps(rows, indent=1))
+            (options.out / "speed.md").write_text(markdown(rows))
+            draw(rows, options.out / "speed.png")
 
 
 if __name__ == "__main__":
