@@ -219,7 +219,7 @@ def make_learner(config: Config):
     def learn_fast(*args):
         """On CPUs agents go one after the other: only the loop of a single one becomes one function. GPUs unroll it."""
         one_by_one = jax.custom_batching.sequential_vmap(functools.partial(learn, 1))
-        return jax.lax.platform_dependent(*args, cpu=one_by_one, default=functools.partial(learn, 4))
+        return jax.lax.platform_dependent(*args, cpu=one_by_one, default=functools.partial(learn, 10))
 
     def update(state, _=None):
         key, draw_key, start_key = jax.random.split(state.key, 3)
