@@ -279,29 +279,43 @@ from `benchmarks/results/`, where each row's command, commit, versions and the r
 """
 
 
-def render() -> None:
-    """Write docs/results.md and its figures from what was measured."""
-    found = [json.loads(path.read_text()) for path in MEASURED.glob("*.json")]
-    by_row = {each["row"]: each for each in found}
-    by_environment = {}
-    for row in ROWS:
-        if row in by_row:
-            by_environment.setdefault(by_row[row]["environment"], []).append(by_row[row])
+def by_environment(found: list[dict]) -> dict:
+    """`{environment: rows}`, in the order of ROWS."""
+    grouped = {}
+    for row in sorted(found, key=lambda each: list(ROWS).index(each["row"])):
+        grouped.setdefault(row["environment"], []).append(row)
+    return grouped
+
+
+def figure_name(environment: str) -> str:
+    return "results_" + "".join(letter if letter.isalnum() else "_" for letter in environment.lower()) + ".png"
+
+
+def page(found: list[dict]) -> str:
+    """docs/results.md from what was measured."""
     parts = [INTRO]
-    for environment, rows in by_environment.items():
-        figure = "results_" + "".join(letter if letter.isalnum() else "_" for letter in environment.lower()) + ".png"
-        draw(rows, FIGURES / figure)
+    for environment, rows in by_environment(found).items():
         parts += [f"## {environment}", "\n".join(table(rows))]
         parts += [f"{row['row']}: {WHY[row['row']]}" for row in rows if row["row"] in WHY]
-        parts.append(f"![return over steps on {environment}](figures/{figure})")
-    missing = [row for row in ROWS if row not in by_row]
-    machines = sorted(
-        {f"{each['device']}, jax {each['versions']['jax']}, gymnax {each['versions']['gymnax']}" for each in found}
-    )
-    parts += ["## Machines and versions", "\n".join(f"- {machine}" for machine in machines)]
-    if missing:
-        parts += ["## Not measured yet", ", ".join(f"`{row}`" for row in missing)]
-    PAGE.write_text("\n\n".join(part.strip() for part in parts) + "\n")
+        parts.append(f"![return over steps on {environment}](figures/{figure_name(environment)})")
+    machines = {f"{each['processor']}, {each['device']}: {versions(each)}" for each in found}
+    parts += ["## Machines and versions", "\n".join(f"- {machine}" for machine in sorted(machines))]
+    if missing := [row for row in ROWS if row not in {each["row"] for each in found}]:
+        listed = ", ".join(f"[{row}](../configs/{row}.yaml)" for row in missing)
+        parts += ["## Not measured by this command yet", f"The comment of the config says what is known. {listed}."]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def versions(found: dict) -> str:
+    return ", ".join(f"{name} {found['versions'][name]}" for name in ("jax", "gymnax", "brax"))
+
+
+def render() -> None:
+    """Write docs/results.md and its figures."""
+    found = [json.loads(path.read_text()) for path in MEASURED.glob("*.json")]
+    for environment, rows in by_environment(found).items():
+        draw(rows, FIGURES / figure_name(environment))
+    PAGE.write_text(page(found))
 
 
 def main():

@@ -266,15 +266,18 @@ def interquartile_mean(values, axis=0):
     return scipy.stats.trim_mean(np.where(np.isfinite(values), values, -np.inf), 0.25, axis=axis)
 
 
-def interval(values, statistic=interquartile_mean) -> list:
-    """A statistic over seeds and its 95 % bootstrap interval: [seeds, ...] -> value, low, high, each [...].
+def interval(values, statistic=interquartile_mean, level=95) -> list:
+    """A statistic over seeds and its bootstrap interval of `level` %: [seeds, ...] -> value, low, high, each [...].
 
     Seeds are drawn jointly for all that follows the first axis. A seed that diverged is never left out: it counts as
     -inf, and so may value or low where there are many.
     """
     values, rng = np.where(np.isfinite(values), values, -np.inf), np.random.default_rng(0)
     drawn = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(RESAMPLES)]
-    return [statistic(values), *np.percentile(drawn, [2.5, 97.5], axis=0, method="nearest")]  # never between -inf and x
+    return [
+        statistic(values),
+        *np.percentile(drawn, [50 - level / 2, 50 + level / 2], axis=0, method="nearest"),
+    ]  # never between -inf and x
 
 
 def summarize(name: str, returns) -> dict:

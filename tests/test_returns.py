@@ -1,0 +1,116 @@
+"""The tables of results: what benchmarks/returns.py computes, that the page is what was measured, rows made again."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import results
+import tyro
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import returns  # noqa: E402
+
+MEASURED = sorted(returns.MEASURED.glob("*.json"))
+
+
+def found(**more) -> dict:
+    """A row as it is measured."""
+    curve = {"steps": [10, 20], "return": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5]}
+    few = {"row": "ppo/cartpole", "script": "ppo", "environment": "CartPole-v1", "total_timesteps": 499_712}
+    few |= {"final_return": [490.0, 500.0], "greedy_return": [480.0, 500.0], "curve": curve}
+    return few | {"seconds": 60.0, "processor_seconds": 90.0} | more
+
+
+def test_learning_curve_against_plain_means():
+    class Config:
+        num_updates, num_envs, num_steps, warmup_timesteps = 6, 4, 5, 100
+
+    class Script:
+        mean_return = staticmethod(importlib.import_module("ppo").mean_return)
+
+    rng = np.random.default_rng(0)
+    metrics = {"episodes": rng.integers(1, 5, (8, 6)).astype(float), "episodic_return": rng.normal(size=(8, 6))}
+    metrics["episodes"][2, 4] = 0  # an update without an episode in one seed: no point there
+    metrics["episodic_return"][2, 4] = np.nan
+    curve = returns.learning_curve(Script, Config, metrics)
+    assert curve["steps"] == [120, 140, 160, 180, 220]
+    expected = [np.sort(metrics["episodic_return"][:, i])[2:6].mean() for i in (0, 1, 2, 3, 5)]
+    np.testing.assert_allclose(curve["return"], expected, atol=1e-4)
+    assert all(
+        low <= mean <= high for low, mean, high in zip(curve["low"], curve["return"], curve["high"], strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("final", "greedy", "steps", "below"),
+    [
+        ([480.0] * 4, [481.0] * 4, 499_712, True),  # public: 500 within 1e5 steps
+        ([480.0] * 4, [500.0] * 4, 499_712, False),
+        ([480.0] * 4, [481.0] * 4, 80_000, False),  # which had more steps
+    ],
+)
+def test_a_row_below_what_is_public_is_marked(final, greedy, steps, below):
+    row = found(final_return=final, greedy_return=greedy, total_timesteps=steps)
+    assert returns.falls_short(row) == below
+    assert ("**below**" in "\n".join(returns.table([row]))) == below
+    assert not returns.falls_short(row | {"environment": "Nothing-v0"})
+
+
+def test_table_shows_interquartile_means():
+    row = found(final_return=[0.0, 400.0, 440.0, 500.0], gymnasium_return=[1.0, 2.0, 3.0, 4.0])
+    line = returns.table([row])[-1]
+    assert "| 5e5 | 4 | 420 (" in line and "| 2.5 (" in line and f"{np.std([0, 400, 440, 500], ddof=1):.2g}" in line
+
+
+def test_rows_have_configs():
+    assert not [row for row in returns.ROWS if not (ROOT / "configs" / f"{row}.yaml").exists()]
+    assert set(returns.WHY) <= set(returns.ROWS) and set(returns.ALSO) <= set(returns.ROWS)
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_what_was_measured_is_of_a_row_as_it_is(path):
+    """The settings are those of the config that is here: a changed config has to be measured again."""
+    row = json.loads(path.read_text())
+    assert path.stem == row["row"].replace("/", "_")
+    script, flags = returns.load(row["row"])
+    _, file, *also = flags
+    config = results.parse(
+        tyro.conf.FlagConversionOff[script.Config], results.read_flags(script, ["--config", str(ROOT / file), *also])
+    )
+    now, then = json.loads(json.dumps(results.plain(config))), row["settings"]
+    assert {name: then[name] for name in now} == now
+    assert len(row["final_return"]) == len(row["greedy_return"]) == then["num_seeds"]
+    assert then["seed"] == returns.SEED
+
+
+def test_page_is_what_was_measured():
+    assert returns.page([json.loads(path.read_text()) for path in MEASURED]) == returns.PAGE.read_text()
+    environments = returns.by_environment([json.loads(path.read_text()) for path in MEASURED])
+    assert not [each for each in environments if not (returns.FIGURES / returns.figure_name(each)).exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["ppo/catch", "q_learning_gridworld/walls"])
+def test_a_row_measured_again_agrees(row):
+    """With other seeds: the 99.9 % intervals of the final return meet."""
+    stored = json.loads((returns.MEASURED / f"{row.replace('/', '_')}.json").read_text())
+    again = returns.measure(row, num_seeds=16, seed=7)
+    (_, low, high), (_, other_low, other_high) = (
+        results.interval(np.array(each["final_return"]), level=99.9) for each in (stored, again)
+    )
+    assert low <= other_high and other_low <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "least"),
+    [("ppo/cartpole_fast", 475), ("ppo/acrobot", -100), ("ppo/mountaincar", -130), ("ppo_continuous/pendulum", -250)],
+)
+def test_policies_work_in_gymnasium(row, least):
+    """Trained here, played in Gymnasium's own environments: their observations, actions and limits are the same."""
+    again = returns.measure(row, num_seeds=4, seed=7)
+    assert np.mean(again["gymnasium_return"]) > least
