@@ -74,7 +74,7 @@ PUBLIC = {  # {environment: [(scripts, best public return, within which steps, w
         (("pqn",), -95.6, 5e5, f"PQN, {CLEANRL}"),
     ],
     "MountainCar-v0": [
-        (("ppo", "pqn"), -110, 1e6, f"PPO, {ZOO}"),
+        (("ppo",), -110, 1e6, f"PPO, {ZOO}"),
         (VALUE, -100.8, 1.2e5, f"DQN, {ZOO}"),
     ],
     "Pendulum-v1": [
