@@ -133,7 +133,7 @@ def speed(args):
 
 
 def returns(args):
-    os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds could hang: README, "No hangs"
+    os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds could hang: docs/hangs.md
     steps = args.steps or 2_000_000
     done = dict(np.load(args.out)) if Path(args.out).exists() else {}
     compiled = compile_both(args, steps, args.slice)

@@ -16,7 +16,7 @@ import time
 import types
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization could hang: see "No hangs" in README.md
+os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization could hang: see docs/hangs.md
 
 import gymnax
 import jax
