@@ -20,7 +20,7 @@ test-all: $(VENV)/.installed-dev  ## the linter and all tests, the slow ones too
 tools: $(VENV)/.installed-tools  ## what tools/ need besides: Python packages, and brax's viewer's from npm
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
 	$(PYTHON) tools/sync_blocks.py $(ARGS)
