@@ -7,6 +7,7 @@ from posixpath import normpath, relpath
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
+from mkdocs.structure.toc import get_toc
 
 ROOT = Path(__file__).resolve().parent.parent
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash"}
@@ -95,6 +96,15 @@ def mathml(tex: str, display: str) -> str:
     return convert(html.unescape(tex).strip(), display=display)
 
 
+def headings(content: str):
+    """Of a notebook's page, code in headings included."""
+    found, tokens = re.findall(r'(?s)<h([12]) id="([^"]+)">(.*?)<a class="anchor-link"', content), []
+    for level, name, text in found:
+        token = {"level": int(level), "id": name, "name": re.sub("<[^>]+>", "", text), "children": []}
+        (tokens[0]["children"] if level == "2" and tokens else tokens).append(token)
+    return get_toc(tokens)
+
+
 def on_page_content(content, page, config, files):
     """Equations as MathML; of notebooks, which are pages already, the links too."""
     if page.file.src_uri.endswith(".ipynb"):
@@ -102,6 +112,7 @@ def on_page_content(content, page, config, files):
             new = relpath(page_of(path), str(PurePosixPath(page.file.src_uri).parent))
             new = re.sub(r"\.(md|ipynb)$", ".html", new)
             content = content.replace(f'href="{written}{anchor}"', f'href="{new}{anchor}"')
+        page.toc = headings(content)
         text = re.compile(r"(?s)(<div[^>]*jp-RenderedMarkdown[^>]*>)(.*?)(</div>)")
         found = re.compile(r"(?<![\w$\\])\$([^$<]+)\$(?![\w$])")
 
