@@ -134,6 +134,7 @@ def parse_benchmark(file, words, monkeypatch):
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parsed)
     monkeypatch.setattr(sys, "argv", [file, *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
     environment = dict(os.environ)
     try:
         runpy.run_path(str(ROOT / file), run_name="__main__")
