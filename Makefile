@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 ARGS ?=
 
-.PHONY: run test test-all tools sync clean
+.PHONY: run test test-all tools docs sync clean
 
 run: $(VENV)/.installed  ## the default run; make run ARGS="--env-name Pendulum-v1" gives it flags
 	$(RUN) ppo_continuous.py $(ARGS)
@@ -19,11 +19,14 @@ test-all: $(VENV)/.installed-dev  ## the linter and all tests, the slow ones too
 
 tools: $(VENV)/.installed-tools  ## what tools/ need besides: Python packages, and brax's viewer's from npm
 
+docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
 	$(PYTHON) tools/sync_blocks.py $(ARGS)
 
 clean:  ## remove what make made; runs/ stays
-	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site .jax_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # A stamp, not .venv itself: a virtual environment that was left half made has to be made again.
@@ -43,4 +46,8 @@ $(VENV)/.installed-tools: requirements-tools.txt requirements.txt tools/viewer/p
 
 $(VENV)/.installed-dev: requirements-dev.txt requirements-tools.txt requirements.txt | $(VENV)/.created
 	$(RUN) -m pip install --quiet -r requirements-dev.txt
+	touch $@
+
+$(VENV)/.installed-docs: requirements-docs.txt | $(VENV)/.created
+	$(RUN) -m pip install --quiet -r requirements-docs.txt
 	touch $@

@@ -5,7 +5,7 @@
     python benchmarks/no_hangs.py --nproc 1       # with a thread pool of one in XLA, by default one for each core
     python benchmarks/no_hangs.py --lapack        # the initialization of Flax and nothing else, which does hang
 
-Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See "No hangs" in README.md.
+Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See docs/hangs.md.
 """
 
 import argparse

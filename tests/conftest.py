@@ -25,6 +25,8 @@ SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
+QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"  # to compile in half the time
+QUICKLY += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 SMALL = {
     "max_steps_in_episode": 13,  # of the GridWorld; all others have it in env_params
     "goal": (7, 10),  # of the GridWorld: near enough to be found
@@ -49,9 +51,7 @@ SMALL = {
 def pytest_configure(config):
     """The fast tier compiles in half the time: XLA's older emitter, no optimization. The slow one does as users do."""
     if config.option.markexpr == "not slow" and jax.__version_info__[:2] == (0, 10):  # XLA dies of flags it has lost
-        quickly = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-        quickly += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-        os.environ["XLA_FLAGS"] = f"{quickly} {os.environ.get('XLA_FLAGS', '')}"  # read when the backend starts
+        os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"  # read when the backend starts
 
 
 def pytest_itemcollected(item):

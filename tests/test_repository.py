@@ -1,4 +1,4 @@
-"""What holds across files: common blocks, declared dependencies, imports, configs, the README."""
+"""What holds across files: common blocks, declared dependencies, imports, configs. Of pages: test_docs.py."""
 
 import ast
 import importlib
@@ -206,7 +206,7 @@ def test_imports_are_found():
     assert top_names(source) == {"a", "c", "", "e", "h"}
 
 
-# Configs and the README
+# Configs
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda file: str(file.relative_to(ROOT / "configs")))
@@ -218,11 +218,3 @@ def test_config_can_be_run(path):
     config = results.read_config(script, path)
     assert yaml.safe_load(path.read_text()), "sets nothing"
     assert config.num_updates > 0
-
-
-def test_readme_names_each_make_target():
-    targets = re.findall(r"(?m)^([a-z][a-z-]*):", (ROOT / "Makefile").read_text())
-    assert {"run", "test", "test-all", "sync", "clean"} <= set(targets)
-    readme = (ROOT / "README.md").read_text()
-    missing = [target for target in targets if not re.search(rf"make {target}(?![\w-])", readme)]
-    assert not missing, f"README.md does not mention: make {', make '.join(missing)}"

@@ -1,0 +1,134 @@
+"""The picture at the top of README.md: three agents, trained by this program and drawn side by side as a GIF.
+
+    pip install -r requirements-tools.txt
+    python benchmarks/animation.py --out docs/figures/agents.gif
+
+brax's hopper after configs/ppo_continuous/hopper.yaml, MinAtar's Breakout after configs/ppo/breakout.yaml, and the
+values of the GridWorld of configs/q_learning_gridworld/walls.yaml while they are learned. Of the first two four agents
+are trained, and the best one of them plays one greedy episode, repeated where it is short.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+
+import jax
+import numpy as np
+import render  # chooses how to draw without a screen, before MuJoCo is imported
+import results
+from matplotlib import colormaps
+from matplotlib.colors import Normalize
+from PIL import Image, ImageDraw, ImageFont
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+SIZE = 300  # pixels of a square picture
+STRIP = 44  # pixels of the caption above it
+GAP = 12
+
+
+def best_episode(name: str, config_file: str, max_steps: int):
+    """`(script, config, states, rewards)`: a greedy episode of the best of four trained agents."""
+    script = results.load_script(name)
+    config = results.read_config(script, CONFIGS / name / config_file)
+    begun = time.perf_counter()
+    out = jax.block_until_ready(jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4)))
+    final = results.final_return(jax.tree.map(np.asarray, out["metrics"]))
+    print(f"{name}: final returns {np.round(final, 1)}, {time.perf_counter() - begun:.0f} s with compiling")
+    best = jax.tree.map(lambda leaf: leaf[final.argmax()][None], out["runner_state"].agent)
+    ((states, rewards),) = render.play(script, config, best, jax.random.key(1))
+    print(f"{name}: an episode of {len(rewards)} steps, return {rewards.sum():.4g}")
+    return script, config, *jax.tree.map(lambda leaf: leaf[:max_steps], (states, rewards))
+
+
+def hopper_frames(count: int):
+    """`(caption, picture)` of the hopper, 25 in a second of its life."""
+    script, config, states, rewards = best_episode("ppo_continuous", "hopper.yaml", count * 4)
+    env = render.unwrap(script.make_env(config)[0])
+    every = max(1, round(1 / (25 * float(env.env.dt))))
+    steps = range(0, len(rewards), every)
+    for picture in render.mujoco_frames(env.env, states[0].pipeline_state, rewards, steps, SIZE, SIZE):
+        yield "brax hopper", picture
+
+
+def breakout_frames(count: int):
+    """`(caption, picture)` of the grid: a colour for each channel, as tools/render.py has them."""
+    script, config, states, rewards = best_episode("ppo", "breakout.yaml", count)
+    env, env_params = script.make_env(config)
+    obs = render.observe_all(render.unwrap(env), env_params, states)
+    colors = np.vstack([[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]])
+    for step, picture in enumerate(colors[((obs > 0) * (1 + np.arange(obs.shape[-1]))).max(axis=-1)]):
+        yield f"MinAtar Breakout, return {rewards[: step + 1].sum():.0f}", np.uint8(255 * picture)
+
+
+def grid_world_frames(count: int):
+    """`(caption, picture)` of the largest value of each cell, at steps that are evenly spread over their logarithm."""
+    script = results.load_script("q_learning_gridworld")
+    config = results.read_config(script, CONFIGS / "q_learning_gridworld" / "walls.yaml")
+    config = dataclasses.replace(config, num_steps=100)
+    env, _ = script.make_env(config)
+    init, update = map(jax.jit, script.make_learner(config))
+    state, values = init(jax.random.key(0)), []
+    for _ in range(config.num_updates):
+        state, _ = update(state)
+        values.append(np.asarray(state.q).max(axis=1).reshape(env.height, env.width))
+    norm = Normalize(min(value.min() for value in values), values[-1].max())
+    walls = env.walls.reshape(env.height, env.width)
+    chosen = np.unique(np.geomspace(1, config.num_updates, 3 * count).astype(int))
+    for i in chosen[np.linspace(0, len(chosen) - 1, count).astype(int)]:
+        colors = np.uint8(255 * colormaps["viridis"](norm(values[i - 1]))[..., :3])
+        colors[walls] = 60
+        colors[divmod(env.goal, env.width)] = 255, 255, 255
+        yield f"GridWorld, values after {i * config.num_steps / 1000:.1f} k steps", colors
+
+
+def panel(title: str, caption: str, picture) -> Image.Image:
+    """A picture enlarged to SIZE without smoothing, and two lines above it."""
+    image = Image.new("RGB", (SIZE, SIZE + STRIP), "white")
+    height, width = picture.shape[:2]
+    scale = min(SIZE / width, SIZE / height)
+    drawn = Image.fromarray(np.asarray(picture)).resize(
+        (round(width * scale), round(height * scale)), Image.Resampling.NEAREST
+    )
+    image.paste(drawn, ((SIZE - drawn.width) // 2, STRIP + (SIZE - drawn.height) // 2))
+    draw = ImageDraw.Draw(image)
+    draw.text((2, 2), title, fill="black", font=ImageFont.load_default(17))
+    draw.text((2, 23), caption, fill=(90, 90, 90), font=ImageFont.load_default(15))
+    return image
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("agents.gif"))
+    parser.add_argument("--frames", type=int, default=150)
+    options = parser.parse_args()
+    count = options.frames
+    parts = {
+        "ppo_continuous.py": list(itertools.islice(itertools.cycle(hopper_frames(count)), count)),
+        "ppo.py": list(itertools.islice(itertools.cycle(breakout_frames(count)), count)),
+        "q_learning_gridworld.py": list(grid_world_frames(count)),
+    }
+    frames = []
+    for row in zip(*parts.values(), strict=True):
+        frame = Image.new("RGB", (len(parts) * SIZE + (len(parts) - 1) * GAP, SIZE + STRIP), "white")
+        for place, (title, (caption, picture)) in enumerate(zip(parts, row, strict=True)):
+            frame.paste(panel(title, caption, picture), (place * (SIZE + GAP), 0))
+        frames.append(frame)
+    # One palette for all frames and no dithering, so that what does not move stays the same and takes no room.
+    sample = Image.new("RGB", (frames[0].width, 5 * frames[0].height))
+    for place, frame in enumerate(frames[:: max(1, count // 5)][:5]):
+        sample.paste(frame, (0, place * frame.height))
+    palette = sample.quantize(128)
+    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    save = partial(frames[0].save, format="GIF", save_all=True, append_images=frames[1:], duration=60, loop=0)
+    results.write(options.out, lambda file: save(file, optimize=True))
+    print(f"{options.out}: {options.out.stat().st_size / 1e6:.2f} MB, {len(frames)} frames")
+
+
+if __name__ == "__main__":
+    main()

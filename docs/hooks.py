@@ -1,0 +1,124 @@
+"""What `mkdocs build` does besides (mkdocs.yml): links out of docs/, equations, pages that are not written yet."""
+
+import html
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+from mkdocs.structure.toc import get_toc
+
+ROOT = Path(__file__).resolve().parent.parent
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash"}
+LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+FENCE = re.compile(r"(?ms)^```.*?^```")
+
+
+def on_config(config):
+    """Of the navigation only pages that there are."""
+
+    def there(entry):
+        (each,) = entry.values() if isinstance(entry, dict) else [entry]
+        if isinstance(each, list):
+            return {name: [page for page in map(there, pages) if page] for name, pages in entry.items()}
+        return entry if (ROOT / "docs" / each).exists() or (ROOT / each).exists() else None
+
+    config.nav = [entry for entry in map(there, config.nav) if entry]
+    return config
+
+
+def targets(text: str, folder: str):
+    """Links of a page in `folder` to what is in the repository: `(as written, anchor, path from the root)`."""
+    for match in LINK.finditer(FENCE.sub("", text)):
+        path = normpath(f"{folder}/{match[1]}")
+        if "://" not in match[1] and not path.startswith("..") and (ROOT / path).exists():
+            yield match[1], match[2] or "", path
+
+
+def page_of(path: str) -> str:
+    """The page of the site, from its root, that shows a file or a folder of the repository."""
+    if path == "README.md":
+        return "index.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if path.endswith(".md"):
+        return path
+    return f"source/{path}.md" if (ROOT / path).is_file() else f"source/{path}/files.md"
+
+
+def shown(path: str) -> str:
+    """A file of the repository as the text of a page, a folder as a list of its files."""
+    file = ROOT / path
+    if path.endswith(".md"):
+        return file.read_text()
+    head = f"---\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {path}\n\n"
+    if file.is_file():
+        return f"{head}````{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text()}\n````\n"
+    files = sorted(each.name for each in file.iterdir() if each.is_file())
+    return head + "".join(f"- [{name}]({name}.md)\n" for name in files)
+
+
+def on_files(files, config):
+    """Add a page for each file outside of docs/ that a page links to."""
+    pages = [file for file in files if file.src_uri.endswith((".md", ".ipynb"))]
+    waiting = [path for file in pages for *_, path in targets(file.content_string, f"docs/{file.src_uri}/..")]
+    done = set()
+    while waiting:
+        path = waiting.pop()
+        if path in done or path.startswith("docs/") or path == "README.md":
+            continue
+        done.add(path)
+        files.append(File.generated(config, page_of(path), content=shown(path)))
+        if path.endswith(".md"):
+            waiting += [each for *_, each in targets(shown(path), str(PurePosixPath(path).parent))]
+        elif (ROOT / path).is_dir():
+            waiting += [f"{path}/{each.name}" for each in (ROOT / path).iterdir() if each.is_file()]
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links to files of the repository become links to their pages; entries of pages that are not there go."""
+    uri = page.file.src_uri
+    if uri.startswith("source/"):
+        return markdown
+    folder = f"docs/{uri}/.." if (ROOT / "docs" / uri).exists() else str(PurePosixPath(uri).parent)
+    if uri == "index.md":  # whose lists may be ahead of what is there
+        entries = [(line, re.match(r"- \[[^]]*\]\(([\w.]+)\)", line)) for line in markdown.splitlines()]
+        markdown = "\n".join(line for line, entry in entries if not entry or (ROOT / "docs" / entry[1]).exists())
+    for written, anchor, path in set(targets(markdown, folder)):
+        new = relpath(page_of(path), str(PurePosixPath(uri).parent))
+        markdown = markdown.replace(f"]({written}{anchor})", f"]({new}{anchor})")
+    return markdown
+
+
+def mathml(tex: str, display: str) -> str:
+    return convert(html.unescape(tex).strip(), display=display)
+
+
+def headings(content: str):
+    """Of a notebook's page, code in headings included."""
+    found, tokens = re.findall(r'(?s)<h([12]) id="([^"]+)">(.*?)<a class="anchor-link"', content), []
+    for level, name, text in found:
+        token = {"level": int(level), "id": name, "name": re.sub("<[^>]+>", "", text), "children": []}
+        (tokens[0]["children"] if level == "2" and tokens else tokens).append(token)
+    return get_toc(tokens)
+
+
+def on_page_content(content, page, config, files):
+    """Equations as MathML; of notebooks, which are pages already, the links too."""
+    if page.file.src_uri.endswith(".ipynb"):
+        for written, anchor, path in set(targets(page.file.content_string, f"docs/{page.file.src_uri}/..")):
+            new = relpath(page_of(path), str(PurePosixPath(page.file.src_uri).parent))
+            new = re.sub(r"\.(md|ipynb)$", ".html", new)
+            content = content.replace(f'href="{written}{anchor}"', f'href="{new}{anchor}"')
+        page.toc = headings(content)
+        text = re.compile(r"(?s)(<div[^>]*jp-RenderedMarkdown[^>]*>)(.*?)(</div>)")
+        found = re.compile(r"(?<![\w$\\])\$([^$<]+)\$(?![\w$])")
+
+        def equations(match):
+            return match[1] + found.sub(lambda each: mathml(each[1], "inline"), match[2]) + match[3]
+
+        return text.sub(equations, content)
+    found = re.compile(r'(?s)<(div|span) class="arithmatex">(?:\\\[|\\\()(.*?)(?:\\\]|\\\))</\1>')
+    return found.sub(lambda each: mathml(each[2], {"div": "block", "span": "inline"}[each[1]]), content)
