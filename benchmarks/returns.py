@@ -3,6 +3,7 @@
     python benchmarks/returns.py ppo/cartpole dqn/cartpole   # rows by name, SCRIPT/CONFIG
     python benchmarks/returns.py                             # all rows that are not measured yet: hours
     python benchmarks/returns.py --render                    # the page alone, from what was measured
+    python benchmarks/returns.py --plan                      # what rows for a GPU would take, by tools/plan.py
 
 A row is one run of tools/train.py from start to end. Agents of classic control then play in Gymnasium too, which has
 environments of its own. benchmarks/results/SCRIPT_CONFIG.json keeps the returns of each seed, the learning curve,
@@ -33,6 +34,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import results  # noqa: E402
 
 MEASURED, PAGE, FIGURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "docs" / "figures"
+PLANS_FILE = MEASURED / "plans.json"
 SEED = 100
 
 SEEDS = {  # of each row
@@ -53,6 +55,13 @@ SEEDS = {  # of each row
 }
 ROWS = {row: seeds for seeds, rows in SEEDS.items() for row in rows.split()}
 ALSO = {f"pqn/{game}": ["--total-timesteps", "1e6"] for game in ("breakout", "asterix", "freeway", "spaceinvaders")}
+PLANNED = {  # rows for a GPU: seeds
+    **{f"ppo_continuous/{robot}": 32 for robot in ("ant", "halfcheetah", "walker2d", "humanoid")},
+    **{f"{name}/{robot}": 8 for name in ("sac", "td3") for robot in ("ant", "halfcheetah", "walker2d")},
+    **{f"ppo/{game}": 256 for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
+    **{f"pqn/{game}": 64 for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
+}
+LONGER = {row: ["--total-timesteps", "1e7"] for row in PLANNED if row.startswith("ppo/")}
 GYMNASIUM = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"}
 
 BLINES = "[gymnax-blines](https://github.com/RobertTLange/gymnax-blines)"
@@ -200,6 +209,19 @@ def play_in_gymnasium(script, config, agents, episodes: int = 8, seed: int = SEE
     return returns.reshape(num_seeds, episodes).mean(axis=1)
 
 
+def plan(row: str) -> dict:
+    """What an H100 would take, from tools/plan.py, which needs the packages of requirements-gpu.txt."""
+    words = [row.partition("/")[0], "--config", f"configs/{row}.yaml", *LONGER.get(row, []), "--num-seeds"]
+    words = ["tools/plan.py", *words, str(PLANNED[row]), "--gpu", "h100", "--no-most-seeds"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        more = ["--json", str(file)]
+        subprocess.run([sys.executable, *words, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        found = json.loads(file.read_text())
+    kept = {name: found["loops"][0][name] for name in ("kernels", "bytes", "seconds")}
+    return {"command": "python " + " ".join(words), "memory": found["memory"]["needed"], **kept}
+
+
 # --- the page ---
 
 
@@ -279,6 +301,10 @@ from `benchmarks/results/`, where each row's command, commit, versions and the r
 """
 
 
+PLANS = """What one H100 would take, as [tools/plan.py](plan.md) tells it from the program that XLA makes for it. The
+returns are not known yet. `python benchmarks/returns.py --plan` makes the table again."""
+
+
 def by_environment(found: list[dict]) -> dict:
     """`{environment: rows}`, in the order of ROWS."""
     grouped = {}
@@ -291,8 +317,8 @@ def figure_name(environment: str) -> str:
     return "results_" + "".join(letter if letter.isalnum() else "_" for letter in environment.lower()) + ".png"
 
 
-def page(found: list[dict]) -> str:
-    """docs/results.md from what was measured."""
+def page(found: list[dict], plans: dict) -> str:
+    """docs/results.md from what was measured and planned."""
     parts = [INTRO]
     for environment, rows in by_environment(found).items():
         parts += [f"## {environment}", "\n".join(table(rows))]
@@ -300,22 +326,42 @@ def page(found: list[dict]) -> str:
         parts.append(f"![return over steps on {environment}](figures/{figure_name(environment)})")
     machines = {f"{each['processor']}, {each['device']}: {versions(each)}" for each in found}
     parts += ["## Machines and versions", "\n".join(f"- {machine}" for machine in sorted(machines))]
+    if plans:
+        parts += planned(plans)
     if missing := [row for row in ROWS if row not in {each["row"] for each in found}]:
         listed = ", ".join(f"[{row}](../configs/{row}.yaml)" for row in missing)
         parts += ["## Not measured by this command yet", f"The comment of the config says what is known. {listed}."]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
+def planned(plans: dict) -> list[str]:
+    """The section of what is sized for a GPU. `plans` {row: what `plan` gave}."""
+    lines = ["| row | seeds | memory, GiB | kernels | bytes, TB | minutes at least |", "|---|---|---|---|---|---|"]
+    for row, each in plans.items():
+        numbers = f"{each['memory'] / 2**30:.2g} | {each['kernels'] / 1e6:.3g} M | {each['bytes'] / 1e12:.3g}"
+        link = f"[{row}](../configs/{row}.yaml){', 1e7 steps' if row in LONGER else ''}"
+        lines.append(f"| {link} | {PLANNED[row]} | {numbers} | {each['seconds'] / 60:.2g} |")
+    return ["## Sized for a GPU: planned, not measured", PLANS, "\n".join(lines)]
+
+
 def versions(found: dict) -> str:
     return ", ".join(f"{name} {found['versions'][name]}" for name in ("jax", "gymnax", "brax"))
 
 
+def read_measured() -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(MEASURED.glob("*_*.json"))]
+
+
+def read_plans() -> dict:
+    return json.loads(PLANS_FILE.read_text()) if PLANS_FILE.exists() else {}
+
+
 def render() -> None:
     """Write docs/results.md and its figures."""
-    found = [json.loads(path.read_text()) for path in MEASURED.glob("*.json")]
+    found = read_measured()
     for environment, rows in by_environment(found).items():
         draw(rows, FIGURES / figure_name(environment))
-    PAGE.write_text(page(found))
+    PAGE.write_text(page(found, read_plans()))
 
 
 def main():
@@ -326,11 +372,19 @@ def main():
     parser.add_argument("--num-seeds", type=int, help="by default 32, 16 or 8, the more the cheaper a row is")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--render", action="store_true", help="measure nothing")
+    parser.add_argument("--plan", action="store_true", help="the rows for a GPU: plan those that are not planned yet")
     options = parser.parse_args()
     stored = {row: MEASURED / f"{row.replace('/', '_')}.json" for row in ROWS}
     if unknown := [row for row in options.rows if row not in ROWS]:
         parser.error(f"{unknown[0]}: is not a row{results.nearest(unknown[0], ROWS)}")
-    for row in [] if options.render else options.rows or [row for row in ROWS if not stored[row].exists()]:
+    for row in PLANNED if options.plan else ():
+        plans = read_plans()
+        if row not in plans:
+            plans[row] = plan(row)
+            results.write(PLANS_FILE, json.dumps(plans, indent=1) + "\n")
+    for row in (
+        [] if options.render or options.plan else options.rows or [row for row in ROWS if not stored[row].exists()]
+    ):
         found = measure(row, options.num_seeds or ROWS[row], options.seed)
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
         results.write(stored[row], f"{{\n{lines}\n}}\n")
