@@ -277,7 +277,9 @@ def small_budget(file: str, words: list[str]) -> list[str]:
             kept.append(word)
     config = results.parse(tyro.conf.FlagConversionOff[script.Config], kept)
     if hasattr(config, "num_generations"):
-        return ["--num-generations", "2", "--population-size", "4", "--num-slices", "1", "--inner-seeds", "1"]
+        steps = str(2 * config.inner_envs * config.inner_steps)
+        few = ["--num-generations", "2", "--population-size", "4", "--num-slices", "1", "--inner-seeds", "1"]
+        return [*few, "--fitness-episodes", "1", "--total-timesteps", steps]
     warmup, steps = getattr(config, "warmup_timesteps", 0), config.num_envs * config.num_steps
     small = ["--total-timesteps", str(warmup + 2 * steps), "--num-seeds", "2"]
     if getattr(config, "snapshot_interval", 0):
