@@ -445,10 +445,12 @@ def make_inner(config: Config):
             updates, opt_state = optimizer.update(jax.grad(loss)(params, minibatch, drift), opt_state, params)
             return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), None
 
+        def epoch(carry, key):
+            order = jax.random.permutation(key, batch_size)
+            return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
+
         keys = jax.random.split(key, config.update_epochs)
-        orders = jax.vmap(lambda key: jax.random.permutation(key, batch_size))(keys)
-        indices = orders.reshape(config.update_epochs * config.num_minibatches, -1)
-        (params, opt_state), _ = jax.lax.scan(gradient_step, (state.params, state.opt_state), indices)
+        (params, opt_state), _ = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
         return state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
 
     def train(drift, rng):

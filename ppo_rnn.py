@@ -427,10 +427,12 @@ def make_learner(config: Config):
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), metrics
 
+        def epoch(carry, key):
+            order = jax.random.permutation(key, config.num_envs)
+            return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
+
         keys = jax.random.split(key, config.update_epochs)
-        orders = jax.vmap(lambda key: jax.random.permutation(key, config.num_envs))(keys)
-        envs = orders.reshape(config.update_epochs * config.num_minibatches, -1)
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), envs)
+        (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
         state = state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
         return state, jax.tree.map(jnp.mean, metrics)
 

@@ -294,10 +294,12 @@ def make_learner(config: Config):
             params = jax.tree.map(lambda param, update: param - lr * update, params, updates)
             return (params, opt_state), {"td_loss": error, "q_value": q}
 
+        def epoch(carry, key):
+            order = random_order(key, batch_size)
+            return scan_in_rows(gradient_step, carry, order.reshape(config.num_minibatches, -1))
+
         keys = jax.random.split(key, config.update_epochs)
-        orders = jax.vmap(lambda key: random_order(key, batch_size))(keys)
-        indices = orders.reshape(config.update_epochs * config.num_minibatches, -1)
-        (params, opt_state), metrics = scan_in_rows(gradient_step, (state.params, state.opt_state), indices)
+        (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
         state = state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
         return state, jax.tree.map(jnp.mean, metrics)
 

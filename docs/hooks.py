@@ -1,4 +1,4 @@
-"""What `mkdocs build` does besides (mkdocs.yml): links out of docs/, equations, pages that are not written yet."""
+"""What `mkdocs build` does besides (mkdocs.yml): links out of docs/, equations."""
 
 import html
 import re
@@ -13,19 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash"}
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(?ms)^```.*?^```")
-
-
-def on_config(config):
-    """Of the navigation only pages that there are."""
-
-    def there(entry):
-        (each,) = entry.values() if isinstance(entry, dict) else [entry]
-        if isinstance(each, list):
-            return {name: [page for page in map(there, pages) if page] for name, pages in entry.items()}
-        return entry if (ROOT / "docs" / each).exists() or (ROOT / each).exists() else None
-
-    config.nav = [entry for entry in map(there, config.nav) if entry]
-    return config
 
 
 def targets(text: str, folder: str):
@@ -78,14 +65,11 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links to files of the repository become links to their pages; entries of pages that are not there go."""
+    """Links to files of the repository become links to their pages."""
     uri = page.file.src_uri
     if uri.startswith("source/"):
         return markdown
     folder = f"docs/{uri}/.." if (ROOT / "docs" / uri).exists() else str(PurePosixPath(uri).parent)
-    if uri == "index.md":  # whose lists may be ahead of what is there
-        entries = [(line, re.match(r"- \[[^]]*\]\(([\w.]+)\)", line)) for line in markdown.splitlines()]
-        markdown = "\n".join(line for line, entry in entries if not entry or (ROOT / "docs" / entry[1]).exists())
     for written, anchor, path in set(targets(markdown, folder)):
         new = relpath(page_of(path), str(PurePosixPath(uri).parent))
         markdown = markdown.replace(f"]({written}{anchor})", f"]({new}{anchor})")
