@@ -227,7 +227,7 @@ def td3(options, steps):
 
 
 def gridworld(options, steps):
-    """The port does what one writes first: the environment's step in a scan, keys split and Q returned in each step."""
+    """The port does what one writes first: the environment's step in a scan, keys split in each step."""
     import q_learning_gridworld
 
     settings = dict(lr=0.1, gamma=0.9, epsilon=0.1)
@@ -247,13 +247,14 @@ def gridworld(options, steps):
         next_obs, state, reward, terminated, _, info = env.step(env_key, state, action, env_params)
         target = reward + settings["gamma"] * jnp.where(terminated, 0.0, q[info["final_observation"]].max())
         q = q.at[obs, action].add(settings["lr"] * (target - q[obs, action]))
-        return (key, q, next_obs, state), q
+        return (key, q, next_obs, state), reward
 
     def port(key):
         key, reset_key = jax.random.split(key)
         obs, state = env.reset(reset_key, env_params)
         q = jnp.zeros(env.next_cell.shape)
-        return jax.lax.scan(step, (key, q, obs, state), None, steps)[1][-1]
+        (_, q, *_), rewards = jax.lax.scan(step, (key, q, obs, state), None, steps)
+        return q, rewards
 
     return script_training("q_learning_gridworld", steps, **settings), port
 

@@ -93,8 +93,8 @@ def test_blocks_of_a_script_are_not_long(path, sync):
 def test_scripts_are_read_in_one_sitting(path):
     """The limits of a script's length, and how far down its first equation may stand."""
     limits = {
-        "pqn": 506, "dqn": 550, "apex_dqn": 650, "ppo": 605, "ppo_continuous": 675, "ppo_rnn": 710,
-        "dpo_continuous": 693, "sac": 700, "td3": 700, "q_learning_gridworld": 560, "evolve_objective": 820,
+        "pqn": 508, "dqn": 550, "apex_dqn": 650, "ppo": 607, "ppo_continuous": 677, "ppo_rnn": 710,
+        "dpo_continuous": 695, "sac": 700, "td3": 700, "q_learning_gridworld": 560, "evolve_objective": 820,
     }  # fmt: skip
     lines = path.read_text().splitlines()
     assert len(lines) <= limits[path.stem] * 1.05
