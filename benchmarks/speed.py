@@ -339,18 +339,23 @@ def markdown(rows: list[dict]) -> str:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Steps per second over the number of seeds, a panel for each row."""
-    names = list(dict.fromkeys(row["row"] for row in rows))
-    figure = Figure(figsize=(3.2 * len(names), 3), layout="constrained")
-    for name, axes in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
-        for each, label in {"peer": "peer", "bare": "script", "spread": "script, all devices"}.items():
-            of_row = [row for row in rows if row["row"] == name and f"{each} steps/s" in row]
-            if of_row:
-                speeds = [row[f"{each} steps/s"] for row in of_row]
-                axes.loglog([row["seeds"] for row in of_row], speeds, marker="o", label=label)
-        axes.set(title=name, xlabel="seeds", ylabel="steps/s")
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    """Steps per second for each number of seeds, a panel for each row."""
+    names, columns = list(dict.fromkeys(row["row"] for row in rows)), 4
+    lines = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(3 * columns, 2.4 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    contestants = {"peer": "peer", "bare": "script", "spread": "script, all devices"}
+    for panel in panels[len(names) :]:
+        panel.set_axis_off()
+    for name, panel in zip(names, panels, strict=False):
+        of_row = [row for row in rows if row["row"] == name]
+        for shift, each in enumerate(contestants):
+            speeds = [row.get(f"{each} steps/s", 0) / 1000 for row in of_row]
+            panel.bar(np.arange(len(of_row)) + 0.27 * (shift - 1), speeds, 0.27)
+        panel.set(title=name, xlabel="seeds", ylabel="1000 steps/s")
+        panel.set_xticks(range(len(of_row)), [str(row["seeds"]) for row in of_row])
+    figure.legend(panels[0].containers, contestants.values(), loc="outside upper center", ncols=3)
+    figure.savefig(path, dpi=90)
 
 
 def main():
