@@ -338,7 +338,7 @@ def planned(plans: dict) -> list[str]:
     """The section of what is sized for a GPU. `plans` {row: what `plan` gave}."""
     lines = ["| row | seeds | memory, GiB | kernels | bytes, TB | minutes at least |", "|---|---|---|---|---|---|"]
     for row, each in plans.items():
-        numbers = f"{each['memory'] / 2**30:.2g} | {each['kernels'] / 1e6:.3g} M | {each['bytes'] / 1e12:.3g}"
+        numbers = f"{each['memory'] / 2**30:.2g} | {each['kernels'] / 1e6:.3g} M | {each['bytes'] / 1e12:,.0f}"
         link = f"[{row}](../configs/{row}.yaml){', 1e7 steps' if row in LONGER else ''}"
         lines.append(f"| {link} | {PLANNED[row]} | {numbers} | {each['seconds'] / 60:.2g} |")
     return ["## Sized for a GPU: planned, not measured", PLANS, "\n".join(lines)]
