@@ -273,7 +273,9 @@ def interval(values, statistic=interquartile_mean, level=95) -> list:
     -inf, and so may value or low where there are many.
     """
     values, rng = np.where(np.isfinite(values), values, -np.inf), np.random.default_rng(0)
-    drawn = [statistic(values[rng.integers(len(values), size=len(values))]) for _ in range(RESAMPLES)]
+    indices = rng.integers(len(values), size=(RESAMPLES, len(values)))
+    one_by_one = values.ndim > 1  # arrays may be large
+    drawn = [statistic(values[each]) for each in indices] if one_by_one else statistic(values[indices], axis=1)
     return [
         statistic(values),
         *np.percentile(drawn, [50 - level / 2, 50 + level / 2], axis=0, method="nearest"),
