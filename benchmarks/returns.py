@@ -41,12 +41,14 @@ SEEDS = {  # of each row
     32: """ppo/cartpole ppo/cartpole_fast pqn/cartpole dqn/cartpole ppo/acrobot pqn/acrobot dqn/acrobot
         ppo/mountaincar pqn/mountaincar ppo_continuous/mountaincar_continuous ppo_continuous/pendulum
         dpo_continuous/pendulum ppo/catch pqn/catch dqn/catch ppo/deepsea pqn/deepsea dqn/deepsea ppo/fourrooms
-        pqn/fourrooms dqn/fourrooms ppo/frozenlake pqn/frozenlake dqn/frozenlake ppo_rnn/memory_chain ppo_rnn/umbrella_chain ppo_rnn/bandit ppo_continuous/reacher dpo_continuous/reacher
+        pqn/fourrooms dqn/fourrooms ppo/frozenlake pqn/frozenlake dqn/frozenlake ppo_rnn/memory_chain
+        ppo_rnn/umbrella_chain ppo_rnn/bandit ppo_continuous/reacher dpo_continuous/reacher
         ppo_continuous/pointrobot dpo_continuous/pointrobot ppo_continuous/hopper dpo_continuous/hopper
         ppo_continuous/inverted_pendulum dpo_continuous/inverted_pendulum ppo_continuous/inverted_double_pendulum
         dpo_continuous/inverted_double_pendulum q_learning_gridworld/gridworld_8x12 q_learning_gridworld/cliff
         q_learning_gridworld/walls""",
-    16: """ppo_rnn/cartpole_masked apex_dqn/cartpole apex_dqn/acrobot apex_dqn/catch dqn/mountaincar sac/pendulum td3/pendulum
+    16: """ppo_rnn/cartpole_masked apex_dqn/cartpole apex_dqn/acrobot apex_dqn/catch dqn/mountaincar
+        sac/pendulum td3/pendulum
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders apex_dqn/breakout sac/hopper td3/hopper
