@@ -345,18 +345,6 @@ def test_observations_of_all_kinds(name):
     assert np.isfinite(out["metrics"]["td_loss"]).all()
 
 
-@pytest.mark.parametrize("dueling", [False, True])
-def test_network_without_hidden_layers(dueling):
-    """Values are linear in the observation."""
-    config = apex_dqn.Config(hidden_sizes=(), dueling=dueling)
-    network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-    obs = jax.random.normal(jax.random.key(0), (3, 4))
-    params = network.init(jax.random.key(1), obs)
-    a, b, zero = (network.apply(params, x) for x in (obs, 2 * obs, 0 * obs))
-    assert a.shape == (3, 2) and {leaf.shape[0] for leaf in jax.tree.leaves(params) if leaf.ndim == 2} == {4}
-    np.testing.assert_allclose(b - zero, 2 * (a - zero), rtol=1e-4, atol=1e-5)
-
-
 def test_training_without_hidden_layers_and_with_the_largest_exponent():
     config = apex_dqn.Config(hidden_sizes=(), priority_exponent=100.0, num_envs=8, learning_starts=100, batch_size=16)
     config = dataclasses.replace(config, buffer_size=400, total_timesteps=500)

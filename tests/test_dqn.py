@@ -12,6 +12,7 @@ import pytest
 import toys  # registers the environments
 from conftest import jit_quickly, slow
 
+import apex_dqn
 import dqn
 
 VALUE = toys.ValueDiscrete.__name__
@@ -297,16 +298,21 @@ def test_observations_of_all_kinds(name, stored):
         np.testing.assert_array_equal(out["runner_state"].replay.obs, usual["runner_state"].replay.obs)
 
 
+@pytest.mark.parametrize("script", [dqn, apex_dqn])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_network_without_hidden_layers(dueling):
-    """Values are linear in the observation, and can be learned."""
-    config = dqn.Config(hidden_sizes=(), dueling=dueling, total_timesteps=300, learning_starts=200, buffer_size=300)
-    network = dqn.make_network(config, *dqn.make_env(config))
+def test_network_without_hidden_layers(script, dueling):
+    """Values are linear in the observation."""
+    config = script.Config(hidden_sizes=(), dueling=dueling)
+    network = script.make_network(config, *script.make_env(config))
     obs = jax.random.normal(jax.random.key(0), (3, 4))
     params = network.init(jax.random.key(1), obs)
     a, b, zero = (network.apply(params, x) for x in (obs, 2 * obs, 0 * obs))
     assert a.shape == (3, 2) and {leaf.shape[0] for leaf in jax.tree.leaves(params) if leaf.ndim == 2} == {4}
     np.testing.assert_allclose(b - zero, 2 * (a - zero), rtol=1e-4, atol=1e-5)
+
+
+def test_training_without_hidden_layers():
+    config = dqn.Config(hidden_sizes=(), total_timesteps=300, learning_starts=200, buffer_size=300)
     out = jit_quickly(dqn.make_train(config))(jax.random.key(0))
     assert np.isfinite(out["metrics"]["td_loss"]).all()
 

@@ -121,10 +121,10 @@ def test_losses_of_policy_and_entropy_coefficient_by_hand():
 
 
 def test_a_gradient_step_of_sac_by_hand():
-    """One update from the replay's only step, each gradient from NumPy's finite differences where it is of one number.
+    """One update from the replay's only step.
 
-    The critics' target, the sign of the policy's step and that of the entropy coefficient are seen in what Adam does:
-    its first step has the size of the learning rate, against the gradient.
+    The critics' target and the direction of the entropy coefficient are seen in what Adam does: its first step has the
+    size of the learning rate, against the gradient.
     """
     config = sac.Config(env_name=VALUE, env_params={"length": 1, "reward": "action"}, hidden_sizes=(4,), lr=1e-3)
     config = dataclasses.replace(config, num_envs=1, gradient_steps=1, batch_size=1, learning_starts=0, tau=0.25)
