@@ -274,6 +274,7 @@ class Transition(NamedTuple):
     """One step, or, with leading axes [num_steps, num_envs], a rollout."""
 
     obs: jax.Array  # as the policy saw it, normalized
+    policy: tuple  # mean and standard deviation of the action
     action: jax.Array
     reward: jax.Array
     terminated: jax.Array
@@ -352,8 +353,9 @@ def make_learner(config: Config):
             episode = {name: info[name] for name in info if name.startswith("returned_episode")}
             outcome = reward, terminated, truncated, info["final_observation"], episode
             reward, terminated, truncated, next_obs, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
-            transition = Transition(
+            return (obs, env_state, statistics), Transition(
                 obs=seen,
+                policy=(policy.loc, policy.scale_diag),
                 action=action,
                 reward=reward,
                 terminated=terminated,
@@ -361,7 +363,6 @@ def make_learner(config: Config):
                 next_obs=normalize(statistics, next_obs) if config.normalize_obs else next_obs,
                 info=info,
             )
-            return (obs, env_state, statistics), transition
 
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
         shape = config.num_steps, config.num_envs
@@ -381,12 +382,10 @@ def make_learner(config: Config):
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
         values = critic.apply(state.params["critic"], rollout.obs)
         next_values = critic.apply(state.params["critic"], rollout.next_obs)
-        advantages, targets = gae(
-            rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
-        )
-        log_prob = actor.apply(state.params["actor"], rollout.obs).log_prob(rollout.action)
-        batch = {"obs": rollout.obs, "action": rollout.action, "log_prob": log_prob}
-        batch |= {"value": values, "advantage": advantages, "target": targets}
+        ended = rollout.terminated, rollout.truncated
+        advantages, targets = gae(rewards, values, next_values, *ended, config.gamma, config.gae_lambda)
+        batch = {"obs": rollout.obs, "action": rollout.action, "advantage": advantages, "target": targets}
+        batch |= {"value": values, "log_prob": distrax.MultivariateNormalDiag(*rollout.policy).log_prob(rollout.action)}
         return state, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
     def loss(params, batch):

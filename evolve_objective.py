@@ -297,6 +297,7 @@ class Transition(NamedTuple):
     """One step, or, with leading axes [inner_steps, inner_envs], a rollout."""
 
     obs: jax.Array  # raw while acting, then normalized where `normalize_obs` is set
+    logits: jax.Array  # of the policy that acted
     action: jax.Array
     reward: jax.Array
     terminated: jax.Array
@@ -376,7 +377,8 @@ def make_inner(config: Config):
 
     def act(state, obs, gumbel):
         seen = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
-        return jnp.argmax(actor.apply(state.params["actor"], seen) + gumbel, axis=-1)  # a sample of the policy
+        logits = actor.apply(state.params["actor"], seen)
+        return logits, jnp.argmax(logits + gumbel, axis=-1)  # a sample of the policy
 
     def collect(state, key):
         """Act for `inner_steps` steps with the policy as it is."""
@@ -384,19 +386,19 @@ def make_inner(config: Config):
         def step(carry, randomness):
             obs, env_state = carry
             gumbel, env_keys = randomness
-            action = act(state, obs, gumbel)
+            logits, action = act(state, obs, gumbel)
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             outcome = reward, terminated, truncated, info["final_observation"]
             reward, terminated, truncated, next_obs = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
-            transition = Transition(
+            return (after, env_state), Transition(
                 obs=obs,
+                logits=logits,
                 action=action,
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
                 next_obs=next_obs,
             )
-            return (after, env_state), transition
 
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
         shape = config.inner_steps, config.inner_envs
@@ -419,12 +421,10 @@ def make_inner(config: Config):
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
         values = critic.apply(state.params["critic"], rollout.obs)
         next_values = critic.apply(state.params["critic"], rollout.next_obs)
-        advantages, targets = gae(
-            rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
-        )
-        policy = distrax.Categorical(actor.apply(state.params["actor"], rollout.obs))
-        batch = {"obs": rollout.obs, "action": rollout.action, "log_prob": policy.log_prob(rollout.action)}
-        batch |= {"value": values, "advantage": advantages, "target": targets}
+        ended = rollout.terminated, rollout.truncated
+        advantages, targets = gae(rewards, values, next_values, *ended, config.gamma, config.gae_lambda)
+        batch = {"obs": rollout.obs, "action": rollout.action, "advantage": advantages, "target": targets}
+        batch |= {"value": values, "log_prob": distrax.Categorical(rollout.logits).log_prob(rollout.action)}
         return state, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
     def loss(params, batch, drift):
@@ -469,7 +469,7 @@ def make_inner(config: Config):
             obs, env_state, going_on, returns, lengths, key = carry
             key, action_key, env_key = jax.random.split(key, 3)
             env_keys = jax.random.split(env_key, config.fitness_episodes)
-            action = act(state, obs, jax.random.gumbel(action_key, (config.fitness_episodes, actor.num_actions)))
+            _, action = act(state, obs, jax.random.gumbel(action_key, (config.fitness_episodes, actor.num_actions)))
             obs, env_state, reward, terminated, truncated, _ = step_env(env_keys, env_state, action, env_params)
             returns, lengths = returns + jnp.where(going_on, reward, 0.0), lengths + going_on
             return obs, env_state, going_on & ~(terminated | truncated), returns, lengths, key

@@ -238,6 +238,7 @@ class Transition(NamedTuple):
     """One step, or, with leading axes [num_steps, num_envs], a rollout."""
 
     obs: jax.Array  # raw while acting, then normalized where `normalize_obs` is set
+    logits: jax.Array  # of the policy that acted
     action: jax.Array
     reward: jax.Array
     terminated: jax.Array
@@ -315,13 +316,15 @@ def make_learner(config: Config):
             obs, env_state = carry
             gumbel, env_keys = randomness
             seen = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
-            action = jnp.argmax(actor.apply(state.params["actor"], seen) + gumbel, axis=-1)  # a sample of the policy
+            logits = actor.apply(state.params["actor"], seen)
+            action = jnp.argmax(logits + gumbel, axis=-1)  # a sample of the policy
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             episode = {name: info[name] for name in info if name.startswith("returned_episode")}
             outcome = reward, terminated, truncated, info["final_observation"], episode
             reward, terminated, truncated, next_obs, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
-            transition = Transition(
+            return (after, env_state), Transition(
                 obs=obs.astype(buffer_dtype),
+                logits=logits,
                 action=action,
                 reward=reward,
                 terminated=terminated,
@@ -329,7 +332,6 @@ def make_learner(config: Config):
                 next_obs=next_obs.astype(buffer_dtype),
                 info=info,
             )
-            return (after, env_state), transition
 
         buffer_dtype = config.buffer_dtype or state.obs.dtype
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
@@ -353,12 +355,10 @@ def make_learner(config: Config):
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
         values = critic.apply(state.params["critic"], rollout.obs)
         next_values = critic.apply(state.params["critic"], rollout.next_obs)
-        advantages, targets = gae(
-            rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
-        )
-        policy = distrax.Categorical(actor.apply(state.params["actor"], rollout.obs))
-        batch = {"obs": rollout.obs, "action": rollout.action, "log_prob": policy.log_prob(rollout.action)}
-        batch |= {"value": values, "advantage": advantages, "target": targets}
+        ended = rollout.terminated, rollout.truncated
+        advantages, targets = gae(rewards, values, next_values, *ended, config.gamma, config.gae_lambda)
+        batch = {"obs": rollout.obs, "action": rollout.action, "advantage": advantages, "target": targets}
+        batch |= {"value": values, "log_prob": distrax.Categorical(rollout.logits).log_prob(rollout.action)}
         return state, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
     def loss(params, batch):

@@ -396,9 +396,8 @@ def make_learner(config: Config):
         next_hidden = body.apply(state.params["body"], rollout.hidden, next_obs, not_first)[0]
         values = critic.apply(state.params["critic"], rollout.hidden)
         next_values = critic.apply(state.params["critic"], next_hidden)
-        advantages, targets = gae(
-            rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda
-        )
+        ended = rollout.terminated, rollout.truncated
+        advantages, targets = gae(rewards, values, next_values, *ended, config.gamma, config.gae_lambda)
         log_prob = actor.apply(state.params["actor"], rollout.hidden).log_prob(rollout.action)
         batch = {"obs": rollout.obs, "first": rollout.first, "action": rollout.action, "log_prob": log_prob}
         batch |= {"value": values, "advantage": advantages, "target": targets}

@@ -3,9 +3,10 @@
     python benchmarks/versions.py old/ppo.py ppo.py --num-seeds 8 --total-timesteps 100000
     python benchmarks/versions.py old/ppo.py ppo.py --processes
 
-By default both are compiled in this process as `jit(vmap(make_train(config)))` on one device and trained in turn, the
-compilation apart; both take the flags. With `--processes` each is run as a user runs it, from its start to its end, in
-an empty directory: the first may then be of any age, as long as it takes the flags.
+By default both are compiled in this process as `jit(vmap(make_train(config)))`, one seed without `vmap`, for one
+device, which on a CPU is a core, and trained in turn, the compilation apart; both take the flags. With `--processes`
+each is run as a user runs it, from its start to its end, in an empty directory: the first may then be of any age, as
+long as it takes the flags.
 
 Prints the median time of each, and the ratio of their speeds: above 1 the second version is the faster one. The ratio
 is the median over pairs of neighbours, with the least and the largest.
@@ -20,6 +21,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # as in the scripts; read when JAX is imported
 
 import jax
 import tyro
@@ -36,9 +39,10 @@ def compile_training(path: Path, name: str, flags: list[str], num_seeds: int):
     """A function that trains once, and the seconds that its compilation took."""
     script = load(path, name)
     config = tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=script.read_flags(flags))
-    keys = jax.random.split(jax.random.key(0), num_seeds)
+    key, train = jax.random.key(0), script.make_train(config)
+    keys, train = (key, train) if num_seeds == 1 else (jax.random.split(key, num_seeds), jax.vmap(train))
     begun = time.perf_counter()
-    train = jax.jit(jax.vmap(script.make_train(config))).lower(keys).compile()
+    train = jax.jit(train).lower(keys).compile()
     return lambda: jax.block_until_ready(train(keys)["metrics"]), time.perf_counter() - begun
 
 
