@@ -292,8 +292,9 @@ by `tools/train.py` with seed 100; configs were tuned with other seeds. The page
 from `benchmarks/results/`, where each row's command, commit, versions and the returns of every seed are.
 
 - **Final return**: of the exploring policy, over the episodes that ended in the last tenth of training. **Greedy
-  return**: 16 greedy episodes after training, the same ones for all agents. Both are interquartile means over seeds
-  with 95 % bootstrap intervals; the mean and the standard deviation over seeds are of the final return.
+  return**: 16 greedy episodes after training, the same ones for all agents, who share their luck (19 random rewards of
+  1 or -1 in UmbrellaChain). Both are interquartile means over seeds with 95 % bootstrap intervals; the mean and the
+  standard deviation over seeds are of the final return.
 - **In Gymnasium**: the same agents, played greedily for 8 episodes each in Gymnasium's own environment of that name.
 - **Public**: the best public figure of the same family of algorithms, at the number of steps that its source gives;
   seeds and measures differ between sources. A row is **below** where both intervals end below one of no more steps.
