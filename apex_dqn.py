@@ -511,7 +511,7 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- block discrete: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def make_env(config):
     """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))

@@ -665,7 +665,7 @@ def scan_in_rows(step, carry, xs):
     return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
-# --- block discrete: the same in every script, by tools/sync_blocks.py; delete this line to make it yours ---
+# --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def make_env(config):
     """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))

@@ -151,8 +151,11 @@ def measure(row: str, num_seeds: int, seed: int) -> dict:
     }
     if config.env_name in GYMNASIUM and found["environment"] == config.env_name:
         found["gymnasium_return"] = play_in_gymnasium(script, config, agent).tolist()
-    kept = ("started", "device", "versions", "commit", "settings")
-    return found | {"processor": processor()} | {name: record[name] for name in kept}
+    found |= {name: record[name] for name in ("started", "device", "versions", "commit", "settings")}
+    code = ["git", "status", "--porcelain", "--", "*.py", "configs"]  # other rows change the page
+    if not subprocess.run(code, cwd=ROOT, capture_output=True).stdout:
+        found["commit"] = found["commit"].removesuffix("-dirty")
+    return found | {"processor": processor()}
 
 
 def environment_of(row: str, config) -> str:
@@ -301,8 +304,9 @@ from `benchmarks/results/`, where each row's command, commit, versions and the r
   1 or -1 in UmbrellaChain). Both are interquartile means over seeds with 95 % bootstrap intervals; the mean and the
   standard deviation over seeds are of the final return.
 - **In Gymnasium**: the same agents, played greedily for 8 episodes each in Gymnasium's own environment of that name.
-- **Public**: the best public figure of the same family of algorithms, at the number of steps that its source gives;
-  seeds and measures differ between sources. A row is **below** where both intervals end below one of no more steps.
+- **Public**: the best public figure of the same family of algorithms, or of PPO where none was found, at the number
+  of steps that its source gives; seeds and measures differ between sources. A row is **below** where both intervals end
+  below one of no more steps.
 - **Minutes**: from the start of the command to its end, other work on the machine included, and in brackets the
   processor time of all cores.
 """
