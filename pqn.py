@@ -340,11 +340,11 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
-    if module:
-        importlib.import_module(module)
+    importlib.import_module(module or "gymnax")
     if name not in gymnax.registered_envs:
         raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
     fields = vars(gymnax.make(name)[1])
