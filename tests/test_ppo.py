@@ -239,6 +239,8 @@ def test_normalization_is_of_all_that_one_agent_saw(ppo):
 @pytest.mark.parametrize("name", ["CartPole-v1", "FourRooms-misc", "MetaMaze-misc"])
 def test_environments_are_made_inside_a_jit(name):
     """As a sweep does it, where floats of the config are traced: two of them look at numbers of their own when made."""
-    config = ppo.Config(env_name=name, total_timesteps=512)
-    shapes = jax.eval_shape(lambda lr: ppo.make_train(dataclasses.replace(config, lr=lr))(jax.random.key(0)), 1e-3)
+    config = ppo_discrete.Config(env_name=name, total_timesteps=512)
+    shapes = jax.eval_shape(
+        lambda lr: ppo_discrete.make_train(dataclasses.replace(config, lr=lr))(jax.random.key(0)), 1e-3
+    )
     assert shapes["metrics"]["value_loss"].shape == (1,)
