@@ -108,7 +108,7 @@ PUBLIC = {  # {environment: [(scripts, best public return, within which steps, w
     ],
 }
 WHY = {  # {row: why it is below the public return}
-    "dqn/mountaincar": "the public figure is of one agent with these settings; of the 16 here five play as well or "
+    "dqn/mountaincar": "the public figure is of one agent; of the 16 here five play as well or "
     "better, and two have not settled.",
     "sac/mountaincar_continuous": "the public figure is of one agent. Discounts of 0.995, 0.999 and 0.9999, target "
     "entropies of -2 and -3 and a learning rate of 2e-3 ended at 92.7 to 94.2 (6 other seeds each): not nearer.",
