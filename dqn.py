@@ -319,7 +319,7 @@ def make_learner(config: Config):
         shape = config.num_steps, config.num_envs
         random_action = jax.random.randint(action_key, shape, 0, network.num_actions)
         inputs = jax.random.uniform(explore_key, shape) < epsilon, random_action, jax.random.split(env_key, shape)
-        (obs, env_state), (rollout, info) = jax.lax.scan(step, (state.obs, state.env_state), inputs)
+        (obs, env_state), (rollout, info) = unrolled_scan(step, (state.obs, state.env_state), inputs)
         replay = add_to_replay(state.replay, rollout, warmup_rollouts + state.update_count)
         return state._replace(replay=replay, update_count=state.update_count + 1, obs=obs, env_state=env_state), info
 
@@ -409,6 +409,13 @@ def episode_metrics(info) -> dict:
         "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
+
+
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

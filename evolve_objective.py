@@ -64,7 +64,6 @@ from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -388,8 +387,6 @@ def make_inner(config: Config):
             gumbel, env_keys = randomness
             logits, action = act(state, obs, gumbel)
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
-            outcome = reward, terminated, truncated, info["final_observation"]
-            reward, terminated, truncated, next_obs = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
             return (after, env_state), Transition(
                 obs=obs,
                 logits=logits,
@@ -397,13 +394,13 @@ def make_inner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=next_obs,
+                next_obs=info["final_observation"],
             )
 
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
         shape = config.inner_steps, config.inner_envs
         randomness = jax.random.gumbel(action_key, (*shape, actor.num_actions)), jax.random.split(env_key, shape)
-        (obs, env_state), rollout = scan_in_rows(step, (state.obs, state.env_state), randomness)
+        (obs, env_state), rollout = unrolled_scan(step, (state.obs, state.env_state), randomness)
         if config.normalize_obs:  # the values and the loss see what acting saw
             old, raw = state.obs_statistics, rollout.obs
             rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
@@ -645,24 +642,11 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
-
-    def is_large(leaf):  # such as pictures: not worth a copy
-        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
-
-    def row_of_step(carry, x):
-        nonlocal unravel
-        carry, output = step(carry, x)
-        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
-        return carry, (large, row)
-
-    unravel = None
-    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

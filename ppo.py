@@ -60,7 +60,6 @@ from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -105,6 +104,7 @@ class Config:
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor and of the critic
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the hidden layers
+    unroll: int = 16  # steps that a GPU runs as one: fewer kernels, but a longer compilation
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -337,7 +337,7 @@ def make_learner(config: Config):
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
         shape = config.num_steps, config.num_envs
         randomness = jax.random.gumbel(action_key, (*shape, actor.num_actions)), jax.random.split(env_key, shape)
-        (obs, env_state), rollout = scan_in_rows(step, (state.obs, state.env_state), randomness)
+        (obs, env_state), rollout = unrolled_scan(step, (state.obs, state.env_state), randomness, config.unroll)
         if config.normalize_obs:  # the values and the loss see what acting saw
             old, raw = state.obs_statistics, rollout.obs
             rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
@@ -385,7 +385,7 @@ def make_learner(config: Config):
 
         def epoch(carry, key):
             order = jax.random.permutation(key, batch_size)
-            return scan_in_rows(gradient_step, carry, order.reshape(config.num_minibatches, -1))
+            return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
         (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
@@ -470,24 +470,11 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
-
-    def is_large(leaf):  # such as pictures: not worth a copy
-        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
-
-    def row_of_step(carry, x):
-        nonlocal unravel
-        carry, output = step(carry, x)
-        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
-        return carry, (large, row)
-
-    unravel = None
-    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

@@ -64,7 +64,6 @@ from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
 from gymnax.wrappers.purerl import GymnaxWrapper
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -336,8 +335,7 @@ def make_learner(config: Config):
             action = policy.loc + policy.scale_diag * noise
             obs, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             episode = {name: info[name] for name in info if name.startswith("returned_episode")}
-            outcome = reward, terminated, truncated, info["final_observation"], episode
-            reward, terminated, truncated, next_obs, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
+            next_obs = info["final_observation"]
             return (obs, env_state, statistics), Transition(
                 obs=seen,
                 policy=(policy.loc, policy.scale_diag),
@@ -346,14 +344,14 @@ def make_learner(config: Config):
                 terminated=terminated,
                 truncated=truncated,
                 next_obs=normalize(statistics, next_obs) if config.normalize_obs else next_obs,
-                info=info,
+                info=episode,
             )
 
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
         shape = config.num_steps, config.num_envs
         randomness = jax.random.normal(action_key, (*shape, actor.action_dim)), jax.random.split(env_key, shape)
         carry = state.obs, state.env_state, state.obs_statistics
-        (obs, env_state, statistics), rollout = scan_in_rows(step, carry, randomness)
+        (obs, env_state, statistics), rollout = jax.lax.scan(step, carry, randomness)
         return state._replace(obs=obs, env_state=env_state, obs_statistics=statistics), rollout
 
     def make_batch(state, rollout):
@@ -397,7 +395,7 @@ def make_learner(config: Config):
 
         def epoch(carry, key):
             order = random_order(key, batch_size)
-            return scan_in_rows(gradient_step, carry, order.reshape(config.num_minibatches, -1))
+            return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
         (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
@@ -480,26 +478,6 @@ def episode_metrics(info) -> dict:
         "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
-
-
-# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
-
-    def is_large(leaf):  # such as pictures: not worth a copy
-        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
-
-    def row_of_step(carry, x):
-        nonlocal unravel
-        carry, output = step(carry, x)
-        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
-        return carry, (large, row)
-
-    unravel = None
-    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
 
 
 # --- block continuous: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

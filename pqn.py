@@ -55,7 +55,6 @@ from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save_file
@@ -97,6 +96,7 @@ class Config:
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the dense layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # of the hidden layers
+    unroll: int = 8  # steps that a GPU runs as one: fewer kernels, but a longer compilation
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -267,7 +267,7 @@ def make_learner(config: Config):
         random_action = jax.random.randint(action_key, shape, 0, network.num_actions)
         inputs = jax.random.uniform(explore_key, shape) < epsilon, random_action, jax.random.split(env_key, shape)
         carry = state.obs, network.apply(state.params, state.obs), state.env_state
-        (obs, _, env_state), rollout = scan_in_rows(step, carry, inputs)
+        (obs, _, env_state), rollout = unrolled_scan(step, carry, inputs, config.unroll)
         return state._replace(obs=obs, env_state=env_state), rollout
 
     def make_batch(state, rollout):
@@ -296,7 +296,7 @@ def make_learner(config: Config):
 
         def epoch(carry, key):
             order = random_order(key, batch_size)
-            return scan_in_rows(gradient_step, carry, order.reshape(config.num_minibatches, -1))
+            return unrolled_scan(gradient_step, carry, order.reshape(config.num_minibatches, -1), config.unroll)
 
         keys = jax.random.split(key, config.update_epochs)
         (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
@@ -366,24 +366,11 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- block rows: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def scan_in_rows(step, carry, xs):
-    """`jax.lax.scan` whose outputs, but large ones, are stored as one float array: each takes a kernel on a GPU."""
-
-    def is_large(leaf):  # such as pictures: not worth a copy
-        return leaf.ndim > 1 and leaf.size > 64 * len(leaf)
-
-    def row_of_step(carry, x):
-        nonlocal unravel
-        carry, output = step(carry, x)
-        large = jax.tree.map(lambda leaf: leaf if is_large(leaf) else None, output)
-        row, unravel = ravel_pytree(jax.tree.map(lambda leaf: None if is_large(leaf) else leaf, output))
-        return carry, (large, row)
-
-    unravel = None
-    carry, (large, rows) = jax.lax.scan(row_of_step, carry, xs)
-    others = jax.vmap(unravel)(rows)  # whole numbers above 2^24 are rounded
-    return carry, jax.tree.map(lambda a, b: b if a is None else a, large, others, is_leaf=lambda leaf: leaf is None)
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

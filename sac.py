@@ -422,7 +422,7 @@ def make_learner(config: Config):
         batch_key, noise_key = jax.random.split(key)
         noise = jax.random.normal(noise_key, (config.gradient_steps, 2, config.batch_size, actor.action_dim))
         carry = state.params, state.target_critics, state.opt_state
-        (params, target_critics, opt_state), metrics = jax.lax.scan(
+        (params, target_critics, opt_state), metrics = unrolled_scan(
             gradient_step, carry, (make_batches(state, batch_key), noise)
         )
         state = state._replace(params=params, target_critics=target_critics, opt_state=opt_state)
@@ -573,6 +573,13 @@ def make_env(config):
     if not bounded:
         raise ValueError(f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has")
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
+
+
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

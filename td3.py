@@ -392,7 +392,7 @@ def make_learner(config: Config):
         next_action = smoothed_action(actor.apply(target_params["actor"], batches.next_obs), noise, config.noise_clip)
         next_q = critics(target_params["critics"], batches.next_obs, next_action)
         targets = clipped_double_target(batches.reward, batches.terminated, next_q, config.gamma)
-        (params, opt_state), metrics = jax.lax.scan(critic_step, (params, opt_state), (batches, targets))
+        (params, opt_state), metrics = unrolled_scan(critic_step, (params, opt_state), (batches, targets))
         last = jax.tree.map(lambda leaf: leaf[-1], batches)
         grads, actor_metrics = jax.grad(actor_objective, has_aux=True)(params["actor"], last, params["critics"])
         new_params, new_opt_state = descend("actor", grads, params, opt_state)
@@ -411,7 +411,7 @@ def make_learner(config: Config):
         before = (state.update_count - 1) % config.policy_delay * config.gradient_steps
         due = (before + jnp.arange(group, config.gradient_steps + 1, group)) % config.policy_delay == 0
         carry = state.params, state.target_params, state.opt_state
-        (params, target_params, opt_state), metrics = jax.lax.scan(gradient_steps, carry, (*groups, due))
+        (params, target_params, opt_state), metrics = unrolled_scan(gradient_steps, carry, (*groups, due))
         state = state._replace(params=params, target_params=target_params, opt_state=opt_state)
         return state, jax.tree.map(jnp.mean, metrics)
 
@@ -560,6 +560,13 @@ def make_env(config):
     if not bounded:
         raise ValueError(f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has")
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
+
+
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

@@ -232,9 +232,10 @@ def test_a_training_compiled(tmp_path, script):
     update = next(loop for loop in loops if loop["loop"].startswith("train ("))
     assert update["trips"] == update["runs"] == 3 and not any(loop["notes"] for loop in loops)
     step = found["steps"]["environment"]
-    assert step["runs"] == {"q_learning_gridworld": 3 * 1000 // 4, "ppo": 3 * 128}[script]  # four steps at a time
+    num_steps, at_a_time = {"q_learning_gridworld": (1000, 10), "ppo": (128, 16)}[script]
+    assert (step["runs"], step["at_a_time"]) == (3 * num_steps // at_a_time, at_a_time)
     assert 4 < step["kernels"] < 60
     if script == "ppo":
-        assert found["steps"]["gradient"]["runs"] == 3 * 4 * 4
-        assert found["steps"]["gradient"]["loop"].startswith("learn > scan_in_rows (ppo.py:")
+        assert step["loop"].startswith("collect > unrolled_scan (ppo.py:")
+        assert (found["steps"]["gradient"]["runs"], found["steps"]["gradient"]["at_a_time"]) == (3 * 4 * 4, 1)
     assert found["memory"]["limit"] == training.GIB and (script == "ppo" or found["most_seeds"] > 100)

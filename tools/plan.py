@@ -41,6 +41,10 @@ PARTS = {  # by which the loop around a step is known: a method `step` of an env
     "environment": lambda each: any(re.fullmatch(r"\w+\.step", function) for *_, function in each.frames),
     "gradient": lambda each: "jvp(" in each.op_name,
 }
+STEPS = {  # the fields of a config that are how many there are in an update; a loop may take several at a time
+    "environment": ("num_steps",),
+    "gradient": ("update_epochs", "num_minibatches", "gradient_steps"),
+}
 POOL = 0.75  # of a GPU's memory, which JAX takes unless told otherwise
 
 
@@ -265,16 +269,22 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
         }  # fmt: skip
 
     steps = {name: step_loop(loops, is_part) for name, is_part in PARTS.items()}
-    if not steps["environment"]:  # a script that does without `env.step`: its loop may take some steps at a time
-        most, num_steps = max(loops, key=lambda loop: loop.runs), config.num_updates * config.num_steps
-        steps["environment"] = most, most.total() / max(1, num_steps // most.runs)
+    if not steps["environment"]:  # a script that does without `env.step`
+        most = max(loops, key=lambda loop: loop.runs)
+        steps["environment"] = most, most.total()
+
+    def describe_step(name, loop, kernels):
+        steps = config.num_updates * math.prod(getattr(config, field, 1) for field in STEPS[name])
+        at_a_time = max(1, steps // loop.runs)
+        return describe(loop) | {"kernels": round(kernels / at_a_time, 1), "at_a_time": at_a_time}
+
     return {
         "script": Path(script.__file__).stem, "settings": results.plain(config), "num_seeds": options.num_seeds,
         "gpu": device, "seconds_per_launch": options.launch_us / 1e6, "bytes_per_second": float(bandwidth),
         "memory": {"needed": needed, "arguments": parts.argument_size_in_bytes, "output": parts.output_size_in_bytes,
                    "temporary": parts.temp_size_in_bytes, "limit": round(limit)},
         "most_seeds": options.most_seeds and most_seeds(compile_size, {0: 0, options.num_seeds: needed}, limit),
-        "steps": {name: describe(each[0]) | {"kernels": each[1]} for name, each in steps.items() if each},
+        "steps": {name: describe_step(name, *each) for name, each in steps.items() if each},
         "loops": [describe(loop) for loop in loops],
     }  # fmt: skip
 
@@ -289,7 +299,8 @@ def show(plan: dict, kernels: bool) -> None:
         print(f"         {plan['most_seeds']:,} seeds are the most that were seen to fit")
     print(f"kernels  {whole['kernels']:,} in the whole training")
     for name, step in plan["steps"].items():
-        print(f"         {step['kernels']:,} in each {name} step: {step['loop']}, which runs {step['runs']:,} times")
+        runs = f"{step['runs']:,} times" + (f", {step['at_a_time']} steps at a time" * (step["at_a_time"] > 1))
+        print(f"         {step['kernels']:,g} in each {name} step: {step['loop']}, which runs {runs}")
     starts, moves = whole["kernels"] * plan["seconds_per_launch"], whole["bytes"] / plan["bytes_per_second"]
     print(f"bytes    {whole['bytes'] / 1e12:.3g} TB")
     print(f"time     {whole['seconds']:.3g} s at least; the starts alone {starts:.3g} s, the bytes {moves:.3g} s\n")
