@@ -104,7 +104,7 @@ class Config:
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor and of the critic
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the hidden layers
-    unroll: int = 16  # steps that a GPU runs as one: fewer kernels, but a longer compilation
+    unroll: int = 16  # steps of a rollout that a GPU runs as one: fewer kernels, but a longer compilation
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -281,8 +281,8 @@ def make_networks(config: Config, env, env_params):
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
     batch_size = config.num_envs * config.num_steps
-    if min(config.num_envs, config.num_steps, config.update_epochs, config.num_minibatches) < 1:
-        raise ValueError("num_envs, num_steps, update_epochs, num_minibatches: must all be at least 1")
+    if min(config.num_envs, config.num_steps, config.update_epochs, config.num_minibatches, config.unroll) < 1:
+        raise ValueError("num_envs, num_steps, update_epochs, num_minibatches, unroll: must all be at least 1")
     if config.num_updates < 1:
         raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
     if batch_size % config.num_minibatches or batch_size == config.num_minibatches:

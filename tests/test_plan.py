@@ -12,6 +12,9 @@ import pytest
 import training
 from conftest import ROOT
 
+import ppo
+import sac
+
 # As XLA prints programs, shortened: `train` runs a step of an environment and an inner loop three times, each kernel
 # once. What a kernel moves stands beside it, operands first.
 PROGRAM = """HloModule jit_train, is_scheduled=true
@@ -148,6 +151,14 @@ def test_steps_are_found_by_what_stands_in_their_loops(loops):
     step, kernels = plan.step_loop(loops, plan.PARTS["gradient"])
     assert step is loops[2] and kernels == 1
     assert plan.step_loop(loops, lambda each: False) is None
+
+
+def test_steps_that_a_loop_takes_at_a_time():
+    config = ppo.Config(total_timesteps=3 * 4 * 128, num_envs=4, num_steps=128, update_epochs=4, num_minibatches=2)
+    assert [plan.at_a_time(config, "environment", 3 * trips) for trips in (128, 8, 1)] == [1, 16, 128]
+    assert [plan.at_a_time(config, "gradient", 3 * trips) for trips in (4 * 2, 4, 128)] == [1, 2, 1]
+    config = sac.Config(total_timesteps=1000 + 3 * 8, learning_starts=1000, num_envs=4, num_steps=2, gradient_steps=6)
+    assert [plan.at_a_time(config, kind, 3) for kind in ("environment", "gradient")] == [2, 6]
 
 
 def test_places(loops):

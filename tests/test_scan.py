@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import jit_quickly, small_config
+from conftest import field_names, jit_quickly, small_config
 
 import ppo
 import ppo_continuous
@@ -17,32 +18,26 @@ import pqn
 
 
 @pytest.mark.parametrize("length", [1, 8, 21])  # less than what is unrolled, as much, and no multiple of it
-def test_unrolled_scan_is_what_scan_gives(length):
-    """Under `vmap` and with its gradient; as CPUs run it, and as the loop that GPUs run computes on a CPU."""
+def test_unrolled_scan_is_what_scan_gives(length, monkeypatch):
+    """Under `vmap` and with gradients, also by what the step closes over; both as CPUs and as GPUs run it."""
 
-    def step(carry, x):
-        carry = jnp.tanh(carry * weights + x)
-        return carry, {"carry": carry, "nothing": None, "flag": x > 0}
+    def final(weights, xs, scan):
+        def step(carry, x):
+            carry = jnp.tanh(carry * weights + x)
+            return carry, {"carry": carry, "nothing": None, "flag": x > 0}
 
-    def final(scan, carry, xs):
-        carry, outputs = scan(step, carry, xs)
+        carry, outputs = scan(step, jnp.zeros(2), xs)
         return carry.sum() + outputs["carry"].sum(), outputs
 
-    def of_gpus(step, carry, xs):
-        return ppo.unrolled_scan(step, carry, xs)
+    def run(scan):
+        gradient = jax.value_and_grad(functools.partial(final, scan=scan), argnums=(0, 1), has_aux=True)
+        return jit_quickly(jax.vmap(gradient, (None, 0)))(jnp.asarray([0.5, -1.5]), xs)
 
-    weights, carry = jnp.asarray([0.5, -1.5]), jnp.zeros((3, 2))
     xs = jax.random.normal(jax.random.key(0), (3, length, 2))
-    found = []
-    for scan in (jax.lax.scan, ppo.unrolled_scan, of_gpus):
-        if scan is of_gpus:  # the branch of all platforms but CPUs
-            patch = pytest.MonkeyPatch()
-            patch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
-        run = jax.vmap(jax.value_and_grad(functools.partial(final, scan), argnums=1, has_aux=True))
-        found.append(jit_quickly(lambda carry, xs, run=run: run(carry, xs))(carry, xs))
-    patch.undo()
-    for other in found[1:]:
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), other, found[0])
+    expected, as_cpus = run(jax.lax.scan), run(ppo.unrolled_scan)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    for found in (as_cpus, run(ppo.unrolled_scan)):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
 @pytest.mark.parametrize(("platform", "steps"), [("cpu", 1), ("cuda", 8)])
@@ -54,6 +49,33 @@ def test_only_gpus_unroll(platform, steps):
 
     lowered = jax.jit(run).trace(jnp.zeros((24, 3, 3))).lower(lowering_platforms=(platform,))
     assert lowered.as_text().count("call @closed_call(") == steps
+
+
+@pytest.mark.parametrize(
+    ("name", "loops"),
+    [
+        ("ppo", {"step": 5}),
+        ("pqn", {"step": 5, "gradient_step": 5}),
+        ("ppo_rnn", {"step": 8}),
+        ("dqn", {"step": 8}),
+        ("sac", {"gradient_step": 8}),
+        ("td3", {"critic_step": 8, "gradient_steps": 8}),
+        ("evolve_objective", {"step": 8}),
+    ],
+)
+def test_loops_that_are_unrolled(name, loops, monkeypatch):
+    """Those of the learning, and of rollouts whose steps are small; by `unroll` where the config has it."""
+    script, found = importlib.import_module(name), {}
+
+    def scan(step, carry, xs, unroll=8):
+        found[step.__name__] = unroll
+        return jax.lax.scan(step, carry, xs)
+
+    monkeypatch.setattr(script, "unrolled_scan", scan)
+    config = small_config(script, **{"unroll": 5} if "unroll" in field_names(script) else {})
+    init, update = script.make_learner(config)
+    jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
+    assert found == loops
 
 
 @pytest.mark.parametrize("anneal", [True, False])

@@ -42,8 +42,8 @@ PARTS = {  # by which the loop around a step is known: a method `step` of an env
     "gradient": lambda each: "jvp(" in each.op_name,
 }
 STEPS = {  # the fields of a config that are how many there are in an update; a loop may take several at a time
-    "environment": ("num_steps",),
-    "gradient": ("update_epochs", "num_minibatches", "gradient_steps"),
+    "environment": ("num_steps", "num_slices"),
+    "gradient": ("inner_updates", "num_slices", "update_epochs", "num_minibatches", "gradient_steps"),
 }
 POOL = 0.75  # of a GPU's memory, which JAX takes unless told otherwise
 
@@ -192,6 +192,11 @@ def step_loop(loops: list[Loop], is_part) -> tuple[Loop, int] | None:
     return max(found, key=lambda each: each[0].runs, default=None)
 
 
+def at_a_time(config, name: str, runs: int) -> int:
+    """Steps of a kind, a name of STEPS, that a loop takes in one run of its body, of which there are `runs`."""
+    return max(1, config.num_updates * math.prod(getattr(config, field, 1) for field in STEPS[name]) // runs)
+
+
 # --- the plan ---
 
 
@@ -274,9 +279,7 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
         steps["environment"] = most, most.total()
 
     def describe_step(name, loop, kernels):
-        steps = config.num_updates * math.prod(getattr(config, field, 1) for field in STEPS[name])
-        at_a_time = max(1, steps // loop.runs)
-        return describe(loop) | {"kernels": round(kernels / at_a_time, 1), "at_a_time": at_a_time}
+        return describe(loop) | {"kernels": kernels, "at_a_time": at_a_time(config, name, loop.runs)}
 
     return {
         "script": Path(script.__file__).stem, "settings": results.plain(config), "num_seeds": options.num_seeds,
@@ -300,7 +303,8 @@ def show(plan: dict, kernels: bool) -> None:
     print(f"kernels  {whole['kernels']:,} in the whole training")
     for name, step in plan["steps"].items():
         runs = f"{step['runs']:,} times" + (f", {step['at_a_time']} steps at a time" * (step["at_a_time"] > 1))
-        print(f"         {step['kernels']:,g} in each {name} step: {step['loop']}, which runs {runs}")
+        kernels_of_one = round(step["kernels"] / step["at_a_time"], 1)
+        print(f"         {kernels_of_one:,g} in each {name} step: {step['loop']}, which runs {runs}")
     starts, moves = whole["kernels"] * plan["seconds_per_launch"], whole["bytes"] / plan["bytes_per_second"]
     print(f"bytes    {whole['bytes'] / 1e12:.3g} TB")
     print(f"time     {whole['seconds']:.3g} s at least; the starts alone {starts:.3g} s, the bytes {moves:.3g} s\n")
