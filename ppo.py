@@ -320,8 +320,6 @@ def make_learner(config: Config):
             action = jnp.argmax(logits + gumbel, axis=-1)  # a sample of the policy
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             episode = {name: info[name] for name in info if name.startswith("returned_episode")}
-            outcome = reward, terminated, truncated, info["final_observation"], episode
-            reward, terminated, truncated, next_obs, info = jax.lax.optimization_barrier(outcome)  # spares GPUs copies
             return (after, env_state), Transition(
                 obs=obs.astype(buffer_dtype),
                 logits=logits,
@@ -329,8 +327,8 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=next_obs.astype(buffer_dtype),
-                info=info,
+                next_obs=info["final_observation"].astype(buffer_dtype),
+                info=episode,
             )
 
         buffer_dtype = config.buffer_dtype or state.obs.dtype
