@@ -239,13 +239,13 @@ def test_a_training_compiled(tmp_path, script):
     assert whole["kernels"] == sum(len(loop["own"]) * loop["runs"] for loop in found["loops"])
     assert len(re.findall(r"(?m)^ +[\d.]+ MB  ", done.stdout)) == sum(len(loop["own"]) for loop in found["loops"])
     assert f"{whole['kernels']:,} in the whole training" in done.stdout
-    assert max(whole["kernels"] * 2e-6, whole["bytes"] / 1.008e12) <= whole["seconds"]
+    assert max(whole["kernels"] * 2e-6, whole["bytes"] / 1.008e12) <= whole["seconds"] * (1 + 1e-9)  # of rounding
     update = next(loop for loop in loops if loop["loop"].startswith("train ("))
     assert update["trips"] == update["runs"] == 3 and not any(loop["notes"] for loop in loops)
     step = found["steps"]["environment"]
     num_steps, at_a_time = {"q_learning_gridworld": (1000, 10), "ppo": (128, 16)}[script]
     assert (step["runs"], step["at_a_time"]) == (3 * num_steps // at_a_time, at_a_time)
-    assert 4 < step["kernels"] < 60
+    assert 4 < step["kernels"] / at_a_time < 60
     if script == "ppo":
         assert step["loop"].startswith("collect > unrolled_scan (ppo.py:")
         assert (found["steps"]["gradient"]["runs"], found["steps"]["gradient"]["at_a_time"]) == (3 * 4 * 4, 1)
