@@ -78,6 +78,13 @@ def test_loops_that_are_unrolled(name, loops, monkeypatch):
     assert found == loops
 
 
+@pytest.mark.parametrize("script", [ppo, pqn], ids=lambda script: script.__name__)
+def test_unroll_is_at_least_one(script):
+    """JAX would take 0 for the whole loop."""
+    with pytest.raises(ValueError, match="unroll: must all be at least 1"):
+        script.make_learner(small_config(script, unroll=0))
+
+
 @pytest.mark.parametrize("anneal", [True, False])
 @pytest.mark.parametrize("script", [ppo, ppo_continuous, ppo_rnn, pqn], ids=lambda script: script.__name__)
 def test_learning_rate_of_each_update(script, anneal, monkeypatch):
