@@ -2,6 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "brax>=0.14.2",
+#     "filelock>=3.20",
 #     "flax>=0.12.8",
 #     "gymnax>=1.0.1",
 #     "jax>=0.10.2",
@@ -10,9 +11,13 @@
 #     "optax>=0.2.8",
 #     "pyyaml>=6.0",
 #     "safetensors>=0.8",
+#     "scipy>=1.15",
+#     "six>=1.17",
 #     "tqdm>=4.67",
 #     "tyro>=1.0.17",
 # ]
+# [tool.uv]
+# exclude-newer = "2026-11-22T00:00:00Z"
 # ///
 """Twin delayed deep deterministic policy gradient for continuous actions, the whole training in one jit.
 
@@ -46,8 +51,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # one per core, for seeds to spread over
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/{platform.node()}"))
+os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+)
+os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
 
 import flax.linen as nn
 import gymnax
@@ -55,6 +63,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.special
 import tyro
 import yaml
 from flax.core import FrozenDict
@@ -577,9 +586,11 @@ def mean_return(metrics) -> np.ndarray:
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
 
 
+@np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """Over the first axis, and half the 95 % interval of the mean."""
-    return values.mean(axis=0), 1.96 * values.std(axis=0) / math.sqrt(max(1, len(values) - 1))
+    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    degrees = len(values) - 1
+    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 
 
 def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
@@ -594,13 +605,12 @@ def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
     curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
     timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
     mean, margin = mean_and_margin(curve.T)
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
+    axes = Figure(layout="constrained").subplots()
     axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
     axes.plot(timesteps, mean, color="tab:blue")
     axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
     axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
-    figure.savefig(run_dir / "learning_curve.png", dpi=150)
+    axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
 def main(
@@ -630,26 +640,26 @@ def main(
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
-    of = "" if num_devices == jax.device_count() else f" of {jax.device_count()}, a multiple of which would use all"
-    print(f"{name} on {env_name}: {num_seeds} seeds on {num_devices} devices{of}, {updates} updates of {steps} steps")
+    devices = f"{num_devices} of {jax.device_count()} devices"
+    print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
+    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # faster for one seed
 
     def start(keys):
-        state = jax.vmap(init)(keys)
-        shapes = jax.eval_shape(jax.vmap(update), state)[1]
+        state = vmap(init)(keys)
+        shapes = jax.eval_shape(vmap(update), state)[1]
         return state, {name: jnp.zeros((len(keys), updates), each.dtype) for name, each in shapes.items()}
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, metrics = jax.vmap(update)(carry[0])
+            state, metrics = vmap(update)(carry[0])
             return state, {name: carry[1][name].at[:, i].set(metrics[name]) for name in metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    start = jax.jit(over_seeds(start, in_specs=PartitionSpec("seed")))
+    carry = jax.jit(over_seeds(start, in_specs=PartitionSpec("seed")))(keys)
     advance = jax.jit(over_seeds(advance, in_specs=(PartitionSpec("seed"), None, None)), donate_argnums=0)
-    carry = start(keys)
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
@@ -661,18 +671,21 @@ def main(
             if np.isfinite(returns).any():
                 bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
             bar.update((last - done) * steps * num_seeds)
-            chunk = max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
-            done = last
-
+            done, chunk = last, max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
     if not done:
         raise SystemExit("stopped before the first update was done: there are no results")
     metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
     save_results(config, seed, carry[0].agent, metrics, run_dir)
     report(config, carry[0], run_dir)
     final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = final[np.isfinite(final)]
-    mean, margin = mean_and_margin(finite if len(finite) else final)
-    print(f"final return {mean:.4g} +- {margin:.2g} (95 %), of {len(finite)} of {num_seeds} seeds")
+    finite = [np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1) for leaf in jax.tree.leaves(carry[0].agent)]
+    diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
+    if len(good := final[ended & ~diverged]):
+        mean, margin = mean_and_margin(good)
+        interval = f" +- {margin:.2g} (95 %)" if len(good) > 1 else ""
+        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, of {len(good)} of {num_seeds} seeds")
+    if len(good) < num_seeds:
+        print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
     print(f"results in {run_dir}")
     return run_dir
 

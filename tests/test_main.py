@@ -274,7 +274,7 @@ def test_final_return_of_a_run(script, finished):
     """Over the episodes that ended in the last 10 % of the updates, the last one here."""
     final = np.load(finished[0] / "metrics.npz")["episodic_return"][:, 5]
     finite = final[np.isfinite(final)]
-    assert "4 seeds on 1 devices, 6 updates" in finished[1]
+    assert "4 seeds on 1 of 1 devices, 6 updates" in finished[1]
     assert f"{len(finite)} of 4 seeds" in finished[1]
     if len(finite):
         assert f"final return {finite.mean():.4g} +- " in finished[1]
@@ -399,4 +399,4 @@ def test_how_many_seeds_would_use_all_devices(tmp_path, monkeypatch, capsys):
     script = importlib.import_module("q_learning_gridworld")
     monkeypatch.setattr(script.jax, "device_count", lambda: 4)
     script.main(small_config(script), num_seeds=5, run_dir=tmp_path / "run")
-    assert "5 seeds on 1 devices of 4, a multiple of which would use all, 6 updates" in capsys.readouterr().out
+    assert "5 seeds on 1 of 4 devices, 6 updates" in capsys.readouterr().out
