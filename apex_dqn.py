@@ -18,17 +18,14 @@
 # [tool.uv]
 # exclude-newer = "2026-11-22T00:00:00Z"
 # ///
-"""Ape-X DQN: many explorers and one learner with prioritized replay, the whole training in one jit.
+"""Ape-X DQN: many actors and one learner with prioritized replay, the whole training in one jit.
 
-Horgan et al. 2018, "Distributed Prioritized Experience Replay" (arXiv 1803.00933), algorithms 1 and 2: each explorer
-has an epsilon of its own, acts with parameters that are refreshed now and then, assembles transitions of several steps
-and computes their first priorities; the learner samples by priority and writes new priorities back. Prioritized replay:
+Horgan et al. 2018, "Distributed Prioritized Experience Replay" (arXiv 1803.00933), algorithms 1 and 2: each actor has
+an epsilon of its own, acts with a copy of the parameters that is refreshed now and then, and computes the first
+priorities of its n-step transitions; the learner samples by priority and updates the priorities. Prioritized replay:
 Schaul et al. 2016 (arXiv 1511.05952), the proportional variant, equation 1 and section 3.4. The learner: double
 (arXiv 1509.06461, equation 4), dueling (arXiv 1511.06581, equation 9).
-
-What the paper does with hundreds of processes is done with arrays: explorers and learner take turns, a fixed number of
-gradient steps following each rollout. Beside the paper: Adam, a learning rate that is annealed, and an episode that
-ends by its time limit is bootstrapped from its last observation; one that terminates is not.
+Differences from the paper: actors and learner take turns; Adam; time limits do not count as terminations.
 
     python apex_dqn.py --env-name CartPole-v1 --num-seeds 8
 
@@ -77,8 +74,8 @@ from tqdm import tqdm
 # --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
-    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
-    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
+    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
@@ -93,25 +90,25 @@ class Config:
     env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
     env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode
     total_timesteps: int = 500_000  # environment steps per agent, with those of the warm-up
-    num_envs: int = 128  # explorers per agent, each with an environment and an epsilon of its own
-    num_steps: int = 1  # steps per explorer and update
+    num_envs: int = 128  # actors per agent, each with its own environment and epsilon
+    num_steps: int = 1  # steps per actor and update
     gradient_steps: int = 4  # learner updates that follow
     batch_size: int = 128  # transitions that a learner update learns from
     buffer_size: int = 16_384  # transitions that the replay holds, rounded down to a multiple of num_envs * num_steps
     buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # of stored observations
     learning_starts: int = 10_000  # transitions before the first learner update, rounded up to such a multiple
     lr: float = 2.5e-4  # Adam's learning rate
-    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    anneal_lr: bool = False  # decay the learning rate linearly to 0
     max_grad_norm: float = 40.0  # limit of the gradient's global norm; 0 for none
     gamma: float = 0.99  # discount
     n_step: int = 3  # rewards in a target, fewer where the episode ends
     double: bool = True  # the online network chooses the action whose value the target network gives
     dueling: bool = True  # separate streams for the state's value and the actions' advantages
-    epsilon_base: float = 0.4  # epsilon of the first of the explorers, the most curious one
-    epsilon_exponent: float = 7.0  # the last one's is epsilon_base ** (1 + epsilon_exponent)
+    epsilon_base: float = 0.4  # epsilon of the first actor, which explores most
+    epsilon_exponent: float = 7.0  # the last actor's epsilon is epsilon_base ** (1 + epsilon_exponent)
     priority_exponent: float = 0.6  # alpha: 0 samples uniformly
     importance_exponent: float = 1.0  # beta: 1 makes up for the priorities in full
-    actor_sync_interval: int = 16  # learner updates between refreshes of the explorers' parameters
+    actor_sync_interval: int = 16  # learner updates between refreshes of the actors' parameters
     target_update_interval: int = 32  # learner updates between updates of the target network
     tau: float = 1.0  # share of the way that it then goes to the online network; 1 copies
     loss: Literal["squared", "huber"] = "squared"  # of the difference from the target
@@ -138,7 +135,7 @@ class Config:
 
 def patches(x):
     """The 3 x 3 neighbourhood of each inner cell: [..., H, W, C] -> [..., H - 2, W - 2, 9 C]."""
-    height, width = x.shape[-3] - 2, x.shape[-2] - 2
+    height, width = x.shape[-3] - 2, x.shape[-2] - 2  # a dense layer of them convolves, ten times as fast as nn.Conv
     return jnp.concatenate([x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)], axis=-1)
 
 
@@ -147,6 +144,7 @@ class QNetwork(nn.Module):
 
     obs_shape: tuple[int, ...]
     num_states: int  # of an environment whose observation is the number of its state; 0 of all others
+    buffer_dtype: str  # of stored observations
     num_actions: int
     conv_features: int
     hidden_sizes: tuple[int, ...]
@@ -156,9 +154,9 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs):  # [..., *obs_shape] -> [..., num_actions]
         activation = getattr(nn, self.activation)
-        x = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32)
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # so that acting sees what learning sees
+        x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
         if len(self.obs_shape) == 3 and self.conv_features:
-            # A 3 x 3 convolution as a matrix product: nn.Conv is very slow where vmap gives each seed its own filters.
             x = activation(nn.Dense(self.conv_features)(patches(x)))
         x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
         for size in self.hidden_sizes[:-1]:
@@ -179,14 +177,14 @@ def dueling_q(value, advantage):
     return value + advantage - advantage.mean(axis=-1, keepdims=True)
 
 
-def at(values, index):
+def select(values, index):
     """The entry of the last axis. [..., n], [...] -> [...]."""
     return jnp.take_along_axis(values, index[..., None], axis=-1).squeeze(-1)
 
 
 def double_q(target_q, online_q):
     """Q'(s, argmax_a Q(s, a)), arXiv 1509.06461, equation 4. Both [..., num_actions], returns [...]."""
-    return at(target_q, online_q.argmax(axis=-1))
+    return select(target_q, online_q.argmax(axis=-1))
 
 
 def n_step_transitions(steps, gamma, n_step):
@@ -208,18 +206,18 @@ def n_step_transitions(steps, gamma, n_step):
         "action": steps.action[:length],
         "q": steps.q[:length],
         "return": rewards.sum(axis=-1),
-        "discount": gamma ** (last + 1) * ~steps.terminated[reached],
+        "discount": jnp.where(steps.terminated[reached], 0.0, gamma ** (last + 1)),
         "next_obs": steps.next_obs[reached],
     }
 
 
 def td_loss(q, target, weight, kind):
-    """Mean over the batch, weighted. With the Huber loss an error counts linearly beyond 1. All [B]."""
-    return (weight * {"huber": optax.huber_loss, "squared": optax.squared_error}[kind](q, target)).mean()
+    """Weighted mean of half the squared error, or of the Huber loss, which is linear beyond 1. All [B]."""
+    return (weight * {"huber": optax.huber_loss, "squared": optax.l2_loss}[kind](q, target)).mean()
 
 
 def exploration_ladder(num_envs, base, exponent):
-    """Each explorer's epsilon (arXiv 1803.00933, section 4.1): base ** (1 + exponent i / (N - 1)). [N]"""
+    """Each actor's epsilon (arXiv 1803.00933, section 4.1): base ** (1 + exponent i / (N - 1)). [N]"""
     return base ** (1.0 + exponent * jnp.arange(num_envs) / max(1, num_envs - 1))
 
 
@@ -227,7 +225,7 @@ def update_towards(old_params, params, update_count, steps, interval, tau):
     """Go `tau` of the way to `params` for each multiple of `interval` that the last update's `steps` steps reached."""
     now = update_count % interval * steps  # `interval` updates end at a multiple, so that no number has to overflow
     times = now // interval - (now - steps) // interval
-    return optax.incremental_update(params, old_params, 1.0 - (1.0 - tau) ** times)
+    return optax.incremental_update(params, old_params, jnp.asarray(1.0 - (1.0 - tau) ** times, jnp.float32))
 
 
 FANOUT = 8  # children per node of the sum tree
@@ -265,8 +263,8 @@ def sample_sum_tree(tree: tuple, mass):
         beyond = (upto > mass[..., None]) & (children > 0)
         last = FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)  # where rounding left nothing beyond
         child = jnp.where(beyond.any(axis=-1), beyond.argmax(axis=-1), last)
-        priority = at(children, child)
-        mass = jnp.maximum(0.0, mass - (at(upto, child) - priority))
+        priority = select(children, child)
+        mass = jnp.maximum(0.0, mass - (select(upto, child) - priority))
         node = node * FANOUT + child
     return node, priority
 
@@ -287,7 +285,7 @@ class Step(NamedTuple):
 
     obs: jax.Array
     action: jax.Array
-    q: jax.Array  # the explorer's own estimate of the action's value
+    q: jax.Array  # the actor's own estimate of the action's value
     reward: jax.Array
     next_obs: jax.Array  # what the step led to, before any reset
     terminated: jax.Array
@@ -317,12 +315,13 @@ class RunnerState(NamedTuple):
 
     params: dict
     target_params: dict
-    actor_params: dict  # what the explorers act with
+    actor_params: dict  # the actors' copy of the parameters
     opt_state: Any
     replay: dict  # of `n_step_transitions`, [rollouts, num_steps, num_envs, ...]
     tree: tuple  # their priorities ** alpha
-    tail: Any  # a Step [n_step - 1, num_envs]: the last steps, which no transition has begun with yet; () for one step
-    update_count: jax.Array  # updates so far; below 0 in the warm-up
+    tail: Any  # a Step [n_step - 1, num_envs]: the last steps, which no transition has begun with yet
+    replay_count: jax.Array  # rollouts written to the replay so far
+    update_count: jax.Array  # updates so far
     obs: jax.Array  # [num_envs, *obs_shape]
     env_state: Any  # [num_envs, ...]
     key: jax.Array
@@ -336,8 +335,8 @@ class RunnerState(NamedTuple):
 def make_network(config: Config, env, env_params):
     space, num_actions = env.observation_space(env_params), env.action_space(env_params).n
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
-    sizes = config.conv_features, config.hidden_sizes
-    return QNetwork(space.shape, num_states, num_actions, *sizes, config.activation, config.dueling)
+    layers = config.conv_features, config.hidden_sizes, config.activation
+    return QNetwork(space.shape, num_states, config.buffer_dtype, num_actions, *layers, config.dueling)
 
 
 def make_learner(config: Config):
@@ -357,10 +356,10 @@ def make_learner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     network = make_network(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam()))  # one array is fewer kernels on a GPU
+    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam()))  # fewer kernels; no multi_transform
 
     def init(rng):
-        """Initial networks, and the replay with the explorers' first transitions."""
+        """Initial networks, and the replay with the actors' first transitions."""
         params_key, env_key, tail_key, warmup_key, key = jax.random.split(rng, 5)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         params, shape = network.init(params_key, obs), (num_rollouts, config.num_steps, config.num_envs)
@@ -373,31 +372,31 @@ def make_learner(config: Config):
             opt_state=optimizer.init(params),
             replay=replay | {"obs": stored, "next_obs": stored},
             tree=init_sum_tree(math.prod(shape)),
-            tail=(),
-            update_count=jnp.asarray(-warmup_rollouts, jnp.int32),
+            tail=None,
+            replay_count=jnp.zeros((), jnp.int32),
+            update_count=jnp.zeros((), jnp.int32),
             obs=obs,
             env_state=env_state,
             key=key,
         )
-        if config.n_step > 1:
-            state, tail, _ = collect(state, tail_key, config.n_step - 1)
-            state = state._replace(tail=tail)
+        state, tail, _ = collect(state, tail_key, config.n_step - 1)
+        state = state._replace(tail=tail)
         keys = jax.random.split(warmup_key, warmup_rollouts)
         return jax.lax.scan(lambda state, key: (explore(state, key)[0], None), state, keys)[0]
 
     def collect(state, key, num_steps):
-        """Each explorer acts for `num_steps` steps, at random with its epsilon, else greedily."""
+        """Each actor acts for `num_steps` steps, at random with its epsilon, else greedily."""
 
         def step(carry, inputs):
             obs, env_state = carry
             explore, random_action, env_keys = inputs
             q = network.apply(state.actor_params, obs)
-            action = jnp.where(explore, random_action, q.argmax(axis=-1))
+            action = jnp.where(explore, random_action, q.argmax(axis=-1).astype(jnp.int32))
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             made = Step(
                 obs=obs,
                 action=action,
-                q=at(q, action),
+                q=select(q, action),
                 reward=reward,
                 next_obs=info.pop("final_observation"),
                 terminated=terminated,
@@ -414,38 +413,39 @@ def make_learner(config: Config):
         return state._replace(obs=obs, env_state=env_state), rollout, info
 
     def explore(state, key):
-        """Act and store the transitions that are whole by now, with the explorers' own priorities; keep the rest."""
+        """Act and store the transitions that are whole by now, with the actors' own priorities; keep the rest."""
         state, rollout, info = collect(state, key, config.num_steps)
-        steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *([state.tail] if state.tail else []), rollout)
+        steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), state.tail, rollout)
         transitions = n_step_transitions(steps, config.gamma, config.n_step)
         next_value = network.apply(state.actor_params, transitions["next_obs"]).max(axis=-1)
+        next_value = jnp.where(transitions["discount"] > 0.0, next_value, 0.0)  # 0 after a termination
         td_error = transitions["return"] + transitions["discount"] * next_value - transitions["q"]
         priority = priority_of(td_error, config.priority_exponent).reshape(-1)
-        count = warmup_rollouts + state.update_count
-        index = count % num_rollouts * rollout_size + jnp.arange(rollout_size)
+        index = state.replay_count % num_rollouts * rollout_size + jnp.arange(rollout_size)
         state = state._replace(
-            replay=add_to_replay(state.replay, transitions, count),
+            replay=add_to_replay(state.replay, transitions, state.replay_count),
             tree=set_priorities(state.tree, index, priority),
-            tail=jax.tree.map(lambda leaf: leaf[config.num_steps :], steps) if state.tail else (),
-            update_count=state.update_count + 1,
+            tail=jax.tree.map(lambda leaf: leaf[config.num_steps :], steps),
+            replay_count=state.replay_count + 1,
         )
         return state, info
 
     def loss(params, batch, target):
-        q = at(network.apply(params, batch["obs"]), batch["action"])
+        q = select(network.apply(params, batch["obs"]), batch["action"])
         return td_loss(q, target, batch["weight"], config.loss), q
 
     def learn(state, key):
         """Gradient steps on batches drawn by priority, each of which writes new priorities back."""
-        size = jnp.minimum(warmup_rollouts + state.update_count, num_rollouts) * rollout_size
-        lr = config.lr * (1.0 - (state.update_count - 1) / config.num_updates) if config.anneal_lr else config.lr
+        size = jnp.minimum(state.replay_count, num_rollouts) * rollout_size
+        remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.num_updates)
+        lr = config.lr * remaining if config.anneal_lr else config.lr
 
         def gradient_step(carry, key):
             params, opt_state, tree = carry
             batch = sample_replay(key, state.replay, tree, size, config.batch_size, config.importance_exponent)
             target_q = network.apply(state.target_params, batch["next_obs"])
-            next_q = network.apply(params, batch["next_obs"]) if config.double else target_q
-            target = batch["return"] + batch["discount"] * double_q(target_q, next_q)
+            next_value = double_q(target_q, network.apply(params, batch["next_obs"]) if config.double else target_q)
+            target = batch["return"] + jnp.where(batch["discount"] > 0.0, batch["discount"] * next_value, 0.0)
             (error, q), grads = jax.value_and_grad(loss, has_aux=True)(params, batch, target)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             tree = set_priorities(tree, batch["index"], priority_of(target - q, config.priority_exponent))
@@ -453,8 +453,10 @@ def make_learner(config: Config):
             return (params, opt_state, tree), {"td_loss": error, "q_value": q.mean()}
 
         keys = jax.random.split(key, gradient_steps)
-        carry, metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state, state.tree), keys)
-        return state._replace(params=carry[0], opt_state=carry[1], tree=carry[2]), jax.tree.map(jnp.mean, metrics)
+        carry = state.params, state.opt_state, state.tree
+        (params, opt_state, tree), metrics = jax.lax.scan(gradient_step, carry, keys)
+        state = state._replace(params=params, opt_state=opt_state, tree=tree, update_count=state.update_count + 1)
+        return state, jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
         key, explore_key, learn_key = jax.random.split(state.key, 3)
@@ -486,7 +488,7 @@ def make_policy(config: Config):
     def act(agent, memory, obs):
         return network.apply(agent["params"], obs).argmax(axis=-1), memory
 
-    return tuple, act
+    return (lambda: ()), act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:

@@ -23,9 +23,7 @@
 Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518, algorithm 1): replay and a
 target network. `double`: van Hasselt et al. 2016 (arXiv 1509.06461), equation 4. `dueling`: Wang et al. 2016 (arXiv
 1511.06581), equation 9. `n_step`: targets with several rewards, as in Hessel et al. 2018 (arXiv 1710.02298).
-
-Beside the papers: many environments per agent, Adam, an annealed learning rate, a target network that may follow
-slowly. An episode that ends by its time limit is bootstrapped from its last observation; one that terminates is not.
+Differences from the papers: many environments per agent, Adam, and time limits, which do not count as terminations.
 
     python dqn.py --env-name CartPole-v1 --num-seeds 8
 
@@ -74,8 +72,8 @@ from tqdm import tqdm
 # --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
-    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
-    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
+    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
@@ -98,7 +96,7 @@ class Config:
     buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # of stored observations
     learning_starts: int = 10_000  # steps with random actions before learning, rounded up to such a multiple
     lr: float = 2.5e-4  # Adam's learning rate
-    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    anneal_lr: bool = False  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount
     n_step: int = 1  # rewards in a target, fewer where the episode ends
     double: bool = True  # the online network chooses the action whose value the target network gives
@@ -131,7 +129,7 @@ class Config:
 
 def patches(x):
     """The 3 x 3 neighbourhood of each inner cell: [..., H, W, C] -> [..., H - 2, W - 2, 9 C]."""
-    height, width = x.shape[-3] - 2, x.shape[-2] - 2
+    height, width = x.shape[-3] - 2, x.shape[-2] - 2  # a dense layer of them convolves, ten times as fast as nn.Conv
     return jnp.concatenate([x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)], axis=-1)
 
 
@@ -140,6 +138,7 @@ class QNetwork(nn.Module):
 
     obs_shape: tuple[int, ...]
     num_states: int  # of an environment whose observation is the number of its state; 0 of all others
+    buffer_dtype: str  # of stored observations
     num_actions: int
     conv_features: int
     hidden_sizes: tuple[int, ...]
@@ -149,9 +148,9 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs):  # [..., *obs_shape] -> [..., num_actions]
         activation = getattr(nn, self.activation)
-        x = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32)
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # so that acting sees what learning sees
+        x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
         if len(self.obs_shape) == 3 and self.conv_features:
-            # A 3 x 3 convolution as a matrix product: nn.Conv is very slow where vmap gives each seed its own filters.
             x = activation(nn.Dense(self.conv_features)(patches(x)))
         x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
         for size in self.hidden_sizes[:-1]:
@@ -172,14 +171,14 @@ def dueling_q(value, advantage):
     return value + advantage - advantage.mean(axis=-1, keepdims=True)
 
 
-def at(values, index):
+def select(values, index):
     """The entry of the last axis. [..., n], [...] -> [...]."""
     return jnp.take_along_axis(values, index[..., None], axis=-1).squeeze(-1)
 
 
 def double_q(target_q, online_q):
     """Q'(s, argmax_a Q(s, a)), arXiv 1509.06461, equation 4. Both [..., num_actions], returns [...]."""
-    return at(target_q, online_q.argmax(axis=-1))
+    return select(target_q, online_q.argmax(axis=-1))
 
 
 def n_step_target(rewards, last, terminated, next_value, gamma):
@@ -193,8 +192,8 @@ def n_step_target(rewards, last, terminated, next_value, gamma):
 
 
 def td_loss(q, target, kind):
-    """Mean over the batch. With the Huber loss an error counts linearly beyond 1. Both [B]."""
-    return {"huber": optax.huber_loss, "squared": optax.squared_error}[kind](q, target).mean()
+    """Mean over the batch of half the squared error, or of the Huber loss, which is linear beyond 1. Both [B]."""
+    return {"huber": optax.huber_loss, "squared": optax.l2_loss}[kind](q, target).mean()
 
 
 def linear_epsilon(count, duration, start, finish):
@@ -205,7 +204,7 @@ def update_towards(old_params, params, update_count, steps, interval, tau):
     """Go `tau` of the way to `params` for each multiple of `interval` that the last update's `steps` steps reached."""
     now = update_count % interval * steps  # `interval` updates end at a multiple, so that no number has to overflow
     times = now // interval - (now - steps) // interval
-    return optax.incremental_update(params, old_params, 1.0 - (1.0 - tau) ** times)
+    return optax.incremental_update(params, old_params, jnp.asarray(1.0 - (1.0 - tau) ** times, jnp.float32))
 
 
 class Transition(NamedTuple):
@@ -237,9 +236,16 @@ def sample_replay(key, replay: Transition, count, batch_size, n_step) -> dict:
     index = (oldest + drawn + num_envs * jnp.arange(n_step)) % capacity  # [B, n_step]: steps of one environment
     steps = jax.tree.map(lambda ring: ring.reshape(capacity, *ring.shape[3:]), replay)
     last = (steps.terminated[index] | steps.truncated[index]).at[:, -1].set(True).argmax(axis=-1)
-    first, reached = index[:, 0], at(index, last)
+    first, reached = index[:, 0], select(index, last)
     batch = {"obs": steps.obs[first], "action": steps.action[first], "rewards": steps.reward[index], "last": last}
     return batch | {"next_obs": steps.next_obs[reached], "terminated": steps.terminated[reached]}
+
+
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- training ---
@@ -252,7 +258,8 @@ class RunnerState(NamedTuple):
     target_params: dict
     opt_state: Any
     replay: Transition
-    update_count: jax.Array  # updates so far; below 0 in the warm-up
+    replay_count: jax.Array  # rollouts written to the replay so far
+    update_count: jax.Array  # updates so far
     obs: jax.Array  # [num_envs, *obs_shape]
     env_state: Any  # [num_envs, ...]
     key: jax.Array
@@ -266,8 +273,8 @@ class RunnerState(NamedTuple):
 def make_network(config: Config, env, env_params):
     space, num_actions = env.observation_space(env_params), env.action_space(env_params).n
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
-    sizes = config.conv_features, config.hidden_sizes
-    return QNetwork(space.shape, num_states, num_actions, *sizes, config.activation, config.dueling)
+    layers = config.conv_features, config.hidden_sizes, config.activation
+    return QNetwork(space.shape, num_states, config.buffer_dtype, num_actions, *layers, config.dueling)
 
 
 def make_learner(config: Config):
@@ -285,24 +292,23 @@ def make_learner(config: Config):
     env, env_params = make_env(config)
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     network = make_network(config, env, env_params)
-    optimizer = optax.flatten(optax.scale_by_adam())  # one array is fewer kernels on a GPU
+    optimizer = optax.flatten(optax.scale_by_adam())  # fewer kernels; no multi_transform
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
         params_key, env_key, warmup_key, key = jax.random.split(rng, 4)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         params, shape = network.init(params_key, obs), (num_rollouts, config.num_steps, config.num_envs)
-        stored, flags = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype), jnp.zeros(shape, bool)
+        seen, ended = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype), jnp.zeros(shape, bool)
         action, reward = jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
-        replay = Transition(
-            obs=stored, action=action, reward=reward, next_obs=stored, terminated=flags, truncated=flags
-        )
+        replay = Transition(obs=seen, action=action, reward=reward, next_obs=seen, terminated=ended, truncated=ended)
         state = RunnerState(
             params=params,
             target_params=params,
             opt_state=optimizer.init(params),
             replay=replay,
-            update_count=jnp.asarray(-warmup_rollouts, jnp.int32),
+            replay_count=jnp.zeros((), jnp.int32),
+            update_count=jnp.zeros((), jnp.int32),
             obs=obs,
             env_state=env_state,
             key=key,
@@ -316,7 +322,7 @@ def make_learner(config: Config):
         def step(carry, inputs):
             obs, env_state = carry
             explore, random_action, env_keys = inputs
-            action = jnp.where(explore, random_action, network.apply(state.params, obs).argmax(axis=-1))
+            action = jnp.where(explore, random_action, network.apply(state.params, obs).argmax(-1)).astype(jnp.int32)
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             next_obs = info.pop("final_observation")
             transition = Transition(
@@ -329,21 +335,21 @@ def make_learner(config: Config):
         random_action = jax.random.randint(action_key, shape, 0, network.num_actions)
         inputs = jax.random.uniform(explore_key, shape) < epsilon, random_action, jax.random.split(env_key, shape)
         (obs, env_state), (rollout, info) = unrolled_scan(step, (state.obs, state.env_state), inputs)
-        replay = add_to_replay(state.replay, rollout, warmup_rollouts + state.update_count)
-        return state._replace(replay=replay, update_count=state.update_count + 1, obs=obs, env_state=env_state), info
+        replay, count = add_to_replay(state.replay, rollout, state.replay_count), state.replay_count + 1
+        return state._replace(replay=replay, replay_count=count, obs=obs, env_state=env_state), info
 
     def loss(params, batch, target):
-        q = at(network.apply(params, batch["obs"]), batch["action"])
+        q = select(network.apply(params, batch["obs"]), batch["action"])
         return td_loss(q, target, config.loss), q.mean()
 
     def learn(state, key):
         """Gradient steps, each on a batch of its own."""
-        count = warmup_rollouts + state.update_count
-        lr = config.lr * (1.0 - (state.update_count - 1) / config.num_updates) if config.anneal_lr else config.lr
+        remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.num_updates)
+        lr = config.lr * remaining if config.anneal_lr else config.lr
 
         def gradient_step(carry, key):
             params, opt_state = carry
-            batch = sample_replay(key, state.replay, count, config.batch_size, config.n_step)
+            batch = sample_replay(key, state.replay, state.replay_count, config.batch_size, config.n_step)
             target_q = network.apply(state.target_params, batch["next_obs"])
             next_value = double_q(target_q, network.apply(params, batch["next_obs"]) if config.double else target_q)
             target = n_step_target(batch["rewards"], batch["last"], batch["terminated"], next_value, config.gamma)
@@ -354,16 +360,18 @@ def make_learner(config: Config):
 
         keys = jax.random.split(key, config.gradient_steps)
         (params, opt_state), metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), keys)
-        return state._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
+        state = state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
+        return state, jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
         key, collect_key, learn_key = jax.random.split(state.key, 3)
-        count, duration = state.update_count, config.exploration_fraction * config.num_updates
-        epsilon = linear_epsilon(count, duration, config.epsilon_start, config.epsilon_finish)
+        duration = config.exploration_fraction * config.num_updates
+        epsilon = linear_epsilon(state.update_count, duration, config.epsilon_start, config.epsilon_finish)
         state, info = collect(state._replace(key=key), collect_key, epsilon)
         state, metrics = learn(state, learn_key)
-        target_params = update_towards(state.target_params, state.params, count + 1, rollout_size, interval, config.tau)
-        return state._replace(target_params=target_params), metrics | episode_metrics(info) | {"epsilon": epsilon}
+        target, params, count = state.target_params, state.params, state.update_count
+        target = update_towards(target, params, count, rollout_size, interval, config.tau)
+        return state._replace(target_params=target), metrics | episode_metrics(info) | {"epsilon": epsilon}
 
     return init, update
 
@@ -386,7 +394,7 @@ def make_policy(config: Config):
     def act(agent, memory, obs):
         return network.apply(agent["params"], obs).argmax(axis=-1), memory
 
-    return tuple, act
+    return (lambda: ()), act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
@@ -418,13 +426,6 @@ def episode_metrics(info) -> dict:
         "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
-
-
-# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
-    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

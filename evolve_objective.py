@@ -82,8 +82,8 @@ from tqdm import tqdm
 # --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
-    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
-    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
+    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
@@ -114,8 +114,8 @@ class Config:
     anneal_lr: bool = True  # decay the agent's learning rate linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # decay of the advantage's trace
-    clip_eps: float = 0.2  # clip range that evolution starts from, and that of the value where clip_value is set
-    clip_value: bool = False  # clip the change of the value prediction too
+    clip_eps: float = 0.2  # clip range of the probability ratio in the drift that evolution starts from
+    vf_clip_eps: float = math.inf  # clip range of the change in the predicted value; inf for none
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
@@ -148,6 +148,19 @@ class Config:
         return self.inner_updates * self.inner_steps
 
 
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
+
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)
+        # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
+        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+
+    return init
+
+
 # --- networks ---
 
 
@@ -170,7 +183,7 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs):  # [..., *obs_shape] -> logits [..., num_actions], or values [...]
         activation = getattr(nn, self.activation)
-        x = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32)
+        x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
         if len(self.obs_shape) == 3 and self.conv_features:
             x = activation(nn.Dense(self.conv_features, kernel_init=orthogonal(math.sqrt(2)))(patches(x)))
         x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
@@ -223,13 +236,51 @@ def policy_loss(log_prob, old_log_prob, advantage, drift):
     return -(jnp.exp(log_ratio) * advantage - drift(log_ratio, advantage)).mean()
 
 
-def value_loss(value, old_value, target, clip_eps=None):
-    """Half the mean squared error; with `clip_eps` the larger of it and that of the clipped prediction. All [B]."""
-    error = jnp.square(value - target)
-    if clip_eps is not None:
-        clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
-        error = jnp.maximum(error, jnp.square(clipped - target))
-    return 0.5 * error.mean()
+def value_loss(value, old_value, target, clip_eps):
+    """Half the mean of the larger squared error: of the prediction, or of it within `clip_eps` of the old. All [B]."""
+    clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
+    return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
+
+
+def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits. All [T, N].
+
+    `next_values` are those of the observations that the steps led to, before any reset. A step that terminated is
+    not bootstrapped, one that was truncated is; both cut the trace. Returns advantages and value targets [T, N].
+    """
+    deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
+    decays = gamma * gae_lambda * (1.0 - (terminated | truncated))
+
+    def step(advantage, inputs):
+        delta, decay = inputs
+        advantage = delta + decay * advantage
+        return advantage, advantage
+
+    _, advantages = jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16)
+    return advantages, advantages + values
+
+
+def best_agent(returns, agents):
+    """Of the fittest network, the agent that reached the most. [P, S] and leaves [P, S, ...] -> leaves [...]."""
+    member = jnp.nanargmax(returns.mean(axis=1))
+    seed = jnp.nanargmax(returns[member])
+    return jax.tree.map(lambda leaf: leaf[member, seed], agents)
+
+
+def discounted_returns(rewards, dones, last_return, gamma):
+    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
+
+    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
+    Returns R [T, N] and the `last_return` for the steps that follow.
+    """
+
+    def step(carry, transition):
+        reward, done = transition
+        discounted = gamma * carry + reward
+        return jnp.where(done, 0.0, discounted), discounted
+
+    last_return, returns = jax.lax.scan(step, last_return, (rewards, dones))
+    return returns, last_return
 
 
 class RunningMeanStd(NamedTuple):
@@ -257,45 +308,11 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
     return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
 
-def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
-
-    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
-    Returns R [T, N] and the `last_return` for the steps that follow.
-    """
-
-    def step(carry, transition):
-        reward, done = transition
-        discounted = gamma * carry + reward
-        return jnp.where(done, 0.0, discounted), discounted
-
-    last_return, returns = jax.lax.scan(step, last_return, (rewards, dones))
-    return returns, last_return
-
-
-def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits. All [T, N].
-
-    `next_values` are those of the observations that the steps led to, before any reset. A step that terminated is
-    not bootstrapped, one that was truncated is; both cut the trace. Returns advantages and value targets [T, N].
-    """
-    deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
-    decays = gamma * gae_lambda * (1.0 - (terminated | truncated))
-
-    def step(advantage, inputs):
-        delta, decay = inputs
-        advantage = delta + decay * advantage
-        return advantage, advantage
-
-    _, advantages = jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16)
-    return advantages, advantages + values
-
-
-def best_agent(returns, agents):
-    """Of the fittest network, the agent that reached the most. [P, S] and leaves [P, S, ...] -> leaves [...]."""
-    member = jnp.nanargmax(returns.mean(axis=1))
-    seed = jnp.nanargmax(returns[member])
-    return jax.tree.map(lambda leaf: leaf[member, seed], agents)
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- training ---
@@ -347,9 +364,9 @@ def make_networks(config: Config, env, env_params):
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
     if num_states and config.normalize_obs:
         raise ValueError(f"normalize_obs = True: must be False, observations of {config.env_name} are state numbers")
-    sizes = config.conv_features, config.hidden_sizes, config.activation
-    actor = Network(space.shape, num_states, *sizes, num_actions=env.action_space(env_params).n)
-    return actor, Network(space.shape, num_states, *sizes, num_actions=0)
+    layers = config.conv_features, config.hidden_sizes, config.activation
+    actor = Network(space.shape, num_states, *layers, num_actions=env.action_space(env_params).n)
+    return actor, Network(space.shape, num_states, *layers, num_actions=0)
 
 
 def make_inner(config: Config):
@@ -365,7 +382,7 @@ def make_inner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))  # one array is fewer kernels on a GPU
+    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))  # fewer kernels; no multi_transform
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
@@ -386,7 +403,7 @@ def make_inner(config: Config):
     def act(state, obs, gumbel):
         seen = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
         logits = actor.apply(state.params["actor"], seen)
-        return logits, jnp.argmax(logits + gumbel, axis=-1)  # a sample of the policy
+        return logits, jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)  # a sample of the policy
 
     def collect(state, key):
         """Act for `inner_steps` steps with the policy as it is."""
@@ -437,13 +454,14 @@ def make_inner(config: Config):
         policy = distrax.Categorical(actor.apply(params["actor"], batch["obs"]))
         value = critic.apply(params["critic"], batch["obs"])
         actor_loss = policy_loss(policy.log_prob(batch["action"]), batch["log_prob"], batch["advantage"], drift)
-        critic_loss = value_loss(value, batch["value"], batch["target"], config.clip_eps if config.clip_value else None)
+        critic_loss = value_loss(value, batch["value"], batch["target"], config.vf_clip_eps)
         entropy = policy.entropy().mean()
         return actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy  # arXiv 1707.06347, equation 9
 
     def learn(state, batch, drift, key):
         """`update_epochs` passes over the batch, each in a new order."""
-        lr = config.lr * (1.0 - state.update_count / config.inner_updates) if config.anneal_lr else config.lr
+        remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.inner_updates)
+        lr = config.lr * remaining if config.anneal_lr else config.lr
 
         def gradient_step(carry, indices):
             params, opt_state = carry
@@ -452,7 +470,7 @@ def make_inner(config: Config):
             return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), None
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, batch_size)
+            order = jax.random.permutation(key, batch_size)  # pqn.py has a faster one for many minibatches
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
@@ -589,7 +607,7 @@ def make_policy(config: Config):
             obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
         return actor.apply(agent["params"]["actor"], obs).argmax(axis=-1), memory
 
-    return tuple, act
+    return (lambda: ()), act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
@@ -610,18 +628,6 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     all_axes[0].set_ylabel("advantage")
     figure.colorbar(image, ax=all_axes, label="drift")
     figure.savefig(run_dir / "drift.png", dpi=150)
-
-
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
-
-    def init(key, shape, dtype=jnp.float32):
-        x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * (x @ x.T) @ x, x)  # Newton-Schulz
-
-    return init
 
 
 # --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
@@ -649,13 +655,6 @@ def episode_metrics(info) -> dict:
         "episodic_length": jnp.where(ended, info["returned_episode_lengths"], 0).sum() / episodes,
         "episodes": episodes,
     }
-
-
-# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
-    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

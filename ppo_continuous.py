@@ -85,8 +85,8 @@ with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional part
 # --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
-    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
-    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
+    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
@@ -109,8 +109,8 @@ class Config:
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # decay of the advantage's trace
-    clip_eps: float = 0.2  # clip range of the ratio, and of the value where clip_value is set
-    clip_value: bool = True  # clip the change of the value prediction too
+    clip_eps: float = 0.2  # clip range of the probability ratio
+    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
@@ -127,6 +127,19 @@ class Config:
         return self.total_timesteps // (self.num_envs * self.num_steps)
 
 
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
+
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)
+        # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
+        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+
+    return init
+
+
 # --- networks ---
 
 
@@ -140,6 +153,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        x = x.astype(jnp.float32)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
             x = getattr(nn, self.activation)(x)
@@ -156,7 +170,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs):  # [..., obs_dim] -> distribution over [..., action_dim]
         mean = Mlp(self.hidden_sizes, self.action_dim, self.activation, 0.01)(obs)
-        log_std = self.param("log_std", nn.initializers.zeros, (self.action_dim,))
+        log_std = self.param("log_std", nn.initializers.zeros, (self.action_dim,), jnp.float32)
         return distrax.MultivariateNormalDiag(mean, jnp.broadcast_to(jnp.exp(log_std), mean.shape))
 
 
@@ -170,47 +184,6 @@ class Critic(nn.Module):
 
 
 # --- mathematics: arrays in, arrays out ---
-
-
-class RunningMeanStd(NamedTuple):
-    """Running mean and variance of each entry of an array."""
-
-    mean: jax.Array
-    var: jax.Array
-    count: jax.Array
-
-
-def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
-    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
-
-
-def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
-    count = old.count + batch.shape[0]
-    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
-    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
-    return RunningMeanStd(old.mean + delta * share, var, count)
-
-
-def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
-    """Zero mean, unit variance, clipped to 10 standard deviations."""
-    return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
-
-
-def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
-
-    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
-    Returns R [T, N] and the `last_return` for the steps that follow.
-    """
-
-    def step(carry, transition):
-        reward, done = transition
-        discounted = gamma * carry + reward
-        return jnp.where(done, 0.0, discounted), discounted
-
-    last_return, returns = jax.lax.scan(step, last_return, (rewards, dones))
-    return returns, last_return
 
 
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -244,19 +217,57 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
     return -jnp.minimum(ratio * advantage, clipped * advantage).mean(), metrics
 
 
-def value_loss(value, old_value, target, clip_eps=None):
-    """Half the mean squared error; with `clip_eps` the larger of it and that of the clipped prediction. All [B]."""
-    error = jnp.square(value - target)
-    if clip_eps is not None:
-        clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
-        error = jnp.maximum(error, jnp.square(clipped - target))
-    return 0.5 * error.mean()
+def value_loss(value, old_value, target, clip_eps):
+    """Half the mean of the larger squared error: of the prediction, or of it within `clip_eps` of the old. All [B]."""
+    clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
+    return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
+
+
+def discounted_returns(rewards, dones, last_return, gamma):
+    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
+
+    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
+    Returns R [T, N] and the `last_return` for the steps that follow.
+    """
+
+    def step(carry, transition):
+        reward, done = transition
+        discounted = gamma * carry + reward
+        return jnp.where(done, 0.0, discounted), discounted
+
+    last_return, returns = jax.lax.scan(step, last_return, (rewards, dones))
+    return returns, last_return
+
+
+class RunningMeanStd(NamedTuple):
+    """Running mean and variance of each entry of an array."""
+
+    mean: jax.Array
+    var: jax.Array
+    count: jax.Array
+
+
+def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
+    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
+
+
+def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
+    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    count = old.count + batch.shape[0]
+    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
+    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    return RunningMeanStd(old.mean + delta * share, var, count)
+
+
+def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
+    """Zero mean, unit variance, clipped to 10 standard deviations."""
+    return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
 
 def random_order(key, size: int):
-    """0 to `size` - 1 in random order: one sort of one array, much faster on CPUs than `jax.random.permutation`."""
+    """0 to `size` - 1 in random order, by one sort of one array: much faster on CPUs than `jax.random.permutation`."""
     index = jnp.arange(size, dtype=jnp.uint32)
-    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # of numbers whose last digit is the index
+    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # sort key: high is random, index is low
     return (jnp.sort(high * size + index) % size).astype(jnp.int32)
 
 
@@ -314,7 +325,7 @@ def make_learner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))  # one array is fewer kernels on a GPU
+    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))  # fewer kernels; no multi_transform
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
@@ -343,8 +354,7 @@ def make_learner(config: Config):
             policy = actor.apply(state.params["actor"], seen)
             action = policy.loc + policy.scale_diag * noise
             obs, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
-            episode = {name: info[name] for name in info if name.startswith("returned_episode")}
-            next_obs = info["final_observation"]
+            next_obs = info.pop("final_observation")
             return (obs, env_state, statistics), Transition(
                 obs=seen,
                 policy=(policy.loc, policy.scale_diag),
@@ -353,7 +363,7 @@ def make_learner(config: Config):
                 terminated=terminated,
                 truncated=truncated,
                 next_obs=normalize(statistics, next_obs) if config.normalize_obs else next_obs,
-                info=episode,
+                info=info,
             )
 
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
@@ -383,17 +393,17 @@ def make_learner(config: Config):
     def loss(params, batch):
         policy = actor.apply(params["actor"], batch["obs"])
         value = critic.apply(params["critic"], batch["obs"])
-        actor_loss, metrics = policy_loss(
-            policy.log_prob(batch["action"]), batch["log_prob"], batch["advantage"], config.clip_eps
-        )
-        critic_loss = value_loss(value, batch["value"], batch["target"], config.clip_eps if config.clip_value else None)
+        log_prob = policy.log_prob(batch["action"])
+        actor_loss, metrics = policy_loss(log_prob, batch["log_prob"], batch["advantage"], config.clip_eps)
+        critic_loss = value_loss(value, batch["value"], batch["target"], config.vf_clip_eps)
         entropy = policy.entropy().mean()
         total = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy  # arXiv 1707.06347, equation 9
         return total, metrics | {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
 
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each in a new order."""
-        lr = config.lr * (1.0 - state.update_count / config.num_updates) if config.anneal_lr else config.lr
+        remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.num_updates)
+        lr = config.lr * remaining if config.anneal_lr else config.lr
 
         def gradient_step(carry, indices):
             params, opt_state = carry
@@ -443,23 +453,11 @@ def make_policy(config: Config):
             obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
         return actor.apply(agent["params"]["actor"], obs).mode(), memory
 
-    return tuple, act
+    return (lambda: ()), act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
-
-
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
-
-    def init(key, shape, dtype=jnp.float32):
-        x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * (x @ x.T) @ x, x)  # Newton-Schulz
-
-    return init
 
 
 # --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
@@ -539,7 +537,8 @@ class RescaleAction(GymnaxWrapper):
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
         unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
-        return self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+        obs, state, reward, *rest = self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+        return obs, state, jnp.asarray(reward, jnp.float32), *rest
 
 
 def make_env(config):

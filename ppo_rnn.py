@@ -81,8 +81,8 @@ from tqdm import tqdm
 # --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
-    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
-    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
+    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
@@ -107,8 +107,8 @@ class Config:
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # decay of the advantage's trace
-    clip_eps: float = 0.2  # clip range of the ratio, and of the value where clip_value is set
-    clip_value: bool = True  # clip the change of the value prediction too
+    clip_eps: float = 0.2  # clip range of the probability ratio
+    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
@@ -127,6 +127,26 @@ class Config:
         return self.total_timesteps // (self.num_envs * self.num_steps)
 
 
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
+
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)
+        # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
+        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+
+    return init
+
+
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
+
+
 # --- networks ---
 
 
@@ -139,7 +159,10 @@ class Gru(nn.Module):
     def __call__(self, hidden, x, first):  # [..., size], [T, ..., features], [T, ...] -> [T, ..., size]
         x = nn.Dense(3 * self.size)(x)  # of all steps and gates at once; only the rest has to wait for the memory
         kernels = [self.param(name, orthogonal(1.0), (self.size, self.size)) for name in ("reset", "update", "new")]
-        kernel, bias = jnp.concatenate(kernels, axis=1), self.param("bias", nn.initializers.zeros, (self.size,))
+        kernel, bias = (
+            jnp.concatenate(kernels, axis=1),
+            self.param("bias", nn.initializers.zeros, (self.size,), jnp.float32),
+        )
 
         def step(hidden, inputs):
             x, first = inputs
@@ -184,7 +207,7 @@ class Actor(nn.Module):
         x = nn.Dense(self.action_dim, kernel_init=orthogonal(0.01))(hidden)
         if not self.continuous:
             return distrax.Categorical(logits=x)
-        log_std = self.param("log_std", nn.initializers.zeros, (self.action_dim,))
+        log_std = self.param("log_std", nn.initializers.zeros, (self.action_dim,), jnp.float32)
         return distrax.MultivariateNormalDiag(x, jnp.broadcast_to(jnp.exp(log_std), x.shape))
 
 
@@ -195,47 +218,6 @@ class Critic(nn.Module):
 
 
 # --- mathematics: arrays in, arrays out ---
-
-
-class RunningMeanStd(NamedTuple):
-    """Running mean and variance of each entry of an array."""
-
-    mean: jax.Array
-    var: jax.Array
-    count: jax.Array
-
-
-def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
-    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
-
-
-def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
-    count = old.count + batch.shape[0]
-    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
-    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
-    return RunningMeanStd(old.mean + delta * share, var, count)
-
-
-def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
-    """Zero mean, unit variance, clipped to 10 standard deviations."""
-    return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
-
-
-def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
-
-    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
-    Returns R [T, N] and the `last_return` for the steps that follow.
-    """
-
-    def step(carry, transition):
-        reward, done = transition
-        discounted = gamma * carry + reward
-        return jnp.where(done, 0.0, discounted), discounted
-
-    last_return, returns = jax.lax.scan(step, last_return, (rewards, dones))
-    return returns, last_return
 
 
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -269,13 +251,51 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
     return -jnp.minimum(ratio * advantage, clipped * advantage).mean(), metrics
 
 
-def value_loss(value, old_value, target, clip_eps=None):
-    """Half the mean squared error; with `clip_eps` the larger of it and that of the clipped prediction. All [B]."""
-    error = jnp.square(value - target)
-    if clip_eps is not None:
-        clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
-        error = jnp.maximum(error, jnp.square(clipped - target))
-    return 0.5 * error.mean()
+def value_loss(value, old_value, target, clip_eps):
+    """Half the mean of the larger squared error: of the prediction, or of it within `clip_eps` of the old. All [B]."""
+    clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
+    return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
+
+
+def discounted_returns(rewards, dones, last_return, gamma):
+    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
+
+    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
+    Returns R [T, N] and the `last_return` for the steps that follow.
+    """
+
+    def step(carry, transition):
+        reward, done = transition
+        discounted = gamma * carry + reward
+        return jnp.where(done, 0.0, discounted), discounted
+
+    last_return, returns = jax.lax.scan(step, last_return, (rewards, dones))
+    return returns, last_return
+
+
+class RunningMeanStd(NamedTuple):
+    """Running mean and variance of each entry of an array."""
+
+    mean: jax.Array
+    var: jax.Array
+    count: jax.Array
+
+
+def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
+    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
+
+
+def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
+    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    count = old.count + batch.shape[0]
+    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
+    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    return RunningMeanStd(old.mean + delta * share, var, count)
+
+
+def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
+    """Zero mean, unit variance, clipped to 10 standard deviations."""
+    return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
 
 # --- training ---
@@ -416,17 +436,17 @@ def make_learner(config: Config):
         hidden = body.apply(params["body"], batch["hidden"][0], batch["obs"], batch["first"])
         policy = actor.apply(params["actor"], hidden)
         value = critic.apply(params["critic"], hidden)
-        actor_loss, metrics = policy_loss(
-            policy.log_prob(batch["action"]), batch["log_prob"], batch["advantage"], config.clip_eps
-        )
-        critic_loss = value_loss(value, batch["value"], batch["target"], config.clip_eps if config.clip_value else None)
+        log_prob = policy.log_prob(batch["action"])
+        actor_loss, metrics = policy_loss(log_prob, batch["log_prob"], batch["advantage"], config.clip_eps)
+        critic_loss = value_loss(value, batch["value"], batch["target"], config.vf_clip_eps)
         entropy = policy.entropy().mean()
         total = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy  # arXiv 1707.06347, equation 9
         return total, metrics | {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
 
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each with its sequences in a new order."""
-        lr = config.lr * (1.0 - state.update_count / config.num_updates) if config.anneal_lr else config.lr
+        remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.num_updates)
+        lr = config.lr * remaining if config.anneal_lr else config.lr
 
         def gradient_step(carry, envs):
             params, opt_state = carry
@@ -436,7 +456,7 @@ def make_learner(config: Config):
             return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, config.num_envs)
+            order = jax.random.permutation(key, config.num_envs)  # few: pqn.py's faster one would gain nothing
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
@@ -486,18 +506,6 @@ def make_policy(config: Config):
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
-
-
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
-
-    def init(key, shape, dtype=jnp.float32):
-        x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * (x @ x.T) @ x, x)  # Newton-Schulz
-
-    return init
 
 
 # --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
@@ -587,13 +595,6 @@ def make_env(config):
         raise ValueError(f"env_name = {config.env_name}: must have discrete or bounded continuous actions")
     env = RescaleAction(env) if bounded else env
     return LogWrapper(Observe(env, env_params, config.observe, config.observe_previous)), env_params
-
-
-# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
-    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

@@ -2,7 +2,6 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "brax>=0.14.2",
-#     "distrax>=0.1.9",
 #     "filelock>=3.20",
 #     "flax>=0.12.8",
 #     "gymnax>=1.0.1",
@@ -14,7 +13,6 @@
 #     "safetensors>=0.8",
 #     "scipy>=1.15",
 #     "six>=1.17",
-#     "tfp-nightly==0.26.0.dev20261027",
 #     "tqdm>=4.67",
 #     "tyro>=1.0.17",
 # ]
@@ -58,7 +56,6 @@ os.environ.setdefault(  # one device per core that this process may use, for see
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
 
-import distrax
 import flax.linen as nn
 import gymnax
 import jax
@@ -86,8 +83,8 @@ with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional part
 # --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
-    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
-    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
+    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
@@ -108,7 +105,8 @@ class Config:
     batch_size: int = 256  # steps that a gradient step learns from
     buffer_size: int = 20_000  # steps that the replay holds, rounded down to a multiple of num_envs * num_steps
     learning_starts: int = 1000  # steps with random actions before learning, rounded up to such a multiple
-    lr: float = 1e-3  # Adam's learning rate, of all that is learned
+    policy_lr: float = 1e-3  # Adam's learning rate for the policy and the entropy coefficient
+    q_lr: float = 1e-3  # Adam's learning rate for the critics
     gamma: float = 0.99  # discount
     tau: float = 0.005  # share of the way that the target critics go to the critics in each gradient step
     ent_coef: float = 1.0  # weight of the entropy; where it is learned, the first one
@@ -133,6 +131,19 @@ class Config:
         return (self.total_timesteps - self.warmup_timesteps) // (self.num_envs * self.num_steps)
 
 
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
+
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)
+        # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
+        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+
+    return init
+
+
 # --- networks ---
 
 
@@ -146,6 +157,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        x = x.astype(jnp.float32)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
             x = getattr(nn, self.activation)(x)
@@ -179,41 +191,6 @@ class Critic(nn.Module):
 # --- mathematics: arrays in, arrays out ---
 
 
-class RunningMeanStd(NamedTuple):
-    """Running mean and variance of each entry of an array."""
-
-    mean: jax.Array
-    var: jax.Array
-    count: jax.Array
-
-
-def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
-    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
-
-
-def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
-    count = old.count + batch.shape[0]
-    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
-    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
-    return RunningMeanStd(old.mean + delta * share, var, count)
-
-
-def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
-    """Zero mean, unit variance, clipped to 10 standard deviations."""
-    return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
-
-
-def correlated(noise, white, correlation):
-    """The next noise of a process whose every value has unit variance, as `noise` and `white` have. All [...]."""
-    return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
-
-
-def random_action(noise):
-    """Uniform in [-1, 1] where `noise` is standard normal: twice its distribution function, less 1."""
-    return jax.lax.erf(noise / math.sqrt(2.0))
-
-
 def squashed_gaussian(mean, log_std, noise):
     """An action tanh(u) and its log-probability, where u = mean + std noise (arXiv 1801.01290, equation 21).
 
@@ -221,9 +198,9 @@ def squashed_gaussian(mean, log_std, noise):
     where u is large: log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)). All are [..., action_dim], the second [...].
     """
     u = mean + jnp.exp(log_std) * noise
-    log_prob = distrax.MultivariateNormalDiag(jnp.zeros_like(u), jnp.ones_like(u)).log_prob(noise)
-    log_prob -= log_std.sum(axis=-1) + distrax.Block(distrax.Tanh(), 1).forward_log_det_jacobian(u)
-    return jnp.tanh(u), log_prob
+    log_gaussian = -0.5 * jnp.square(noise) - log_std - 0.5 * math.log(2.0 * math.pi)
+    log_derivative = 2.0 * (math.log(2.0) - u - nn.softplus(-2.0 * u))
+    return jnp.tanh(u), (log_gaussian - log_derivative).sum(axis=-1)
 
 
 def soft_target(reward, terminated, next_q, next_log_prob, ent_coef, gamma):
@@ -247,6 +224,41 @@ def policy_loss(q, log_prob, ent_coef):
 def ent_coef_loss(log_ent_coef, log_prob, target_entropy):
     """E[-alpha (log pi + H)] (arXiv 1812.05905, equation 18). log_prob: [B]."""
     return -jnp.exp(log_ent_coef) * (log_prob + target_entropy).mean()
+
+
+def correlated(noise, white, correlation):
+    """The next noise of a process whose every value has unit variance, as `noise` and `white` have. All [...]."""
+    return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
+
+
+def random_action(noise):
+    """Uniform in [-1, 1] where `noise` is standard normal: twice its distribution function, less 1."""
+    return jax.lax.erf(noise / math.sqrt(2.0))
+
+
+class RunningMeanStd(NamedTuple):
+    """Running mean and variance of each entry of an array."""
+
+    mean: jax.Array
+    var: jax.Array
+    count: jax.Array
+
+
+def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
+    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
+
+
+def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
+    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    count = old.count + batch.shape[0]
+    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
+    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    return RunningMeanStd(old.mean + delta * share, var, count)
+
+
+def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
+    """Zero mean, unit variance, clipped to 10 standard deviations."""
+    return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
 
 # --- replay ---
@@ -274,6 +286,13 @@ def sample_replay(key, replay: Transition, count, shape: tuple[int, ...]) -> Tra
     return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[3:])[index], replay)
 
 
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
+
+
 # --- training ---
 
 
@@ -284,7 +303,7 @@ class RunnerState(NamedTuple):
     target_critics: dict
     opt_state: dict  # of the "critics" and of the rest, "policy"
     replay: Transition
-    update_count: jax.Array  # updates so far; below 0 in the warm-up
+    replay_count: jax.Array  # rollouts written to the replay so far
     obs: jax.Array  # [num_envs, obs_dim]
     env_state: Any  # [num_envs, ...]
     obs_statistics: RunningMeanStd
@@ -317,7 +336,9 @@ def make_learner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
     warmup_rollouts = config.warmup_timesteps // rollout_size
-    optimizer = optax.flatten(optax.adam(config.lr))  # one array is fewer kernels on a GPU
+    rates = {"critics": config.q_lr, "policy": config.policy_lr}
+    # Flat arrays are fewer kernels on a GPU; optax.multi_transform needs the tree.
+    optimizers = {name: optax.flatten(optax.adam(lr)) for name, lr in rates.items()}
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
@@ -329,15 +350,15 @@ def make_learner(config: Config):
             "critics": jax.vmap(critic.init, (0, None, None))(jax.random.split(critic_key), obs, noise),
             "log_ent_coef": jnp.log(jnp.maximum(jnp.float32(config.ent_coef), 1e-4)),  # from 0 it could not grow
         }
-        policy_params = {name: params[name] for name in ("actor", "log_ent_coef")}
+        groups = {"critics": params["critics"], "policy": {name: params[name] for name in ("actor", "log_ent_coef")}}
         step = Transition(obs=obs, action=noise, reward=noise[:, 0], next_obs=obs, terminated=noise[:, 0] > 0)
         leading = config.buffer_size // rollout_size, config.num_steps
         state = RunnerState(
             params=params,
             target_critics=params["critics"],
-            opt_state={"critics": optimizer.init(params["critics"]), "policy": optimizer.init(policy_params)},
+            opt_state={name: optimizers[name].init(leaves) for name, leaves in groups.items()},
             replay=jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), step),
-            update_count=jnp.asarray(-warmup_rollouts, jnp.int32),
+            replay_count=jnp.zeros((), jnp.int32),
             obs=obs,
             env_state=env_state,
             obs_statistics=init_mean_std(obs.shape[1:]),
@@ -368,17 +389,17 @@ def make_learner(config: Config):
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))  # at once: faster than in each step
         carry = state.obs, state.env_state, state.noise
         (obs, env_state, noise), (rollout, info) = jax.lax.scan(step, carry, (white, env_keys))
-        replay = add_to_replay(state.replay, rollout, warmup_rollouts + state.update_count)
+        replay = add_to_replay(state.replay, rollout, state.replay_count)
         if config.normalize_obs:
             statistics = update_mean_std(state.obs_statistics, rollout.obs.reshape(rollout_size, -1))
             state = state._replace(obs_statistics=statistics)
-        state = state._replace(replay=replay, update_count=state.update_count + 1)
+        state = state._replace(replay=replay, replay_count=state.replay_count + 1)
         return state._replace(obs=obs, env_state=env_state, noise=noise), info
 
     def make_batches(state, key):
         """One batch for each gradient step: [gradient_steps, batch_size, ...]."""
         shape = config.gradient_steps, config.batch_size
-        batches = sample_replay(key, state.replay, warmup_rollouts + state.update_count, shape)
+        batches = sample_replay(key, state.replay, state.replay_count, shape)
         return batches._replace(
             obs=normalize_obs(state.obs_statistics, batches.obs),
             next_obs=normalize_obs(state.obs_statistics, batches.next_obs),
@@ -409,7 +430,7 @@ def make_learner(config: Config):
         return jnp.exp(params["log_ent_coef"]) if config.learn_ent_coef else config.ent_coef
 
     def descend(name, grads, params, opt_state):
-        updates, new = optimizer.update(grads, opt_state[name])
+        updates, new = optimizers[name].update(grads, opt_state[name])
         return optax.apply_updates(params, updates), opt_state | {name: new}
 
     def gradient_step(carry, inputs):
@@ -430,10 +451,8 @@ def make_learner(config: Config):
     def learn(state, key):
         batch_key, noise_key = jax.random.split(key)
         noise = jax.random.normal(noise_key, (config.gradient_steps, 2, config.batch_size, actor.action_dim))
-        carry = state.params, state.target_critics, state.opt_state
-        (params, target_critics, opt_state), metrics = unrolled_scan(
-            gradient_step, carry, (make_batches(state, batch_key), noise)
-        )
+        carry, inputs = (state.params, state.target_critics, state.opt_state), (make_batches(state, batch_key), noise)
+        (params, target_critics, opt_state), metrics = unrolled_scan(gradient_step, carry, inputs)
         state = state._replace(params=params, target_critics=target_critics, opt_state=opt_state)
         return state, jax.tree.map(jnp.mean, metrics)
 
@@ -469,23 +488,11 @@ def make_policy(config: Config):
             obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
         return jnp.tanh(actor.apply(agent["params"]["actor"], obs)[0]), memory  # the mean
 
-    return tuple, act
+    return (lambda: ()), act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
-
-
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
-
-    def init(key, shape, dtype=jnp.float32):
-        x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * (x @ x.T) @ x, x)  # Newton-Schulz
-
-    return init
 
 
 # --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
@@ -565,7 +572,8 @@ class RescaleAction(GymnaxWrapper):
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
         unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
-        return self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+        obs, state, reward, *rest = self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+        return obs, state, jnp.asarray(reward, jnp.float32), *rest
 
 
 def make_env(config):
@@ -582,13 +590,6 @@ def make_env(config):
     if not bounded:
         raise ValueError(f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has")
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
-
-
-# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
-    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---

@@ -84,8 +84,8 @@ with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional part
 # --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
-    fields = {field.name: field.type in (float, "float") for field in dataclasses.fields(cls)}
-    leaves, static = ([name for name in fields if fields[name] is kind] for kind in (True, False))
+    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, leaves, static)
 
 
@@ -106,10 +106,11 @@ class Config:
     batch_size: int = 256  # steps that a gradient step learns from
     buffer_size: int = 20_000  # steps that the replay holds, rounded down to a multiple of num_envs * num_steps
     learning_starts: int = 1000  # steps with random actions before learning, rounded up to such a multiple
-    lr: float = 1e-3  # Adam's learning rate, of all that is learned
+    policy_lr: float = 1e-3  # Adam's learning rate for the policy
+    q_lr: float = 1e-3  # Adam's learning rate for the critics
     gamma: float = 0.99  # discount
     tau: float = 0.005  # share of the way that the target networks go to the networks with each step of the policy
-    policy_delay: int = 2  # steps of the critics for one of the policy; fastest where it divides gradient_steps
+    policy_delay: int = 2  # gradient steps of the critics for each one of the policy; must divide gradient_steps
     target_noise: float = 0.2  # standard deviation of the noise on the actions of targets
     noise_clip: float = 0.5  # and its largest value
     exploration_noise: float = 0.1  # standard deviation of the noise on actions, in units in which they are in [-1, 1]
@@ -132,6 +133,19 @@ class Config:
         return (self.total_timesteps - self.warmup_timesteps) // (self.num_envs * self.num_steps)
 
 
+# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
+
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)
+        # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
+        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+
+    return init
+
+
 # --- networks ---
 
 
@@ -145,6 +159,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        x = x.astype(jnp.float32)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
             x = getattr(nn, self.activation)(x)
@@ -176,41 +191,6 @@ class Critic(nn.Module):
 # --- mathematics: arrays in, arrays out ---
 
 
-class RunningMeanStd(NamedTuple):
-    """Running mean and variance of each entry of an array."""
-
-    mean: jax.Array
-    var: jax.Array
-    count: jax.Array
-
-
-def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
-    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
-
-
-def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
-    count = old.count + batch.shape[0]
-    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
-    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
-    return RunningMeanStd(old.mean + delta * share, var, count)
-
-
-def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
-    """Zero mean, unit variance, clipped to 10 standard deviations."""
-    return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
-
-
-def correlated(noise, white, correlation):
-    """The next noise of a process whose every value has unit variance, as `noise` and `white` have. All [...]."""
-    return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
-
-
-def random_action(noise):
-    """Uniform in [-1, 1] where `noise` is standard normal: twice its distribution function, less 1."""
-    return jax.lax.erf(noise / math.sqrt(2.0))
-
-
 def noisy_action(action, noise):
     """Exploration (arXiv 1802.09477, algorithm 1). All [..., action_dim]."""
     return jnp.clip(action + noise, -1.0, 1.0)
@@ -234,6 +214,41 @@ def td_loss(q, target):
 def policy_loss(q):
     """-E[Q_1(s, mu(s))] (arXiv 1802.09477, algorithm 1). q, of the first critic: [B]."""
     return -q.mean()
+
+
+def correlated(noise, white, correlation):
+    """The next noise of a process whose every value has unit variance, as `noise` and `white` have. All [...]."""
+    return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
+
+
+def random_action(noise):
+    """Uniform in [-1, 1] where `noise` is standard normal: twice its distribution function, less 1."""
+    return jax.lax.erf(noise / math.sqrt(2.0))
+
+
+class RunningMeanStd(NamedTuple):
+    """Running mean and variance of each entry of an array."""
+
+    mean: jax.Array
+    var: jax.Array
+    count: jax.Array
+
+
+def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
+    return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.asarray(1e-4))
+
+
+def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
+    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    count = old.count + batch.shape[0]
+    delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
+    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    return RunningMeanStd(old.mean + delta * share, var, count)
+
+
+def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
+    """Zero mean, unit variance, clipped to 10 standard deviations."""
+    return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
 
 # --- replay ---
@@ -261,6 +276,13 @@ def sample_replay(key, replay: Transition, count, shape: tuple[int, ...]) -> Tra
     return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[3:])[index], replay)
 
 
+# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+def unrolled_scan(step, carry, xs, unroll=8):
+    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
+
+
 # --- training ---
 
 
@@ -271,7 +293,7 @@ class RunnerState(NamedTuple):
     target_params: dict
     opt_state: dict  # of each of `params`
     replay: Transition
-    update_count: jax.Array  # updates so far; below 0 in the warm-up
+    replay_count: jax.Array  # rollouts written to the replay so far
     obs: jax.Array  # [num_envs, obs_dim]
     env_state: Any  # [num_envs, ...]
     obs_statistics: RunningMeanStd
@@ -295,6 +317,8 @@ def make_learner(config: Config):
     rollout_size = config.num_envs * config.num_steps
     if min(config.num_envs, config.num_steps, config.gradient_steps, config.batch_size, config.policy_delay) < 1:
         raise ValueError("num_envs, num_steps, gradient_steps, batch_size, policy_delay: must all be at least 1")
+    if config.gradient_steps % config.policy_delay:
+        raise ValueError(f"policy_delay = {config.policy_delay}: must divide gradient_steps = {config.gradient_steps}")
     least = config.warmup_timesteps + rollout_size
     if config.total_timesteps < least:
         raise ValueError(f"total_timesteps = {config.total_timesteps}: the warm-up and one update take {least}")
@@ -305,10 +329,9 @@ def make_learner(config: Config):
     actor, critic = make_networks(config, env, env_params)
     critics = jax.vmap(critic.apply, (0, None, None))  # [2, ...]
     warmup_rollouts = config.warmup_timesteps // rollout_size
-    optimizer = optax.flatten(optax.adam(config.lr))  # one array is fewer kernels on a GPU
-    # The policy can be due only after each `group` of critic steps: of policy_delay steps, where that divides
-    # gradient_steps, else of fewer.
-    group = math.gcd(config.gradient_steps, config.policy_delay)
+    rates = {"actor": config.policy_lr, "critics": config.q_lr}
+    # Flat arrays are fewer kernels on a GPU; optax.multi_transform needs the tree.
+    optimizers = {name: optax.flatten(optax.adam(lr)) for name, lr in rates.items()}
 
     def init(rng):
         """Initial networks, and the replay with the steps of the warm-up."""
@@ -324,9 +347,9 @@ def make_learner(config: Config):
         state = RunnerState(
             params=params,
             target_params=params,
-            opt_state={name: optimizer.init(leaves) for name, leaves in params.items()},
+            opt_state={name: optimizers[name].init(leaves) for name, leaves in params.items()},
             replay=jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), step),
-            update_count=jnp.asarray(-warmup_rollouts, jnp.int32),
+            replay_count=jnp.zeros((), jnp.int32),
             obs=obs,
             env_state=env_state,
             obs_statistics=init_mean_std(obs.shape[1:]),
@@ -357,17 +380,17 @@ def make_learner(config: Config):
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))  # at once: faster than in each step
         carry = state.obs, state.env_state, state.noise
         (obs, env_state, noise), (rollout, info) = jax.lax.scan(step, carry, (white, env_keys))
-        replay = add_to_replay(state.replay, rollout, warmup_rollouts + state.update_count)
+        replay = add_to_replay(state.replay, rollout, state.replay_count)
         if config.normalize_obs:
             statistics = update_mean_std(state.obs_statistics, rollout.obs.reshape(rollout_size, -1))
             state = state._replace(obs_statistics=statistics)
-        state = state._replace(replay=replay, update_count=state.update_count + 1)
+        state = state._replace(replay=replay, replay_count=state.replay_count + 1)
         return state._replace(obs=obs, env_state=env_state, noise=noise), info
 
     def make_batches(state, key):
         """One batch for each gradient step: [gradient_steps, batch_size, ...]."""
         shape = config.gradient_steps, config.batch_size
-        batches = sample_replay(key, state.replay, warmup_rollouts + state.update_count, shape)
+        batches = sample_replay(key, state.replay, state.replay_count, shape)
         return batches._replace(
             obs=normalize_obs(state.obs_statistics, batches.obs),
             next_obs=normalize_obs(state.obs_statistics, batches.next_obs),
@@ -385,7 +408,7 @@ def make_learner(config: Config):
         return loss, {"policy_loss": loss}
 
     def descend(name, grads, params, opt_state):
-        updates, new = optimizer.update(grads, opt_state[name])
+        updates, new = optimizers[name].update(grads, opt_state[name])
         return params | {name: optax.apply_updates(params[name], updates)}, opt_state | {name: new}
 
     def critic_step(carry, inputs):
@@ -394,9 +417,9 @@ def make_learner(config: Config):
         return descend("critics", grads, params, opt_state), metrics
 
     def gradient_steps(carry, inputs):
-        """A group of steps of the critics, then one of the policy and of the target networks where it is `due`."""
+        """`policy_delay` steps of the critics, then one of the policy and of the target networks."""
         params, target_params, opt_state = carry
-        batches, noise, due = inputs  # [group, batch_size, ...]
+        batches, noise = inputs  # [policy_delay, batch_size, ...]
         noise = config.target_noise * noise  # the target networks are the same in all of these steps
         next_action = smoothed_action(actor.apply(target_params["actor"], batches.next_obs), noise, config.noise_clip)
         next_q = critics(target_params["critics"], batches.next_obs, next_action)
@@ -404,23 +427,17 @@ def make_learner(config: Config):
         (params, opt_state), metrics = unrolled_scan(critic_step, (params, opt_state), (batches, targets))
         last = jax.tree.map(lambda leaf: leaf[-1], batches)
         grads, actor_metrics = jax.grad(actor_objective, has_aux=True)(params["actor"], last, params["critics"])
-        new_params, new_opt_state = descend("actor", grads, params, opt_state)
-        new_target_params = optax.incremental_update(new_params, target_params, config.tau)
-        after = new_params, new_target_params, new_opt_state
-        if group < config.policy_delay:  # else it is due in each group
-            after = jax.tree.map(lambda x, y: jnp.where(due, x, y), after, (params, target_params, opt_state))
-        return after, metrics | actor_metrics
+        params, opt_state = descend("actor", grads, params, opt_state)
+        target_params = optax.incremental_update(params, target_params, config.tau)
+        return (params, target_params, opt_state), metrics | actor_metrics
 
     def learn(state, key):
         batch_key, noise_key = jax.random.split(key)
         noise = jax.random.normal(noise_key, (config.gradient_steps, config.batch_size, actor.action_dim))
-        groups = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, group, *leaf.shape[1:]), (make_batches(state, batch_key), noise)
-        )
-        before = (state.update_count - 1) % config.policy_delay * config.gradient_steps
-        due = (before + jnp.arange(group, config.gradient_steps + 1, group)) % config.policy_delay == 0
+        inputs = make_batches(state, batch_key), noise
+        groups = jax.tree.map(lambda leaf: leaf.reshape(-1, config.policy_delay, *leaf.shape[1:]), inputs)
         carry = state.params, state.target_params, state.opt_state
-        (params, target_params, opt_state), metrics = unrolled_scan(gradient_steps, carry, (*groups, due))
+        (params, target_params, opt_state), metrics = unrolled_scan(gradient_steps, carry, groups)
         state = state._replace(params=params, target_params=target_params, opt_state=opt_state)
         return state, jax.tree.map(jnp.mean, metrics)
 
@@ -456,23 +473,11 @@ def make_policy(config: Config):
             obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
         return actor.apply(agent["params"]["actor"], obs), memory
 
-    return tuple, act
+    return (lambda: ()), act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
-
-
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
-
-    def init(key, shape, dtype=jnp.float32):
-        x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * (x @ x.T) @ x, x)  # Newton-Schulz
-
-    return init
 
 
 # --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
@@ -552,7 +557,8 @@ class RescaleAction(GymnaxWrapper):
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
         unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
-        return self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+        obs, state, reward, *rest = self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+        return obs, state, jnp.asarray(reward, jnp.float32), *rest
 
 
 def make_env(config):
@@ -569,13 +575,6 @@ def make_env(config):
     if not bounded:
         raise ValueError(f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has")
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
-
-
-# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
-def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
-    return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
