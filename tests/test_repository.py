@@ -21,7 +21,7 @@ MASTER = ROOT / "ppo_continuous.py"
 SCRIPTS = repository_files("*.py")
 CONFIGS = repository_files("configs/**/*.*")
 REQUIREMENTS = repository_files("requirements*.txt")
-UNDECLARED = {"distrax": "tfp-nightly", "gymnax": "six"}  # what packages import, or ask for, without naming it
+ALSO_NEEDED = {"distrax": "tfp-nightly", "gymnax": "six"}  # by the package, which does not pin it or does not name it
 DISTRIBUTIONS = {"yaml": "pyyaml", "orbax": "orbax-checkpoint"}  # where it is not called what its module is called
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda file: file.stem)
@@ -181,7 +181,7 @@ def test_script_metadata_names_what_is_imported(path):
     metadata = script_metadata(source)
     modules = top_names(source) - set(sys.stdlib_module_names)
     needed = {DISTRIBUTIONS.get(module, module) for module in modules}
-    needed |= {other for package, other in UNDECLARED.items() if package in needed}
+    needed |= {other for package, other in ALSO_NEEDED.items() if package in needed}
     if "JAX_COMPILATION_CACHE_MAX_SIZE" in source:
         needed.add("filelock")
     known = requirements()
