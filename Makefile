@@ -1,10 +1,13 @@
-# Everything runs in .venv, which is made with PYTHON. Packages are installed again when a requirements file changes.
+# Everything runs in .venv, which is made with PYTHON. The packages have the versions that were tested, those of
+# constraints.txt. They are installed again when that file or a requirements file changes.
 PYTHON ?= python3
 VENV := .venv
+CONSTRAIN := -c constraints.txt
 RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --quiet $(CONSTRAIN)
 ARGS ?=
 
-.PHONY: run test test-all tools docs sync clean
+.PHONY: run test test-all newest tools docs pins sync clean
 
 run: $(VENV)/.installed  ## the default run; make run ARGS="--env-name Pendulum-v1" gives it flags
 	$(RUN) ppo_continuous.py $(ARGS)
@@ -17,16 +20,27 @@ test-all: $(VENV)/.installed-dev  ## the linter and all tests, the slow ones too
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m "" $(ARGS)
 
+newest:  ## the fast tests with the newest versions of all packages, in an environment that is made for them
+	rm -rf .venv-newest
+	$(MAKE) test VENV=.venv-newest CONSTRAIN=
+
 tools: $(VENV)/.installed-tools  ## what tools/ need besides: Python packages, and brax's viewer's from npm
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
+pins: $(VENV)/.created  ## write constraints.txt: the newest versions at the date that the scripts' headers name
+	$(RUN) -m pip install --quiet uv
+	$(RUN) -m uv pip compile --quiet --upgrade --universal --fork-strategy fewest --python-version 3.11 \
+		--exclude-newer "$$(sed -n 's/^# exclude-newer = "\(.*\)"/\1/p' ppo_continuous.py)" \
+		--no-annotate --custom-compile-command "make pins" --output-file constraints.txt \
+		requirements-dev.txt requirements-docs.txt requirements-environments.txt
+
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
 	$(PYTHON) tools/sync_blocks.py $(ARGS)
 
 clean:  ## remove what make made; runs/ stays
-	rm -rf $(VENV) site .jax_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .cache site .jax_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # A stamp, not .venv itself: a virtual environment that was left half made has to be made again.
@@ -35,19 +49,19 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	touch $@
 
-$(VENV)/.installed: requirements.txt | $(VENV)/.created
-	$(RUN) -m pip install --quiet -r requirements.txt
+$(VENV)/.installed: constraints.txt requirements.txt | $(VENV)/.created
+	$(INSTALL) -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-tools: requirements-tools.txt requirements.txt tools/viewer/package-lock.json | $(VENV)/.created
-	$(RUN) -m pip install --quiet -r requirements-tools.txt
+$(VENV)/.installed-tools: constraints.txt requirements-tools.txt requirements.txt tools/viewer/package-lock.json | $(VENV)/.created
+	$(INSTALL) -r requirements-tools.txt
 	npm ci --ignore-scripts --prefix tools/viewer
 	touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt requirements-tools.txt requirements.txt | $(VENV)/.created
-	$(RUN) -m pip install --quiet -r requirements-dev.txt
+$(VENV)/.installed-dev: constraints.txt requirements-dev.txt requirements-tools.txt requirements-environments.txt requirements.txt | $(VENV)/.created
+	$(INSTALL) -r requirements-dev.txt
 	touch $@
 
-$(VENV)/.installed-docs: requirements-docs.txt | $(VENV)/.created
-	$(RUN) -m pip install --quiet -r requirements-docs.txt
+$(VENV)/.installed-docs: constraints.txt requirements-docs.txt | $(VENV)/.created
+	$(INSTALL) -r requirements-docs.txt
 	touch $@

@@ -15,13 +15,35 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "1"  # read when JAX is imported; subprocess
 import dataclasses  # noqa: E402
 import functools  # noqa: E402
 import importlib  # noqa: E402
+import subprocess  # noqa: E402
 from collections.abc import Mapping  # noqa: E402
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
+
+@functools.cache
+def tracked() -> frozenset[str] | None:
+    """The paths that git tracks, or None where there is no git or this is not its checkout, as in an archive."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # as of a hook
+    command = ["git", "ls-files", "-z"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    is_checkout = (ROOT / ".git").exists() and done.returncode == 0
+    return frozenset(done.stdout.split("\0")) if is_checkout else None
+
+
+def repository_files(pattern: str) -> list[Path]:
+    """The files of the repository that match, without those that a user has added and git does not track."""
+    known = tracked()
+    paths = (path for path in sorted(ROOT.glob(pattern)) if path.is_file())
+    return [path for path in paths if known is None or path.relative_to(ROOT).as_posix() in known]
+
+
+SCRIPTS = [path.stem for path in repository_files("*.py")]
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one

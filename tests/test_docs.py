@@ -30,10 +30,10 @@ import results
 import training
 import tyro
 import yaml
-from conftest import QUICKLY, ROOT, SCRIPTS
+from conftest import QUICKLY, ROOT, SCRIPTS, repository_files
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *repository_files("docs/*.md")]
+CONFIGS = repository_files("configs/**/*.yaml")
 FENCE = re.compile(r"(?ms)^```([^\n]*)\n(.*?)^```[ ]*$")
 NEEDS = re.compile(r"#.*\bneeds? (a|an|the|several) (GPU|hosts|network|login)\b")
 PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]{2,}\b")  # RUN_DIR and the like
@@ -145,7 +145,7 @@ def parse_benchmark(file, words, monkeypatch):
 def parse_pip(words):
     assert words[0] == "install", words
     for flag, value in itertools.pairwise(words):
-        assert flag != "-r" or (ROOT / value).is_file(), f"no file {value}"
+        assert flag not in ("-r", "-c") or (ROOT / value).is_file(), f"no file {value}"
 
 
 def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> None:
@@ -249,6 +249,7 @@ def test_commands_are_found():
         "python benchmarks/scaling.py seeds --no-such-flag",
         "make no-such-target",
         "pip install -r no_such_file.txt",
+        "pip install -c no_such_file.txt -r requirements.txt",
         "no-such-program",
     ],
 )

@@ -10,7 +10,7 @@ import sys
 import plan
 import pytest
 import training
-from conftest import ROOT
+from conftest import ROOT, repository_files
 
 import ppo
 import sac
@@ -182,7 +182,7 @@ def test_most_seeds(monkeypatch, most):
 
 
 def test_descriptions():
-    for path in (ROOT / "tools" / "gpus").glob("*.txt"):
+    for path in repository_files("tools/gpus/*.txt"):
         text, device, capacity, bandwidth = plan.read_gpu(path.stem)
         assert "Source: " in text and device.startswith("NVIDIA") and float(bandwidth) > 1e12
         assert 20e9 < float(capacity) < 90e9

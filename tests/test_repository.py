@@ -1,23 +1,27 @@
 """What holds across files: common blocks, declared dependencies, imports, configs. Of pages: test_docs.py."""
 
 import ast
+import datetime
 import importlib
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import results
 import yaml
+from conftest import ROOT, repository_files
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parent.parent
 SYNC = ROOT / "tools" / "sync_blocks.py"
 MASTER = ROOT / "ppo_continuous.py"
-SCRIPTS = sorted(ROOT.glob("*.py"))
-CONFIGS = sorted((ROOT / "configs").rglob("*.*"))
+SCRIPTS = repository_files("*.py")
+CONFIGS = repository_files("configs/**/*.*")
+REQUIREMENTS = repository_files("requirements*.txt")
+ALSO_NEEDED = {"distrax": "tfp-nightly", "gymnax": "six"}  # by the package, which does not pin it or does not name it
 DISTRIBUTIONS = {"yaml": "pyyaml", "orbax": "orbax-checkpoint"}  # where it is not called what its module is called
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda file: file.stem)
@@ -49,10 +53,10 @@ def top_names(source: str) -> set[str]:
     return {module.split(".")[0] for module, _ in imports(source)}
 
 
-def requirements() -> dict[str, str]:
-    """The lines of requirements.txt by the distribution they are about."""
-    lines = [line.split("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
-    return {re.match(r"[\w.-]+", line)[0]: line for line in lines if line}
+def requirements(path=ROOT / "requirements.txt") -> dict[str, str]:
+    """The lines of a requirements file by the distribution they are about, without those that begin with -r or -c."""
+    lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
+    return {re.match(r"[\w.-]+", line)[0]: line for line in lines if line and not line.startswith("-")}
 
 
 def script_metadata(source: str) -> dict:
@@ -177,12 +181,62 @@ def test_script_metadata_names_what_is_imported(path):
     metadata = script_metadata(source)
     modules = top_names(source) - set(sys.stdlib_module_names)
     needed = {DISTRIBUTIONS.get(module, module) for module in modules}
-    if "distrax" in needed:
-        needed.add("tfp-nightly")
+    needed |= {other for package, other in ALSO_NEEDED.items() if package in needed}
+    if "JAX_COMPILATION_CACHE_MAX_SIZE" in source:
+        needed.add("filelock")
     known = requirements()
     assert needed <= set(known), f"not in requirements.txt: {sorted(needed - set(known))}"
     assert metadata["requires-python"] == ">=3.11"
     assert metadata["dependencies"] == sorted(known[name] for name in needed)
+
+
+@each_script
+def test_script_metadata_names_a_date(path):
+    """No package newer than that is installed, so that a script runs in five years; it is the same in all scripts."""
+    tool = script_metadata(path.read_text())["tool"]
+    assert tool == script_metadata(MASTER.read_text())["tool"] and tool.keys() == {"uv"}
+    date = tool["uv"].pop("exclude-newer")
+    assert tool == {"uv": {}} and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", date)  # as RFC 3339 has it
+    assert datetime.datetime.fromisoformat(date) < datetime.datetime.now(datetime.UTC)
+
+
+def pins() -> dict[str, Requirement]:
+    """The lines of constraints.txt by the distribution they are about, without those for other systems."""
+    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    found = [Requirement(line) for line in lines if line]
+    mine = [pin for pin in found if pin.marker is None or pin.marker.evaluate()]
+    assert len({pin.name for pin in mine}) == len(mine), "a package is pinned twice"
+    return {canonicalize_name(pin.name): pin for pin in mine}
+
+
+def test_constraints_are_exact_pins_alone():
+    for pin in pins().values():
+        (version,) = pin.specifier
+        assert version.operator == "==" and "*" not in version.version, f"{pin}"
+        assert not pin.url and not pin.extras, f"{pin}: pip takes no such constraint"
+    assert "://" not in (ROOT / "constraints.txt").read_text(), "names an index"
+
+
+@pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda file: file.stem)
+def test_each_requirement_is_pinned_within_its_range(path):
+    for requirement in map(Requirement, requirements(path).values()):
+        pin = pins().get(canonicalize_name(requirement.name))
+        assert pin, f"constraints.txt lacks {requirement.name}: run `make pins`"
+        (version,) = pin.specifier
+        satisfied = requirement.specifier.contains(version.version, prereleases=True)
+        assert satisfied, f"{pin} is not within {requirement}: run `make pins`"
+
+
+def test_make_installs_all_requirements_with_the_pins():
+    """Each file that a target installs is also one that `make pins` reads, or is read by one that is."""
+    makefile = (ROOT / "Makefile").read_text()
+    installed = set(re.findall(r"\$\(INSTALL\) -r (\S+)", makefile))
+    assert re.search(r"(?m)^INSTALL := .* \$\(CONSTRAIN\)$", makefile) and len(installed) >= 4
+    assert len(re.findall(r"(?m)^\$\(VENV\)/\.installed\S*: constraints\.txt ", makefile)) == len(installed)
+    compiled = set(re.findall(r"requirements[\w-]*\.txt", re.search(r"uv pip compile(?:.*\\\n)+.*", makefile)[0]))
+    for name in sorted(compiled):
+        compiled |= set(re.findall(r"(?m)^-[rc] (\S+)", (ROOT / name).read_text()))
+    assert installed <= compiled
 
 
 @each_script

@@ -3,18 +3,17 @@
 import importlib
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import results
 import tyro
+from conftest import ROOT, repository_files
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import returns  # noqa: E402
+import returns
 
-MEASURED = sorted(returns.MEASURED.glob("*_*.json"))
+MEASURED = repository_files("benchmarks/results/*_*.json")
 
 
 def found(**more) -> dict:
