@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -101,6 +102,18 @@ def test_returns_are_stored_as_json_holds_them():
 def test_thresholds_are_on_the_page():
     text = returns.PAGE.read_text()
     assert not [name for name, (value, _) in returns.THRESHOLDS.items() if f"| {name} | {value:g} |" not in text]
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_config_of_a_measured_row_quotes_no_return(path):
+    """Its comment says where the results are, and nothing that another measurement would contradict."""
+    row = json.loads(path.read_text())["row"]
+    comment = [line for line in (ROOT / "configs" / f"{row}.yaml").read_text().splitlines() if line.startswith("#")]
+    after = " after 1e6 steps" if row in returns.ALSO else ""
+    pointer = [f"# Results{after}: docs/results.md, row {row}. To measure it again:"]
+    assert comment[-2:] == [*pointer, f"#     python benchmarks/returns.py {row}"]
+    quoted = r"(final|greedy) returns? (of |is )?-?\d|interval|interquartile|-?[\d.]+ to -?[\d.]+\)|\d seeds?:"
+    assert not re.findall(quoted, " ".join(comment))
 
 
 def test_rows_have_configs():
