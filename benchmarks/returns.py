@@ -107,9 +107,43 @@ PUBLIC = {  # {environment: [(scripts, best public return, within which steps, w
         (VALUE, 44, 5e6, f"DQN, read off, {YOUNG}"),
     ],
 }
+GYMNASIUM_SAYS = "Gymnasium's reward threshold"
+YOUNG_HALF = f"half of DQN after 5e6 steps, read off, {YOUNG}"
+THRESHOLDS = {  # {environment: (an agent has failed below this return, where that comes from)}
+    "CartPole-v1": (475, GYMNASIUM_SAYS),
+    "Acrobot-v1": (-100, GYMNASIUM_SAYS),
+    "MountainCar-v0": (-110, GYMNASIUM_SAYS),
+    "MountainCarContinuous-v0": (90, GYMNASIUM_SAYS),
+    "Pendulum-v1": (-200, f"PPO reaches -200.6 after 1e6 steps, {BLINES}; Gymnasium has no threshold"),
+    "Catch-bsuite": (0.9, "19 of 20 balls are caught"),
+    "DeepSea-bsuite": (0.5, "0.99 with the one reward, 0 or less without it"),
+    "FourRooms-misc": (0.9, "9 of 10 episodes reach the goal"),
+    "FrozenLake-misc": (0.7, "Gymnasium's reward threshold of FrozenLake-v1, which has the same map"),
+    "MemoryChain-bsuite": (0.9, "19 of 20 answers are right"),
+    "UmbrellaChain-bsuite": (0.5, "three of four choices are right; the best expected return is 1"),
+    "BernoulliBandit-misc": (80, "always pulling the better arm gives 90, a random arm 50"),
+    "inverted_pendulum": (950, "Gymnasium's reward threshold of InvertedPendulum-v5, which has the same reward"),
+    "inverted_double_pendulum": (
+        9100,
+        "Gymnasium's reward threshold of InvertedDoublePendulum-v5, which has a similar reward",
+    ),
+    "GridWorld, gridworld_8x12": (0.9, "9 of 10 episodes reach the goal"),
+    "GridWorld, cliff": (-17, "the return of the longest sensible path, along the upper edge"),
+    "GridWorld, walls": (0.8, "20 steps to the goal, from a random cell; the farthest is 18 steps away"),
+    "Breakout-MinAtar": (5, YOUNG_HALF),
+    "Asterix-MinAtar": (8.5, YOUNG_HALF),
+    "Freeway-MinAtar": (25, YOUNG_HALF),
+    "SpaceInvaders-MinAtar": (22, YOUNG_HALF),
+}
+FOURROOMS = (
+    "the public figure is of PPO, which also reaches 1 here. Most agents reach 0.9 or more. The mean is lowered by "
+    "agents that do not find the goal from every start."
+)
 WHY = {  # {row: why it is below the public return}
     "dqn/mountaincar": "the public figure is of one agent; of the 16 here five play as well or "
     "better, and two have not settled.",
+    "pqn/fourrooms": FOURROOMS,
+    "dqn/fourrooms": FOURROOMS,
     "sac/mountaincar_continuous": "the public figure is of one agent. Discounts of 0.995, 0.999 and 0.9999, target "
     "entropies of -2 and -3 and a learning rate of 2e-3 ended at 92.7 to 94.2 (6 other seeds each): not nearer.",
 }
@@ -136,6 +170,8 @@ def measure(row: str, num_seeds: int, seed: int) -> dict:
         seconds, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
         _, config, agent = results.load_run(run_dir)
         metrics, record = results.load_metrics(run_dir), results.read_record(run_dir)
+    lost = results.diverged(agent)
+    returns = {"final_return": results.final_return(metrics), "greedy_return": metrics["evaluation"].mean(axis=1)}
     found = {
         "row": row,
         "script": name,
@@ -143,19 +179,25 @@ def measure(row: str, num_seeds: int, seed: int) -> dict:
         "total_timesteps": config.num_updates * config.num_envs * config.num_steps
         + getattr(config, "warmup_timesteps", 0),
         "command": "python " + " ".join(words),
-        "final_return": results.final_return(metrics).round(6).tolist(),
-        "greedy_return": metrics["evaluation"].mean(axis=1).round(6).tolist(),
+        **{name: stored(each, lost) for name, each in returns.items()},
+        "diverged": int(lost.sum()),
         "curve": learning_curve(script, config, metrics),
         "seconds": seconds,
         "processor_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
     }
     if config.env_name in GYMNASIUM and found["environment"] == config.env_name:
-        found["gymnasium_return"] = play_in_gymnasium(script, config, agent).tolist()
+        found["gymnasium_return"] = stored(play_in_gymnasium(script, config, agent), lost)
     found |= {name: record[name] for name in ("started", "device", "versions", "commit", "settings")}
     code = ["git", "status", "--porcelain", "--", "*.py", "configs"]  # other rows change the page
     if not subprocess.run(code, cwd=ROOT, capture_output=True).stdout:
         found["commit"] = found["commit"].removesuffix("-dirty")
     return found | {"processor": processor()}
+
+
+def stored(returns, lost) -> list:
+    """The returns of the seeds as JSON holds them, null for a seed that is `lost` or has none."""
+    kept = np.isfinite(returns) & ~lost
+    return [round(float(each), 6) if keep else None for each, keep in zip(returns, kept, strict=True)]
 
 
 def environment_of(row: str, config) -> str:
@@ -234,9 +276,34 @@ def plan(row: str) -> dict:
 # --- the page ---
 
 
-def shown(values) -> str:
-    mean, low, high = results.interval(np.array(values, dtype=float))
-    return f"{mean:.4g} ({low:.4g} to {high:.4g})"
+def values_of(found: dict, kind: str) -> np.ndarray:
+    """The return of each seed, -inf for one that diverged or ended no episode, which is stored as null: [num_seeds]."""
+    values = np.array(found[kind], dtype=float)
+    return np.where(np.isfinite(values), values, -np.inf)
+
+
+def mean_of(values) -> list:
+    """The mean over the seeds that have a return, and its 95 % interval."""
+    finite = values[np.isfinite(values)]
+    return results.mean_interval(finite) if len(finite) else [-np.inf, np.nan, np.nan]
+
+
+def threshold_of(found: dict):
+    """The return below which an agent has failed, or None."""
+    environment = found["environment"]
+    return THRESHOLDS.get(environment, THRESHOLDS.get(environment.partition(",")[0], (None,)))[0]
+
+
+def count_failed(found: dict):
+    """How many seeds reach the threshold neither with their final nor with their greedy return; None without one.
+
+    A seed that diverged or ended no episode has failed.
+    """
+    threshold = threshold_of(found)
+    if threshold is None:
+        return None
+    final, greedy = (values_of(found, kind) for kind in ("final_return", "greedy_return"))
+    return int((~np.isfinite(final) | (np.maximum(final, greedy) < threshold)).sum())
 
 
 def number(steps) -> str:
@@ -251,28 +318,33 @@ def public(found: dict):
 
 
 def falls_short(found: dict) -> bool:
-    """Whether both returns' intervals end below what is public at no more steps."""
+    """Whether the intervals of the means of both returns end below what is public at no more steps."""
     reference = public(found)
     if reference is None or reference[1] > found["total_timesteps"] * 1.1:
         return False
-    return all(results.interval(np.array(found[kind]))[2] < reference[0] for kind in ("final_return", "greedy_return"))
+    highs = [np.nanmax(mean_of(values_of(found, kind))) for kind in ("final_return", "greedy_return")]
+    return max(highs) < reference[0]
 
 
 def table(rows: list[dict]) -> list[str]:
-    head = ["row", "steps", "seeds", "final return", "greedy return", "mean and deviation"]
+    head = ["row", "steps", "seeds", "failed", "final return", "IQM", "worst", "greedy return", "greedy IQM"]
     head += ["in Gymnasium", "public", "minutes"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for found in rows:
         name, _, config = found["row"].partition("/")
-        values, reference = np.array(found["final_return"]), public(found)
+        final, greedy = (values_of(found, kind) for kind in ("final_return", "greedy_return"))
+        reference, failed, lost = public(found), count_failed(found), int((~np.isfinite(final)).sum())
         cells = [
             f"[{found['row']}](../configs/{name}/{config}.yaml)" + (" **below**" if falls_short(found) else ""),
             number(found["total_timesteps"]),
-            str(len(values)),
-            shown(values),
-            shown(found["greedy_return"]),
-            f"{values.mean():.4g} +- {values.std(ddof=1):.2g}",
-            shown(found["gymnasium_return"]) if "gymnasium_return" in found else "",
+            f"{len(final)}" + (f", {lost} without a return" if lost else ""),
+            "" if failed is None else str(failed),
+            results.show(*mean_of(final)),
+            f"{results.interquartile_mean(final):.4g}",
+            f"{final.min():.4g}",
+            results.show(*mean_of(greedy)),
+            f"{results.interquartile_mean(greedy):.4g}",
+            results.show(*mean_of(values_of(found, "gymnasium_return"))) if "gymnasium_return" in found else "",
             f"{reference[0]:g} at {number(reference[1])}, {reference[2]}" if reference else "",
             f"{found['seconds'] / 60:.1f} ({found['processor_seconds'] / 60:.1f})",
         ]
@@ -295,25 +367,45 @@ def draw(rows: list[dict], path: Path) -> None:
 
 INTRO = """# Results
 
-What each script reaches, as `python benchmarks/returns.py` measured it. A row is a config in `configs/SCRIPT/`, trained
-by `tools/train.py` with seed 100; configs were tuned with other seeds. The page, its figures and the numbers in it come
-from `benchmarks/results/`, where each row's command, commit, versions and the returns of every seed are.
+This page shows what each script reaches. Each row is a config in `configs/SCRIPT/`, trained by `tools/train.py` with
+seed 100. The configs were tuned with other seeds. `python benchmarks/returns.py SCRIPT/NAME` measures a row again and
+writes this page. The page and its figures come from the files in `benchmarks/results/`, which hold the command, the
+commit, the versions and the returns of every seed.
 
-- **Final return**: of the exploring policy, over the episodes that ended in the last tenth of training. **Greedy
-  return**: 16 greedy episodes after training, the same ones for all agents, who share their luck (19 random rewards of
-  1 or -1 in UmbrellaChain). Both are interquartile means over seeds with 95 % bootstrap intervals; the mean and the
-  standard deviation over seeds are of the final return.
-- **In Gymnasium**: the same agents, played greedily for 8 episodes each in Gymnasium's own environment of that name.
-- **Public**: the best public figure of the same family of algorithms, or of PPO where none was found, at the number
-  of steps that its source gives; seeds and measures differ between sources. A row is **below** where both intervals end
-  below one of no more steps.
-- **Minutes**: from the start of the command to its end, other work on the machine included, and in brackets the
-  processor time of all cores.
+- **Final return**: the mean return of the exploring policy over the episodes that ended in the last 10 % of training.
+  The table shows the mean over all seeds with its 95 % interval by Student's t. Returns are not normally distributed,
+  so an interval may reach beyond the best possible return.
+- **IQM**: the interquartile mean over seeds. It ignores the worst and the best quarter of the agents. Read it together
+  with the mean and the worst agent.
+- **Worst**: the final return of the worst agent.
+- **Failed**: the number of agents whose final return and greedy return both lie below a
+  [fixed threshold](#thresholds). Agents that diverged or ended no episode count as failed. The cell is empty where no
+  threshold is agreed on.
+- **Greedy return**: the mean return of 16 greedy episodes after training. All agents play the same 16 episodes, so the
+  interval does not include the luck of the start states or, in UmbrellaChain, of the 19 random rewards of 1 or -1.
+- **In Gymnasium**: the mean greedy return of the same agents in Gymnasium's own environment of that name, 8 episodes
+  per agent.
+- **Public**: the best published figure for the same family of algorithms, or for PPO where none was found, with the
+  number of steps that its source gives. Sources differ in the number of seeds and in what they measure. A row is marked
+  **below** if the intervals of both means lie under a published figure that used no more steps.
+- **Minutes**: the time from the start of the command to its end on a machine that was also doing other work, and in
+  brackets the processor time of all cores.
+
+The figures show the IQM over seeds with its 95 % bootstrap interval.
+
+If a seed diverged or ended no episode in the last 10 % of training, the column *seeds* says so. Such a seed counts as
+-inf in the IQM and as the worst agent. The mean is over the other seeds.
 """
 
 
-PLANS = """What one H100 would take, as [tools/plan.py](plan.md) tells it from the program that XLA makes for it. The
-returns are not known yet. `python benchmarks/returns.py --plan` makes the table again."""
+THRESHOLDS_INTRO = """An agent counts as failed if its final return and its greedy return both lie below the threshold
+of its environment. One of them is enough, because a policy that explores may score low although it has learned the
+task, and because 16 greedy episodes may be unlucky. The thresholds are fixed numbers and do not depend on the results
+here."""
+
+PLANS = """These rows need a GPU. The table shows what one H100 would take, which [tools/plan.py](plan.md) computes from
+the program that XLA compiles for it. The returns are not known yet. `python benchmarks/returns.py --plan` makes the
+table again."""
 
 
 def by_environment(found: list[dict]) -> dict:
@@ -336,13 +428,26 @@ def page(found: list[dict], plans: dict) -> str:
         parts += [f"{row['row']}: {WHY[row['row']]}" for row in rows if row["row"] in WHY]
         parts.append(f"![return over steps on {environment}](figures/{figure_name(environment)})")
     machines = {f"{each['processor']}, {each['device']}: {versions(each)}" for each in found}
+    parts += ["## Thresholds", thresholds(found)]
     parts += ["## Machines and versions", "\n".join(f"- {machine}" for machine in sorted(machines))]
     if plans:
         parts += planned(plans)
     if missing := [row for row in ROWS if row not in {each["row"] for each in found}]:
         listed = ", ".join(f"[{row}](../configs/{row}.yaml)" for row in missing)
-        parts += ["## Not measured by this command yet", f"The comment of the config says what is known. {listed}."]
+        parts += ["## Not measured by this command yet", f"The comment in the config says what is known. {listed}."]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def thresholds(found: list[dict]) -> str:
+    """Below which return an agent counts as failed, for the environments that were measured."""
+    lines = ["| environment | threshold | where it comes from |", "|---|---|---|"]
+    measured = {each["environment"] for each in found}
+    for environment, (threshold, source) in THRESHOLDS.items():
+        if any(each == environment or each.partition(",")[0] == environment for each in measured):
+            lines.append(f"| {environment} | {threshold:g} | {source} |")
+    without = "; ".join(sorted({each["environment"] for each in found if threshold_of(each) is None}))
+    said = f"No threshold is agreed on for these environments: {without}." if without else ""
+    return "\n\n".join(filter(None, [THRESHOLDS_INTRO, "\n".join(lines), said]))
 
 
 def planned(plans: dict) -> list[str]:
@@ -385,7 +490,7 @@ def main():
     parser.add_argument("--render", action="store_true", help="measure nothing")
     parser.add_argument("--plan", action="store_true", help="the rows for a GPU: plan those that are not planned yet")
     options = parser.parse_args()
-    stored = {row: MEASURED / f"{row.replace('/', '_')}.json" for row in ROWS}
+    files = {row: MEASURED / f"{row.replace('/', '_')}.json" for row in ROWS}
     if unknown := [row for row in options.rows if row not in ROWS]:
         parser.error(f"{unknown[0]}: is not a row{results.nearest(unknown[0], ROWS)}")
     for row in PLANNED if options.plan else ():
@@ -394,12 +499,14 @@ def main():
             plans[row] = plan(row)
             results.write(PLANS_FILE, json.dumps(plans, indent=1) + "\n")
     for row in (
-        [] if options.render or options.plan else options.rows or [row for row in ROWS if not stored[row].exists()]
+        [] if options.render or options.plan else options.rows or [row for row in ROWS if not files[row].exists()]
     ):
         found = measure(row, options.num_seeds or ROWS[row], options.seed)
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
-        results.write(stored[row], f"{{\n{lines}\n}}\n")
-        print(f"{row}: final return {shown(found['final_return'])}, greedy {shown(found['greedy_return'])}", flush=True)
+        results.write(files[row], f"{{\n{lines}\n}}\n")
+        final, greedy = (values_of(found, kind) for kind in ("final_return", "greedy_return"))
+        said = f"final return {results.show(*mean_of(final))}, worst agent {final.min():.4g}"
+        print(f"{row}: {said}, greedy return {results.show(*mean_of(greedy))}", flush=True)
     render()
 
 

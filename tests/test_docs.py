@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
+import json
 import os
 import re
 import runpy
@@ -25,8 +26,10 @@ import unicodedata
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 import results
+import scipy.stats
 import training
 import tyro
 import yaml
@@ -451,20 +454,54 @@ def test_readme_has_the_number_of_lines(name):
     assert abs(int(readme_rows()[name][-1]) - lines) <= 0.02 * lines
 
 
+def measured_rows() -> dict[str, dict[str, str]]:
+    """The tables of docs/results.md by their configs, `{config: {column: cell}}`; what is planned has other columns."""
+    rows, head = {}, []
+    for line in (ROOT / "docs" / "results.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if cells[:1] == ["row"]:
+            head = cells
+        elif "IQM" in head and (config := re.match(r"\[[^]]*\]\(\.\./(configs/[^)]+)\)", "".join(cells[:1]))):
+            rows[config[1]] = dict(zip(head, cells, strict=True))
+    return rows
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_readme_has_results_of_the_config(name):
-    """All numbers of the cell stand in docs/results.md beside the config that it links, or in the config's comment."""
+    """Mean, interquartile mean, worst agent and seeds are those of docs/results.md, others are in the config's comment.
+
+    A comment counts where the config is no row, and for the shortest paths of the GridWorld.
+    """
     cell = readme_rows()[name][2]
     (config,) = re.findall(r"\((configs/[^)]+)\)", cell)
-    text = (ROOT / config).read_text()  # all of it: 1e6 of total_timesteps
-    lines = (ROOT / "docs" / "results.md").read_text().splitlines()
-    measured = [line for line in lines if f"(../{config})" in line and line.count("|") == 10]  # others are planned
+    said = re.sub(r"\[[^]]*\]\([^)]*\)", "", cell)
+    row = measured_rows().get(config)
+    if row and name != "q_learning_gridworld":
+        mean = row["final return"].split(" (")[0]
+        numbers = f"mean {mean}, interquartile mean {row['IQM']}, worst {row['worst']}, {row['seeds']} seeds"
+        assert re.fullmatch(rf"(, {row['steps']} steps)?: {re.escape(numbers)}", said), numbers
+        return
     number = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e\d+)?(?![\w.]*\w)"
-    said = re.findall(number, re.sub(r"\[[^]]*\]\([^)]*\)", "", cell))
-    assert len(said) >= 2
-    if measured and name != "q_learning_gridworld":  # which says how many agents find a shortest path
-        text = measured[0]
-    assert not set(said) - set(re.findall(number, text)), f"not all of {said} is there"
+    numbers = re.findall(number, said)
+    assert len(numbers) >= 2 and not set(numbers) - set(re.findall(number, (ROOT / config).read_text())), numbers
+
+
+def test_measured_rows_are_found():
+    assert len(measured_rows()) == len(list((ROOT / "benchmarks" / "results").glob("*_*.json")))
+
+
+def test_page_of_dpo_says_what_was_measured():
+    """Means, intervals and worst agents of hopper, and Welch's interval of the difference."""
+    text = (ROOT / "docs" / "dpo_continuous.md").read_text()
+    rows = [
+        json.loads((ROOT / f"benchmarks/results/{name}_continuous_hopper.json").read_text()) for name in ("ppo", "dpo")
+    ]
+    for kind in ("final", "greedy"):
+        ppo, dpo = (np.array(row[f"{kind}_return"]) for row in rows)
+        low, high = scipy.stats.ttest_ind(dpo, ppo, equal_var=False).confidence_interval()
+        cells = [kind, *(results.show(*results.mean_interval(each)) for each in (ppo, dpo))]
+        cells += [f"{dpo.mean() - ppo.mean():.0f} ({low:.0f} to {high:.0f})", f"{ppo.min():.4g}", f"{dpo.min():.4g}"]
+        assert f"| {' | '.join(cells)} |" in text
 
 
 def test_readme_is_short():

@@ -86,6 +86,8 @@ def test_agents_are_ranked_and_named():
     }
     found, by = render.rank_agents(metrics)
     assert found.tolist() == [4, 2, 1, 0, 3] and "end of training" in by
+    lost = np.arange(5) == 4  # the best, of parameters that are not finite
+    assert render.rank_agents(metrics | {"evaluation": evaluation}, lost)[0].tolist()[:2] == [2, 4]
     found, by = render.rank_agents(metrics | {"evaluation": evaluation})
     assert found.tolist() == [2, 3, 1, 0, 4] and "greedy" in by
     assert render.choose_agents(["best", "median", "worst", "3", "4"], found) == {

@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import re
 import sys
 
 import numpy as np
 import pytest
 import results
+import scipy.stats
 import tyro
 from conftest import ROOT, repository_files
 
@@ -59,10 +61,58 @@ def test_a_row_below_what_is_public_is_marked(final, greedy, steps, below):
     assert not returns.falls_short(row | {"environment": "Nothing-v0"})
 
 
-def test_table_shows_interquartile_means():
-    row = found(final_return=[0.0, 400.0, 440.0, 500.0], gymnasium_return=[1.0, 2.0, 3.0, 4.0])
-    line = returns.table([row])[-1]
-    assert "| 5e5 | 4 | 420 (" in line and "| 2.5 (" in line and f"{np.std([0, 400, 440, 500], ddof=1):.2g}" in line
+def cells(row) -> dict[str, str]:
+    """Of the table, by their column."""
+    head, _, line = ([cell.strip() for cell in line.split("|")[1:-1]] for line in returns.table([row]))
+    return dict(zip(head, line, strict=True))
+
+
+def test_table_shows_means_and_worst_agents():
+    row = found(
+        final_return=[0.0, 400.0, 440.0, 500.0], greedy_return=[8.0, 9, 10, 20], gymnasium_return=[1.0, 2, 3, 4]
+    )
+    shown, margin = cells(row), scipy.stats.t.ppf(0.975, 3) * np.std([0, 400, 440, 500], ddof=1) / 2
+    assert shown["final return"] == f"335 ({335 - margin:.4g} to {335 + margin:.4g})"
+    assert (shown["steps"], shown["seeds"], shown["IQM"], shown["worst"]) == ("5e5", "4", "420", "0")
+    assert shown["greedy return"].startswith("11.75 (") and shown["greedy IQM"] == "9.5"
+    assert shown["in Gymnasium"].startswith("2.5 (")
+    one = cells(found(final_return=[400.0], greedy_return=[500.0]))
+    assert (one["final return"], one["IQM"], one["greedy return"]) == ("400", "400", "500")  # no interval
+
+
+def test_failed_agents_are_counted():
+    """Those that reach the threshold, 475 of CartPole, neither way; a seed without a return has failed."""
+    row = found(final_return=[0.0, 400.0, 474.0, 500.0, None], greedy_return=[100.0, 475.0, 470.0, 0.0, 500.0])
+    shown = cells(row)
+    assert (shown["failed"], shown["seeds"], shown["worst"]) == ("3", "5, 1 without a return", "-inf")
+    assert shown["final return"].startswith("343.5 (")  # of the others
+    assert cells(row | {"environment": "CartPole-v1, entries 0, 2 observed"})["failed"] == "3"
+    assert cells(row | {"environment": "Nothing-v0"})["failed"] == ""
+    assert not returns.falls_short(row)
+    nothing = cells(found(final_return=[None, None], greedy_return=[None, None]))
+    assert (nothing["failed"], nothing["final return"]) == ("2", "-inf")
+
+
+def test_returns_are_stored_as_json_holds_them():
+    stored = returns.stored(np.array([1.0, np.nan, 3.0, -np.inf]), np.array([False, False, True, False]))
+    assert json.loads(json.dumps(stored, allow_nan=False)) == [1.0, None, None, None]
+
+
+def test_thresholds_are_on_the_page():
+    text = returns.PAGE.read_text()
+    assert not [name for name, (value, _) in returns.THRESHOLDS.items() if f"| {name} | {value:g} |" not in text]
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_config_of_a_measured_row_quotes_no_return(path):
+    """Its comment says where the results are, and nothing that another measurement would contradict."""
+    row = json.loads(path.read_text())["row"]
+    comment = [line for line in (ROOT / "configs" / f"{row}.yaml").read_text().splitlines() if line.startswith("#")]
+    after = " after 1e6 steps" if row in returns.ALSO else ""
+    pointer = [f"# Results{after}: docs/results.md, row {row}. To measure it again:"]
+    assert comment[-2:] == [*pointer, f"#     python benchmarks/returns.py {row}"]
+    quoted = r"(final|greedy) returns? (of |is )?-?\d|interval|interquartile|-?[\d.]+ to -?[\d.]+\)|\d seeds?:"
+    assert not re.findall(quoted, " ".join(comment))
 
 
 def test_rows_have_configs():

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -118,6 +119,14 @@ def test_trial_that_is_not_finite_disturbs_no_other(tmp_path, capfd):
 
 
 # --- results ---
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    """Neither in the table nor in the pictures, which are drawn."""
+    run_dir = sweep.main([*SMALL, "--num-seeds=1", "--lr", "0.1", "0.5", f"--run-dir={tmp_path / 'run'}"])
+    table = [line.split() for line in (run_dir / "table.txt").read_text().splitlines()[1:]]
+    assert [line[-2:] for line in table] == [["none", "1"]] * 2 and all(math.isfinite(float(line[2])) for line in table)
+    assert (run_dir / "final_return.png").exists() and (run_dir / "learning_curves.png").exists()
 
 
 def test_results(finished):

@@ -7,7 +7,8 @@ After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Stati
 Runs are what a script or tools/train.py has written. Runs of one label are one method; by default the label is the name
 of the script and, where its runs differ in one environment, the settings in which they do.
 
-Intervals are 95 % stratified bootstrap intervals (section 4.1 there). A seed without a finite return is the worst.
+Intervals are 95 % stratified bootstrap intervals (section 4.1 there). A seed that diverged, or has no return, counts as
+the worst.
 """
 
 import csv
@@ -91,14 +92,15 @@ def difference(a: float, b: float) -> float:
 def read_run(argument: str, kind: str) -> Run:
     """The run of `DIR` or `LABEL=DIR`. Raises ValueError."""
     label, _, path = ("", "", argument) if Path(argument).exists() else argument.rpartition("=")
-    script, config, _ = results.load_run(path)
+    script, config, agent = results.load_run(path)
     seed, metrics = results.read_record(path)["settings"]["seed"], results.load_metrics(path)
     if kind == "greedy" and "evaluation" not in metrics:
         raise ValueError(f"{path}: has no greedy evaluation, which tools/train.py makes; take --returns final")
     returns = metrics["evaluation"].mean(axis=1) if kind == "greedy" else results.final_return(metrics)
+    returns = np.where(results.diverged(agent), -np.inf, returns)
     settings = {"script": Path(script.__file__).stem} | results.plain(config)
     if lost := np.flatnonzero(~np.isfinite(returns)).tolist():
-        print(f"{path}: agents {lost} of {len(returns)} have no finite return and count as the worst")
+        print(f"{path}: agents {lost} of {len(returns)} diverged or have no return, and count as the worst")
     values = {(seed, i): float(value) if np.isfinite(value) else -np.inf for i, value in enumerate(returns)}
     return Run(path, settings, label, task_of(config), values)
 

@@ -60,13 +60,13 @@ DRAWN_BY_GYMNAX = (
 # --- who plays, and what ---
 
 
-def rank_agents(metrics) -> tuple[np.ndarray, str]:
-    """Agents from worst to best, and by what. One that has finished no episode, or diverged, is worst."""
+def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
+    """Agents from worst to best, and by what. One that has finished no episode, or `diverged` [agents], is worst."""
     if "evaluation" in metrics:
         returns, by = metrics["evaluation"].mean(axis=1), "the mean of their greedy episodes"
     else:
         returns, by = results.final_return(metrics), "the return at the end of training"
-    return np.argsort(np.where(np.isfinite(returns), returns, -np.inf), kind="stable"), by
+    return np.argsort(np.where(np.isfinite(returns) & ~np.array(diverged), returns, -np.inf), kind="stable"), by
 
 
 def choose_agents(wanted, order) -> dict[str, int]:
@@ -362,7 +362,7 @@ def main(
     env, env_params = script.make_env(config)
     env = unwrap(env)
     formats = check_formats(formats, env)
-    order, by = rank_agents(results.load_metrics(run_dir))
+    order, by = rank_agents(results.load_metrics(run_dir), results.diverged(weights))
     chosen = choose_agents(agents, order)
     key = training.evaluation_keys(results.read_record(run_dir)["settings"]["seed"], episode + 1)[episode]
     played = play(script, config, state_at(weights, np.array(list(chosen.values()))), key)

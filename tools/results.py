@@ -23,10 +23,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import scipy.special
 import scipy.stats
 import tyro
 import yaml
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -266,13 +267,28 @@ def interquartile_mean(values, axis=0):
     return scipy.stats.trim_mean(np.where(np.isfinite(values), values, -np.inf), 0.25, axis=axis)
 
 
+def mean_interval(values) -> list:
+    """The mean over seeds and its 95 % interval by Student's t: [seeds, ...] -> mean, low, high, each [...].
+
+    One seed has no interval: low and high are NaN.
+    """
+    values, degrees = np.asarray(values, float), len(values) - 1
+    with np.errstate(divide="ignore", invalid="ignore"):  # of one seed
+        margin = scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
+    mean = values.mean(axis=0)
+    return [mean, mean - margin, mean + margin]
+
+
 def interval(values, statistic=interquartile_mean, level=95) -> list:
     """A statistic over seeds and its bootstrap interval of `level` %: [seeds, ...] -> value, low, high, each [...].
 
     Seeds are drawn jointly for all that follows the first axis. A seed that diverged is never left out: it counts as
-    -inf, and so may value or low where there are many.
+    -inf, and so may value or low where there are many. One seed has no interval: low and high are NaN.
     """
     values, rng = np.where(np.isfinite(values), values, -np.inf), np.random.default_rng(0)
+    if len(values) == 1:
+        value = statistic(values)
+        return [value, value * np.nan, value * np.nan]
     indices = rng.integers(len(values), size=(RESAMPLES, len(values)))
     one_by_one = values.ndim > 1  # arrays may be large
     drawn = [statistic(values[each]) for each in indices] if one_by_one else statistic(values[indices], axis=1)
@@ -282,15 +298,42 @@ def interval(values, statistic=interquartile_mean, level=95) -> list:
     ]  # never between -inf and x
 
 
-def summarize(name: str, returns) -> dict:
-    """Print what was reached over seeds, and return it for run.json. `returns`: [num_seeds]."""
-    mean, low, high = (float(each) for each in interval(returns))
-    lost = int((~np.isfinite(returns)).sum())
-    note = f", {lost} of them without a finite return, which count as -inf" if lost else ""
-    print(f"{name}: {mean:.4g}, 95 % interval {low:.4g} to {high:.4g}, {len(returns)} seeds{note}")
-    numbers = {"interquartile_mean": mean, "low": low, "high": high}
-    numbers = {key: value if np.isfinite(value) else None for key, value in numbers.items()}  # JSON has no -inf
-    return {name: numbers | {"seeds": len(returns), "not_finite": lost}}
+def diverged(agent) -> np.ndarray:
+    """Which seeds have parameters that are not finite: leaves [num_seeds, ...] -> [num_seeds].
+
+    Their returns say nothing: of values that are not finite, the greedy action is the first one.
+    """
+    leaves = [np.asarray(leaf) for leaf in flatten_dict(agent).values()]
+    return ~np.all([np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves], axis=0)
+
+
+def show(value, low, high) -> str:
+    """`500 (429.8 to 504)`, or the value alone where there is no interval."""
+    return f"{value:.4g}" + ("" if np.isnan(low) else f" ({low:.4g} to {high:.4g})")
+
+
+def summarize(name: str, returns, lost=None) -> dict:
+    """Print what was reached over seeds, and return it for run.json. `returns` and `lost`, who diverged: [num_seeds].
+
+    Seeds that diverged, or have no return, count as -inf in the interquartile mean. The mean and the worst agent are of
+    the other seeds, whose number is printed.
+    """
+    seeds = len(returns)
+    lost = np.zeros(seeds, bool) if lost is None else lost
+    good, silent = np.isfinite(returns) & ~lost, ~np.isfinite(returns) & ~lost
+    mean = mean_interval(returns[good]) if good.any() else [np.nan] * 3
+    middle = interval(np.where(good, returns, -np.inf))
+    worst = returns[good].min() if good.any() else np.nan
+    numbers = [*zip(("mean", "mean_low", "mean_high"), mean, strict=True), ("worst", worst)]
+    numbers += zip(("interquartile_mean", "low", "high"), middle, strict=True)
+    found = {key: float(value) if np.isfinite(value) else None for key, value in numbers}  # JSON has no -inf
+    found |= {"seeds": seeds, "not_finite": int((~good).sum()), "diverged": int(lost.sum())}
+    count = f"{seeds} seeds" if good.all() else f"{good.sum()} of {seeds} seeds"
+    print(f"{name}: mean {show(*mean)}, worst agent {worst:.4g}, {count}; interquartile mean {show(*middle)}")
+    if not good.all():
+        said = f"{lost.sum()} seeds diverged, {silent.sum()} ended no episode in the last tenth of training"
+        print(f"{name}: {said}; they count as -inf in the interquartile mean")
+    return {name: found | {"no_episode": int(silent.sum())}}
 
 
 # --- errors ---

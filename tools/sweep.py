@@ -330,7 +330,7 @@ class Result(NamedTuple):
     returns: np.ndarray  # final return of each seed, -inf where it is not finite: [seeds]
     not_finite: np.ndarray  # first such update of each seed, or -1: [seeds]
     mean: float  # interquartile
-    low: float  # of its 95 % interval
+    low: float  # of its 95 % interval, NaN for one seed
     high: float
 
 
@@ -361,7 +361,8 @@ def make_table(ranked: list[Result]) -> list[str]:
     for each in ranked:
         finite, seeds = int(np.isfinite(each.returns).sum()), len(each.returns)
         count = str(seeds) if finite == seeds else f"{finite} of {seeds} finite"
-        numbers = [f"{each.mean:.4g}", f"{each.low:.4g} to {each.high:.4g}", count]
+        interval = "none" if np.isnan(each.low) else f"{each.low:.4g} to {each.high:.4g}"
+        numbers = [f"{each.mean:.4g}", interval, count]
         rows.append([str(each.trial), *map(show, each.values.values()), *numbers])
     return align(rows).split("\n")
 

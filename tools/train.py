@@ -233,8 +233,9 @@ def finish(request: Request, trained: dict, runner_state) -> None:
             shutil.rmtree(run_dir / path.name)
         path.replace(run_dir / path.name)
     folder.rmdir()
+    lost = results.diverged(trained["agent"])
     for name, values in returns.items():
-        record |= results.summarize(name, values)
+        record |= results.summarize(name, values, lost)
     results.write(run_dir / "run.json", json.dumps(record, indent=2))
     print(f"results in {run_dir}")
 
