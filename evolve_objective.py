@@ -261,7 +261,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 
 def best_agent(returns, agents):
-    """Of the fittest network, the agent that reached the most. [P, S] and leaves [P, S, ...] -> leaves [...]."""
+    """Of the fittest network, the best agent. Returns [P, S], NaN if diverged; leaves [P, S, ...] -> leaves [...]."""
     member = jnp.nanargmax(returns.mean(axis=1))
     seed = jnp.nanargmax(returns[member])
     return jax.tree.map(lambda leaf: leaf[member, seed], agents)
@@ -527,7 +527,9 @@ def make_evaluate(config: Config):
 
     def measure(weights, train_key, play_key):
         state = train(functools.partial(network_drift, weights, clip_eps=config.clip_eps), train_key)
-        return *play(state, play_key), {"params": state.params, "obs_statistics": state.obs_statistics}
+        returns, lengths = play(state, play_key)
+        returns = jnp.where(jnp.isfinite(optax.global_norm(state.params)), returns, jnp.nan)  # diverged: ranked last
+        return returns, lengths, {"params": state.params, "obs_statistics": state.obs_statistics}
 
     def evaluate(population, train_keys, play_keys):
         over_seeds = jax.vmap(measure, (None, 0, 0))
@@ -575,11 +577,12 @@ def make_learner(config: Config):
         fitness = returns.mean(axis=1)
         es_state, _ = strategy.tell(tell_key, population, -fitness, es_state, strategy.default_params)
         metrics = {
-            "episodic_return": returns.mean(),
+            "episodic_return": jnp.nanmean(returns),
             "episodic_length": lengths.mean(),
             "episodes": jnp.asarray(returns.size * config.fitness_episodes),
-            "fitness_best": fitness.max(),
-            "fitness_spread": fitness.std(),
+            "fitness_best": jnp.nanmax(fitness),
+            "fitness_spread": jnp.nanstd(fitness),
+            "diverged": jnp.isnan(returns).sum(),
         }
         best = best_agent(returns, agents)
         return RunnerState(drift=strategy.get_mean(es_state), es_state=es_state, key=key, **best), metrics

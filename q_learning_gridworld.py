@@ -21,8 +21,7 @@
 
 Watkins 1989, "Learning from Delayed Rewards"; Watkins & Dayan 1992, "Q-learning"; equation 6.8 of Sutton & Barto 2018,
 "Reinforcement Learning", second edition. The behaviour is epsilon-greedy, and actions of equal value are chosen with
-equal probability. An episode that ends by its time limit is bootstrapped from its last state; one that terminates is
-not.
+equal probability. A time limit is not a termination: the value of the state after the last step is bootstrapped.
 
     python q_learning_gridworld.py --num-seeds 30
 
@@ -112,11 +111,24 @@ class Config:
 # --- mathematics: arrays in, arrays out ---
 
 
-def draw(key, num_steps: int, epsilon):
-    """The randomness of `num_steps` choices, ahead of them: whether to explore, and a number below 12. [num_steps]
+def td_error(value, reward, terminated, next_values, gamma):
+    """What equation 6.8 of Sutton & Barto moves Q(s, a) by, divided by alpha. `next_values` [4] are Q(s', .)."""
+    return reward + gamma * jnp.where(terminated, 0.0, next_values.max()) - value
 
-    One random word serves both, as drawing takes a good part of the time: `epsilon` is met to 2^-16.
-    """
+
+def plain_step(q, cell, key, env, config):
+    """One step of Q-learning as one would write it. Training takes the same step, from `draw` to `td_error`, faster."""
+    explore_key, random_key, tie_key = jax.random.split(key, 3)
+    greedy = jax.random.categorical(tie_key, jnp.where(q[cell] == q[cell].max(), 0.0, -jnp.inf))  # random among equals
+    explore, random_action = jax.random.uniform(explore_key) < config.epsilon, jax.random.randint(random_key, (), 0, 4)
+    action = jnp.where(explore, random_action, greedy)
+    next_cell, outcome = jnp.asarray(env.next_cell)[cell, action], jnp.asarray(env.outcome)[cell, action]
+    delta = td_error(q[cell, action], env.reward(outcome, config), env.terminated(outcome), q[next_cell], config.gamma)
+    return q.at[cell, action].add(config.lr * delta), next_cell, env.terminated(outcome)
+
+
+def draw(key, num_steps: int, epsilon):
+    """Whether to explore, and a number below 12, for each of `num_steps` choices, from one random word: [num_steps]."""
     words = jax.random.bits(key, (num_steps,), jnp.uint32)
     return (words >> 16) < epsilon * 2**16, (words & 0xFFFF) * 12 >> 16
 
@@ -131,23 +143,14 @@ CHOICES = np.array([twelve_choices(members) for members in range(16)], np.uint32
 
 
 def epsilon_greedy(values, explore, number):
-    """An action of the largest of `values` [4], by chance among equals; exploring is as if all four were equal.
-
-    Looked up in a table of all sets of equal actions, in fewer operations than it takes to count them.
-    """
-    equal = explore | (values == values.max())
-    members = jnp.where(equal, jnp.array([1, 2, 4, 8]), 0).sum()
+    """An action of the largest of `values` [4], random among equals; exploring is as if all four were equal."""
+    members = jnp.where(explore | (values == values.max()), jnp.array([1, 2, 4, 8]), 0).sum()  # the set of equals
     return (jnp.asarray(CHOICES)[members] >> 2 * number & 3).astype(jnp.int32)
 
 
 def pick(values, action):
     """`values[action]` [4] as a sum: a plain look-up XLA repeats on CPUs after Q is written, and keeps a copy of Q."""
     return jnp.where(jnp.arange(4) == action, values, 0.0).sum()
-
-
-def td_error(value, reward, terminated, next_values, gamma):
-    """What equation 6.8 of Sutton & Barto moves Q(s, a) by, divided by alpha. `next_values` [4] are Q(s', .)."""
-    return reward + gamma * jnp.where(terminated, 0.0, next_values.max()) - value
 
 
 def episode_statistics(state, rewards, done):
