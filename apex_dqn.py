@@ -21,10 +21,9 @@
 """Ape-X DQN: many actors and one learner with prioritized replay, the whole training in one jit.
 
 Horgan et al. 2018, "Distributed Prioritized Experience Replay" (arXiv 1803.00933), algorithms 1 and 2: each actor has
-an epsilon of its own, acts with a copy of the parameters that is refreshed now and then, and computes the first
-priorities of its n-step transitions; the learner samples by priority and updates the priorities. Prioritized replay:
-Schaul et al. 2016 (arXiv 1511.05952), the proportional variant, equation 1 and section 3.4. The learner: double
-(arXiv 1509.06461, equation 4), dueling (arXiv 1511.06581, equation 9).
+an epsilon of its own, acts with parameters of some updates ago, and computes the first priorities of its n-step
+transitions; the learner samples by priority and updates the priorities. Prioritized replay: Schaul et al. 2016 (arXiv
+1511.05952), equation 1, section 3.4. Double: arXiv 1509.06461, equation 4. Dueling: arXiv 1511.06581, equation 9.
 Differences from the paper: actors and learner take turns; Adam; time limits do not count as terminations.
 
     python apex_dqn.py --env-name CartPole-v1 --num-seeds 8
@@ -110,7 +109,7 @@ class Config:
     importance_exponent: float = 1.0  # beta: 1 makes up for the priorities in full
     actor_sync_interval: int = 16  # learner updates between refreshes of the actors' parameters
     target_update_interval: int = 32  # learner updates between updates of the target network
-    tau: float = 1.0  # share of the way that it then goes to the online network; 1 copies
+    tau: float = 1.0  # Polyak factor of the target network; 1 copies the online network
     loss: Literal["squared", "huber"] = "squared"  # of the difference from the target
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
     hidden_sizes: tuple[int, ...] = (128, 128)  # of the dense layers
@@ -319,7 +318,7 @@ class RunnerState(NamedTuple):
     opt_state: Any
     replay: dict  # of `n_step_transitions`, [rollouts, num_steps, num_envs, ...]
     tree: tuple  # their priorities ** alpha
-    tail: Any  # a Step [n_step - 1, num_envs]: the last steps, which no transition has begun with yet
+    tail: Any  # a Step [n_step - 1, num_envs]: the last steps, which begin no transition yet; () if n_step is 1
     replay_count: jax.Array  # rollouts written to the replay so far
     update_count: jax.Array  # updates so far
     obs: jax.Array  # [num_envs, *obs_shape]
@@ -372,15 +371,16 @@ def make_learner(config: Config):
             opt_state=optimizer.init(params),
             replay=replay | {"obs": stored, "next_obs": stored},
             tree=init_sum_tree(math.prod(shape)),
-            tail=None,
+            tail=(),
             replay_count=jnp.zeros((), jnp.int32),
             update_count=jnp.zeros((), jnp.int32),
             obs=obs,
             env_state=env_state,
             key=key,
         )
-        state, tail, _ = collect(state, tail_key, config.n_step - 1)
-        state = state._replace(tail=tail)
+        if config.n_step > 1:
+            state, tail, _ = collect(state, tail_key, config.n_step - 1)
+            state = state._replace(tail=tail)
         keys = jax.random.split(warmup_key, warmup_rollouts)
         return jax.lax.scan(lambda state, key: (explore(state, key)[0], None), state, keys)[0]
 
@@ -415,7 +415,7 @@ def make_learner(config: Config):
     def explore(state, key):
         """Act and store the transitions that are whole by now, with the actors' own priorities; keep the rest."""
         state, rollout, info = collect(state, key, config.num_steps)
-        steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), state.tail, rollout)
+        steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *([state.tail] if state.tail else []), rollout)
         transitions = n_step_transitions(steps, config.gamma, config.n_step)
         next_value = network.apply(state.actor_params, transitions["next_obs"]).max(axis=-1)
         next_value = jnp.where(transitions["discount"] > 0.0, next_value, 0.0)  # 0 after a termination
@@ -425,7 +425,7 @@ def make_learner(config: Config):
         state = state._replace(
             replay=add_to_replay(state.replay, transitions, state.replay_count),
             tree=set_priorities(state.tree, index, priority),
-            tail=jax.tree.map(lambda leaf: leaf[config.num_steps :], steps),
+            tail=jax.tree.map(lambda leaf: leaf[config.num_steps :], steps) if state.tail else (),
             replay_count=state.replay_count + 1,
         )
         return state, info

@@ -101,11 +101,11 @@ class Config:
     n_step: int = 1  # rewards in a target, fewer where the episode ends
     double: bool = True  # the online network chooses the action whose value the target network gives
     dueling: bool = False  # separate streams for the state's value and the actions' advantages
-    epsilon_start: float = 1.0  # share of random actions at first
-    epsilon_finish: float = 0.05  # and at last
-    exploration_fraction: float = 0.5  # of the updates, in which epsilon falls linearly
+    epsilon_start: float = 1.0  # epsilon at the start
+    epsilon_finish: float = 0.05  # epsilon at the end
+    exploration_fraction: float = 0.5  # fraction of the updates over which epsilon falls linearly
     target_update_interval: int = 500  # environment steps between updates of the target network
-    tau: float = 1.0  # share of the way that it then goes to the online network; 1 copies
+    tau: float = 1.0  # Polyak factor of the target network; 1 copies the online network
     loss: Literal["squared", "huber"] = "squared"  # of the difference from the target
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the dense layers

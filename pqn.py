@@ -96,9 +96,9 @@ class Config:
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount
     q_lambda: float = 0.95  # decay of the trace: 0 bootstraps after one step, 1 where the rollout or an episode ends
-    epsilon_start: float = 1.0  # share of random actions at first
-    epsilon_finish: float = 0.02  # and at last
-    exploration_fraction: float = 0.2  # of the updates, in which epsilon falls linearly
+    epsilon_start: float = 1.0  # epsilon at the start
+    epsilon_finish: float = 0.02  # epsilon at the end
+    exploration_fraction: float = 0.2  # fraction of the updates over which epsilon falls linearly
     max_grad_norm: float = 10.0  # limit of the gradient's global norm; 0 for none
     layer_norm: bool = True  # before each activation; keeps learning stable without a target network
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them

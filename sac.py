@@ -108,7 +108,7 @@ class Config:
     policy_lr: float = 1e-3  # Adam's learning rate for the policy and the entropy coefficient
     q_lr: float = 1e-3  # Adam's learning rate for the critics
     gamma: float = 0.99  # discount
-    tau: float = 0.005  # share of the way that the target critics go to the critics in each gradient step
+    tau: float = 0.005  # Polyak factor of the target critics, applied in each gradient step
     ent_coef: float = 1.0  # weight of the entropy; where it is learned, the first one
     learn_ent_coef: bool = True  # so that the policy's entropy is target_entropy
     target_entropy: float = -1.0  # of an action in [-1, 1], per dimension

@@ -109,7 +109,7 @@ class Config:
     policy_lr: float = 1e-3  # Adam's learning rate for the policy
     q_lr: float = 1e-3  # Adam's learning rate for the critics
     gamma: float = 0.99  # discount
-    tau: float = 0.005  # share of the way that the target networks go to the networks with each step of the policy
+    tau: float = 0.005  # Polyak factor of the target networks, applied with each step of the policy
     policy_delay: int = 2  # gradient steps of the critics for each one of the policy; must divide gradient_steps
     target_noise: float = 0.2  # standard deviation of the noise on the actions of targets
     noise_clip: float = 0.5  # and its largest value

@@ -62,6 +62,7 @@ SMALL = {
     "batch_size": 8,
     "learning_starts": 32,
     "target_update_interval": 16,
+    "anneal_lr": True,
     "inner_envs": 4,  # evolve_objective: an update is a generation of small trainings
     "inner_steps": 8,
     "population_size": 4,
@@ -130,7 +131,8 @@ def small_config(script, num_updates=6, **overrides):
 def shifted_config(script, **overrides):
     """A small config with no float field at its default, so that one which goes astray is seen."""
     config = small_config(script, **overrides)
-    values = {name: getattr(config, name) * 0.9 or 0.05 for name in field_names(script, float)}
+    defaults = {name: min(getattr(config, name), 1e3) for name in field_names(script, float)}  # one is infinite
+    values = {name: default * 0.9 or 0.05 for name, default in defaults.items()}
     return dataclasses.replace(config, **values)
 
 

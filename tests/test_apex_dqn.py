@@ -48,7 +48,7 @@ def test_transitions_against_a_loop(n_step):
 
 def test_loss_by_hand():
     q, target, weight = jnp.array([0.0, 1.0, 1.0]), jnp.array([0.5, 1.0, -2.0]), jnp.array([1.0, 1.0, 0.5])
-    np.testing.assert_allclose(apex_dqn.td_loss(q, target, weight, "squared"), (0.25 + 0.0 + 4.5) / 3, rtol=1e-6)
+    np.testing.assert_allclose(apex_dqn.td_loss(q, target, weight, "squared"), (0.125 + 0.0 + 2.25) / 3, rtol=1e-6)
     np.testing.assert_allclose(apex_dqn.td_loss(q, target, weight, "huber"), (0.125 + 0.0 + 1.25) / 3, rtol=1e-6)
 
 
@@ -190,7 +190,7 @@ def test_replay_is_written_in_place(seeds):
 
 
 def test_replay_has_every_transition_once():
-    """Of all explorers, from the first step of the warm-up on, up to the n_step - 1 that are not whole yet."""
+    """Of all actors, from the first step of the warm-up on, up to the n_step - 1 that are not whole yet."""
     n_step, num_envs, num_steps, updates = 3, 4, 2, 30
     config = apex_dqn.Config(num_envs=num_envs, num_steps=num_steps, n_step=n_step, learning_starts=40)
     config = dataclasses.replace(config, env_params={"max_steps_in_episode": 7}, batch_size=4, buffer_size=400)
@@ -222,7 +222,7 @@ def test_nothing_carried_is_empty(n_step):
 
 
 @pytest.mark.parametrize("gradient_steps, interval", [slow(1, 3), slow(4, 6), (4, 2)])
-def test_explorers_and_target_are_refreshed_now_and_then(gradient_steps, interval):
+def test_actors_and_target_are_refreshed_now_and_then(gradient_steps, interval):
     config = apex_dqn.Config(num_envs=8, gradient_steps=gradient_steps, batch_size=4, hidden_sizes=(4,))
     config = dataclasses.replace(
         config, learning_starts=100, actor_sync_interval=interval, target_update_interval=2 * interval
@@ -239,7 +239,7 @@ def test_explorers_and_target_are_refreshed_now_and_then(gradient_steps, interva
             jax.tree.map(np.testing.assert_array_equal, expected, got)
 
 
-def test_explorers_act_by_their_ladder():
+def test_actors_act_by_their_ladder():
     """Observations, actions and Q of a long rollout: each explorer departs from the best action at its own rate."""
     config = apex_dqn.Config(num_envs=4, num_steps=2000, learning_starts=0, buffer_size=8000, total_timesteps=10_000)
     config = dataclasses.replace(config, epsilon_exponent=2.0, gradient_steps=1, batch_size=4, hidden_sizes=(4,))
@@ -253,7 +253,7 @@ def test_explorers_act_by_their_ladder():
 
 
 def test_priorities_of_new_and_of_learned():
-    """The explorers' own estimates at first, the learner's after it learned."""
+    """The actors' own estimates at first, the learner's after it learned."""
     config = apex_dqn.Config(num_envs=4, learning_starts=36, gradient_steps=1, batch_size=64, hidden_sizes=(4,))
     config = dataclasses.replace(config, buffer_size=400, lr=0.0, actor_sync_interval=1, double=False, n_step=2)
     init, update = apex_dqn.make_learner(config)
@@ -261,7 +261,7 @@ def test_priorities_of_new_and_of_learned():
     for learned in (0.0, 1.0):
         params = jax.tree.map(partial(jnp.add, 0.5 * learned), state.params)
         after = jit_quickly(update)(state._replace(params=params, target_params=params))[0]
-        count = 10 * 4  # of 11 steps of 4 explorers all but the last one's
+        count = 10 * 4  # of 11 steps of 4 actors all but the last one's
         replay = {name: np.asarray(ring).reshape(400, *ring.shape[3:])[:count] for name, ring in after.replay.items()}
         network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
         q, next_q = network.apply(params, replay["obs"]), network.apply(params, replay["next_obs"])
@@ -355,3 +355,14 @@ def test_training_without_hidden_layers_and_with_the_largest_exponent():
 def test_configs_that_cannot_train():
     with pytest.raises(ValueError, match="total_timesteps = 10000: the warm-up and one update take 10496"):
         apex_dqn.make_learner(apex_dqn.Config(total_timesteps=10_000))
+
+
+def test_nothing_is_bootstrapped_after_a_termination():
+    """Not even 0 times what is no number: here every step ends an episode, and the target network is broken."""
+    config = apex_dqn.Config(env_name="ValueDiscrete", env_params={"length": 1}, num_envs=4, batch_size=8, double=False)
+    config = dataclasses.replace(config, hidden_sizes=(4,), learning_starts=16, buffer_size=64)
+    init, update = apex_dqn.make_learner(config)
+    state = jit_quickly(init)(jax.random.key(0))
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), state.target_params)
+    state, metrics = jit_quickly(update)(state._replace(target_params=broken))
+    assert np.isfinite(metrics["td_loss"])

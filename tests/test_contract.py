@@ -242,6 +242,23 @@ def test_old_keys_give_the_same(script):
     assert_close(train_alone(script)(jax.random.PRNGKey(7)), train_alone(script)(jax.random.key(7)))
 
 
+def test_the_annealed_rate_stays_at_0(script):
+    """Whoever goes on with `update` after the last one learns nothing; the rate does not become negative."""
+    if "anneal_lr" not in field_names(script) or "num_generations" in field_names(script):
+        pytest.skip("no rate is annealed over its updates")
+    state = trained(script)["runner_state"]
+    for _ in range(2):
+        before, (state, _) = state, chunk(script, 1)(state)
+    assert_same(before.params, state.params)
+
+
+def test_trains_with_64_bits(script):
+    with jax.enable_x64(True):
+        out = jax.eval_shape(script.make_train(small_config(script)), jax.random.key(0))
+    wide = [leaf for leaf in jax.tree.leaves(out["runner_state"].agent) if leaf.dtype.itemsize > 4]
+    assert not [leaf for leaf in wide if leaf.ndim > 1], "a kernel of 64 bits"  # statistics of observations may be
+
+
 # --- floats that are traced ---
 
 

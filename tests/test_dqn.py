@@ -49,7 +49,7 @@ def test_streams_are_combined_by_hand():
 
 def test_losses_by_hand():
     q, target = jnp.array([0.0, 1.0, 1.0]), jnp.array([0.5, 1.0, -2.0])
-    np.testing.assert_allclose(dqn.td_loss(q, target, "squared"), (0.25 + 0.0 + 9.0) / 3, rtol=1e-6)
+    np.testing.assert_allclose(dqn.td_loss(q, target, "squared"), (0.125 + 0.0 + 4.5) / 3, rtol=1e-6)
     np.testing.assert_allclose(dqn.td_loss(q, target, "huber"), (0.125 + 0.0 + 2.5) / 3, rtol=1e-6)
 
 
@@ -175,7 +175,9 @@ def test_replay_after_the_warm_up():
     config = dataclasses.replace(config, epsilon_start=0.0, epsilon_finish=0.0)
     init, update = dqn.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
-    assert config.warmup_timesteps == 204 and state.update_count == 0  # rounded up to a multiple of 4 * 3
+    assert (
+        config.warmup_timesteps == 204 and state.replay_count == 17 and state.update_count == 0
+    )  # rounded up to a multiple of 4 * 3
     assert state.replay.reward.shape == (33, 3, 4)  # and the replay down
     obs, action = state.replay.obs, state.replay.action
     assert (obs[:17] != 0).any(axis=-1).all() and (obs[17:] == 0).all()

@@ -296,7 +296,7 @@ def test_a_time_limit_is_bootstrapped():
         num_steps=16,
         lr=5e-3,
         gamma=0.8,
-        clip_value=False,
+        vf_clip_eps=float("inf"),
         conv_features=0,
         hidden_sizes=(16,),
         max_grad_norm=0.0,

@@ -110,7 +110,7 @@ def test_what_is_not_of_the_fields_type(script, refuses):
     for name in field_names(script, int)[:1]:
         refuses([f"--{name}=many"], name, "many")
         refuses([f"--{name}=4.5"], name, "4.5")
-    refuses(["--lr=fast"], "lr", "fast")
+    refuses(["--gamma=fast"], "gamma", "fast")
     if "activation" in field_names(script):
         refuses(["--activation=softmax"], "activation", "softmax", "tanh")
 
@@ -121,7 +121,7 @@ def test_flags_that_cannot_be(refuses):
     refuses(["--seed=99999999999999999999"], "too large")
     refuses(["--learning-rat=0.1"], "learning-rat")
     refuses(["stray"], "stray")
-    refuses(["--lr"], "lr")
+    refuses(["--gamma"], "gamma")
 
 
 # --- environments ---
@@ -170,12 +170,12 @@ def test_numbers_as_people_write_them(script, tmp_path):
 
 
 def test_flags_override_yaml_and_yaml_the_defaults(script, tmp_path):
-    (tmp_path / "good.yaml").write_text("lr: 0.1\ngamma: 0.5\n")
+    (tmp_path / "good.yaml").write_text("total_timesteps: 7000\ngamma: 0.5\n")
     for words in (
         ["--gamma=0.25", f"--config={tmp_path / 'good.yaml'}"],
         ["--config", tmp_path / "good.yaml", "--gamma", 0.25],
     ):
-        assert parse(script, *words) == dataclasses.replace(script.Config(), lr=0.1, gamma=0.25)
+        assert parse(script, *words) == dataclasses.replace(script.Config(), total_timesteps=7000, gamma=0.25)
     assert parse(script) == script.Config()
 
 
@@ -364,7 +364,7 @@ def test_alone_in_an_empty_folder_on_four_devices(script, tmp_path):
     running = process(script, tmp_path, words, **env)
     said, complaints = running.communicate(timeout=300)
     assert running.returncode == 0, complaints
-    assert "4 seeds on 4 devices" in said and "Traceback" not in complaints
+    assert "4 seeds on 4 of 4 devices" in said and "Traceback" not in complaints
     assert "steps/s" in complaints or "step/s" in complaints  # the progress bar
     assert {path.name for path in tmp_path.iterdir()} <= {f"{script.__name__}.py", "__pycache__", "runs", "dump"}
     (run_dir,) = (tmp_path / "runs" / script.__name__).iterdir()
@@ -400,3 +400,31 @@ def test_how_many_seeds_would_use_all_devices(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.jax, "device_count", lambda: 4)
     script.main(small_config(script), num_seeds=5, run_dir=tmp_path / "run")
     assert "5 seeds on 1 of 4 devices, 6 updates" in capsys.readouterr().out
+
+
+@pytest.mark.common
+def test_diverged_agents_are_counted(script, tmp_path, capsys):
+    """argmax over logits that are no numbers is action 0, whose return is finite: the parameters tell."""
+    rates = [name for name in ("lr", "policy_lr", "q_lr") if name in field_names(script)]
+    config = dataclasses.replace(small_config(script), **dict.fromkeys(rates, 1e38), anneal_lr=False)
+    script.main(config, num_seeds=3, run_dir=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert "3 seeds diverged" in said and "final return" not in said
+
+
+@pytest.mark.common
+def test_one_seed_has_no_interval(script, tmp_path, capsys):
+    script.main(small_config(script), num_seeds=1, run_dir=tmp_path / "run")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("final return")]
+    assert "+-" not in line and line.endswith("of 1 of 1 seeds")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not tell which cores may be used")
+def test_devices_are_the_cores_that_may_be_used_and_the_cache_has_a_limit(tmp_path):
+    code = "import q_learning_gridworld, jax; print(jax.device_count(), jax.config.jax_compilation_cache_max_size)"
+    code = f"import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); {code}"
+    for cache, said in ({}, "1 2147483648\n"), ({"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}, "1 -1\n"):
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))}
+        env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)} | cache
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        assert done.stdout == said, done.stderr

@@ -104,7 +104,7 @@ def test_policy_loss_by_hand(ppo):
 
 def test_value_loss_by_hand(ppo):
     value, old_value, target = jnp.array([1.0, 1.0]), jnp.array([0.0, 0.9]), jnp.array([2.0, 2.0])
-    np.testing.assert_allclose(ppo.value_loss(value, old_value, target), 0.5, rtol=1e-6)
+    np.testing.assert_allclose(ppo.value_loss(value, old_value, target, jnp.inf), 0.5, rtol=1e-6)
     np.testing.assert_allclose(ppo.value_loss(value, old_value, target, 0.2), 0.5 * (1.8**2 + 1.0) / 2, rtol=1e-6)
 
 
@@ -124,7 +124,7 @@ def learn(ppo, env_name, num_updates=150, env_params=(), **overrides):
         lr=1e-2,
         gamma=0.9,
         hidden_sizes=(16,),
-        clip_value=False,
+        vf_clip_eps=jnp.inf,
         normalize_reward=False,
         normalize_obs=False,
     )
@@ -206,6 +206,14 @@ def test_ratio_is_one_in_the_first_minibatch(ppo):
     settings = dict(update_epochs=1, num_minibatches=1, normalize_obs=True, normalize_reward=True, clip_eps=1e-6)
     *_, metrics, _ = learn(ppo, REAL[ppo], num_updates=10, lr=1e-3, **settings)
     assert (np.asarray(metrics["clip_fraction"]) == 0).all()
+    np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
+def test_acting_sees_what_is_stored(dtype):
+    """Else the ratio is not 1 before any gradient step: CartPole's observations are not whole numbers."""
+    config = ppo_discrete.Config(update_epochs=1, num_minibatches=1, buffer_dtype=dtype, total_timesteps=512)
+    metrics = jax.jit(ppo_discrete.make_train(config))(jax.random.key(0))["metrics"]
     np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)
 
 

@@ -38,6 +38,13 @@ def test_orthogonal_initialization(shape):
     np.testing.assert_allclose(np.square(ours).mean(axis=0), 1 / max(shape), rtol=0.6 if max(shape) > 3 else 0.1)
 
 
+@pytest.mark.parametrize("shape", [(8268, 64), (64, 8268)])
+def test_orthogonal_initialization_takes_little_memory(shape):
+    """By the smaller Gram matrix: that of 8268 x 8268 entries alone would be 273 MB."""
+    compiled = jit_quickly(lambda key: ppo.orthogonal(1.0)(key, shape)).lower(jax.random.key(0)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 20e6
+
+
 def test_random_order():
     """Each order is a permutation, and all are equally likely."""
     for size in (1, 2, 3, 6, 1000):
@@ -122,7 +129,9 @@ def test_rewards_are_normalized_and_clipped():
     config = ppo.Config(
         env_name="ValueContinuous", env_params=env_params, total_timesteps=1196, num_envs=1, num_steps=26
     )
-    config = dataclasses.replace(config, num_minibatches=1, update_epochs=1, lr=0.0, clip_value=False, gae_lambda=0.0)
+    config = dataclasses.replace(
+        config, num_minibatches=1, update_epochs=1, lr=0.0, vf_clip_eps=jnp.inf, gae_lambda=0.0
+    )
     metrics = jit_quickly(ppo.make_train(config))(jax.random.key(0))["metrics"]
     assert metrics["episodic_return"][-1] == 1.0
     np.testing.assert_allclose(metrics["value_loss"][-1], 0.5 * 10.0**2 / 26, rtol=0.2)  # the value is about 0
@@ -146,11 +155,11 @@ def test_actions_are_rescaled_to_the_bounds(low, high):
             return spaces.Box(low, high, (3,))
 
         def step(self, key, state, action, params):
-            return action
+            return action, state, np.float64(1.0), False, False, {}
 
     env = ppo.RescaleAction(Echo())
-    out = env.step(None, None, jnp.array([-1.0, 0.0, 1.0]), None)
+    out, _, reward, *_ = env.step(None, None, jnp.array([-1.0, 0.0, 1.0]), None)
     np.testing.assert_allclose(out, [low, (low + high) / 2, high], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        env.step(None, None, jnp.array([-9.0, 0.5, 9.0]), None), [low, low + 0.75 * (high - low), high], rtol=1e-5
-    )
+    out, *_ = env.step(None, None, jnp.array([-9.0, 0.5, 9.0]), None)
+    np.testing.assert_allclose(out, [low, low + 0.75 * (high - low), high], rtol=1e-5)
+    assert reward.dtype == np.float32

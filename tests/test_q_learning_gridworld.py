@@ -448,3 +448,34 @@ def test_report_keeps_snapshots_and_says_what_fails(tmp_path, capsys):
     assert "0 of 2 agents reach the goal" in (said := capsys.readouterr().out) and "not to the goal" in said
     saved = np.load(tmp_path / "snapshots.npz")
     assert saved["steps"].tolist() == [20, 40] and saved["q"].shape == (2, 2, 20, 4)
+
+
+def test_plain_step_is_the_step_of_training():
+    """Greedy steps of a table without equal values, until the goal: the same cells and the same table."""
+    config = script.Config(epsilon=0.0, num_steps=60, max_steps_in_episode=10**6, total_timesteps=60, lr=0.3)
+    env, _ = script.make_env(config)
+    init, update = script.make_learner(config)
+    state = init(jax.random.key(0))
+    state = state._replace(q=jax.random.uniform(jax.random.key(1), state.q.shape))
+    q, cell, plain = state.q, state.env_state.cell, jax.jit(lambda *args: script.plain_step(*args, env, config))
+    for key in jax.random.split(jax.random.key(2), config.num_steps):
+        q, cell, terminated = plain(q, cell, key)
+        cell = jnp.where(terminated, env.starts[0], cell)
+    state, _ = jax.jit(update)(state)
+    np.testing.assert_allclose(state.q, q, rtol=1e-5)
+    assert state.env_state.cell == cell
+
+
+def test_plain_step_chooses_as_training_does():
+    """How often it takes each action, where two are equal and it explores, against all numbers that are drawn."""
+    values, epsilon = jnp.array([0.5, 1.0, 1.0, 0.0]), 0.2
+    greedy, random = (
+        np.bincount([int(script.epsilon_greedy(values, explore, number)) for number in range(12)], minlength=4) / 12
+        for explore in (False, True)
+    )
+    config = script.Config(epsilon=epsilon, height=3, width=3, start=(2, 2), lr=1.0, gamma=0.0, step_reward=-7.0)
+    env, _ = script.make_env(config)
+    q = jnp.tile(values, (9, 1))
+    step = jax.vmap(lambda key: script.plain_step(q, 4, key, env, config)[0])
+    changed = (step(jax.random.split(jax.random.key(0), 20_000)) != q).any(axis=1)  # [keys, 4]
+    np.testing.assert_allclose(changed.mean(axis=0), (1 - epsilon) * greedy + epsilon * random, atol=0.015)

@@ -97,11 +97,11 @@ def test_blocks_of_a_script_are_not_long(path, sync):
 def test_scripts_are_read_in_one_sitting(path):
     """The limits of a script's length, and how far down its first equation may stand."""
     limits = {
-        "pqn": 508, "dqn": 550, "apex_dqn": 650, "ppo": 607, "ppo_continuous": 677, "ppo_rnn": 710,
-        "dpo_continuous": 695, "sac": 700, "td3": 700, "q_learning_gridworld": 560, "evolve_objective": 820,
+        "pqn": 535, "dqn": 580, "apex_dqn": 673, "ppo": 637, "ppo_continuous": 702, "ppo_rnn": 740,
+        "dpo_continuous": 721, "sac": 735, "td3": 722, "q_learning_gridworld": 573, "evolve_objective": 811,
     }  # fmt: skip
     lines = path.read_text().splitlines()
-    assert len(lines) <= limits[path.stem] * 1.05
+    assert len(lines) <= limits[path.stem]
     start = lines.index("# --- hyperparameters ---")
     equations = [i for i, line in enumerate(lines) if i > start and re.search(r"equation|[Ss]ection|arXiv", line)]
     assert equations[0] < 210
@@ -244,7 +244,7 @@ def test_what_is_imported_stands_at_the_top(path):
     """And each core of a CPU is made a device before JAX is imported, which reads it then."""
     source = path.read_text()
     assert not [module for module, inside in imports(source) if inside]
-    assert source.index('os.environ.setdefault("JAX_NUM_CPU_DEVICES"') < source.index("\nimport jax\n")
+    assert source.index('"JAX_NUM_CPU_DEVICES"') < source.index("\nimport jax\n")
 
 
 @each_script

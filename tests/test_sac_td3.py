@@ -126,7 +126,9 @@ def test_a_gradient_step_of_sac_by_hand():
     The critics' target and the direction of the entropy coefficient are seen in what Adam does: its first step has the
     size of the learning rate, against the gradient.
     """
-    config = sac.Config(env_name=VALUE, env_params={"length": 1, "reward": "action"}, hidden_sizes=(4,), lr=1e-3)
+    config = sac.Config(
+        env_name=VALUE, env_params={"length": 1, "reward": "action"}, hidden_sizes=(4,), policy_lr=1e-3, q_lr=2e-3
+    )
     config = dataclasses.replace(config, num_envs=1, gradient_steps=1, batch_size=1, learning_starts=0, tau=0.25)
     init, update = sac.make_learner(config)
     before = jit_quickly(init)(jax.random.key(0))
@@ -138,7 +140,7 @@ def test_a_gradient_step_of_sac_by_hand():
     np.testing.assert_allclose(metrics["td_loss"], np.square(q - step.reward).sum(), rtol=1e-4)
     np.testing.assert_allclose(metrics["q_value"], q.mean(), rtol=1e-4)
     bias = [state.params["critics"]["params"]["Mlp_0"]["Dense_1"]["bias"][:, 0] for state in (before, after)]
-    np.testing.assert_allclose(bias[1] - bias[0], 1e-3 * np.sign(step.reward - q), rtol=1e-3)
+    np.testing.assert_allclose(bias[1] - bias[0], 2e-3 * np.sign(step.reward - q), rtol=1e-3)
     np.testing.assert_allclose(metrics["ent_coef"], 1.0)
     np.testing.assert_allclose(
         after.params["log_ent_coef"], 1e-3 * np.sign(config.target_entropy - metrics["entropy"]), rtol=1e-3
@@ -170,7 +172,7 @@ def test_clipped_double_target_against_a_loop():
 def test_policy_of_td3_follows_the_first_critic():
     """The second one is not a number while the policy takes a step, and its loss is the same."""
     np.testing.assert_allclose(td3.policy_loss(jnp.array([1.0, 4.0])), -2.5)
-    config = small_td3(gradient_steps=1, policy_delay=1, lr=0.0)
+    config = small_td3(gradient_steps=1, policy_delay=1, policy_lr=0.0, q_lr=0.0)
     init, update = td3.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
     _, metrics = jit_quickly(update)(state)
@@ -185,8 +187,7 @@ def small_td3(**settings):
 
 
 @pytest.mark.parametrize("num_steps, gradient_steps, policy_delay", [
-    slow(1, 1, 1), (1, 1, 2), slow(3, 1, 3), slow(1, 2, 2), (1, 3, 2), (2, 4, 2), slow(1, 4, 6), slow(1, 6, 4),
-    slow(1, 2, 5),
+    slow(1, 1, 1), slow(1, 2, 2), (2, 4, 2), slow(1, 6, 3),
 ])  # fmt: skip
 def test_policy_is_delayed(num_steps, gradient_steps, policy_delay):
     """Adam counts its steps. The target networks move with the policy, and only then."""
@@ -207,14 +208,9 @@ def test_policy_is_delayed(num_steps, gradient_steps, policy_delay):
                 np.testing.assert_allclose(new, old + config.tau * (online - old), rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("gradient_steps, policy_delay", [(4, 2), slow(6, 3), slow(2, 2), slow(4, 6)])
-def test_steps_in_groups_as_one_by_one(monkeypatch, gradient_steps, policy_delay):
-    config = small_td3(gradient_steps=gradient_steps, policy_delay=policy_delay, total_timesteps=25)
-    in_groups = jit_quickly(td3.make_train(config))(jax.random.key(0))
-    monkeypatch.setattr(td3, "math", types.SimpleNamespace(**vars(math) | {"gcd": lambda *_: 1}))
-    one_by_one = jit_quickly(td3.make_train(config))(jax.random.key(0))
-    for a, b in zip(*(jax.tree.leaves(out["runner_state"].params) for out in (in_groups, one_by_one)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+def test_a_policy_delay_that_does_not_divide_the_gradient_steps():
+    with pytest.raises(ValueError, match="policy_delay = 2: must divide gradient_steps = 3"):
+        td3.make_learner(small_td3(gradient_steps=3, policy_delay=2))
 
 
 # --- the replay ---
@@ -280,7 +276,7 @@ def test_replay_after_the_warm_up(script, correlation):
     config = dataclasses.replace(config, noise_correlation=correlation)
     init, update = script.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
-    assert config.warmup_timesteps == 2004 and state.update_count == 0  # rounded up to a multiple of 4 * 3
+    assert config.warmup_timesteps == 2004 and state.replay_count == 167  # rounded up to a multiple of 4 * 3
     assert state.replay.reward.shape == (250, 3, 4)  # and the replay down
 
     def steps(state):
@@ -294,7 +290,7 @@ def test_replay_after_the_warm_up(script, correlation):
     update = jax.jit(update)
     for _ in range(85):  # 252 rollouts for 250
         state, _ = update(state)
-    assert state.update_count == 85
+    assert state.replay_count == 167 + 85
     obs, next_obs = (np.roll(leaf, -6, axis=0) for leaf in (steps(state).obs, steps(state).next_obs))
     follows = np.isclose(next_obs[:-1], obs[1:], atol=1e-6).all(axis=-1)
     assert not steps(state).terminated.any()
@@ -308,7 +304,7 @@ def test_statistics_of_observations(script):
     config = dataclasses.replace(config, total_timesteps=108 + 20 * 12, hidden_sizes=(4,), batch_size=4)
     state = jit_quickly(script.make_train(config))(jax.random.key(0))["runner_state"]
     obs = np.asarray(state.replay.obs[:29]).reshape(-1, 3)  # 9 rollouts of the warm-up and 20
-    assert state.update_count == 20
+    assert state.replay_count == 29
     np.testing.assert_allclose(state.obs_statistics.count, 348, rtol=1e-5)
     np.testing.assert_allclose(state.obs_statistics.mean, obs.mean(axis=0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(state.obs_statistics.var, obs.var(axis=0), rtol=1e-3)
@@ -332,7 +328,8 @@ def learn(script, num_updates=300, env_params=(), **overrides):
         learning_starts=200,
         total_timesteps=200 + num_updates * 16,
         tau=0.1,
-        lr=3e-3,
+        policy_lr=3e-3,
+        q_lr=3e-3,
         gamma=0.9,
         hidden_sizes=(16, 16),
     )
@@ -393,7 +390,7 @@ def test_entropy_is_worth_its_coefficient():
 
 @pytest.mark.slow
 def test_entropy_coefficient_reaches_the_target_entropy():
-    settings = dict(ent_coef=1.0, learn_ent_coef=True, target_entropy=-0.5, num_updates=600, lr=1e-2)
+    settings = dict(ent_coef=1.0, learn_ent_coef=True, target_entropy=-0.5, num_updates=600, policy_lr=1e-2, q_lr=1e-2)
     *_, metrics, _ = learn(sac, env_params={"length": 1, "reward": "action"}, **settings)
     np.testing.assert_allclose(metrics["entropy"][-100:].mean(), -0.5, atol=0.15)
     assert metrics["ent_coef"][-1] != 1.0

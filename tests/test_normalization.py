@@ -1,0 +1,123 @@
+"""The running statistics of observations and rewards: what updates them, and that everything is normalized by them.
+
+An environment is compared with a copy that shows other units: each observation times 3 plus 5, each reward times 7.
+Where statistics begin in those units too, training must be the same. A place that sees raw numbers would show.
+"""
+
+import dataclasses
+import functools
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from conftest import arrays, jit_quickly
+
+import dpo_continuous
+import ppo
+import ppo_continuous
+import ppo_rnn
+import sac
+import td3
+
+LIMIT, SCALE, OFFSET, REWARD = 5, 3.0, 5.0, 7.0
+
+
+def other_units(environment):
+    """The same environment; observations times 3 plus 5, rewards times 7."""
+
+    class OtherUnits(environment):
+        def observe(self, key, state, action, params):
+            return SCALE * super().observe(key, state, action, params) + OFFSET
+
+        def step_env(self, key, state, action, params):
+            obs, state, reward, terminated, info = super().step_env(key, state, action, params)
+            return obs, state, REWARD * reward, terminated, info
+
+    return OtherUnits
+
+
+for toy in (toys.ValueContinuous, toys.ValueDiscrete):
+    gymnax.register(f"{toy.__name__}OtherUnits", other_units(toy))
+
+SCRIPTS = [ppo, ppo_continuous, dpo_continuous, ppo_rnn, sac, td3]
+each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+
+
+@functools.cache
+def learner(script, units="", **settings):
+    """A config, its `init` and `update`. Episodes of 5 steps end by the time limit; the sign and the step are seen."""
+    name = "ValueDiscrete" if script in (ppo, ppo_rnn) else "ValueContinuous"
+    params = {"shows_time": True, "reward": "sign", "max_steps_in_episode": LIMIT}
+    config = script.Config(env_name=name + units, env_params=params, num_envs=4, num_steps=4, normalize_obs=True)
+    small = {"hidden_sizes": (8,), "total_timesteps": 10_000, "cell_size": 8, "num_minibatches": 2, "update_epochs": 2}
+    small |= {
+        "learning_starts": 32,
+        "buffer_size": 512,
+        "batch_size": 16,
+        "gradient_steps": 2,
+        "normalize_reward": True,
+    }
+    fields = {field.name for field in dataclasses.fields(config)}
+    small = {field: value for field, value in small.items() if field in fields}
+    config = dataclasses.replace(config, **small | settings)
+    return config, *map(jit_quickly, script.make_learner(config))
+
+
+def begin(script, init, in_other_units=False):
+    """A state whose statistics are those of ten observations and rewards seen before."""
+    mean, var = jnp.array([0.2, 1.7]), jnp.array([0.9, 2.5])
+    scale, offset, reward = (SCALE, OFFSET, REWARD) if in_other_units else (1.0, 0.0, 1.0)
+    state = init(jax.random.key(0))
+    seen = script.RunningMeanStd(scale * mean + offset, scale**2 * var, jnp.asarray(10.0))
+    state = state._replace(obs_statistics=seen)
+    if "return_statistics" not in state._fields:
+        return state
+    returns = script.RunningMeanStd(jnp.asarray(reward * 0.3), jnp.asarray(reward**2 * 4.0), jnp.asarray(10.0))
+    return state._replace(return_statistics=returns)
+
+
+@each_script
+def test_training_is_the_same_in_other_units(script):
+    """Where it acts, learns and bootstraps from the last observation of an episode, which is seen at no other time."""
+    config, init, update = learner(script)
+    more = {"reward_scale": 1.0 / REWARD} if script in (sac, td3) else {}  # which do not normalize rewards
+    other_config, other_init, other_update = learner(script, "OtherUnits", **more)
+    state, other = begin(script, init), begin(script, other_init, True)
+    for _ in range(3):
+        state, metrics = update(state)
+        other, other_metrics = other_update(other)
+    for name in set(metrics) - {"episodic_return"}:
+        np.testing.assert_allclose(other_metrics[name], metrics[name], rtol=5e-3, atol=1e-4, err_msg=name)
+    for a, b in zip(arrays(state.params), arrays(other.params), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(other.obs_statistics.mean, SCALE * state.obs_statistics.mean + OFFSET, rtol=1e-4)
+    np.testing.assert_allclose(other.obs_statistics.var, SCALE**2 * state.obs_statistics.var, rtol=1e-4)
+    obs = jnp.array([1.0, 3.0])
+    action, _ = jax.jit(script.make_policy(config)[1])(state.agent, memory(script, config), obs)
+    again, _ = jax.jit(script.make_policy(other_config)[1])(other.agent, memory(script, config), SCALE * obs + OFFSET)
+    np.testing.assert_allclose(again, action, rtol=1e-2, atol=1e-3)
+
+
+def memory(script, config):
+    start, _ = script.make_policy(config)
+    return start()
+
+
+@each_script
+def test_statistics_are_of_the_observations_that_were_acted_on(script):
+    """The step of the episode, the second entry, counts from 0 to 4 and begins anew, in all environments alike."""
+    config, init, update = learner(script)  # compiled before
+    state = begin(script, init)
+    first = int(np.asarray(state.env_state.env_state.time)[0])  # replay scripts have warmed up
+    for _ in range(3):
+        state, _ = update(state)
+    steps = np.arange(first, first + 3 * config.num_steps) % LIMIT
+    seen = np.repeat(steps, config.num_envs).astype(np.float32)[:, None]
+    before = script.RunningMeanStd(jnp.array([1.7]), jnp.array([2.5]), jnp.asarray(10.0))
+    expected = script.update_mean_std(before, jnp.asarray(seen))
+    np.testing.assert_allclose(state.obs_statistics.mean[1], expected.mean[0], rtol=1e-3)
+    np.testing.assert_allclose(state.obs_statistics.var[1], expected.var[0], rtol=1e-3)
+    np.testing.assert_allclose(state.obs_statistics.count, expected.count, rtol=1e-5)
