@@ -3,7 +3,7 @@
     pip install --target deps --no-deps flashbax
     PYTHONPATH=deps python benchmarks/prioritized_replay.py --seeds 1 16
 
-A cycle is what one update of Ape-X asks of a replay: write the transitions of 128 explorers, draw 128 by priority,
+A cycle is what one update of Ape-X asks of a replay: write the transitions of 128 actors, draw 128 by priority,
 write new priorities for these. A transition is CartPole's, 11 numbers. Some hundreds of cycles run in one jitted scan
 over a full replay whose memory is donated; shown is the median time of a cycle. flashbax gives what is new the highest
 priority so far, the other two are told one. Cumulative sums are what a few lines of code can do without a tree.
@@ -27,7 +27,7 @@ BATCH, OBS_DIM, ALPHA, BETA = 128, 4, 0.6, 0.4
 
 
 def made(key):
-    """What the explorers and the learner would have made in a cycle: transitions and two batches of errors."""
+    """What the actors and the learner would have made in a cycle: transitions and two batches of errors."""
     numbers = jax.random.normal(key, (2 * OBS_DIM + 5, 1, BATCH))
     obs, next_obs = (jnp.moveaxis(x, 0, -1) for x in (numbers[:OBS_DIM], numbers[OBS_DIM : 2 * OBS_DIM]))
     rest = dict(zip(("action", "return", "discount"), numbers[2 * OBS_DIM :], strict=False))

@@ -22,7 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # as in the scripts; read when JAX is imported
+os.environ.setdefault(  # as in the scripts; read when JAX is imported
+    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+)
 
 import jax
 import tyro

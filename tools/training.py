@@ -1,7 +1,8 @@
 """Many runs of a script in slices that fit in memory, over the devices of one or of many processes.
 
 A run is one agent: a random key and, in a sweep, its own values of some float fields. All runs of a slice train in one
-program, under `vmap`, with the axis of runs spread over all devices. `sweep.py` and `train.py` are built on this.
+program, with the axis of runs spread over all devices, and under `vmap` if a device has several of them. `sweep.py` and
+`train.py` are built on this.
 """
 
 import contextlib
