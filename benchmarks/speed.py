@@ -38,6 +38,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
@@ -292,6 +293,8 @@ def compile_for(train, keys, num_devices=1):
     """`run(keys)`, and the seconds of its compilation. A single seed trains without `vmap`."""
     many = jax.vmap(train)
     if num_devices > 1:
+        if len(keys) == num_devices:  # as `main` does it
+            many = partial(jax.lax.map, train)
         mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
         spread = PartitionSpec("seed")
         many = jax.shard_map(many, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
