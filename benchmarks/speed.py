@@ -25,7 +25,6 @@ were measured before stay in them.
 """
 
 import argparse
-import dataclasses
 import importlib
 import importlib.util
 import json
@@ -204,11 +203,8 @@ def pqn(options, steps):
 def off_policy(options, steps, name, each, **networks):
     """Pendulum-v1, one environment per agent, a gradient step per environment step; td3.py makes two per update."""
     more = dict(num_envs=1, num_steps=each, gradient_steps=each, learning_starts=256, hidden_sizes=(64, 64))
-    if "policy_lr" in {field.name for field in dataclasses.fields(importlib.import_module(name).Config)}:
-        more |= dict(policy_lr=1e-3, q_lr=1e-3)
-    else:
-        more |= dict(lr=1e-3)
-    ours = script_training(name, steps, env_name="Pendulum-v1", activation="relu", **more, **REJAX)
+    more |= dict(policy_lr=1e-3, q_lr=1e-3, activation="relu")
+    ours = script_training(name, steps, env_name="Pendulum-v1", **more, **REJAX)
     if not importlib.util.find_spec("rejax"):
         return ours, None
     import rejax
