@@ -6,6 +6,7 @@
 Trains the same number of seeds with each and compares the mean return of the episodes that ended in the last tenth of
 training; they are written to a file after every slice of seeds, and a second call goes on from there. PureJaxRL runs
 from its own files; where --hidden is not its 256, a network of the same layers and the other size is put in its place.
+Its layers start from this repository's `orthogonal`, of the same distribution: flax's can hang under `vmap` on CPUs.
 Speed is compared by benchmarks/speed.py.
 """
 
@@ -73,6 +74,7 @@ def make_purejaxrl(args, steps):
     import ppo_continuous_action
     import wrappers
 
+    ppo_continuous_action.orthogonal = ppo_continuous.orthogonal
     ppo_continuous_action.BraxGymnaxWrapper = lambda name: wrappers.BraxGymnaxWrapper(name, backend=args.backend)
     if args.hidden != 256:
         ppo_continuous_action.ActorCritic = partial(Network, size=args.hidden)
@@ -116,7 +118,6 @@ def make_keys(first, seeds):
 
 
 def returns(args):
-    os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds could hang: docs/hangs.md
     steps = args.steps
     done = dict(np.load(args.out)) if Path(args.out).exists() else {}
     compiled = compile_both(args, steps, args.slice)

@@ -18,8 +18,10 @@ several devices (each CPU core is one), the script's seeds spread over them, as 
 peer's seeds are run as its own README does. Compilation is not counted, its time is shown. A ratio is the median over
 neighbouring trainings, with the least and the largest. Peers run from their own files; what newer packages took from
 them is put back: gymnax's five-value step, `jax.tree_map`, and W&B and hydra, which they import but which play no part.
-CleanRL runs in a Python of its own and reports its speed itself. Writes speed.json, speed.md and speed.png into the
-directory --out; rows that were measured before stay in them.
+Flax's orthogonal initialization, which can hang under `vmap` on CPUs (docs/hangs.md), is replaced by the scripts' own,
+a few milliseconds of a whole training; a contestant that calls LAPACK all the same is refused. CleanRL runs in a Python
+of its own and reports its speed itself. Writes speed.json, speed.md and speed.png into the directory --out; rows that
+were measured before stay in them.
 """
 
 import argparse
@@ -34,10 +36,11 @@ import sys
 import tempfile
 import time
 import types
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
-os.environ.setdefault("NPROC", "16")  # PureJaxRL's initialization of several seeds may hang otherwise
 
 import flax.linen as nn
 import gymnax
@@ -50,6 +53,7 @@ from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from ppo import orthogonal
 
 PPO = dict(anneal_lr=True, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5)
 CLASSIC = PPO | dict(lr=2.5e-4, num_envs=4, num_steps=128, update_epochs=4, num_minibatches=4)
@@ -72,6 +76,7 @@ def load(path: Path, name: str):
     jax.tree_map = jax.tree.map
     wrappers.purerl.LogWrapper = lambda env: LegacyStepAPIWrapper(wrappers.LogWrapper(env))
     sys.path.insert(0, str(path.parent))
+    of_flax, nn.initializers.orthogonal = nn.initializers.orthogonal, lambda scale=1.0, *_, **__: orthogonal(scale)
     try:
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
@@ -80,6 +85,7 @@ def load(path: Path, name: str):
         sys.path.remove(str(path.parent))
         sys.modules.pop("wrappers", None)
         wrappers.purerl.LogWrapper = wrappers.LogWrapper
+        nn.initializers.orthogonal = of_flax
     return module
 
 
@@ -153,6 +159,7 @@ class OlderCell(nn.GRUCell):
     """Flax's GRU with the arguments that it took when PureJaxRL was written."""
 
     features: int = 128
+    recurrent_kernel_init: Callable = orthogonal(1.0)
 
     @staticmethod
     def initialize_carry(key, batch, size):
@@ -196,7 +203,8 @@ def pqn(options, steps):
 def off_policy(options, steps, name, each, **networks):
     """Pendulum-v1, one environment per agent, a gradient step per environment step; td3.py makes two per update."""
     more = dict(num_envs=1, num_steps=each, gradient_steps=each, learning_starts=256, hidden_sizes=(64, 64))
-    ours = script_training(name, steps, env_name="Pendulum-v1", lr=1e-3, activation="relu", **more, **REJAX)
+    more |= dict(policy_lr=1e-3, q_lr=1e-3, activation="relu")
+    ours = script_training(name, steps, env_name="Pendulum-v1", **more, **REJAX)
     if not importlib.util.find_spec("rejax"):
         return ours, None
     import rejax
@@ -281,14 +289,20 @@ def compile_for(train, keys, num_devices=1):
     """`run(keys)`, and the seconds of its compilation. A single seed trains without `vmap`."""
     many = jax.vmap(train)
     if num_devices > 1:
+        if len(keys) == num_devices:  # as `main` does it
+            many = partial(jax.lax.map, train)
         mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
         spread = PartitionSpec("seed")
         many = jax.shard_map(many, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
-    begun = time.perf_counter()
     if hasattr(train, "is_process"):
         return train, 0.0
-    compiled = jax.jit(many if len(keys) > 1 else lambda keys: train(keys[0])).lower(keys).compile()
-    return compiled, time.perf_counter() - begun
+    begun = time.perf_counter()
+    lowered = jax.jit(many if len(keys) > 1 else lambda keys: train(keys[0])).lower(keys)
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - begun
+    if "lapack" in lowered.as_text():  # on GPUs it has other names, and does not hang
+        raise RuntimeError("a contestant calls LAPACK and could hang: docs/hangs.md")
+    return compiled, seconds
 
 
 def measure(name: str, seeds: int, options) -> dict | None:
