@@ -528,7 +528,7 @@ def make_evaluate(config: Config):
     def measure(weights, train_key, play_key):
         state = train(functools.partial(network_drift, weights, clip_eps=config.clip_eps), train_key)
         returns, lengths = play(state, play_key)
-        returns = jnp.where(jnp.isfinite(optax.global_norm(state.params)), returns, jnp.nan)  # diverged: ranked last
+        returns = jnp.where(jnp.isfinite(optax.tree.norm(state.params)), returns, jnp.nan)  # diverged: ranked last
         return returns, lengths, {"params": state.params, "obs_statistics": state.obs_statistics}
 
     def evaluate(population, train_keys, play_keys):
