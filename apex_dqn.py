@@ -355,7 +355,7 @@ def make_learner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     network = make_network(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam()))  # fewer kernels; no multi_transform
+    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam()))  # fewer kernels; drop it for multi_transform
 
     def init(rng):
         """Initial networks, and the replay with the actors' first transitions."""

@@ -420,7 +420,7 @@ def make_learner(config: Config):
             statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
-        # The step from each memory to what the action led to, before any reset: that observation is not a first one.
+        # The memory after each `next_obs`, one step from the memory after `obs`: both are of the same episode.
         next_obs, not_first = rollout.next_obs[None], jnp.zeros_like(rollout.first)[None]
         next_hidden = body.apply(state.params["body"], rollout.hidden, next_obs, not_first)[0]
         values = critic.apply(state.params["critic"], rollout.hidden)
@@ -430,7 +430,7 @@ def make_learner(config: Config):
         log_prob = actor.apply(state.params["actor"], rollout.hidden).log_prob(rollout.action)
         batch = {"obs": rollout.obs, "first": rollout.first, "action": rollout.action, "log_prob": log_prob}
         batch |= {"value": values, "advantage": advantages, "target": targets}
-        return state, batch | {"hidden": hidden[None]}
+        return state, batch | {"hidden": hidden[None]}  # [1, num_envs, cell_size]: minibatches are along axis 1
 
     def loss(params, batch):
         hidden = body.apply(params["body"], batch["hidden"][0], batch["obs"], batch["first"])

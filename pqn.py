@@ -245,7 +245,8 @@ def make_learner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     network = make_network(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_radam()))  # fewer kernels; no multi_transform
+    # One flat array is fewer kernels on a GPU. Leave `flatten` out for optax.multi_transform, which needs the tree.
+    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_radam()))
 
     def init(rng):
         params_key, env_key, key = jax.random.split(rng, 3)

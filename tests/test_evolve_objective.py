@@ -318,3 +318,13 @@ def test_comparison_is_paired(capsys):
 def test_configs_that_cannot_be(settings, words):
     with pytest.raises(ValueError, match=words):
         evolve.make_learner(dataclasses.replace(CONFIG, **settings))
+
+
+@pytest.mark.slow
+def test_a_network_whose_agents_diverge_ranks_last():
+    """argmax over logits that are no numbers is action 0, whose return is finite: the parameters tell."""
+    broken = jit_quickly(evolve.make_evaluate(dataclasses.replace(CONFIG, lr=1e38, anneal_lr=False)))
+    returns, _, _ = broken(networks(), KEYS, PLAY_KEYS)
+    assert np.isnan(returns).all()
+    mixed = jnp.array([[jnp.nan, 9.0], [2.0, 1.0], [1.0, 1.0]])
+    assert evolve.best_agent(mixed, {"agent": jnp.arange(6).reshape(3, 2)})["agent"] == 2
