@@ -290,25 +290,29 @@ def test_configs_that_cannot_train(overrides, words):
 # --- what is learned ---
 
 
-def learn(num_updates, **overrides):
-    """Train one agent: its config, final state and metrics."""
+def learn(num_updates, keys=None, **overrides):
+    """Train an agent, or one for each of `keys`: the config, final state and metrics."""
     config = make_config(num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, gamma=0.9, **overrides)
     config = dataclasses.replace(config, cell_size=16, total_timesteps=num_updates * 8 * 16)
-    out = jit_quickly(ppo_rnn.make_train(config))(jax.random.key(0))
+    train = ppo_rnn.make_train(config)
+    out = jit_quickly(train)(jax.random.key(0)) if keys is None else jit_quickly(jax.vmap(train))(keys)
     return config, out["runner_state"], out["metrics"]
 
 
 @pytest.mark.parametrize("cell", ["gru", slow("none")])
 def test_recall_needs_memory(cell):
-    """What was seen in the first of four steps tells which action is rewarded in the last; `act` remembers."""
-    config, state, _ = learn(100, env_name="Recall", cell=cell)
+    """What was seen in the first of four steps tells which action is rewarded in the last; `act` remembers.
+
+    About one agent in fifteen has not found it out yet; without memory none can.
+    """
+    config, state, _ = learn(100, jax.random.split(jax.random.key(0), 6), env_name="Recall", cell=cell)
     env, env_params = ppo_rnn.make_env(config)
     start, act = ppo_rnn.make_policy(config)
 
-    def episodic_return(key):
+    def episodic_return(agent, key):
         def step(carry, key):
             obs, env_state, memory = carry
-            action, memory = act(state.agent, memory, obs)
+            action, memory = act(agent, memory, obs)
             obs, env_state, reward, terminated, _, _ = env.step(key, env_state, action, env_params)
             return (obs, env_state, memory), (reward, terminated)
 
@@ -317,9 +321,11 @@ def test_recall_needs_memory(cell):
         _, (rewards, terminated) = jax.lax.scan(step, carry, jax.random.split(step_key, 4))
         return rewards.sum(), terminated
 
-    returns, terminated = jit_quickly(jax.vmap(episodic_return))(jax.random.split(jax.random.key(1), 64))
+    play = jit_quickly(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))
+    returns, terminated = play(state.agent, jax.random.split(jax.random.key(1), 64))
     assert (terminated == np.array([False, False, False, True])).all()
-    assert (returns.mean() == 1.0) if cell == "gru" else (0.2 < returns.mean() < 0.8)
+    means = np.asarray(returns.mean(axis=1))  # of each agent
+    assert (means == 1.0).sum() >= 4 if cell == "gru" else ((0.2 < means) & (means < 0.8)).all()
 
 
 @pytest.mark.slow
