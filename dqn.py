@@ -148,7 +148,7 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs):  # [..., *obs_shape] -> [..., num_actions]
         activation = getattr(nn, self.activation)
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # so that acting sees what learning sees
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acting and learning see the same
         x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
         if len(self.obs_shape) == 3 and self.conv_features:
             x = activation(nn.Dense(self.conv_features)(patches(x)))
@@ -504,7 +504,7 @@ def main(
     print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
-    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # faster for one seed
+    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # one seed: no vmap
 
     def start(keys):
         state = vmap(init)(keys)

@@ -245,7 +245,7 @@ def value_loss(value, old_value, target, clip_eps):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits. All [T, N].
 
-    `next_values` are those of the observations that the steps led to, before any reset. A step that terminated is
+    `next_values` belong to the observations that the steps led to, before any reset. A step that terminated is
     not bootstrapped, one that was truncated is; both cut the trace. Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
@@ -735,7 +735,7 @@ def main(
     print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
-    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # faster for one seed
+    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # one seed: no vmap
 
     def start(keys):
         state = vmap(init)(keys)

@@ -159,7 +159,7 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs):  # [..., *obs_shape] -> logits [..., num_actions], or values [...]
         activation = getattr(nn, self.activation)
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # so that acting sees what learning sees
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acting and learning see the same
         x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
         if len(self.obs_shape) == 3 and self.conv_features:
             x = activation(nn.Dense(self.conv_features, kernel_init=orthogonal(math.sqrt(2)))(patches(x)))
@@ -177,7 +177,7 @@ class Network(nn.Module):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits. All [T, N].
 
-    `next_values` are those of the observations that the steps led to, before any reset. A step that terminated is
+    `next_values` belong to the observations that the steps led to, before any reset. A step that terminated is
     not bootstrapped, one that was truncated is; both cut the trace. Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
@@ -559,7 +559,7 @@ def main(
     print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
-    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # faster for one seed
+    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # one seed: no vmap
 
     def start(keys):
         state = vmap(init)(keys)
