@@ -42,6 +42,14 @@ def metrics_of(run_dir) -> dict:
     return dict(np.load(run_dir / "metrics.npz"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    """Intervals of so few draws are rough, and quick: most of a small sweep's time went into them."""
+    usual, results.RESAMPLES = results.RESAMPLES, 40
+    yield
+    results.RESAMPLES = usual
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A sweep over 8 learning rates; what it compiled, and what it said."""
@@ -243,7 +251,8 @@ def test_a_seed_without_a_return_is_the_worst(fake_sweep):
     ]
 
 
-def test_interval_of_one_trial_is_the_ordinary_bootstrap():
+def test_interval_of_one_trial_is_the_ordinary_bootstrap(monkeypatch):
+    monkeypatch.setattr(results, "RESAMPLES", 2000)
     values = np.random.default_rng(1).normal(size=16)
     mean, low, high = sweep.interval_over_trials(values[None])
     middle = lambda x, axis: scipy.stats.trim_mean(x, 0.25, axis=axis)  # noqa: E731
