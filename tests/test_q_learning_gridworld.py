@@ -87,17 +87,16 @@ def every_cell_and_action(env):
 
 
 @each_grid
-@pytest.mark.parametrize("time", [0, 8, 9])
-def test_every_transition(grid, time):
+def test_every_transition(grid):
     """The limit is 10 steps: the last of these times is truncated, also where the step terminates."""
     env, params = script.make_env(make_config(grid, max_steps_in_episode=10))
-    cells, actions = every_cell_and_action(env)
-    state = script.GridState(jnp.asarray(cells), jnp.full(len(cells), time))
+    cells, actions = (np.repeat(each, 3) for each in every_cell_and_action(env))
+    times = np.tile(np.array([0, 8, 9], np.int32), len(cells) // 3)
     keys = jax.random.split(jax.random.key(0), len(cells))
-    obs, after, reward, terminated, truncated, info = jit_quickly(jax.vmap(env.step, (0, 0, 0, None)))(
-        keys, state, actions, params
-    )
-    for i, (cell, action) in enumerate(zip(cells, actions, strict=True)):
+    step = jit_quickly(jax.vmap(env.step, (0, 0, 0, None)))
+    made = jax.device_get(step(keys, script.GridState(cells, times), actions, params))
+    obs, after, reward, terminated, truncated, info = made
+    for i, (cell, action, time) in enumerate(zip(cells, actions, times, strict=True)):
         expected, expected_reward, ends = model(grid, cell, action)
         done = ends or time == 9
         assert (info["final_observation"][i], reward[i], terminated[i]) == (expected, expected_reward, ends)
@@ -244,31 +243,30 @@ def test_epsilon_is_met_to_2_to_the_minus_16():
 
 
 @each_grid
-@pytest.mark.parametrize("time", [0, 9])
-def test_one_step_of_learning_for_every_cell_and_action(grid, time):
+def test_one_step_of_learning_for_every_cell_and_action(grid):
     """The training table is the environment's; a terminal step is not bootstrapped, a truncated one is."""
     gamma, lr = 0.8, 0.25
     config = make_config(grid, max_steps_in_episode=10, epsilon=0.0, gamma=gamma, lr=lr)
     init, update = script.make_learner(config)
     env, _ = script.make_env(config)
-    cells, actions = every_cell_and_action(env)
+    cells, actions = (np.repeat(each, 2) for each in every_cell_and_action(env))
+    times = np.tile(np.array([0, 9], np.int32), len(cells) // 2)
     q = np.random.default_rng(0).permutation(env.next_cell.size).reshape(-1, 4).astype(np.float32)  # no two equal
 
-    def learn(cell, action):
+    def learn(cell, action, time):
         state = init(jax.random.key(0))
         before = jnp.asarray(q).at[cell, action].set(1000.0)  # the greedy one
-        state = state._replace(q=before, env_state=script.GridState(cell, jnp.int32(time)))
+        state = state._replace(q=before, env_state=script.GridState(cell, time))
         return before, *update(state)
 
-    before, after, metrics = jit_quickly(jax.vmap(learn))(cells, actions)
-    before, learned = np.asarray(before), np.asarray(after.q)
-    for i, (cell, action) in enumerate(zip(cells, actions, strict=True)):
+    before, after, metrics = jax.device_get(jit_quickly(jax.vmap(learn))(cells, actions, times))
+    for i, (cell, action, time) in enumerate(zip(cells, actions, times, strict=True)):
         reached, reward, terminated = model(grid, cell, action)
         done = terminated or time == 9
         error = reward + (0 if terminated else gamma * before[i, reached].max()) - 1000
         expected = before[i].copy()
         expected[cell, action] = 1000 + lr * error
-        np.testing.assert_allclose(learned[i], expected, rtol=1e-5)
+        np.testing.assert_allclose(after.q[i], expected, rtol=1e-5)
         assert after.env_state.cell[i] == (env.starts[0] if done else reached)
         assert after.env_state.time[i] == (0 if done else time + 1)
         np.testing.assert_allclose(metrics["td_loss"][i], error**2, rtol=1e-4)
