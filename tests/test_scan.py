@@ -85,6 +85,13 @@ def test_unroll_is_at_least_one(script):
         script.make_learner(small_config(script, unroll=0))
 
 
+@functools.cache
+def start(script):
+    """Of the test below, in whose configs all but the learning rate is the same."""
+    init, _ = script.make_learner(small_config(script, num_updates=3))
+    return jit_quickly(init)(jax.random.key(0))
+
+
 @pytest.mark.parametrize("anneal", [True, False])
 @pytest.mark.parametrize("script", [ppo, ppo_continuous, ppo_rnn, pqn], ids=lambda script: script.__name__)
 def test_learning_rate_of_each_update(script, anneal, monkeypatch):
@@ -95,8 +102,8 @@ def test_learning_rate_of_each_update(script, anneal, monkeypatch):
     monkeypatch.setattr(script.optax, "scale_by_adam", lambda **_: ones)
     monkeypatch.setattr(script.optax, "scale_by_radam", lambda **_: ones)
     config = dataclasses.replace(small_config(script, num_updates=3), lr=1e-3, anneal_lr=anneal)
-    init, update = script.make_learner(config)
-    state, advance = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
+    _, update = script.make_learner(config)
+    state, advance = start(script), jit_quickly(update)
     for i in range(3):
         after, _ = advance(state)
         rate = 1e-3 * (1 - i / 3 if anneal else 1) * config.update_epochs * config.num_minibatches
