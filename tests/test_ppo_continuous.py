@@ -30,7 +30,7 @@ def test_pendulum_is_learned_with_its_config():
 def test_orthogonal_initialization(shape):
     """Orthogonal, and of no preferred direction: the mean over many is 0, no entry larger than another on average."""
     keys = jax.random.split(jax.random.key(0), 2000 if max(shape) < 64 else 200)
-    ours = np.asarray(jax.vmap(lambda key: ppo.orthogonal(1.5)(key, shape))(keys), np.float64) / 1.5
+    ours = np.asarray(jit_quickly(jax.vmap(lambda key: ppo.orthogonal(1.5)(key, shape)))(keys), np.float64) / 1.5
     tall = ours if shape[0] >= shape[1] else ours.swapaxes(1, 2)
     gram = tall.swapaxes(1, 2) @ tall
     np.testing.assert_allclose(gram, np.broadcast_to(np.eye(min(shape)), gram.shape), atol=1e-5)
@@ -49,24 +49,27 @@ def test_random_order():
     """Each order is a permutation, and all are equally likely."""
     for size in (1, 2, 3, 6, 1000):
         keys = jax.random.split(jax.random.key(0), 50)
-        orders = jax.vmap(lambda key, size=size: ppo.random_order(key, size))(keys)
+        orders = jit_quickly(jax.vmap(lambda key, size=size: ppo.random_order(key, size)))(keys)
         np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (50, 1)))
-    orders = jax.vmap(lambda key: ppo.random_order(key, 4))(jax.random.split(jax.random.key(1), 24_000))
+    keys = jax.random.split(jax.random.key(1), 24_000)
+    orders = jit_quickly(jax.vmap(lambda key: ppo.random_order(key, 4)))(keys)
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
 
 
 def brax_env(num_envs=6, **settings):
     env, env_params = ppo.make_env(ppo.Config(env_name="ValueBrax", **settings))
-    obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(0), num_envs), env_params)
+    reset = jit_quickly(jax.vmap(env.reset, (0, None)))
+    obs, env_state = reset(jax.random.split(jax.random.key(0), num_envs), env_params)
     return env, env_params, obs, env_state
 
 
 def steps_of(env, env_params, env_state, number, num_envs=6):
     """What `number` steps give, one after the other."""
+    step = jit_quickly(jax.vmap(env.step, (0, 0, 0, None)))
     for i in range(number):
         keys = jax.random.split(jax.random.key(i), num_envs)
-        obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step, (0, 0, 0, None))(
+        obs, env_state, reward, terminated, truncated, info = step(
             keys, env_state, jnp.zeros((num_envs, 1)), env_params
         )
         yield obs, reward, terminated, truncated, info
