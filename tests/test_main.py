@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -193,15 +194,17 @@ def test_misspelt_key_and_wrong_values_in_yaml(script, refuses, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["- lr\n- 0.1", "fast", "3", "", "lr: [1", "lr: 1: 2", "lr: \x00", None])
-def test_yaml_that_is_none(text, tmp_path):
+def test_yaml_that_is_none(text, tmp_path, monkeypatch, capsys):
+    """What runs below `if __name__ == "__main__"`, in this process."""
     if text is not None:
         (tmp_path / "bad.yaml").write_text(text)
-    done = subprocess.run(
-        [sys.executable, ROOT / "q_learning_gridworld.py", "--config", tmp_path / "bad.yaml"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.startswith("q_learning_gridworld.py: error: --config")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["q_learning_gridworld.py", "--config", str(tmp_path / "bad.yaml")])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "q_learning_gridworld.py"), run_name="__main__")
+    message = capsys.readouterr().err
+    assert stop.value.code == 2 and "Traceback" not in message
+    assert message.startswith("q_learning_gridworld.py: error: --config")
     assert not (tmp_path / "runs").exists()
 
 
@@ -263,9 +266,9 @@ def test_loaded_agent_acts(script, finished):
     config = shifted_config(script)
     env, env_params = script.make_env(config)
     start, act = script.make_policy(config)
-    agent = jax.tree.map(lambda leaf: leaf[0], unflatten_dict(load_file(finished[0] / "agent.safetensors"), sep="."))
-    obs, _ = env.reset(jax.random.key(0), env_params)
-    action, _ = jax.jit(act)(agent, start(), obs)
+    agents = unflatten_dict(load_file(finished[0] / "agent.safetensors"), sep=".")
+    obs, _ = jax.jit(env.reset)(jax.random.key(0), env_params)
+    action, _ = jax.jit(lambda agents: act(jax.tree.map(lambda leaf: leaf[0], agents), start(), obs))(agents)
     space = env.action_space(env_params)
     assert action.shape == space.shape and space.contains(action)
 
