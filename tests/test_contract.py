@@ -69,6 +69,13 @@ def stack(trees):
 
 
 @functools.cache
+def programs(script):
+    """The program that trains, as CPUs are given it, made twice from the same config."""
+    traced = [make(script).trace(seed_keys()) for make in (train, train.__wrapped__)]
+    return [each.lower(lowering_platforms=("cpu",)).as_text() for each in traced]
+
+
+@functools.cache
 def traced(script):
     """One program for every value of the floats, and the list that grows by one with each trace of it."""
     traces = []
@@ -186,8 +193,7 @@ def test_losses_are_finite_and_parameters_change(script):
 
 def test_training_calls_no_lapack(script):
     """On CPUs its batched calls block threads of XLA's pool while they wait for others of it: programs can hang."""
-    traced = jax.jit(jax.vmap(script.make_train(shifted_config(script)))).trace(seed_keys())
-    program = traced.lower(lowering_platforms=("cpu",)).as_text()
+    program, _ = programs(script)
     assert "stablehlo" in program and "lapack" not in program
 
 
@@ -215,8 +221,8 @@ def test_same_seed_repeats_bit_for_bit(script):
 
 def test_same_config_makes_the_same_program(script):
     """Nothing in it comes from a clock, from Python's or NumPy's random numbers, or from an object's address."""
-    programs = [train(script).lower(seed_keys()), train.__wrapped__(script).lower(seed_keys())]
-    assert programs[0].as_text() == programs[1].as_text()
+    program, again = programs(script)
+    assert program == again
 
 
 @pytest.mark.common
@@ -233,8 +239,11 @@ def test_chunks_of_any_length_agree_bit_for_bit(script):
 
 
 def test_old_keys_are_taken(script):
-    shapes = [jax.eval_shape(train_alone(script), key)["metrics"] for key in (jax.random.PRNGKey(7), jax.random.key(7))]
-    assert shapes[0] == shapes[1]
+    found = jax.eval_shape(train_alone(script), jax.random.PRNGKey(7))["metrics"]
+    expected = trained(script)["metrics"]  # of four seeds, whose keys are new ones
+    assert found.keys() == expected.keys()
+    for name, metric in found.items():
+        assert (4, *metric.shape) == expected[name].shape and metric.dtype == expected[name].dtype, name
 
 
 @pytest.mark.common
