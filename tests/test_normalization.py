@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from conftest import arrays, jit_quickly
+from conftest import arrays, jit_quickly, slow
 
 import dpo_continuous
 import ppo
@@ -42,7 +42,7 @@ def other_units(environment):
 for toy in (toys.ValueContinuous, toys.ValueDiscrete):
     gymnax.register(f"{toy.__name__}OtherUnits", other_units(toy))
 
-SCRIPTS = [ppo, ppo_continuous, dpo_continuous, ppo_rnn, sac, td3]
+SCRIPTS = [ppo, ppo_continuous, slow(dpo_continuous), ppo_rnn, sac, td3]  # in dpo's place the fast tier has ppo's
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 
 
