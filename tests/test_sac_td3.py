@@ -1,6 +1,7 @@
 """The mathematics of SAC and TD3 and their replay against NumPy, and what they learn where the value is known."""
 
 import dataclasses
+import functools
 import math
 import re
 import types
@@ -315,6 +316,12 @@ def test_statistics_of_observations(script):
 PLAIN = {"ent_coef": 0.0, "learn_ent_coef": False}  # SAC's values without entropy
 
 
+@functools.cache
+def train(script):
+    """One program for all configs that differ in floats alone."""
+    return jit_quickly(lambda config, key: script.make_train(config)(key))
+
+
 def learn(script, num_updates=300, env_params=(), **overrides):
     """Train one agent: config, final state and metrics, and the critics of observations and the policy's actions."""
     config = script.Config(
@@ -334,7 +341,7 @@ def learn(script, num_updates=300, env_params=(), **overrides):
         hidden_sizes=(16, 16),
     )
     config = dataclasses.replace(config, **(PLAIN if script is sac else {}) | overrides)
-    out = jit_quickly(script.make_train(config))(jax.random.key(0))
+    out = train(script)(config, jax.random.key(0))
     actor, critic = script.make_networks(config, *script.make_env(config))
     params = out["runner_state"].params
 
@@ -355,10 +362,15 @@ def test_value_depends_on_the_observation(script):
     np.testing.assert_allclose(metrics["q_value"][-1], 0.0, atol=0.3)
 
 
+@functools.cache
+def learn_the_discount(script):
+    env_params = {"length": 2, "reward": "last", "shows_time": True}
+    return learn(script, env_params=env_params, reward_scale=2.0)
+
+
 @both
 def test_value_is_discounted_and_rewards_are_scaled(script):
-    env_params = {"length": 2, "reward": "last", "shows_time": True}
-    *_, q = learn(script, env_params=env_params, reward_scale=2.0)
+    *_, q = learn_the_discount(script)
     np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), [[1.8, 1.8, 2.0, 2.0]] * 2, atol=0.1)
 
 
@@ -462,7 +474,8 @@ def test_entropy_coefficient_is_learned_from_0_too(ent_coef):
 
 
 def test_an_entropy_coefficient_of_0_that_is_not_learned():
-    *_, metrics, _ = learn(sac, env_params={"length": 1}, num_updates=2, **PLAIN)
+    config, _, metrics, _ = learn_the_discount(sac)
+    assert (config.ent_coef, config.learn_ent_coef) == (0.0, False)
     assert (metrics["ent_coef"] == 0).all()
 
 
