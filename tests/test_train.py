@@ -459,7 +459,7 @@ def test_checkpoints_hold_no_pickled_code(finished):
     ([*SMALL, "--checkpoint-interval=-1"], "checkpoint_interval = -1"),
     ([SMALL[0], "--env-name=Nowhere"], "--env-name Nowhere"),
     (["ppo_continuous", "--env-name=Nowhere"], "env_name = Nowhere"),
-    (["ppo_continuous", "--env-name=fast", "--hidden-sizes", "8", "-8"], "hidden_sizes"),
+    (["ppo", "--env-name=Acrobot-v1", "--hidden-sizes", "8", "-8"], "hidden_sizes"),
     (["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "noise", "loud"], "env_params noise loud"),
     (["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "wings", "2"], "env_params wings"),
     ([*SMALL, "--config"], "--config"),
