@@ -319,11 +319,11 @@ def test_a_time_limit_is_bootstrapped():
 )
 def test_pictures_show_the_state(module, name, action):
     env, params = make(module, name, **({"start_states": 2} if module == "craftax" else {}))
-    state = env.reset(jax.random.key(0), params)[1]
+    state, step = jit_quickly(env.reset)(jax.random.key(0), params)[1], jit_quickly(env.step)
     frames = []
     for i in range(6):
         frames.append(env.frame(jax.device_get(state), params))
-        state = env.step(jax.random.key(i), state, jnp.asarray(action), params)[1]
+        state = step(jax.random.key(i), state, jnp.asarray(action), params)[1]
     assert all(frame.dtype == np.uint8 and frame.shape == frames[0].shape for frame in frames)
     assert frames[0].ndim == 3 and frames[0].shape[2] == 3 and len(np.unique(frames[0])) > 1
     assert any((frame != frames[0]).any() for frame in frames)

@@ -235,12 +235,12 @@ def test_fitness_is_of_whole_episodes():
     play, env, env_params = player([0.0, 1e3], fitness_episodes=3, env_params={"max_steps_in_episode": 9})
     returns, lengths = play(jax.random.key(7))
     reset_key, _ = jax.random.split(jax.random.key(7))
-    expected = []
+    expected, reset, step = [], jit_quickly(env.reset), jit_quickly(env.step)
     for key in jax.random.split(reset_key, 3):
-        _, state = env.reset(key, env_params)
+        _, state = reset(key, env_params)
         steps, done = 0, False
         while not done:
-            _, state, _, terminated, truncated, _ = env.step(key, state, 1, env_params)
+            _, state, _, terminated, truncated, _ = step(key, state, 1, env_params)
             steps, done = steps + 1, bool(terminated | truncated)
         expected.append(steps)
     assert len(set(expected)) > 1  # they end at different times

@@ -215,8 +215,11 @@ def test_gymnax_environments(name, monkeypatch):
         _, state, reward, *_ = env.step(key, carry, env.action_space(params).sample(key), params)
         return state, (carry, reward)
 
-    _, state = env.reset(jax.random.key(1), params)
-    _, (states, rewards) = jax.lax.scan(step, state, jax.random.split(jax.random.key(2), 6))
+    @jax.jit
+    def play(key):
+        return jax.lax.scan(step, env.reset(key, params)[1], jax.random.split(jax.random.key(2), 6))[1]
+
+    states, rewards = play(jax.random.key(1))
     rewards = np.asarray(rewards)
     frames, seconds = render.frames_of(SimpleNamespace(env_name=name), env, params, jax.device_get(states), rewards)
     frames = list(frames())
