@@ -97,16 +97,22 @@ def test_tree_finds_what_cumulative_sums_find(size):
     rng = np.random.default_rng(size)
     priority = rng.integers(0, 5, size) * 1.0  # whole numbers: sums are exact; some are 0
     priority[rng.integers(size)] = 3.0
-    tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(size), jnp.arange(size), jnp.asarray(priority, jnp.float32))
-    np.testing.assert_array_equal(sums(tree)[:size], priority)
     total = priority.sum()
-    assert apex_dqn.total_priority(tree) == total
     mass = np.append(np.unique(rng.integers(0, int(total), 200)), [0.0, total - 0.5])
-    item, found = jax.jit(apex_dqn.sample_sum_tree)(tree, jnp.asarray(mass, jnp.float32))
-    np.testing.assert_array_equal(item, np.searchsorted(np.cumsum(priority), mass, side="right"))
-    np.testing.assert_array_equal(found, priority[np.asarray(item)])
-    beyond, found = apex_dqn.sample_sum_tree(tree, jnp.asarray([total, 1.01 * total], jnp.float32))
-    assert (np.asarray(beyond) < size).all() and (np.asarray(found) > 0).all()  # rounding never finds an empty slot
+    beyond = [total, 1.01 * total]
+
+    @jit_quickly
+    def write_and_find(priority, mass):
+        tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(size), jnp.arange(size), priority)
+        return tree, apex_dqn.total_priority(tree), apex_dqn.sample_sum_tree(tree, mass)
+
+    found = write_and_find(jnp.asarray(priority, jnp.float32), jnp.asarray([*mass, *beyond], jnp.float32))
+    tree, in_all, (item, found) = jax.device_get(found)
+    np.testing.assert_array_equal(sums(tree)[:size], priority)
+    assert in_all == total
+    np.testing.assert_array_equal(item[:-2], np.searchsorted(np.cumsum(priority), mass, side="right"))
+    np.testing.assert_array_equal(found[:-2], priority[item[:-2]])
+    assert (item[-2:] < size).all() and (found[-2:] > 0).all()  # rounding never finds an empty slot
 
 
 @pytest.mark.slow
