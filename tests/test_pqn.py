@@ -128,8 +128,11 @@ ENDLESS = 1 / (1 - GAMMA)
 FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
 
 
-def learn(num_updates=150, env_params=(), **overrides):
-    """Train one agent: its config, final state and metrics, and a function from observations to values of actions."""
+# One program for all configs that differ in floats alone.
+train = jit_quickly(lambda config, key: pqn.make_train(config)(key))
+
+
+def make_config(num_updates=150, env_params=(), **overrides):
     config = pqn.Config(
         env_name=VALUE,
         env_params=dict(env_params),
@@ -144,8 +147,13 @@ def learn(num_updates=150, env_params=(), **overrides):
         hidden_sizes=(16, 16),
         layer_norm=False,  # of two inputs it keeps little
     )
-    config = dataclasses.replace(config, **overrides)
-    out = jit_quickly(pqn.make_train(config))(jax.random.key(0))
+    return dataclasses.replace(config, **overrides)
+
+
+def learn(*args, **settings):
+    """Train one agent: its config, final state and metrics, and a function from observations to values of actions."""
+    config = make_config(*args, **settings)
+    out = train(config, jax.random.key(0))
     network = pqn.make_network(config, *pqn.make_env(config))
     return (
         config,
@@ -184,9 +192,8 @@ def test_value_depends_on_the_action():
 @pytest.mark.parametrize("epsilon", [slow(0.0), 0.4, slow(1.0)])
 def test_epsilon_is_the_share_of_random_actions(epsilon):
     """An agent that does not learn: a reward of 1 for one of three actions, which greedy steps always or never take."""
-    config, *_ = learn(num_updates=2, env_params={"length": 1, "reward": "action"})
+    config = make_config(env_params={"length": 1, "reward": "action"}, total_timesteps=4 * 8 * 256)
     config = dataclasses.replace(config, lr=0.0, epsilon_start=epsilon, epsilon_finish=epsilon, num_steps=256)
-    config = dataclasses.replace(config, total_timesteps=4 * 8 * 256)
     out = jit_quickly(jax.vmap(pqn.make_train(config)))(jax.random.split(jax.random.key(0), 8))
     network = pqn.make_network(config, *pqn.make_env(config))
     for seed in range(8):
