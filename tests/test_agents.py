@@ -1,0 +1,51 @@
+"""agents/: each agent plays as its card says."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT, repository_files, slow
+from PIL import Image
+
+from onejit import playing, render, runs
+
+AGENTS = [path.parent for path in repository_files("agents/*/card.json")]
+QUICKLY = ("q_learning_gridworld_8x12", "ppo_catch")
+
+
+@pytest.mark.parametrize("name", [each.name if each.name in QUICKLY else slow(each.name) for each in AGENTS])
+def test_an_agent_plays_as_its_card_says(name):
+    folder = ROOT / "agents" / name
+    card, record = json.loads((folder / "card.json").read_text()), runs.read_record(folder)
+    assert card["script"] == record["settings"]["script"] and record["settings"]["num_seeds"] == 1
+    script, config, agents = runs.load_run(folder)
+    render.check_agents(script, config, agents, folder)
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(agents))
+    options = SimpleNamespace(seed=card["episodes_seed"], eval_episodes=card["episodes"])
+    (returns,) = jax.jit(playing.greedy_returns(script, config, options))(agents)
+    expected = [card["greedy_return"], card["worst_episode"]]
+    np.testing.assert_allclose([returns.mean(), returns.min()], expected, rtol=0.03)  # other machines round otherwise
+
+
+def test_agents_are_small_and_in_the_table():
+    assert len(AGENTS) >= 10 and sum(path.stat().st_size for path in repository_files("agents/**/*")) < 600_000
+    table = (ROOT / "agents" / "README.md").read_text()
+    for folder in AGENTS:
+        card = json.loads((folder / "card.json").read_text())
+        cells = f"{card['greedy_return']:.4g} | {card['worst_episode']:.4g} | `{card['command']}` |"
+        assert f"| [{folder.name}]({folder.name}) | " in table and cells in table, cells
+        assert (ROOT / card["config"]).is_file()
+
+
+def test_as_the_page_says(tmp_path):
+    """`onejit render agents/NAME`, whatever the working directory is."""
+    command = [sys.executable, "-m", "onejit", "render", ROOT / "agents" / "ppo_catch", "--out", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f"{ROOT / 'ppo.py'} stands in for it" in done.stdout and "return 1 in" in done.stdout
+    with Image.open(tmp_path / "out" / "best_agent0.gif") as picture:
+        assert picture.n_frames > 3
