@@ -14,6 +14,7 @@ run: $(VENV)/.installed  ## the default run; make run ARGS="--env-name Pendulum-
 
 test: $(VENV)/.installed-dev  ## the linter and the fast tests
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m pytest $(ARGS)
 
 test-all: $(VENV)/.installed-dev  ## the linter and all tests, the slow ones too
@@ -24,7 +25,7 @@ newest:  ## the fast tests with the newest versions of all packages, in an envir
 	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest CONSTRAIN=
 
-tools: $(VENV)/.installed-tools  ## what tools/ need besides: Python packages, and brax's viewer's from npm
+tools: $(VENV)/.installed-tools  ## the command `onejit`, the packages for trackers and pictures, and those of brax's viewer
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
@@ -37,7 +38,7 @@ pins: $(VENV)/.created  ## write constraints.txt: the newest versions at the dat
 		requirements-dev.txt requirements-docs.txt requirements-environments.txt
 
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
-	$(PYTHON) tools/sync_blocks.py $(ARGS)
+	$(PYTHON) tests/sync_blocks.py $(ARGS)
 
 clean:  ## remove what make made; runs/ stays
 	rm -rf $(VENV) .venv-newest .cache site .jax_cache .pytest_cache .ruff_cache
@@ -53,9 +54,10 @@ $(VENV)/.installed: constraints.txt requirements.txt | $(VENV)/.created
 	$(INSTALL) -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-tools: constraints.txt requirements-tools.txt requirements.txt tools/viewer/package-lock.json | $(VENV)/.created
+$(VENV)/.installed-tools: constraints.txt requirements-tools.txt requirements.txt onejit/viewer/package-lock.json | $(VENV)/.created
 	$(INSTALL) -r requirements-tools.txt
-	npm ci --ignore-scripts --prefix tools/viewer
+	$(RUN) -m pip install --quiet --no-deps --editable .
+	npm ci --ignore-scripts --prefix onejit/viewer
 	touch $@
 
 $(VENV)/.installed-dev: constraints.txt requirements-dev.txt requirements-tools.txt requirements-environments.txt requirements.txt | $(VENV)/.created

@@ -1,6 +1,6 @@
 """MuJoCo Playground: the DeepMind Control Suite, and robots that walk and grasp (arXiv 2502.08844).
 
-    python ppo_continuous.py --env-name environments.playground:CartpoleBalance
+    python ppo_continuous.py --env-name onejit.envs.playground:CartpoleBalance
 
 Robots fetch their models from GitHub when they are made first; the control suite (CheetahRun, ...) has its own.
 """
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from gymnax.environments import environment, spaces
 
-from environments import State, needs, register, start_from
+from onejit.envs import State, needs, register, start_from
 
 with needs("playground"):
     from mujoco_playground import registry

@@ -1,7 +1,7 @@
 """Navix, MiniGrid in JAX (arXiv 2407.19396).
 
-    python ppo.py --env-name environments.navix:Navix-Empty-8x8-v0
-    python ppo.py --env-name environments.navix:Navix-DoorKey-5x5-v0 --env-params observation symbolic_first_person
+    python ppo.py --env-name onejit.envs.navix:Navix-Empty-8x8-v0
+    python ppo.py --env-name onejit.envs.navix:Navix-DoorKey-5x5-v0 --env-params observation symbolic_first_person
 
 An episode has 100 steps in all rooms, as `navix.make` has it.
 """
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import environment, spaces
 
-from environments import State, needs, register, start_from
+from onejit.envs import State, needs, register, start_from
 
 with needs("navix"):
     import navix

@@ -1,6 +1,6 @@
 """Craftax and Craftax-Classic, symbolic and in pixels (arXiv 2402.16801).
 
-    python pqn.py --env-name environments.craftax:Craftax-Classic-Symbolic-v1
+    python pqn.py --env-name onejit.envs.craftax:Craftax-Classic-Symbolic-v1
 
 To make a world takes a CPU 14 times as long as a step: episodes begin in one of `start_states` worlds.
 """
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import environment, spaces
 
-from environments import State, needs, register, start_from
+from onejit.envs import State, needs, register, start_from
 
 with needs("craftax"):
     from craftax.craftax_env import make_craftax_env_from_name

@@ -1,14 +1,15 @@
 """Compare runs: statistics over seeds and environments with intervals, tables and a figure.
 
-    python tools/compare.py runs/ppo/cartpole runs/dqn/cartpole
-    python tools/compare.py a=runs/1 a=runs/2 b=runs/3 b=runs/4 --scale CartPole-v1 0 500 Catch-bsuite -1 1
+    onejit compare runs/ppo/cartpole runs/dqn/cartpole
+    onejit compare a=runs/1 a=runs/2 b=runs/3 b=runs/4 --scale CartPole-v1 0 500 Catch-bsuite -1 1
 
 After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv 2108.13264.
-Runs are what a script or tools/train.py has written. Runs of one label are one method; by default the label is the name
-of the script and, where its runs differ in one environment, the settings in which they do.
+Runs are directories that a script or `onejit train` has written; only their data is read, and no script is executed.
+Runs with the same label are one method. The default label is the name of the script, followed by the settings that
+differ between its runs in one environment.
 
-Intervals are 95 % stratified bootstrap intervals (section 4.1 there). A seed that diverged, or has no return, counts as
-the worst.
+All intervals are 95 % intervals: by Student's t for the mean, and by the stratified bootstrap (section 4.1 of the
+paper) for all others. A seed that diverged or has no return counts as the worst.
 """
 
 import csv
@@ -22,12 +23,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import results
-import scipy.stats
 import tyro
 from matplotlib.figure import Figure
 
-OF_THE_TASK = ("env_name", "env_params")
+from onejit import command_line, statistics
+from onejit.runs import OF_THE_TASK, load_metrics, read_agents, read_record, task_of, write
 
 
 class Run(NamedTuple):
@@ -40,75 +40,27 @@ class Run(NamedTuple):
     returns: dict  # by (seed, number of the agent), -inf where not finite
 
 
-# --- statistics: samples are arrays [..., seeds], one for each environment, of any numbers of seeds ---
-
-
-def interquartile_mean(*samples):
-    """The mean of the middle half of all scores (arXiv 2108.13264, section 4.3)."""
-    return scipy.stats.trim_mean(np.concatenate(samples, axis=-1), 0.25, axis=-1)
-
-
-def finite_mean(sample):
-    """Over the scores that are finite, -inf where none is; the tables say how many there are."""
-    finite = np.isfinite(sample)
-    total, count = np.where(finite, sample, 0.0).sum(axis=-1), finite.sum(axis=-1)
-    return np.where(count > 0, total / np.maximum(count, 1), -np.inf)
-
-
-def median(*samples):
-    """The median over environments of the mean over seeds, as is usual; of one environment the median over seeds."""
-    if len(samples) == 1:
-        return np.median(samples[0], axis=-1)
-    return np.median([finite_mean(sample) for sample in samples], axis=0)
-
-
-def optimality_gap(*samples):
-    """By how much the mean misses 1, scores above 1 counted as 1 (arXiv 2108.13264, section 4.3)."""
-    return 1.0 - finite_mean(np.minimum(np.concatenate(samples, axis=-1), 1.0))
-
-
-def probability_of_improvement(*samples):
-    """P(X > Y), equal scores counted half, averaged over environments (arXiv 2108.13264, section 4.3).
-
-    The first half of `samples` is X in each environment, the second half is Y. The Mann-Whitney U of an environment is
-    the number of pairs that X wins; ranks give it without looking at each pair.
-    """
-    won = []
-    for x, y in zip(samples[: len(samples) // 2], samples[len(samples) // 2 :], strict=True):
-        n, m = x.shape[-1], y.shape[-1]
-        ranks = scipy.stats.rankdata(np.concatenate([x, y], axis=-1), axis=-1)[..., :n]
-        won.append((ranks.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
-    return np.mean(won, axis=0)
-
-
-def difference(a: float, b: float) -> float:
-    """Of paired scores: two that are not finite are equally bad."""
-    return 0.0 if a == b else a - b
-
-
 # --- runs ---
 
 
 def read_run(argument: str, kind: str) -> Run:
     """The run of `DIR` or `LABEL=DIR`. Raises ValueError."""
     label, _, path = ("", "", argument) if Path(argument).exists() else argument.rpartition("=")
-    script, config, agent = results.load_run(path)
-    seed, metrics = results.read_record(path)["settings"]["seed"], results.load_metrics(path)
+    record = read_record(path)
+    if "words" in record:
+        raise ValueError(f"{path}: is a sweep, which compares its trials itself in results.csv; give runs")
+    settings, metrics = record["settings"], load_metrics(path)
+    agent, _ = read_agents(Path(path) / "agent.safetensors")
     if kind == "greedy" and "evaluation" not in metrics:
-        raise ValueError(f"{path}: has no greedy evaluation, which tools/train.py makes; take --returns final")
-    returns = metrics["evaluation"].mean(axis=1) if kind == "greedy" else results.final_return(metrics)
-    returns = np.where(results.diverged(agent), -np.inf, returns)
-    settings = {"script": Path(script.__file__).stem} | results.plain(config)
+        raise ValueError(f"{path}: has no greedy returns, which onejit train measures; use --returns final")
+    returns = metrics["evaluation"].mean(axis=1) if kind == "greedy" else statistics.final_return(metrics)
+    returns = np.where(statistics.diverged(agent), -np.inf, returns)
+    seed = settings["seed"]
+    settings = {name: value for name, value in settings.items() if name not in ("num_seeds", "seed")}
     if lost := np.flatnonzero(~np.isfinite(returns)).tolist():
-        print(f"{path}: agents {lost} of {len(returns)} diverged or have no return, and count as the worst")
+        print(f"{path}: agents {lost} of {len(returns)} diverged or have no return; they count as the worst")
     values = {(seed, i): float(value) if np.isfinite(value) else -np.inf for i, value in enumerate(returns)}
-    return Run(path, settings, label, task_of(config), values)
-
-
-def task_of(config) -> str:
-    """The environment and what was changed of it."""
-    params = getattr(config, "env_params", {})  # which the GridWorld has none of
-    return " ".join([config.env_name, *(f"{name}={value}" for name, value in sorted(params.items()))])
+    return Run(path, settings, label, task_of(settings), values)
 
 
 def differing(runs) -> list[str]:
@@ -180,30 +132,23 @@ def rescale(methods, scales) -> tuple[dict, bool]:
 # --- results ---
 
 
-def estimate(statistic, samples) -> dict:
-    """A statistic of `samples` [seeds] and its stratified bootstrap interval, NaN where a sample has one seed."""
-    rng, found, low, high = np.random.default_rng(0), [], np.nan, np.nan
-    with np.errstate(invalid="ignore"):  # a paired difference may be inf - inf
-        for _ in range(results.RESAMPLES // 100 if min(map(len, samples)) > 1 else 0):
-            found.append(statistic(*(each[rng.integers(len(each), size=(100, len(each)))] for each in samples)))
-        if found:  # "nearest": there is nothing between -inf and a number
-            low, high = np.percentile(np.concatenate(found), [2.5, 97.5], method="nearest")
-        return {"value": float(statistic(*samples)), "low": float(low), "high": float(high)}
-
-
 def aggregate(methods, scaled: bool) -> list[dict]:
     """A row for each method and statistic, the method of the highest interquartile mean first."""
-    statistics = {"interquartile mean": interquartile_mean, "median": median}
+    columns = {
+        "mean": statistics.estimate_mean,
+        "worst seed": lambda samples: {"value": float(min(map(np.min, samples))), "low": np.nan, "high": np.nan},
+        "interquartile mean": partial(statistics.estimate, statistics.pooled_interquartile_mean),
+        "median": partial(statistics.estimate, statistics.median),
+    }
     if scaled:
-        statistics["optimality gap"] = optimality_gap
+        columns["optimality gap"] = partial(statistics.estimate, statistics.optimality_gap)
     rows = []
     for method, tasks in methods.items():
         samples = [np.array(list(found.values())) for found in tasks.values()]
         counts = dict.fromkeys((int(np.isfinite(each).sum()), len(each)) for each in samples)
         seeds = "/".join(str(n) if finite == n else f"{finite} of {n} finite" for finite, n in counts)
-        for name, statistic in statistics.items():
-            rows.append({"statistic": name, "method": method, "versus": "", "seeds": seeds})
-            rows[-1] |= estimate(statistic, samples)
+        for name, statistic in columns.items():
+            rows.append({"statistic": name, "method": method, "versus": "", "seeds": seeds} | statistic(samples))
     best = {row["method"]: -row["value"] for row in rows if row["statistic"] == "interquartile mean"}
     return sorted(rows, key=lambda row: best[row["method"]])
 
@@ -216,12 +161,12 @@ def compare_pairs(methods, order) -> list[dict]:
         samples = [np.array(list(found[i].values())) for i in (0, 1) for found in both]
         rows.append({"statistic": "probability of improvement", "method": x, "versus": y})
         rows[-1] |= {"seeds": "/".join(dict.fromkeys(f"{len(a)}+{len(b)}" for a, b in both))}
-        rows[-1] |= estimate(probability_of_improvement, samples)
+        rows[-1] |= statistics.estimate(statistics.probability_of_improvement, samples)
         if all(a.keys() & b.keys() for a, b in both):
-            gains = [np.array([difference(a[key], b[key]) for key in a if key in b]) for a, b in both]
+            gains = [np.array([statistics.difference(a[key], b[key]) for key in a if key in b]) for a, b in both]
             rows.append({"statistic": "paired difference", "method": x, "versus": y})
             rows[-1] |= {"seeds": "/".join(dict.fromkeys(str(len(each)) for each in gains))}
-            rows[-1] |= estimate(interquartile_mean, gains)
+            rows[-1] |= statistics.estimate(statistics.pooled_interquartile_mean, gains)
     return rows
 
 
@@ -231,17 +176,10 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         cells = lines[row["method"] + (f" > {row['versus']}" if row["versus"] else "")]
         cells["pairs" if row["statistic"] == "paired difference" else "seeds"] = row["seeds"]
-        interval = ", no interval" if np.isnan(row["low"]) else f" ({row['low']:.4g} to {row['high']:.4g})"
-        cells[row["statistic"]] = f"{row['value']:.4g}{interval}"
+        cells[row["statistic"]] = statistics.show(row["value"], row["low"], row["high"])
     columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
     rows = [[name, *(cells.get(column, "-") for column in columns)] for name, cells in lines.items()]
-    return align([["", *columns], *rows])
-
-
-def align(rows: list[list[str]]) -> str:
-    """Cells as columns of text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return command_line.align([["", *columns], *rows])
 
 
 def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
@@ -294,20 +232,20 @@ def main(
     """Compare, print the tables, write `compare.csv` and `compare.png`. Returns their directory. Raises ValueError.
 
     Args:
-        runs: run directories as DIR or LABEL=DIR; those of one label are one method
-        returns: of the episodes at the end of training, or of the greedy evaluation
-        scale: ENV LOW HIGH, the returns that count as 0 and 1; several environments and the optimality gap need it
-        out: where compare.csv and compare.png go; runs/compare-TIME where not given
+        runs: run directories as DIR or LABEL=DIR; runs with the same label are one method
+        returns: compare the returns at the end of training, or the returns of the greedy evaluation
+        scale: ENV LOW HIGH, the returns that become the scores 0 and 1; needed for several environments
+        out: folder for compare.csv and compare.png; runs/compare-TIME by default
     """
     if not runs:
-        raise ValueError("runs: give one DIR or LABEL=DIR at least")
+        raise ValueError("runs: give at least one DIR or LABEL=DIR")
     found = gather([read_run(argument, returns) for argument in runs])
     scores, scaled = rescale(found, scale)
     tasks = list(next(iter(scores.values())))
     rows = aggregate(scores, scaled)
     rows += compare_pairs(scores, dict.fromkeys(row["method"] for row in rows))
     title, unit = f"{returns} return on {', '.join(tasks)}", "score" if scaled else "return"
-    print(f"{title}{', as a score between LOW and HIGH' if scaled else ''}; 95 % stratified bootstrap intervals\n")
+    print(f"{title}{', as a score between LOW and HIGH' if scaled else ''}; in brackets 95 % intervals\n")
     print(table([row for row in rows if not row["versus"]]))
     if pairs := [row for row in rows if row["versus"]]:
         print(f"\n{table(pairs)}")
@@ -317,11 +255,12 @@ def main(
         print(f"\n{returns} return on {task}\n{table(alone)}")
         stored += [{"environment": task} | row for row in alone]
     out = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06d}")
-    results.write(out / "compare.csv", as_csv(stored))
-    results.write(out / "compare.png", partial(draw, rows, title, unit))
+    write(out / "compare.csv", as_csv(stored))
+    shown = [row for row in rows if row["statistic"] != "worst seed"]  # which has no interval
+    write(out / "compare.png", partial(draw, shown, title, unit))
     print(f"\nresults in {out}")
     return out
 
 
-if __name__ == "__main__":
-    results.run_tool(lambda args: tyro.cli(main, args=args, description=__doc__))
+def run(words) -> None:
+    command_line.parse(main, words, description=__doc__)

@@ -1,16 +1,19 @@
 """Play an episode of the best, the median and the worst agent of a run, and write it as GIF, MP4 or HTML.
 
-    python tools/render.py runs/ppo_continuous/hopper                   best, median and worst, GIF and HTML
-    python tools/render.py runs/ppo/cartpole --agents best 3 --formats gif mp4
+    onejit render runs/ppo_continuous/hopper                   best, median and worst agent as GIF and HTML
+    onejit render runs/ppo/cartpole --agents best 3 --formats gif mp4
+    onejit render agents/ppo_cartpole
 
-Agents are ranked by the mean of their greedy returns where tools/train.py has measured them, otherwise by the returns
-of the last tenth of training. The episode is one of those greedy episodes, by default the first.
+The agents act by the copy of the script in the run directory. They are ranked by the mean of their greedy returns if
+`onejit train` has measured them, otherwise by the returns of the last tenth of training. The episode is one of those
+greedy episodes, by default the first.
 """
 
 import base64
 import contextlib
 import ctypes.util
 import html
+import importlib.util
 import io
 import itertools
 import json
@@ -35,14 +38,15 @@ if sys.platform == "linux" and not os.environ.get("MUJOCO_GL"):
 import jax
 import mujoco
 import numpy as np
-import results
-import training
 import tyro
+from flax.traverse_util import flatten_dict
 from gymnax.visualize import Visualizer
 from matplotlib import colormaps, pyplot
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
+
+from onejit import command_line, playing, runs, statistics
 
 with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional parts it did not find
     import brax.envs
@@ -60,13 +64,28 @@ DRAWN_BY_GYMNAX = (
 # --- who plays, and what ---
 
 
-def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
-    """Agents from worst to best, and by what. One that has finished no episode, or `diverged` [agents], is worst."""
-    if "evaluation" in metrics:
-        returns, by = metrics["evaluation"].mean(axis=1), "the mean of their greedy episodes"
-    else:
-        returns, by = results.final_return(metrics), "the return at the end of training"
-    return np.argsort(np.where(np.isfinite(returns) & ~np.array(diverged), returns, -np.inf), kind="stable"), by
+def check_agents(script, config, agents, path: Path) -> None:
+    """Raise ValueError if arrays of `path` [num_seeds, ...] are not what the script's networks hold."""
+    init, _ = script.make_learner(config)
+    expected = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
+    expected = {name: leaf.shape for name, leaf in expected.items()}
+    held = {name: leaf.shape[1:] for name, leaf in flatten_dict(agents, sep=".").items()}
+    for name in sorted(expected.keys() | held.keys()):
+        if held.get(name) != expected.get(name):
+            here, there = (each.get(name, "not there") for each in (held, expected))
+            raise ValueError(f"{path}: does not fit {script.__file__}: {name} is {here}, but {there} in its networks")
+
+
+def rank(run_dir: Path, agents, best: bool) -> tuple[np.ndarray, str]:
+    """Agents from worst to best, and by what. Raises ValueError."""
+    lost = statistics.diverged(agents)
+    if len(lost) == 1:
+        return np.zeros(1, int), ""
+    if not best:
+        return statistics.rank_agents(runs.load_metrics(run_dir), lost)
+    with runs.reading(run_dir / "evaluations.npz"), np.load(run_dir / "evaluations.npz") as stored:
+        returns = np.where(np.isfinite(stored["returns"]), stored["returns"], -np.inf).max(axis=1)
+    return statistics.rank_agents({"evaluation": returns[:, None]}, lost)
 
 
 def choose_agents(wanted, order) -> dict[str, int]:
@@ -87,7 +106,7 @@ def play(script, config, agents, key):
 
     States are those of the environment inside all wrappers, before the steps.
     """
-    episodes = jax.device_get(jax.jit(jax.vmap(training.make_player(script, config), (0, None)))(agents, key))
+    episodes = jax.device_get(jax.jit(jax.vmap(playing.make_player(script, config), (0, None)))(agents, key))
     lengths = episodes.valid.sum(axis=1)
     return [(state_at(episodes.env_state, (i, slice(n))), episodes.reward[i, :n]) for i, n in enumerate(lengths)]
 
@@ -135,8 +154,6 @@ def gymnax_frames(env, env_params, states, rewards, steps):
         drawn.init()
         drawn.fig.set_layout_engine("constrained")
         yield from figure_frames(drawn.fig, drawn.ax, env.name, rewards, steps, drawn.update)
-    except ImportError as error:  # gymnasium's, where there is no pygame
-        raise ValueError(f"{env.name}: {error}; pip install -r requirements-tools.txt") from error
     finally:
         pyplot.close("all")
 
@@ -223,7 +240,7 @@ def mujoco_frames(env, states, rewards, steps, width=480, height=360):
     except Exception as error:  # each way to draw raises its own
         raise ValueError(
             f"MuJoCo cannot draw without a screen here ({type(error).__name__}: {error}): install libosmesa6, set "
-            "MUJOCO_GL, or take --formats html"
+            "MUJOCO_GL, or use --formats html"
         ) from error
     data = mujoco.MjData(model)
     with contextlib.closing(renderer):
@@ -263,10 +280,8 @@ def save_gif(frames, seconds: float, file) -> None:
 
 
 def save_mp4(frames, seconds: float, file) -> None:
-    try:
-        import imageio_ffmpeg
-    except ImportError:
-        raise ValueError("formats: mp4 needs imageio-ffmpeg; pip install -r requirements-tools.txt") from None
+    import imageio_ffmpeg  # its own `write_frames` forks a process that has threads, and does not see ffmpeg fail
+
     frames = frames()
     first = next(frames)
     size = f"{first.shape[1]}x{first.shape[0]}"
@@ -297,7 +312,7 @@ def viewer_modules() -> dict[str, str]:
         sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     except FileNotFoundError as error:
         command = f"npm ci --prefix {os.path.relpath(VIEWER)}"
-        raise ValueError(f"formats: html needs {error.filename}; run `{command}` once, or take --formats gif") from None
+        raise ValueError(f"formats: html needs {error.filename}; run `{command}` once, or use --formats gif") from None
     return {name: re.sub(r"from '\./(\w+)\.js'", r"from '\1'", source) for name, source in sources.items()}
 
 
@@ -316,23 +331,28 @@ def make_page(title: str, env, states) -> str:
 
 def save_episode(form: str, path: Path, title: str, config, env, env_params, states, rewards) -> None:
     if form == "html":
-        results.write(path, make_page(title, env.env, states[0].pipeline_state))
+        runs.write(path, make_page(title, env.env, states[0].pipeline_state))
         return
     frames, seconds = frames_of(config, env, env_params, states, rewards)
-    results.write(path, partial(save_gif if form == "gif" else save_mp4, frames, seconds))
+    runs.write(path, partial(save_gif if form == "gif" else save_mp4, frames, seconds))
 
 
 # --- the command line ---
 
 
 def check_formats(formats, env):
-    """The formats to write, seen to be possible before anything is played. Raises ValueError."""
+    """The formats to write, checked before anything is played. Raises ValueError."""
     bodies = is_brax(env) and hasattr(env.env, "sys")
     if is_brax(env) and not bodies:
         raise ValueError("env_name: this brax environment has no bodies to draw")
     if "html" in formats and not bodies:
-        raise ValueError("formats: html is for brax environments; take gif or mp4")
+        raise ValueError("formats: html is for brax environments; use gif or mp4")
     formats = formats or (("gif", "html") if bodies else ("gif",))
+    needed = ["pygame"] if getattr(env, "name", "") in DRAWN_BY_GYMNAX and env.name.endswith(("-v0", "-v1")) else []
+    for package in needed + ["imageio_ffmpeg"] * ("mp4" in formats):
+        if importlib.util.find_spec(package) is None:
+            name = package.replace("_", "-")
+            raise ValueError(f"formats: {', '.join(formats)} of this environment needs {name}; pip install {name}")
     if "html" in formats:
         viewer_modules()
     return formats
@@ -345,40 +365,49 @@ def main(
     episode: int = 0,
     max_steps: int = 0,
     out: Path | None = None,
+    best: tyro.conf.FlagCreatePairsOff[bool] = False,
+    force: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> list[Path]:
-    """Play and write. Returns the paths of what it wrote. Raises ValueError.
+    """Play and write. Returns the paths of the files it wrote. Raises ValueError.
 
     Args:
-        run_dir: what a script or tools/train.py has filled
+        run_dir: a finished run of a script or of `onejit train`
         agents: best, median, worst, or numbers from 0 on
-        formats: gif, and for brax html too, where not given
-        episode: which of the greedy episodes
-        max_steps: draw no more steps than these; 0 for all
-        out: where pictures go; RUN_DIR/render where not given
+        formats: file formats; gif by default, and html as well for brax environments
+        episode: number of the greedy episode, from 0 on
+        max_steps: number of steps to draw; 0 draws all
+        out: folder for the files; RUN_DIR/render by default, RUN_DIR/render_best with --best
+        best: play each seed's best agent of the evaluations during training, instead of the agent after training
+        force: use the run's copy of the script although it was edited
     """
     if episode < 0 or max_steps < 0:
         raise ValueError(f"episode = {episode}, max_steps = {max_steps}: must not be negative")
-    script, config, weights = results.load_run(run_dir)
+    file = "best_agent.safetensors" if best else "agent.safetensors"
+    if best and not (run_dir / file).is_file():
+        raise ValueError(f"best: {run_dir} has no {file}; `onejit train --eval-interval N` writes it")
+    script, config, weights = runs.load_run(run_dir, force, file)
     env, env_params = script.make_env(config)
     env = unwrap(env)
     formats = check_formats(formats, env)
-    order, by = rank_agents(results.load_metrics(run_dir), results.diverged(weights))
+    check_agents(script, config, weights, run_dir / file)
+    order, by = rank(run_dir, weights, best)
     chosen = choose_agents(agents, order)
-    key = training.evaluation_keys(results.read_record(run_dir)["settings"]["seed"], episode + 1)[episode]
+    key = playing.evaluation_keys(runs.read_record(run_dir)["settings"]["seed"], episode + 1)[episode]
     played = play(script, config, state_at(weights, np.array(list(chosen.values()))), key)
-    print(f"agents ranked by {by}")
+    if len(order) > 1:
+        print(f"agents ranked by {by}")
     written = []
     for name, (states, rewards) in zip(chosen, played, strict=True):
         title = f"{Path(script.__file__).stem} on {config.env_name}, {name.replace('_', ' ')}"
         print(f"{title}: return {rewards.sum():.4g} in {len(rewards)} steps")
         shown = slice(max_steps or None)
         for form in formats:
-            path = (out or run_dir / "render") / f"{name}.{form}"
+            path = (out or run_dir / ("render_best" if best else "render")) / f"{name}.{form}"
             save_episode(form, path, title, config, env, env_params, state_at(states, shown), rewards[shown])
             print(f"  {path}")
             written.append(path)
     return written
 
 
-if __name__ == "__main__":
-    results.run_tool(lambda args: tyro.cli(main, args=args, description=__doc__))
+def run(words) -> None:
+    command_line.parse(main, words, description=__doc__)

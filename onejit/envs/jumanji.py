@@ -1,6 +1,6 @@
 """Jumanji: games, packing and routing (arXiv 2306.09884).
 
-    python ppo.py --env-name environments.jumanji:Snake-v1
+    python ppo.py --env-name onejit.envs.jumanji:Snake-v1
 
 Observations become one vector, action masks with them; several whole numbers of one action become one number.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from gymnax.environments import environment, spaces
 from matplotlib import pyplot
 
-from environments import State, needs, register, start_from
+from onejit.envs import State, needs, register, start_from
 
 with needs("jumanji"):
     import jumanji

@@ -1,8 +1,8 @@
 """Many runs of a script in slices that fit in memory, over the devices of one or of many processes.
 
 A run is one agent: a random key and, in a sweep, its own values of some float fields. All runs of a slice train in one
-program, with the axis of runs spread over all devices, and under `vmap` if a device has several of them. `sweep.py` and
-`train.py` are built on this.
+program, with the axis of runs spread over all devices, and under `vmap` if a device has several of them. `onejit train`
+and `onejit sweep` are built on this.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import signal
 import sys
 import time
 from functools import partial
@@ -22,10 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-import results
 import tyro
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
+from tqdm import tqdm
+
+from onejit import command_line, playing, runs
+from onejit.command_line import Hosts
 
 if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     with contextlib.suppress(RuntimeError):  # JAX has started
@@ -39,102 +43,7 @@ if not jax.config.jax_compilation_cache_dir:  # as there
 GIB = 2**30
 HEARTBEAT = 20  # seconds without a sign of life after which the other processes give up
 
-# --- the command line ---
-
-
-@dataclasses.dataclass(frozen=True)
-class Hosts:
-    """The machine, or many: then the same command on each."""
-
-    memory: float | None = None  # GiB to use of each device; 90 % of what is free where not given
-    coordinator: str | None = None  # HOST:PORT where process 0 listens
-    num_processes: int | None = None  # in all
-    process_id: int | None = None  # of this process, from 0
-    distributed: tyro.conf.FlagCreatePairsOff[bool] = False  # find these three out from SLURM and the like
-
-
-def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
-    """`(first word, the options of hosts, all words but the first)`: what is needed before a script is imported.
-
-    Raises ValueError.
-    """
-    if not words or (words[0].startswith("-") and words[0] != "--resume"):
-        raise ValueError("SCRIPT: must come first, a script's name or path; or --resume RUN_DIR")
-    hosts, _ = results.parse(Hosts, words[1:], return_unknown_args=True, add_help=False)
-    if hosts.memory is not None and not 0 < hosts.memory < math.inf:
-        raise ValueError(f"memory = {hosts.memory}: must be a number of GiB above 0")
-    return words[0], hosts, words[1:]
-
-
-def parse_with(script, words: list[str], options, description: str):
-    """`(config, options, hosts)` from the flags of a script, of the dataclass `options` and of `Hosts`.
-
-    Raises ValueError.
-    """
-
-    def command(
-        config: tyro.conf.FlagConversionOff[script.Config] = script.Config(),  # noqa: B008
-        options: options = options(),  # noqa: B008
-        hosts: Hosts = Hosts(),
-    ):
-        return config, options, hosts
-
-    words = results.read_flags(script, words)
-    parsed = results.parse(command, words, description=description, config=(tyro.conf.OmitArgPrefixes,))
-    for name, value in vars(parsed[0]).items():
-        if type(value) is int and abs(value) >= 2**31 and name != "total_timesteps":
-            raise ValueError(f"{name} = {value}: must fit in 32 bits")
-    for name, value in vars(parsed[1]).items():
-        least = 1 if name == "num_seeds" else 0
-        if isinstance(value, (int, float)) and not least <= value < 2**31:
-            raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
-    return parsed
-
-
-def read_resumed(words: list[str], tool: str, key: str):
-    """`(run_dir, record, script)` of `--resume RUN_DIR`; `key` is in the record of a run of this tool.
-
-    Raises ValueError.
-    """
-    if not words or words[0].startswith("-"):
-        raise ValueError("resume: needs RUN_DIR, the run to go on with")
-    results.parse(Hosts, words[1:])  # there is no other flag
-    record = results.read_record(Path(words[0]))
-    if key not in record:
-        raise ValueError(f"resume: {words[0]} was not begun by tools/{tool}, and has no checkpoints")
-    script = results.script_of(record)
-    if is_first() and results.file_hash(script.__file__) != record["sha256"]:
-        print(f"resume: note: {script.__file__} has changed since the run began", file=sys.stderr)
-    return Path(words[0]), record, script
-
-
-@contextlib.contextmanager
-def errors_in_one_line(tool: str, code: int, *kinds, about: str = ""):
-    """Print an exception of these kinds as one line, with what it is `about`, and exit with `code`."""
-    try:
-        yield
-    except kinds as error:
-        print(f"{tool}: error: {about}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        if jax.distributed.is_initialized():
-            os._exit(code)  # an ordinary exit would wait for processes that may be gone
-        raise SystemExit(code) from None
-
-
-@contextlib.contextmanager
-def failures_in_one_line(tool: str):
-    """One line and exit code 1, not a traceback, where memory runs out or another process is gone."""
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, multihost_utils.ProcessFailureError) as error:
-        text = " ".join(str(error).split())[:300]
-        if "RESOURCE_EXHAUSTED" not in text and jax.process_count() == 1:
-            raise
-        cause = "out of memory, try --memory" if "RESOURCE_EXHAUSTED" in text else "another process may be gone"
-        print(f"{tool}: error: {cause}: {text}", file=sys.stderr, flush=True)
-        os._exit(1)  # an ordinary exit would wait for the other processes
-
-
-# --- many processes ---
+# --- many processes --- processes ---
 
 
 def connect(hosts) -> None:
@@ -158,6 +67,40 @@ def connect(hosts) -> None:
     except (ValueError, RuntimeError) as error:
         name = "distributed" if hosts.distributed else f"coordinator = {hosts.coordinator}"
         raise ValueError(f"{name}: the processes cannot be joined ({error})") from error
+
+
+def read_resumed(words: list[str], tool: str, key: str, options):
+    """`(run_dir, record, given)` of `--resume RUN_DIR`; `key` is in the record of a run of this tool.
+
+    Raises ValueError.
+    """
+    if not words or words[0].startswith("-"):
+        raise ValueError("resume: needs RUN_DIR, the run to go on with")
+
+    def command(given: options = options(), hosts: Hosts = Hosts()):  # noqa: B008
+        return given
+
+    given = command_line.parse(command, words[1:], config=(tyro.conf.OmitArgPrefixes,))
+    record = runs.read_record(Path(words[0]))
+    if key not in record:
+        raise ValueError(f"resume: {words[0]} was not begun by onejit {tool}, and has no checkpoints")
+    now = runs.versions()
+    changed = [f"{name} {old} -> {now.get(name)}" for name, old in record["versions"].items() if now.get(name) != old]
+    if changed and is_first():
+        print(f"resume: note: other versions than when the run began: {', '.join(changed)}", file=sys.stderr)
+    return Path(words[0]), record, given
+
+
+@contextlib.contextmanager
+def holding(run_dir: Path):
+    """The lock of a run directory, held by process 0. Raises ValueError."""
+    held = []
+    only_first(lambda: held.append(runs.lock(run_dir)))
+    try:
+        yield
+    finally:
+        for each in held:
+            each.release()
 
 
 def is_first() -> bool:
@@ -191,18 +134,38 @@ def only_first(function, *args):
 # --- memory ---
 
 
-def host_memory() -> int:
+def cgroup_memory(root=Path("/sys/fs/cgroup"), own=Path("/proc/self/cgroup")) -> float:
+    """Bytes that this process's control group, and those above it, still allow; infinity where there is no limit.
+
+    What the kernel holds of files it can give back at once, and does not count.
+    """
+    free, lines = math.inf, own.read_text().splitlines() if own.is_file() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):  # version 1
+            top, prefix, names = root / "memory", "total_", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        elif not controllers:
+            top, prefix, names = root, "", ("memory.max", "memory.current")
+        else:
+            continue
+        folder = top / path.strip("/")
+        for each in [folder, *folder.parents][: len(Path(path).parts)]:
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number
+                limit, used = (int((each / name).read_text()) for name in names)
+                stat = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
+                cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                free = min(free, limit - used + cached)
+    return free
+
+
+def host_memory() -> float:
     """Bytes of memory that this process may still take."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # a container's limit, where there is one
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        free = min(free, limit - used)
-    return free
+    return min(free, cgroup_memory())
 
 
 def free_memory(limit_gib: float | None) -> float:
@@ -235,11 +198,17 @@ class Program(NamedTuple):
     num_devices: int
     bytes: int  # on each device
     start: Any  # (floats, key_data) -> carry
-    advance: Any  # (carry, floats, first, last) -> carry
+    advance: Any  # (carry without its evaluation, floats, first, last) -> the same after updates [first, last)
     evaluate: Any  # agents -> returns [size, eval_episodes]; None where not asked for
+    remember: Any  # (evaluation, agents, returns, index) -> evaluation; None where there is none during training
     abstract: Any  # shapes, types and sharding of `carry`
     spread: Any  # sharding of arrays [size, ...]
     whole: Any  # sharding of arrays that every device has
+
+
+def padding(runs: int) -> int:
+    """What the number of runs in a slice must be a multiple of, for `runs` to keep all devices busy."""
+    return jax.device_count() if jax.process_count() > 1 else min(runs, jax.device_count())
 
 
 def shardings(size: int):
@@ -299,7 +268,7 @@ def over_one(function):
 def compile_slice(script, config, names, size: int, options=None) -> Program:
     """Compile the training of `size` runs, the fields `names` traced. With `options` the evaluation too.
 
-    `options` have `seed` and `eval_episodes`. Raises ValueError where the config cannot train.
+    `options` have `seed`, `eval_episodes` and `eval_interval`. Raises ValueError where the config cannot train.
     """
     devices, spread, whole = shardings(size)
     key_words = jax.random.key_data(jax.random.key(0)).shape
@@ -315,16 +284,54 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
         abstract = start.eval_shape(floats, key_data)
         start = start.lower(floats, key_data)
         advance = advance.lower(abstract, floats, 0, 1)
-    start, advance, evaluate = start.compile(), advance.compile(), None
+    start, advance, evaluate, remember = start.compile(), advance.compile(), None, None
     held = start.memory_analysis().output_size_in_bytes  # of all that training carries, on each device
     needed = max(program_bytes(start), program_bytes(advance))
     if options is not None and options.eval_episodes:
-        evaluate = over_runs(greedy_returns(script, config, options), in_specs=spread.spec)
-        evaluate = jax.jit(evaluate, out_shardings=whole).lower(abstract["runner_state"].agent).compile()
+        agents = abstract["runner_state"].agent
+        evaluate = over_runs(playing.greedy_returns(script, config, options), in_specs=spread.spec)
+        evaluate = jax.jit(evaluate, out_shardings=whole).lower(agents).compile()
+        if options.eval_interval:
+            remember = jax.jit(remember_best, donate_argnums=0, out_shardings=spread)
+            count = config.num_updates // options.eval_interval
+            make = jax.jit(partial(no_evaluation, count=count), out_shardings=spread)
+            start = with_evaluation(start, make)
+            abstract |= {"evaluation": make.eval_shape(agents)}
         needed = max(needed, program_bytes(evaluate, held))
     if devices[0].platform == "cpu":  # where a checkpoint's copy lies in the same memory
         needed += held
-    return Program(size, config.num_updates, len(devices), needed, start, advance, evaluate, abstract, spread, whole)
+    functions = start, advance, evaluate, remember
+    return Program(size, config.num_updates, len(devices), needed, *functions, abstract, spread, whole)
+
+
+def with_evaluation(start, make):
+    """`start` whose carry has what `make` makes of the agents."""
+
+    def start_with(floats, key_data):
+        carry = start(floats, key_data)
+        return carry | {"evaluation": make(carry["runner_state"].agent)}
+
+    return start_with
+
+
+def no_evaluation(agents, count: int) -> dict:
+    """What is remembered of `count` evaluations to come: mean returns [size, count], and each seed's best agent."""
+    size = len(jax.tree.leaves(agents)[0])
+    never = jnp.full((size,), -jnp.inf)
+    best = {"return": never, "agent": jax.tree.map(jnp.copy, agents)}
+    return {"returns": jnp.full((size, count), jnp.nan), "best": best}
+
+
+def remember_best(evaluation: dict, agents, returns, index) -> dict:
+    """The evaluation after another one: `returns` [size, episodes] are those of `agents` [size, ...]."""
+    mean = returns.mean(axis=1)
+    better = mean > evaluation["best"]["return"]
+
+    def choose(new, old):
+        return jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    best = jax.tree.map(choose, {"return": mean, "agent": agents}, evaluation["best"])
+    return {"returns": evaluation["returns"].at[:, index].set(mean), "best": best}
 
 
 @contextlib.contextmanager
@@ -345,8 +352,11 @@ def naming_the_field(script, config):
     try:
         yield
     except Exception as error:  # of the script, of an environment, of JAX for sizes that cannot be
-        default, values = script.Config(), results.plain(config)
+        default, values = script.Config(), runs.plain(config)
         if isinstance(error, ValueError) and str(error).startswith(tuple(values)):
+            near = command_line.nearest(config.env_name, known_environments())
+            if near and str(error).startswith("env_name = "):
+                raise ValueError(f"{error}{near}") from error
             raise
         changed = [name for name in values if getattr(config, name) != getattr(default, name)]
         alone = [name for name in changed if works(dataclasses.replace(config, **{name: getattr(default, name)}))]
@@ -354,6 +364,14 @@ def naming_the_field(script, config):
             raise
         named = ", ".join(f"{name} = {values[name]}" for name in alone[:1] or changed)
         raise ValueError(f"{named}: {error} ({type(error).__name__})") from error
+
+
+def known_environments() -> list[str]:
+    """The names that scripts know without an import: gymnax's and brax's."""
+    import brax.envs
+    import gymnax
+
+    return [*gymnax.registered_envs, *brax.envs._envs]
 
 
 def largest_slice(compile_size, total: int, step: int, memory: float) -> Program:
@@ -402,7 +420,8 @@ def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
     )
-    return ocp.CheckpointManager(Path(directory).absolute(), options=options)
+    handler = ocp.StandardCheckpointHandler()
+    return ocp.CheckpointManager(Path(directory).absolute(), options=options, item_handlers=handler)
 
 
 def without_empty(tree):
@@ -413,7 +432,8 @@ def without_empty(tree):
 def save(manager, step: int, carry) -> None:
     """Write a checkpoint. Raises OSError where it cannot be written."""
     try:
-        manager.save(step, args=ocp.args.StandardSave(without_empty(carry)))
+        lengths = {name: leaf.shape[1] for name, leaf in grown(carry).items()}
+        manager.save(step, args=ocp.args.StandardSave(without_empty(carry)), custom_metadata=lengths)
     except Exception as error:  # Orbax raises many kinds
         if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):
             raise  # another process is gone
@@ -423,15 +443,45 @@ def save(manager, step: int, carry) -> None:
         raise OSError(f"the checkpoint of update {step} cannot be written: {kind}") from error
 
 
-def restore(manager, step: int, abstract):
-    """The `carry` of a checkpoint. Raises OSError where it cannot be read, or is not what the script carries."""
+def grown(carry) -> dict:
+    """The arrays [size, length] whose length depends on the number of updates."""
+    evaluation = {"evaluation": carry["evaluation"]["returns"]} if "evaluation" in carry else {}
+    return {f"metrics.{name}": leaf for name, leaf in carry["metrics"].items()} | evaluation
+
+
+def restore(manager, step: int, program: Program):
+    """The `carry` of a checkpoint, lengthened for the updates of `program`. Raises OSError where it cannot be read."""
+    name = f"{Path(manager.directory).name}/{step}"
     try:
+        lengths = manager.metadata(step).custom_metadata
+
+        def saved(path, leaf):
+            length = lengths.get(path_of(path))
+            shape = leaf.shape if length is None else (leaf.shape[0], length)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
+
+        abstract = jax.tree_util.tree_map_with_path(saved, program.abstract)
         carry = manager.restore(step, args=ocp.args.StandardRestore(without_empty(abstract)))
-        return jax.tree.map(lambda leaf, read: read if leaf.size else jnp.zeros_like(leaf), abstract, carry)
+        carry = jax.tree.map(lambda leaf, read: read if leaf.size else jnp.zeros_like(leaf), abstract, carry)
+        return jax.tree.map(lambda leaf, read: lengthen(read, leaf), program.abstract, carry)
     except Exception as error:  # Orbax raises many kinds
-        name = f"{Path(manager.directory).name}/{step}"
-        problem = "cannot be read, or is another version's; delete it to go on without it"
-        raise OSError(f"resume: the checkpoint {name} {problem}") from error
+        cause = " ".join(str(error).split())[:300]
+        raise OSError(f"resume: the checkpoint {name} cannot be restored: {cause}") from error
+
+
+def path_of(path) -> str:
+    """The name under which `grown` has a leaf of `carry`."""
+    keys = [str(getattr(key, "key", "")) for key in path]
+    return "evaluation" if keys == ["evaluation", "returns"] else ".".join(keys)
+
+
+def lengthen(array, like):
+    """`array` with more columns, which are NaN or 0, to have the shape of `like`."""
+    if array.shape == like.shape:
+        return array
+    fill = jnp.nan if jnp.issubdtype(like.dtype, jnp.floating) else 0
+    pad = partial(jnp.pad, pad_width=((0, 0), (0, like.shape[1] - array.shape[1])), constant_values=fill)
+    return jax.jit(pad, out_shardings=like.sharding)(array)
 
 
 def make_reader(program: Program):
@@ -450,80 +500,138 @@ def make_reader(program: Program):
     return read
 
 
-def train_slice(program: Program, floats, key_data, manager, interval: float, watch, save_last: bool):
+class Lines:
+    """What of tqdm is used here, as lines for a log file: one every half a minute, and the last."""
+
+    def __init__(self, total: int, every: float = 30.0):
+        self.total, self.every, self.done, self.note = total, every, 0, ""
+        self.begun = self.written = time.monotonic()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.done:
+            self.show()
+
+    def set_postfix_str(self, note: str, refresh=False):
+        self.note = note
+
+    def update(self, steps: int):
+        self.done += steps
+        if time.monotonic() - self.written >= self.every:
+            self.show()
+
+    def show(self):
+        self.written = time.monotonic()
+        speed = self.done / max(self.written - self.begun, 1e-9)
+        self.write(f"{self.done / self.total:.1%} of {self.total:,} steps, {speed:,.0f} steps/s {self.note}".rstrip())
+
+    @staticmethod
+    def write(text: str, file=None):
+        print(text, file=file or sys.stderr, flush=True)
+
+
+def progress_bar(total: int, disable: bool):
+    """A bar on a terminal, lines elsewhere."""
+    if disable or sys.stderr.isatty():
+        return tqdm(total=total, unit="step", unit_scale=True, disable=disable)
+    return Lines(total)
+
+
+class Stopped(Exception):
+    """A signal has ended training; there is a checkpoint of all that was done."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def stopping(tool: str, go_on: str):
+    """One line and the exit code of the signal where one ends training; `go_on` says how it goes on."""
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt) as error:
+        code = getattr(error, "exit_code", 130)
+        text = f"{error if isinstance(error, Stopped) else 'stopped at once'}; {go_on}"
+        print(f"{tool}: {text}", file=sys.stderr, flush=True)
+        if jax.distributed.is_initialized():
+            os._exit(code)  # an ordinary exit would wait for processes that may be gone
+        raise SystemExit(code) from None
+
+
+@contextlib.contextmanager
+def catching_signals():
+    """Yields a list that receives the first SIGINT or SIGTERM, for training to end at a checkpoint.
+
+    A second signal acts at once, as without this.
+    """
+    caught, before = [], {}
+
+    def note(number, frame):
+        caught.append(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    with contextlib.suppress(ValueError):  # not in the main thread, where signals are not handled
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def latest(values: list) -> int:
+    """The first of `values`, 0 where there is none, or that of another process."""
+    value = np.int32(values[0] if values else 0)
+    return int(value if jax.process_count() == 1 else np.max(multihost_utils.process_allgather(value)))
+
+
+def train_slice(program: Program, floats, key_data, manager, watch, *, interval=60.0, save_last=False, eval_interval=0,
+                before_save=lambda: None, after_save=lambda: None, caught=(), seconds=None):  # fmt: skip
     """Train a slice from its last checkpoint, or from the start, to the end. Returns its `carry`.
 
     `floats` {name: [size]} and `key_data` [size, words] are NumPy's. Between chunks of about a second, `watch(first,
-    last, metrics)` gets the metrics of updates [first, last), on process 0 only; every `interval` seconds there is a
-    checkpoint, with 0 none but the last. Process 0 decides on both, since the clocks of processes differ.
+    last, metrics, returns)` gets the metrics of updates [first, last), and the returns [size, episodes] of an
+    evaluation after them, or None, on process 0 only. Every `interval` seconds there is a checkpoint, with 0 none but
+    the last. Process 0 decides on both, since the clocks of processes differ. A signal in `caught` ends training with
+    a checkpoint and the exception `Stopped`. `seconds` {"train", "evaluate"} are added to.
     """
+    seconds = {"train": 0.0, "evaluate": 0.0} if seconds is None else seconds
     floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some
-    carry = restore(manager, done, program.abstract) if done else program.start(floats, put(key_data, program.spread))
+    carry = restore(manager, done, program) if done else program.start(floats, put(key_data, program.spread))
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
     while done < program.num_updates:
-        begun, last = time.perf_counter(), min(done + chunk, program.num_updates)
-        carry = jax.block_until_ready(program.advance(carry, floats, done, last))
+        begun, last, returns = time.perf_counter(), min(done + chunk, program.num_updates), None
+        if eval_interval:
+            last = min(last, (done // eval_interval + 1) * eval_interval)
+        trained = {name: carry[name] for name in ("runner_state", "metrics")}
+        carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
         metrics = read(carry["metrics"], done, last)
+        ended = time.perf_counter()
+        if eval_interval and last % eval_interval == 0:
+            agents = carry["runner_state"].agent
+            returns = program.evaluate(agents)
+            carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, last // eval_interval - 1)
+            returns = np.asarray(returns)
+        seconds["train"] += ended - begun
+        seconds["evaluate"] += time.perf_counter() - ended
         if is_first():
-            watch(done, last, metrics)
-        done, now = last, time.perf_counter()
-        longer = round(math.log2(min(8.0, 1.0 / (now - begun))))  # powers of two: see `make_reader`
-        due = save_last if done == program.num_updates else 0 < interval <= now - saved_at
+            watch(done, last, metrics, returns)
+        done, now, stop = last, time.perf_counter(), latest(caught)
+        longer = round(math.log2(min(8.0, 1.0 / (ended - begun))))  # powers of two: see `make_reader`
+        due = save_last if done == program.num_updates else 0 < interval <= now - saved_at or stop > 0
         chunk, due = agree([max(1, int(chunk * 2.0**longer)), due])
         if due:
+            if is_first():
+                before_save()
             save(manager, done, carry)
+            if is_first():
+                after_save()
             saved_at = time.perf_counter()
+        if stop and done < program.num_updates:
+            raise Stopped(stop)
     return carry
-
-
-# --- playing ---
-
-
-class Episode(NamedTuple):
-    """One greedy episode, up to the time limit: [limit, ...]."""
-
-    env_state: Any  # before each step, without the statistics of LogWrapper
-    reward: jax.Array
-    valid: jax.Array  # whether the step is of the episode: False after its end
-
-
-def make_player(script, config):
-    """`play(agent, key) -> Episode`: one greedy episode of one agent, through the script's policy and environment."""
-    env, env_params = script.make_env(config)
-    start, act = script.make_policy(config)
-
-    def play(agent, key):
-        def step(carry, key):
-            obs, env_state, memory, valid = carry
-            action, memory = act(agent, memory, obs)
-            obs, next_state, reward, terminated, truncated, _ = env.step(key, env_state, action, env_params)
-            carry = obs, next_state, memory, valid & ~(terminated | truncated)
-            return carry, Episode(getattr(env_state, "env_state", env_state), reward, valid)
-
-        reset_key, step_key = jax.random.split(key)
-        obs, env_state = env.reset(reset_key, env_params)
-        keys = jax.random.split(step_key, int(env_params.max_steps_in_episode))
-        return jax.lax.scan(step, (obs, env_state, start(), jnp.asarray(True)), keys)[1]
-
-    return play
-
-
-def evaluation_keys(seed: int, episodes: int):
-    """The same episodes for all agents."""
-    return jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**31), episodes)
-
-
-def greedy_returns(script, config, options):
-    """`evaluate(agents) -> returns` [num_seeds, eval_episodes], of agents [num_seeds, ...]."""
-    play = make_player(script, config)
-
-    def episodic_return(agent, key):
-        episode = play(agent, key)
-        return jnp.where(episode.valid, episode.reward, 0.0).sum()
-
-    def evaluate(agents):
-        keys = evaluation_keys(options.seed, options.eval_episodes)
-        return jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None))(agents, keys)
-
-    return evaluate

@@ -1,6 +1,6 @@
 """Environments of other libraries, behind gymnax's interface.
 
-`--env-name environments.MODULE:NAME` imports a module of these, which registers that library's environments with gymnax
+`--env-name onejit.envs.MODULE:NAME` imports a module of these, which registers that library's environments with gymnax
 under the library's own names. docs/environments.md says what each returns.
 """
 

@@ -1,9 +1,9 @@
 """What a GPU would run of a script's whole training, told without one: kernels, memory, a lower bound of the time.
 
-    python tools/plan.py ppo --num-seeds 2048 --gpu h100
-    python tools/plan.py sac --config configs/sac/pendulum.yaml --gpu rtx4090 --kernels
+    onejit plan ppo --num-seeds 2048 --gpu h100
+    onejit plan sac --config configs/sac/pendulum.yaml --gpu rtx4090 --kernels
 
-XLA compiles `jit(vmap(make_train(config)))` for the GPU that tools/gpus/NAME.txt describes, and what it prints is read.
+XLA compiles `jit(vmap(make_train(config)))` for the GPU that onejit/gpus/NAME.txt describes, and its output is read.
 A plan, not a measurement; it needs the CUDA wheels of JAX (requirements-gpu.txt) but neither GPU nor driver.
 
 A kernel is each instruction that is not a mere name for a value; a sort or a call of a library is one too, though it
@@ -12,13 +12,6 @@ conditional the longest branch, both of which are said. Bytes are what each kern
 slices, gathers from or updates in place only that part. A kernel takes at least what its start costs and what its bytes
 take at the GPU's bandwidth. Caches, which save time, and arithmetic, which costs it, are left out.
 """
-
-import os
-
-if __name__ == "__main__":  # read when JAX starts; a GPU that is here plays no part, and choosing by trial needs one
-    os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # without the GPU it cannot be read again
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
 
 import dataclasses
 import importlib.util
@@ -30,9 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import results
-import training
 from jax.experimental import topologies
+
+from onejit import command_line, running, runs
 
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"}
 SLICES, UPDATES = ("slice", "dynamic-slice", "gather"), {"dynamic-update-slice": 1, "scatter": -1}  # which is written
@@ -53,11 +46,12 @@ class Options:
     """One plan."""
 
     num_seeds: int = 256  # agents that train at once on the GPU
-    gpu: str = "h100"  # a name in tools/gpus, or a file like those
+    gpu: str = "h100"  # a name in onejit/gpus, or a file like those
     launch_us: float = 2.0  # microseconds that the start of a kernel costs at least
     most_seeds: bool = True  # look for the most seeds that fit, which compiles up to four times more
     kernels: bool = False  # list the kernels of each loop, and what in the script each comes from
     json: Path | None = None  # a file for other programs
+    memory: float | None = None  # GiB of the GPU to use; three quarters of it by default, as JAX does
 
 
 # --- the program as XLA prints it ---
@@ -206,7 +200,7 @@ def read_gpu(name: str) -> list[str]:
     path = next((each for each in (folder / f"{name}.txt", Path(name)) if each.is_file()), None)
     if path is None:
         known = sorted(each.stem for each in folder.glob("*.txt"))
-        raise ValueError(f"gpu = {name}: no such file; known are {', '.join(known)}{results.nearest(name, known)}")
+        raise ValueError(f"gpu = {name}: no such file; known are {', '.join(known)}{command_line.nearest(name, known)}")
     text = path.read_text()
     found = [re.search(rf'^\s*{field}: *"?(.+?)"?\s*$', text, re.MULTILINE) for field in FIELDS]
     if not all(found):
@@ -226,7 +220,7 @@ def compiler(script, config, description: str):
     def compile_size(num_seeds: int):
         on_gpu = jax.sharding.SingleDeviceSharding(topology.devices[0])
         keys = jax.ShapeDtypeStruct((num_seeds,), jax.random.key(0).dtype, sharding=on_gpu)
-        with training.naming_the_field(script, config):
+        with running.naming_the_field(script, config):
             lowered = jax.jit(jax.vmap(script.make_train(config))).lower(keys)
         return lowered.compile()
 
@@ -240,17 +234,17 @@ def most_seeds(compile_size, tried: dict, limit: float) -> int:
         guess = int(seeds_b + (limit - bytes_b) * (seeds_b - seeds_a) / ((bytes_b - bytes_a) or 1))
         if guess < 1 or guess in tried or 0.98 * limit < bytes_b <= limit:
             break
-        tried[guess] = training.program_bytes(compile_size(guess))
+        tried[guess] = running.program_bytes(compile_size(guess))
     return max(seeds for seeds, needed in tried.items() if needed <= limit)
 
 
 def make_plan(script, config, options: Options, memory: float | None) -> dict:
     """What `--json` writes, in bytes and seconds. `memory`: GiB of the GPU to use. Raises ValueError."""
     description, device, capacity, bandwidth = read_gpu(options.gpu)
-    limit = memory * training.GIB if memory else POOL * float(capacity)
+    limit = memory * running.GIB if memory else POOL * float(capacity)
     compile_size = compiler(script, config, description)
     compiled = compile_size(options.num_seeds)
-    parts, needed = compiled.memory_analysis(), training.program_bytes(compiled)
+    parts, needed = compiled.memory_analysis(), running.program_bytes(compiled)
     loops = find_loops(read_program(compiled.as_text())).all()
 
     def seconds(kernel, size):
@@ -282,7 +276,7 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
         return describe(loop) | {"kernels": kernels, "at_a_time": at_a_time(config, name, loop.runs)}
 
     return {
-        "script": Path(script.__file__).stem, "settings": results.plain(config), "num_seeds": options.num_seeds,
+        "script": Path(script.__file__).stem, "settings": runs.plain(config), "num_seeds": options.num_seeds,
         "gpu": device, "seconds_per_launch": options.launch_us / 1e6, "bytes_per_second": float(bandwidth),
         "memory": {"needed": needed, "arguments": parts.argument_size_in_bytes, "output": parts.output_size_in_bytes,
                    "temporary": parts.temp_size_in_bytes, "limit": round(limit)},
@@ -293,7 +287,7 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
 
 
 def show(plan: dict, kernels: bool) -> None:
-    needed, *parts, limit = (f"{name} {size / training.GIB:.3g} GiB" for name, size in plan["memory"].items())
+    needed, *parts, limit = (f"{name} {size / running.GIB:.3g} GiB" for name, size in plan["memory"].items())
     fits = "fits" if plan["memory"]["needed"] <= plan["memory"]["limit"] else "DOES NOT FIT"
     loops, whole = plan["loops"], plan["loops"][0]
     print(f"{plan['script']} {plan['settings']['env_name']}, {plan['num_seeds']:,} seeds on one {plan['gpu']}")
@@ -323,16 +317,15 @@ def main(args=None) -> None:
     words = sys.argv[1:] if args is None else args
     if words[:1] in (["-h"], ["--help"]):
         raise SystemExit(print(__doc__))
-    name, _, words = training.split_words(words)
-    script = results.load_script(name)
-    config, options, hosts = training.parse_with(script, words, Options, description=__doc__)
-    if hosts != training.Hosts(hosts.memory):
+    name, _, words = command_line.split_words(words)
+    script = runs.load_script(name)
+    config, options, hosts = command_line.parse_with(script, words, Options, description=__doc__)
+    if hosts != command_line.Hosts():
         raise ValueError("coordinator, num_processes, process_id, distributed: a plan is of one GPU")
-    plan = make_plan(script, config, options, hosts.memory)
+    plan = make_plan(script, config, options, options.memory)
     show(plan, options.kernels)
     if options.json:
-        results.write(options.json, json.dumps(plan))
+        runs.write(options.json, json.dumps(plan))
 
 
-if __name__ == "__main__":
-    results.run_tool(main)
+run = main

@@ -1,0 +1,166 @@
+"""The command line: flags, hosts, and how mistakes are reported."""
+
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import itertools
+import math
+import os
+import sys
+import typing
+from typing import Annotated
+
+import jax
+import tyro
+from jax.experimental import multihost_utils
+
+# --- flags ---
+
+
+def nearest(name, known) -> str:
+    """'; did you mean ...?', or nothing where no known name is close."""
+    found = difflib.get_close_matches(str(name), list(map(str, known)), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def flags_of(command) -> list[str]:
+    """The flags of a dataclass, or of a function, some of whose arguments may be dataclasses."""
+    hints = typing.get_type_hints(command) if inspect.isfunction(command) else {"": command}
+    found = {name: getattr(each, "__origin__", each) for name, each in hints.items() if name != "return"}  # unmarked
+    names = [
+        [field.name for field in dataclasses.fields(each)] if dataclasses.is_dataclass(each) else [name]
+        for name, each in found.items()
+    ]
+    return [f"--{name.replace('_', '-')}" for name in itertools.chain(*names)]
+
+
+def parse(command, words: list[str], **how):
+    """`tyro.cli`, but that a wrong flag is a ValueError that names it."""
+
+    def refuse(event):
+        argument, tokens = getattr(event, "argument", None), getattr(event, "tokens", ())
+        if unknown := [word for word in tokens if word.startswith("--")]:
+            raise ValueError(f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}")
+        if tokens:  # after another value, most likely; the flag before tells of which field
+            after_value = [
+                i for i in range(1, len(words)) if words[i] == tokens[0] and not words[i - 1].startswith("--")
+            ]
+            before = [word for word in words[: (after_value or [0])[-1]] if word.startswith("--")]
+            raise ValueError(f"{' '.join([*before[-1:], *tokens])}: is one word too many")
+        if argument is not None:
+            reason = getattr(event, "message", None) or f"takes {' | '.join(getattr(event, 'choices', ['a value']))}"
+            value = getattr(event, "value", "")
+            raise ValueError(f"{argument.display_name()} {value}: {reason}")
+
+    # A private name of tyro's: without it the mistake is told as tyro does, in a box, with exit code 2 too.
+    hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", None)
+    with hook(refuse) if hook else contextlib.nullcontext():
+        return tyro.cli(command, args=words, **how)
+
+
+def read_flags(script, words: list[str]) -> list[str]:
+    """The script's own `read_flags`: what --config FILE holds comes first. Raises ValueError."""
+    try:
+        return script.read_flags(words)
+    except Exception as error:  # of YAML, of what it holds, of files
+        place = next((i for i, word in enumerate(words) if word.startswith("--config")), 0)
+        raise ValueError(f"{' '.join(words[place : place + 2])}: {type(error).__name__}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The machine, or many: then the same command on each."""
+
+    coordinator: str | None = None  # HOST:PORT where process 0 listens
+    num_processes: int | None = None  # number of processes in all
+    process_id: int | None = None  # number of this process, from 0
+    distributed: tyro.conf.FlagCreatePairsOff[bool] = False  # take the three above from SLURM and the like
+
+
+def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
+    """`(first word, the options of hosts, all words but the first)`: what is needed before a script is imported.
+
+    Raises ValueError.
+    """
+    if not words or (words[0].startswith("-") and words[0] != "--resume"):
+        raise ValueError("SCRIPT: must come first, a script's name or path; or --resume RUN_DIR")
+    hosts, _ = parse(Hosts, words[1:], return_unknown_args=True, add_help=False)
+    return words[0], hosts, words[1:]
+
+
+def without_clashes(options, config):
+    """The dataclass `options`. A field that `config` has too gets the flag `--onejit-NAME`."""
+    taken = {field.name for field in dataclasses.fields(config)}
+    renamed = [
+        (field.name, Annotated[field.type, tyro.conf.arg(name=f"onejit-{field.name}")], field)
+        for field in dataclasses.fields(options)
+        if field.name in taken
+    ]
+    return dataclasses.make_dataclass(options.__name__, renamed, bases=(options,), frozen=True) if renamed else options
+
+
+def parse_with(script, words: list[str], options, description: str):
+    """`(config, options, hosts)` from the flags of a script, of the dataclass `options` and of `Hosts`.
+
+    Raises ValueError.
+    """
+    options = without_clashes(options, script.Config)
+
+    def command(
+        config: tyro.conf.FlagConversionOff[script.Config] = script.Config(),  # noqa: B008
+        options: options = options(),  # noqa: B008
+        hosts: Hosts = Hosts(),
+    ):
+        return config, options, hosts
+
+    words = read_flags(script, words)
+    parsed = parse(command, words, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    for name, value in vars(parsed[0]).items():
+        if type(value) is int and abs(value) >= 2**31 and name != "total_timesteps":
+            raise ValueError(f"{name} = {value}: must fit in 32 bits")
+    for name, value in vars(parsed[1]).items():
+        least = 1 if name == "num_seeds" else 0
+        if name == "memory" and value is not None and not 0 < value < math.inf:
+            raise ValueError(f"memory = {value}: must be a number of GiB above 0")
+        if isinstance(value, (int, float)) and not least <= value < 2**31:
+            raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
+    return parsed
+
+
+# --- tables ---
+
+
+def align(rows: list[list[str]]) -> str:
+    """Cells as columns of text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+# --- errors ---
+
+
+@contextlib.contextmanager
+def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), about: str = ""):
+    """Print an exception of these kinds as one line, with what it is `about`, and exit with `code`."""
+    try:
+        yield
+    except kinds as error:
+        print(f"{tool}: error: {about}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        if jax.distributed.is_initialized():
+            os._exit(code)  # an ordinary exit would wait for processes that may be gone
+        raise SystemExit(code) from None
+
+
+@contextlib.contextmanager
+def failures_in_one_line(tool: str):
+    """One line and exit code 1, not a traceback, where memory runs out or another process is gone."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, multihost_utils.ProcessFailureError) as error:
+        text = " ".join(str(error).split())[:300]
+        if "RESOURCE_EXHAUSTED" not in text and jax.process_count() == 1:
+            raise
+        cause = "out of memory, try --memory" if "RESOURCE_EXHAUSTED" in text else "another process may be gone"
+        print(f"{tool}: error: {cause}: {text}", file=sys.stderr, flush=True)
+        os._exit(1)  # an ordinary exit would wait for the other processes

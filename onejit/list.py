@@ -1,0 +1,88 @@
+"""List runs: what they are, how far they got, and what they reached.
+
+    onejit list
+    onejit list runs/ppo
+
+A run is finished, running (a process holds its lock) or stopped. The progress of a run that is not finished is that of
+its last checkpoint. The return is the mean and the worst final return over seeds.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from onejit import command_line, runs, statistics
+
+AGENTS = "agent.safetensors"
+TITLES = ["run", "script", "environment", "seeds", "state", "done", "final return", "changed"]
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run directories below a folder, the one that was changed last at the end."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        if "run.json" in files or {AGENTS, "config.yaml"} <= set(files):
+            found.append(Path(place))
+            folders.clear()  # such as checkpoints
+    return sorted(found, key=changed)
+
+
+def changed(run_dir: Path) -> float:
+    names = [run_dir / name for name in ("run.json", AGENTS)]
+    return max(path.stat().st_mtime for path in names if path.is_file())
+
+
+def describe(run_dir: Path) -> list[str]:
+    """The row of a run. One that cannot be read says so."""
+    age = show_age(time.time() - changed(run_dir))
+    try:
+        record = runs.read_record(run_dir)
+        settings, steps = record["settings"], record.get("steps_done")
+        what = [settings["script"], runs.task_of(settings), str(settings["num_seeds"])]
+        state, done = "stopped", "-"
+        if "finished" in record or (run_dir / "results.csv").is_file() or not (run_dir / "run.json").is_file():
+            state, done = "finished", "100 %"
+        elif runs.is_locked(run_dir):
+            state = "running"
+        if done == "-" and steps is not None:
+            total = settings["num_seeds"] * settings.get("total_timesteps", 0) * record.get("num_trials", 1)
+            done = f"{100 * steps / total:.0f} %" if steps <= total else "-"  # of a generation, for one, it is not
+        reached = "a sweep" if "words" in record else returns(run_dir, record) if state == "finished" else "-"
+    except Exception as error:  # of a record that somebody damaged: many kinds
+        return [str(run_dir), *"---", f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80], "-", "-", age]
+    return [str(run_dir), *what, state, done, reached, age]
+
+
+def returns(run_dir: Path, record: dict) -> str:
+    """What was reached. A script's own `main` leaves metrics alone."""
+    found = record.get("final return")
+    if found is None:
+        values, (agents, _) = statistics.final_return(runs.load_metrics(run_dir)), runs.read_agents(run_dir / AGENTS)
+        values = values[np.isfinite(values) & ~statistics.diverged(agents)]
+        found = {"mean": values.mean(), "worst": values.min()} if len(values) else {"mean": None}
+    return "none" if found["mean"] is None else f"{found['mean']:.4g}, worst {found['worst']:.4g}"
+
+
+def show_age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+def main(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
+    """Print a table of the runs and sweeps below a folder. Raises ValueError.
+
+    Args:
+        folder: where to look, at any depth
+    """
+    if not (found := find_runs(folder)):
+        raise ValueError(f"folder = {folder}: holds no run of a script, onejit train or onejit sweep")
+    print(command_line.align([TITLES, *map(describe, found)]))
+
+
+def run(words) -> None:
+    command_line.parse(main, words, description=__doc__)

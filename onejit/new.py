@@ -1,0 +1,76 @@
+"""Start a project from one of onejit's scripts: a copy under a new name that trains at once.
+
+    onejit new ppo_continuous my_algorithm.py
+    uv run my_algorithm.py
+    onejit new --list
+
+The copy keeps the script's header, so `uv run` installs what it needs.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import tyro
+
+from onejit import command_line, runs
+
+DOCSTRING = re.compile(r'^""".*?"""', re.DOTALL | re.MULTILINE)  # the header of comments comes before it
+
+
+def summary(text: str) -> str:
+    """The first sentence of a script's docstring."""
+    return re.split(r"\.\s", DOCSTRING.search(text)[0].strip('"'), maxsplit=1)[0].replace("\n", " ")
+
+
+def renamed(text: str, old: str, new: str) -> str:
+    """A script under a new name: its docstring says what it was copied from, its commands start the copy."""
+    docstring = DOCSTRING.search(text)[0]
+    mine = re.sub(rf"\bpython {old}\.py", f"python {new}.py", docstring.removeprefix('"""'))
+    title = f'"""{new}: say here what it does. It began as a copy of onejit\'s {old}.py.'
+    return text.replace(docstring, f"{title}\n\n{mine}", 1)
+
+
+def check_name(path: Path, text: str) -> None:
+    """Raise ValueError for a file name that Python could not import, or that hides a module which the script needs."""
+    needed = set(re.findall(r"(?m)^(?:import|from) (\w+)", text)) | {"onejit"}
+    if not path.stem.isidentifier() or path.stem in sys.stdlib_module_names | needed:
+        raise ValueError(f"path = {path}: must have a name that Python can import, and that is no other module's")
+
+
+def main(
+    script: tyro.conf.Positional[str] = "",
+    path: tyro.conf.Positional[Path | None] = None,
+    list: tyro.conf.FlagCreatePairsOff[bool] = False,
+) -> Path | None:
+    """Copy a script. Returns the path of the copy. Raises ValueError.
+
+    Args:
+        script: name of the script to start from, such as ppo_continuous
+        path: the new file, or a folder for it; my_SCRIPT.py by default
+        list: list the scripts to start from
+    """
+    known = runs.known_scripts()
+    if list:
+        print(command_line.align([[name, summary(each.read_text(encoding="utf-8"))] for name, each in known.items()]))
+        return None
+    name = script.removesuffix(".py")
+    if name not in known:
+        near = command_line.nearest(name, known)
+        raise ValueError(f"script = {script}: is not a script of onejit; there are {', '.join(known)}{near}")
+    path = path or Path(f"my_{name}.py")
+    if path.is_dir():
+        path /= f"my_{name}.py"
+    if path.suffix != ".py":
+        path = path.with_name(f"{path.name}.py")
+    text = known[name].read_text(encoding="utf-8")
+    check_name(path, text)
+    if path.exists():
+        raise ValueError(f"path = {path}: is there already")
+    runs.write(path, renamed(text, name, path.stem))
+    print(f"{path} is a copy of {name}.py. It trains with `uv run {path}` or `onejit train {path}`.")
+    return path
+
+
+def run(words) -> None:
+    command_line.parse(main, words, description=__doc__)

@@ -1,0 +1,55 @@
+"""Greedy episodes of trained agents."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Episode(NamedTuple):
+    """One greedy episode, up to the time limit: [limit, ...]."""
+
+    env_state: Any  # before each step, without the statistics of LogWrapper
+    reward: jax.Array
+    valid: jax.Array  # whether the step is of the episode: False after its end
+
+
+def make_player(script, config):
+    """`play(agent, key) -> Episode`: one greedy episode of one agent, through the script's policy and environment."""
+    env, env_params = script.make_env(config)
+    start, act = script.make_policy(config)
+
+    def play(agent, key):
+        def step(carry, key):
+            obs, env_state, memory, valid = carry
+            action, memory = act(agent, memory, obs)
+            obs, next_state, reward, terminated, truncated, _ = env.step(key, env_state, action, env_params)
+            carry = obs, next_state, memory, valid & ~(terminated | truncated)
+            return carry, Episode(getattr(env_state, "env_state", env_state), reward, valid)
+
+        reset_key, step_key = jax.random.split(key)
+        obs, env_state = env.reset(reset_key, env_params)
+        keys = jax.random.split(step_key, int(env_params.max_steps_in_episode))
+        return jax.lax.scan(step, (obs, env_state, start(), jnp.asarray(True)), keys)[1]
+
+    return play
+
+
+def evaluation_keys(seed: int, episodes: int):
+    """The same episodes for all agents."""
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**31), episodes)
+
+
+def greedy_returns(script, config, options):
+    """`evaluate(agents) -> returns` [num_seeds, eval_episodes], of agents [num_seeds, ...]."""
+    play = make_player(script, config)
+
+    def episodic_return(agent, key):
+        episode = play(agent, key)
+        return jnp.where(episode.valid, episode.reward, 0.0).sum()
+
+    def evaluate(agents):
+        keys = evaluation_keys(options.seed, options.eval_episodes)
+        return jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None))(agents, keys)
+
+    return evaluate

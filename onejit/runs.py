@@ -1,0 +1,284 @@
+"""Scripts, and run directories: what is written into them, and how it is read again.
+
+A run directory holds what a script's `save_results` writes: `config.yaml`, `metrics.npz`, `learning_curve.png` and
+`agent.safetensors`. `onejit train` adds a copy of the script, `run.json`, evaluations and checkpoints.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import filelock
+import numpy as np
+import tyro
+import yaml
+from flax.traverse_util import unflatten_dict
+from safetensors import safe_open
+
+from onejit import command_line
+
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent
+CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "make_env", "main"]
+OF_MAIN = ["mean_return", "read_flags", "save_results"]  # what this package takes of the block `main`
+OF_THE_TASK = ("env_name", "env_params")
+PACKAGES = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
+
+# --- scripts ---
+
+
+def known_scripts() -> dict[str, Path]:
+    """The scripts that come with onejit, by name: those of the checkout, or of the installed package."""
+    folder = PACKAGE / "scripts"
+    return {path.stem: path for path in sorted((folder if folder.is_dir() else ROOT).glob("*.py"))}
+
+
+def load_script(name):
+    """The module of a script: `ppo` and `ppo.py` are files of the working directory or of onejit, others are paths.
+
+    Puts the script's folder and the working directory on the path, as `env_name: MODULE:NAME` needs. Raises ValueError.
+    """
+    file, known = Path(name if str(name).endswith(".py") else f"{name}.py"), known_scripts()
+    path = file.resolve() if file.is_file() else known.get(file.stem) if file.name == str(file) else None
+    if path is None:
+        near = command_line.nearest(name, known)
+        raise ValueError(f"script = {name}: no such file; scripts here are {', '.join(known)}{near}")
+    sys.path[:0] = [each for each in (str(path.parent), os.getcwd()) if each not in sys.path]
+    place = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    own_name = f"script_{path.stem}_{place}"  # so that a script called json.py does no harm, nor two of one name
+    loaded = (each for each in map(sys.modules.get, (path.stem, own_name)) if each is not None)
+    module = next((each for each in loaded if Path(getattr(each, "__file__", None) or "").resolve() == path), None)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(own_name, path)
+        module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # whatever somebody's file does
+            del sys.modules[own_name]
+            raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
+    if missing := [each for each in CONTRACT + OF_MAIN if not hasattr(module, each)]:
+        sys.modules.pop(own_name, None)
+        raise ValueError(f"script = {name}: is not a training script, it has no {', '.join(missing)}")
+    return module
+
+
+def plain(config) -> dict:
+    """A config as YAML and JSON can hold it."""
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(config).items()}
+
+
+def read_config(script, file: Path):
+    """The config that config.yaml holds, read as the script reads it. Raises ValueError."""
+    try:
+        marked = tyro.conf.FlagConversionOff[script.Config]
+        return command_line.parse(marked, command_line.read_flags(script, ["--config", str(file)]))
+    except ValueError as error:
+        raise ValueError(f"{file}: is not a config of {script.__file__}: {error}") from error
+
+
+# --- writing ---
+
+
+def write(path: Path, content) -> None:
+    """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file.
+
+    Raises OSError, whose text says which file.
+    """
+    temporary = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            content(file) if callable(content) else file.write(content.encode())
+        temporary.replace(path)
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def versions() -> dict:
+    found = {each.name: each.version for each in importlib.metadata.distributions() if each.name in PACKAGES}
+    return {"python": sys.version.split()[0], **dict(sorted(found.items()))}
+
+
+def make_record(script, config, options, command: list[str]) -> dict:
+    """What run.json says of a run that begins: settings, command, script, device, versions, commit."""
+    import jax
+
+    path = Path(script.__file__).resolve()
+    return {
+        "settings": {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed} | plain(config),
+        "command": shlex.join(["onejit", *command]),
+        "started": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}",
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores",
+        "versions": versions(),
+        "commit": git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip(),  # not by a tag
+        "path": str(path),
+        "sha256": file_hash(path),
+        "folders": [str(path.parent), os.getcwd()],  # where modules that the script imports may lie
+    }
+
+
+def git(path: Path, *words) -> str:
+    """What git prints in the folder of a file; nothing where there is no git, or no repository."""
+    command = ["git", "-C", path.parent, *words]
+    return subprocess.run(command, capture_output=True, text=True).stdout if shutil.which("git") else ""
+
+
+def file_hash(path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def check_new(run_dir: Path) -> None:
+    """Raise ValueError where a run directory cannot be made: no run is overwritten."""
+    if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
+        raise ValueError(f"run_dir = {run_dir}: is there already; --resume {run_dir} goes on with a run")
+
+
+def write_config(run_dir: Path, config) -> None:
+    write(run_dir / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+
+
+def begin_run(run_dir: Path, config, record: dict) -> None:
+    """Make the run directory with config.yaml, run.json and the script, all of it or nothing. Raises ValueError.
+
+    Next to the copy of the script lies what was changed in it since the commit that run.json names, as `script.diff`.
+    """
+    check_new(run_dir)
+    temporary, script = run_dir.with_name(run_dir.name + ".partial"), Path(record["path"])
+    try:
+        write_config(temporary, config)
+        write(temporary / "run.json", json.dumps(record, indent=2))
+        shutil.copyfile(script, temporary / script.name)
+        if diff := git(script, "diff", "HEAD", "--", script):
+            write(temporary / "script.diff", diff)
+        temporary.replace(run_dir)
+    except OSError as error:
+        raise ValueError(f"run_dir = {run_dir}: cannot be made ({error})") from error
+
+
+def lock(run_dir: Path):
+    """Held for as long as the result lives: no other process may write into the directory. Raises ValueError."""
+    held = filelock.FileLock(Path(run_dir) / ".lock")
+    try:
+        held.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ValueError(f"{run_dir}: another process is writing into this run") from None
+    except OSError as error:
+        raise ValueError(f"{run_dir}: cannot be locked ({error})") from error
+    return held
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Whether a process is writing into a run directory. Leaves nothing behind."""
+    path = Path(run_dir) / ".lock"
+    if not path.is_file():  # which trying it would make
+        return False
+    try:
+        with filelock.FileLock(path).acquire(timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+    except OSError:  # of a directory that cannot be written
+        return False
+
+
+# --- reading ---
+
+
+@contextlib.contextmanager
+def reading(path: Path):
+    """Raise ValueError where a file of a run is not there, or is not what it was."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path}: is not there; a run that has ended holds it") from None
+    except Exception as error:  # of JSON, YAML, NumPy, safetensors and what they hold: many kinds
+        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def read_record(run_dir) -> dict:
+    """What run.json says; `settings` is in it, with script, num_seeds and seed. Raises ValueError.
+
+    Where a script's own `main` wrote the run there is no run.json: then `settings` is all, and of other files.
+    """
+    record, agents, config = (Path(run_dir) / name for name in ("run.json", "agent.safetensors", "config.yaml"))
+    if record.is_file():
+        with reading(record):
+            found = json.loads(record.read_text())
+            names = ["script", "num_seeds", "seed", *found["settings"]]
+            return found | {"settings": {name: found["settings"][name] for name in names}}
+    if not agents.is_file():
+        raise ValueError(f"{run_dir}: is not the directory of a run, it has neither run.json nor agent.safetensors")
+    arrays, metadata = read_agents(agents)
+    with reading(config):
+        settings = {"script": metadata["script"], "num_seeds": len(next(iter(arrays.values())))}
+        return {"settings": settings | {"seed": int(metadata["seed"])} | yaml.safe_load(config.read_text())}
+
+
+def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
+    """The copy of the script in the run directory, None where there is none.
+
+    Raises ValueError if it was edited, unless `force`.
+    """
+    copy = Path(run_dir, f"{record['settings']['script']}.py")
+    if not copy.is_file():
+        return None
+    if not force and file_hash(copy) != record.get("sha256"):
+        raise ValueError(f"{copy}: has been edited since the run began; --force takes it as it is now")
+    return copy
+
+
+def script_of(run_dir, record: dict, force: bool = False):
+    """The script of a run: its copy in the run directory, which must not have been edited unless `force`.
+
+    A script's own `main` leaves no copy: then it is the file of that name in the working directory or of onejit, which
+    is said. Raises ValueError.
+    """
+    copy = copy_of_script(run_dir, record, force)
+    if copy is None:
+        script = load_script(record["settings"]["script"])
+        print(f"{run_dir} has no copy of its script; {script.__file__} stands in for it")
+        return script
+    known = [each for each in record.get("folders", []) if Path(each).is_dir() and each not in sys.path]
+    sys.path[:0] = known
+    return load_script(copy)
+
+
+def read_agents(path: Path) -> tuple[dict, dict]:
+    """Arrays [num_seeds, ...] by their names joined by dots, and the metadata, script and seed. Raises ValueError."""
+    with reading(path), safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
+    """`(script, config, agent)` of a run that has ended, of a script or of `onejit train`. Raises ValueError.
+
+    `agent` is what `make_policy` takes, in NumPy, of all agents: leaves [num_seeds, ...].
+    """
+    record, (arrays, _) = read_record(run_dir), read_agents(Path(run_dir) / file)
+    script = script_of(run_dir, record, force)
+    return script, read_config(script, Path(run_dir) / "config.yaml"), unflatten_dict(arrays, sep=".")
+
+
+def task_of(settings: dict) -> str:
+    """The environment and what was changed of it."""
+    params = settings.get("env_params", {})  # which the GridWorld has none of
+    return " ".join([settings["env_name"], *(f"{name}={value}" for name, value in sorted(params.items()))])
+
+
+def load_metrics(run_dir) -> dict:
+    """`{name: [num_seeds, updates]}`, and `evaluation` [num_seeds, episodes] where there was one. Raises ValueError."""
+    path, evaluation = Path(run_dir) / "metrics.npz", Path(run_dir) / "evaluation.npy"
+    with reading(path), np.load(path) as stored:
+        metrics = dict(stored)
+    with reading(evaluation):
+        return metrics | ({"evaluation": np.load(evaluation)} if evaluation.exists() else {})
