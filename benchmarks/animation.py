@@ -11,20 +11,17 @@ are trained, and the best one of them plays one greedy episode, repeated where i
 import argparse
 import dataclasses
 import itertools
-import sys
 import time
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
 import jax
 import numpy as np
-import render  # chooses how to draw without a screen, before MuJoCo is imported
-import results
 from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from PIL import Image, ImageDraw, ImageFont
+
+from onejit import render, runs, statistics
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 SIZE = 300  # pixels of a square picture
@@ -34,11 +31,11 @@ GAP = 12
 
 def best_episode(name: str, config_file: str, max_steps: int):
     """`(script, config, states, rewards)`: a greedy episode of the best of four trained agents."""
-    script = results.load_script(name)
-    config = results.read_config(script, CONFIGS / name / config_file)
+    script = runs.load_script(name)
+    config = runs.read_config(script, CONFIGS / name / config_file)
     begun = time.perf_counter()
     out = jax.block_until_ready(jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4)))
-    final = results.final_return(jax.tree.map(np.asarray, out["metrics"]))
+    final = statistics.final_return(jax.tree.map(np.asarray, out["metrics"]))
     print(f"{name}: final returns {np.round(final, 1)}, {time.perf_counter() - begun:.0f} s with compiling")
     best = jax.tree.map(lambda leaf: leaf[final.argmax()][None], out["runner_state"].agent)
     ((states, rewards),) = render.play(script, config, best, jax.random.key(1))
@@ -57,7 +54,7 @@ def hopper_frames(count: int):
 
 
 def breakout_frames(count: int):
-    """`(caption, picture)` of the grid: a colour for each channel, as tools/render.py has them."""
+    """`(caption, picture)` of the grid: a colour for each channel, as onejit render has them."""
     script, config, states, rewards = best_episode("ppo", "breakout.yaml", count)
     env, env_params = script.make_env(config)
     obs = render.observe_all(render.unwrap(env), env_params, states)
@@ -68,8 +65,8 @@ def breakout_frames(count: int):
 
 def grid_world_frames(count: int):
     """`(caption, picture)` of the largest value of each cell, at steps that are evenly spread over their logarithm."""
-    script = results.load_script("q_learning_gridworld")
-    config = results.read_config(script, CONFIGS / "q_learning_gridworld" / "walls.yaml")
+    script = runs.load_script("q_learning_gridworld")
+    config = runs.read_config(script, CONFIGS / "q_learning_gridworld" / "walls.yaml")
     config = dataclasses.replace(config, num_steps=100)
     env, _ = script.make_env(config)
     init, update = map(jax.jit, script.make_learner(config))
@@ -126,7 +123,7 @@ def main():
     palette = sample.quantize(128)
     frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     save = partial(frames[0].save, format="GIF", save_all=True, append_images=frames[1:], duration=60, loop=0)
-    results.write(options.out, lambda file: save(file, optimize=True))
+    runs.write(options.out, lambda file: save(file, optimize=True))
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.2f} MB, {len(frames)} frames")
 
 

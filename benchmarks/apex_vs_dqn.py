@@ -20,20 +20,19 @@ import numpy as np
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
-import results  # noqa: E402
-import training  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 import apex_dqn  # noqa: E402
 import dqn  # noqa: E402
+from onejit import playing, runs  # noqa: E402
 
 
 def compile_script(script, config_name, seeds, steps, episodes):
     """`start() -> state`, `advance(state) -> state`, the steps that it takes, `evaluate(state) -> returns [seeds]`."""
-    config = results.read_config(script, ROOT / "configs" / script.__name__ / f"{config_name}.yaml")
+    config = runs.read_config(script, ROOT / "configs" / script.__name__ / f"{config_name}.yaml")
     init, update = script.make_learner(config)
     updates = max(1, steps // (config.num_envs * config.num_steps))
-    play = training.greedy_returns(script, config, SimpleNamespace(seed=1, eval_episodes=episodes))
+    play = playing.greedy_returns(script, config, SimpleNamespace(seed=1, eval_episodes=episodes, eval_interval=0))
 
     def greedy(states):
         return play(states.agent).mean(axis=1)

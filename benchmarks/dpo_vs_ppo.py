@@ -21,12 +21,11 @@ import numpy as np
 import scipy.stats
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
-import results  # noqa: E402
-import training  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 import dpo_continuous  # noqa: E402
 import ppo_continuous  # noqa: E402
+from onejit import running, runs, statistics  # noqa: E402
 
 NAMES = ["pendulum", "reacher", "pointrobot", "inverted_pendulum"]
 SCRIPTS = {"PPO": ppo_continuous, "DPO": dpo_continuous}
@@ -35,15 +34,16 @@ SCRIPTS = {"PPO": ppo_continuous, "DPO": dpo_continuous}
 def returns(script, name, seeds):
     """`{"final": [seeds], "greedy": [seeds]}` of one script with one config."""
     file = ROOT / "configs" / "dpo_continuous" / f"{name}.yaml"
-    discovered = results.read_config(dpo_continuous, file)
+    discovered = runs.read_config(dpo_continuous, file)
     values = {key: value for key, value in vars(discovered).items() if not key.startswith("dpo_")}
     config = discovered if script is dpo_continuous else script.Config(**values)
-    options = SimpleNamespace(num_seeds=seeds, seed=0, eval_episodes=16)
-    program = training.compile_slice(script, config, [], seeds, options)
-    carry = program.start({}, training.put(training.seed_keys(options), program.spread))
+    options = SimpleNamespace(num_seeds=seeds, seed=0, eval_episodes=16, eval_interval=0)
+    program = running.compile_slice(script, config, [], seeds, options)
+    carry = program.start({}, running.put(running.seed_keys(options), program.spread))
     carry = program.advance(carry, {}, 0, config.num_updates)
     greedy = program.evaluate(carry["runner_state"].agent)
-    return {"final": results.final_return(jax.device_get(carry["metrics"])), "greedy": np.asarray(greedy).mean(axis=1)}
+    final = statistics.final_return(jax.device_get(carry["metrics"]))
+    return {"final": final, "greedy": np.asarray(greedy).mean(axis=1)}
 
 
 def measure(name, args) -> dict:
@@ -61,7 +61,7 @@ def measure(name, args) -> dict:
 
 
 def spread(values) -> str:
-    return "{:.4g} ({:.4g} to {:.4g})".format(*results.interval(values))
+    return "{:.4g} ({:.4g} to {:.4g})".format(*statistics.interval(values))
 
 
 def row(name, kind, found) -> str:

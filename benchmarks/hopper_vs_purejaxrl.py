@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
-import results  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 import ppo_continuous  # noqa: E402
+from onejit import statistics  # noqa: E402
 
 SETTINGS = dict(  # PureJaxRL's own
     num_envs=2048, num_steps=10, update_epochs=4, num_minibatches=32, lr=3e-4, anneal_lr=False, gamma=0.99,
@@ -136,7 +136,7 @@ def returns(args):
             print(f"{name}: {seeds}, {rate:,.0f} steps/s, returns {final.round(1)}", flush=True)
         np.savez(args.out, **done)
     for name, values in done.items():
-        middle, low, high = results.interval(values)
+        middle, low, high = statistics.interval(values)
         result = f"interquartile mean {middle:.1f}, 95 % interval {low:.1f} to {high:.1f}, {len(values)} seeds"
         print(f"{describe(args)}, after {steps} steps, {name}: {result}")
 

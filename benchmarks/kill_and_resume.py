@@ -1,7 +1,7 @@
 """Kill a run at random moments, resume it each time, and compare its end with that of a run left alone.
 
-    python benchmarks/kill_and_resume.py sweep      # tools/sweep.py, in slices
-    python benchmarks/kill_and_resume.py train      # tools/train.py, in slices
+    python benchmarks/kill_and_resume.py sweep      # onejit sweep, in slices
+    python benchmarks/kill_and_resume.py train      # onejit train, in slices
 
 Exits with 1 where the two differ in any bit of their results, or where a file is left half written. Each kill is a
 SIGKILL after a random time, up to the time that it takes to start and some more seconds.
@@ -24,8 +24,8 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--max-steps-in-episode=200", "--num-steps=200", "--random-starts=True"]
 COMMANDS = {
-    "sweep": ["tools/sweep.py", "q_learning_gridworld", "--lr", "0.1", "0.3", "0.5", "--num-seeds=4"],
-    "train": ["tools/train.py", "q_learning_gridworld", "--num-seeds=12", "--eval-episodes=2"],
+    "sweep": ["-m", "onejit", "sweep", "q_learning_gridworld", "--lr", "0.1", "0.3", "0.5", "--num-seeds=4"],
+    "train": ["-m", "onejit", "train", "q_learning_gridworld", "--num-seeds=12", "--eval-episodes=2"],
 }
 
 

@@ -3,9 +3,9 @@
     python benchmarks/returns.py ppo/cartpole dqn/cartpole   # rows by name, SCRIPT/CONFIG
     python benchmarks/returns.py                             # all rows that are not measured yet: hours
     python benchmarks/returns.py --render                    # the page alone, from what was measured
-    python benchmarks/returns.py --plan                      # what rows for a GPU would take, by tools/plan.py
+    python benchmarks/returns.py --plan                      # what rows for a GPU would take, by onejit plan
 
-A row is one run of tools/train.py from start to end. Agents of classic control then play in Gymnasium too, which has
+A row is one run of onejit train from start to end. Agents of classic control then play in Gymnasium too, which has
 environments of its own. benchmarks/results/SCRIPT_CONFIG.json keeps the returns of each seed, the learning curve,
 hardware, versions, commit and command. All rows take seed 100; configs were tuned with others.
 """
@@ -21,18 +21,16 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported; tools/train.py too
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported; onejit train too
 
 import gymnasium
 import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from onejit import command_line, runs, statistics
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import results  # noqa: E402
-
 MEASURED, PAGE, FIGURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "docs" / "figures"
 PLANS_FILE = MEASURED / "plans.json"
 SEED = 100
@@ -154,7 +152,7 @@ WHY = {  # {row: why it is below the public return}
 
 def load(row: str):
     """The script of a row and its flags."""
-    script = results.load_script(str(ROOT / f"{row.partition('/')[0]}.py"))
+    script = runs.load_script(str(ROOT / f"{row.partition('/')[0]}.py"))
     return script, ["--config", f"configs/{row}.yaml", *ALSO.get(row, [])]
 
 
@@ -163,22 +161,22 @@ def measure(row: str, num_seeds: int, seed: int) -> dict:
     script, flags = load(row)
     with tempfile.TemporaryDirectory() as folder:
         run_dir, name = Path(folder) / "run", row.partition("/")[0]
-        words = ["tools/train.py", name, *flags, "--num-seeds", str(num_seeds), "--seed", str(seed)]
+        words = ["-m", "onejit", "train", name, *flags, "--num-seeds", str(num_seeds), "--seed", str(seed)]
         more = ["--run-dir", str(run_dir), "--checkpoint-interval", "0"]
         begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *words, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         seconds, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
-        _, config, agent = results.load_run(run_dir)
-        metrics, record = results.load_metrics(run_dir), results.read_record(run_dir)
-    lost = results.diverged(agent)
-    returns = {"final_return": results.final_return(metrics), "greedy_return": metrics["evaluation"].mean(axis=1)}
+        _, config, agent = runs.load_run(run_dir)
+        metrics, record = runs.load_metrics(run_dir), runs.read_record(run_dir)
+    lost = statistics.diverged(agent)
+    returns = {"final_return": statistics.final_return(metrics), "greedy_return": metrics["evaluation"].mean(axis=1)}
     found = {
         "row": row,
         "script": name,
         "environment": environment_of(row, config),
         "total_timesteps": config.num_updates * config.num_envs * config.num_steps
         + getattr(config, "warmup_timesteps", 0),
-        "command": "python " + " ".join(words),
+        "command": " ".join(["onejit", *words[2:]]),
         **{name: stored(each, lost) for name, each in returns.items()},
         "diverged": int(lost.sum()),
         "curve": learning_curve(script, config, metrics),
@@ -227,7 +225,7 @@ def learning_curve(script, config, metrics) -> dict:
         [script.mean_return({k: v[:, s] for k, v in metrics.items() if k != "evaluation"}) for s in stretches], 1
     )
     ended = np.isfinite(returns).all(axis=0)  # in each seed
-    curve = np.array(results.interval(returns[:, ended])) if ended.any() else np.zeros((3, 0))
+    curve = np.array(statistics.interval(returns[:, ended])) if ended.any() else np.zeros((3, 0))
     steps = [
         (int(s[-1]) + 1) * config.num_envs * config.num_steps + getattr(config, "warmup_timesteps", 0)
         for s in stretches
@@ -261,16 +259,16 @@ def play_in_gymnasium(script, config, agents, episodes: int = 8, seed: int = SEE
 
 
 def plan(row: str) -> dict:
-    """What an H100 would take, from tools/plan.py, which needs the packages of requirements-gpu.txt."""
+    """What an H100 would take, from onejit plan, which needs the packages of requirements-gpu.txt."""
     words = [row.partition("/")[0], "--config", f"configs/{row}.yaml", *LONGER.get(row, []), "--num-seeds"]
-    words = ["tools/plan.py", *words, str(PLANNED[row]), "--gpu", "h100", "--no-most-seeds"]
+    words = ["plan", *words, str(PLANNED[row]), "--gpu", "h100", "--no-most-seeds"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         more = ["--json", str(file)]
-        subprocess.run([sys.executable, *words, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "onejit", *words, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         found = json.loads(file.read_text())
     kept = {name: found["loops"][0][name] for name in ("kernels", "bytes", "seconds")}
-    return {"command": "python " + " ".join(words), "memory": found["memory"]["needed"], **kept}
+    return {"command": "onejit " + " ".join(words), "memory": found["memory"]["needed"], **kept}
 
 
 # --- the page ---
@@ -285,7 +283,7 @@ def values_of(found: dict, kind: str) -> np.ndarray:
 def mean_of(values) -> list:
     """The mean over the seeds that have a return, and its 95 % interval."""
     finite = values[np.isfinite(values)]
-    return results.mean_interval(finite) if len(finite) else [-np.inf, np.nan, np.nan]
+    return statistics.mean_interval(finite) if len(finite) else [-np.inf, np.nan, np.nan]
 
 
 def threshold_of(found: dict):
@@ -339,12 +337,12 @@ def table(rows: list[dict]) -> list[str]:
             number(found["total_timesteps"]),
             f"{len(final)}" + (f", {lost} without a return" if lost else ""),
             "" if failed is None else str(failed),
-            results.show(*mean_of(final)),
-            f"{results.interquartile_mean(final):.4g}",
+            statistics.show(*mean_of(final)),
+            f"{statistics.interquartile_mean(final):.4g}",
             f"{final.min():.4g}",
-            results.show(*mean_of(greedy)),
-            f"{results.interquartile_mean(greedy):.4g}",
-            results.show(*mean_of(values_of(found, "gymnasium_return"))) if "gymnasium_return" in found else "",
+            statistics.show(*mean_of(greedy)),
+            f"{statistics.interquartile_mean(greedy):.4g}",
+            statistics.show(*mean_of(values_of(found, "gymnasium_return"))) if "gymnasium_return" in found else "",
             f"{reference[0]:g} at {number(reference[1])}, {reference[2]}" if reference else "",
             f"{found['seconds'] / 60:.1f} ({found['processor_seconds'] / 60:.1f})",
         ]
@@ -367,7 +365,7 @@ def draw(rows: list[dict], path: Path) -> None:
 
 INTRO = """# Results
 
-This page shows what each script reaches. Each row is a config in `configs/SCRIPT/`, trained by `tools/train.py` with
+This page shows what each script reaches. Each row is a config in `configs/SCRIPT/`, trained by `onejit train` with
 seed 100. The configs were tuned with other seeds. `python benchmarks/returns.py SCRIPT/NAME` measures a row again and
 writes this page. The page and its figures come from the files in `benchmarks/results/`, which hold the command, the
 commit, the versions and the returns of every seed.
@@ -403,7 +401,7 @@ of its environment. One of them is enough, because a policy that explores may sc
 task, and because 16 greedy episodes may be unlucky. The thresholds are fixed numbers and do not depend on the results
 here."""
 
-PLANS = """These rows need a GPU. The table shows what one H100 would take, which [tools/plan.py](plan.md) computes from
+PLANS = """These rows need a GPU. The table shows what one H100 would take, which [onejit plan](plan.md) computes from
 the program that XLA compiles for it. The returns are not known yet. `python benchmarks/returns.py --plan` makes the
 table again."""
 
@@ -492,21 +490,21 @@ def main():
     options = parser.parse_args()
     files = {row: MEASURED / f"{row.replace('/', '_')}.json" for row in ROWS}
     if unknown := [row for row in options.rows if row not in ROWS]:
-        parser.error(f"{unknown[0]}: is not a row{results.nearest(unknown[0], ROWS)}")
+        parser.error(f"{unknown[0]}: is not a row{command_line.nearest(unknown[0], ROWS)}")
     for row in PLANNED if options.plan else ():
         plans = read_plans()
         if row not in plans:
             plans[row] = plan(row)
-            results.write(PLANS_FILE, json.dumps(plans, indent=1) + "\n")
+            runs.write(PLANS_FILE, json.dumps(plans, indent=1) + "\n")
     for row in (
         [] if options.render or options.plan else options.rows or [row for row in ROWS if not files[row].exists()]
     ):
         found = measure(row, options.num_seeds or ROWS[row], options.seed)
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
-        results.write(files[row], f"{{\n{lines}\n}}\n")
+        runs.write(files[row], f"{{\n{lines}\n}}\n")
         final, greedy = (values_of(found, kind) for kind in ("final_return", "greedy_return"))
-        said = f"final return {results.show(*mean_of(final))}, worst agent {final.min():.4g}"
-        print(f"{row}: {said}, greedy return {results.show(*mean_of(greedy))}", flush=True)
+        said = f"final return {statistics.show(*mean_of(final))}, worst agent {final.min():.4g}"
+        print(f"{row}: {said}, greedy return {statistics.show(*mean_of(greedy))}", flush=True)
     render()
 
 

@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from onejit import command_line, running, runs
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -23,22 +25,20 @@ def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict
     """Train in this process for about `seconds`, then as long again twice, timed."""
     import time
 
-    sys.path.insert(0, str(ROOT / "tools"))
     import jax
-    import results
-    import train
-    import training
 
-    script = results.load_script(script_name)
+    from onejit import train
+
+    script = runs.load_script(script_name)
     flags = [f"--{name}={value}" for name, value in changes.items()]
     flags += [f"--num-seeds={seeds}", "--total-timesteps=1e9"]
-    config, options, _ = training.parse_with(script, flags, train.Options, __doc__)
+    config, options, _ = command_line.parse_with(script, flags, train.Options, __doc__)
     steps = getattr(config, "warmup_timesteps", 0) + 1000 * config.num_envs * config.num_steps
     config = dataclasses.replace(config, total_timesteps=steps)
     begun = time.perf_counter()
-    program = training.compile_slice(script, config, [], seeds)
+    program = running.compile_slice(script, config, [], seeds)
     compiled = time.perf_counter() - begun
-    carry = program.start({}, training.put(training.seed_keys(options), program.spread))
+    carry = program.start({}, running.put(running.seed_keys(options), program.spread))
 
     def advance(carry, updates):
         begun = time.perf_counter()

@@ -1,18 +1,21 @@
-"""tools/compare.py: the statistics against plain loops, which runs belong together, what it refuses and writes."""
+"""`onejit compare`: the statistics against plain loops, which runs belong together, what it refuses and writes."""
 
+import contextlib
 import csv
+import json
+import re
 import subprocess
 import sys
 
-import compare
 import matplotlib.image
 import numpy as np
 import pytest
-import results
+import scipy.stats
 import tyro
 import yaml
-from conftest import ROOT
 from safetensors.numpy import save_file
+
+from onejit import command_line, compare, statistics
 
 rng = np.random.default_rng(0)
 
@@ -49,32 +52,32 @@ def read_csv(out):
 def test_interquartile_mean_is_that_of_the_middle_half():
     x, y = rng.normal(size=11), rng.normal(size=13)
     expected = np.sort([*x, *y])[6:18].mean()
-    assert compare.interquartile_mean(x, y) == pytest.approx(expected)
-    assert compare.interquartile_mean(x[None], y[None]).shape == (1,)
+    assert statistics.pooled_interquartile_mean(x, y) == pytest.approx(expected)
+    assert statistics.pooled_interquartile_mean(x[None], y[None]).shape == (1,)
 
 
 def test_median_over_environments_is_of_means():
     x, y, z = (rng.normal(size=n) for n in (3, 4, 5))
-    assert compare.median(x, y, z) == pytest.approx(sorted([x.mean(), y.mean(), z.mean()])[1])
-    assert compare.median(x) == pytest.approx(sorted(x)[1])
+    assert statistics.median(x, y, z) == pytest.approx(sorted([x.mean(), y.mean(), z.mean()])[1])
+    assert statistics.median(x) == pytest.approx(sorted(x)[1])
 
 
 def test_optimality_gap_does_not_pay_for_more_than_one():
-    assert compare.optimality_gap(np.array([0.5, 3.0]), np.array([1.0, 0.0])) == pytest.approx(1 - 2.5 / 4)
+    assert statistics.optimality_gap(np.array([0.5, 3.0]), np.array([1.0, 0.0])) == pytest.approx(1 - 2.5 / 4)
 
 
 def test_probability_of_improvement_against_a_loop():
     x = [rng.integers(0, 5, 7).astype(float), rng.integers(0, 3, 4).astype(float)]
     y = [rng.integers(0, 5, 6).astype(float), rng.integers(0, 3, 9).astype(float)]
     won = [np.mean([(a > b) + 0.5 * (a == b) for a in xs for b in ys]) for xs, ys in zip(x, y, strict=True)]
-    assert len(set(won)) == 2 and compare.probability_of_improvement(*x, *y) == pytest.approx(np.mean(won))
-    batch = compare.probability_of_improvement(*(np.stack([each, each]) for each in (*x, *y)))
+    assert len(set(won)) == 2 and statistics.probability_of_improvement(*x, *y) == pytest.approx(np.mean(won))
+    batch = statistics.probability_of_improvement(*(np.stack([each, each]) for each in (*x, *y)))
     np.testing.assert_allclose(batch, np.mean(won))
 
 
 def test_intervals_against_a_plain_bootstrap():
     samples = [rng.normal(0, 1, 20), rng.normal(5, 3, 12)]
-    estimate = compare.estimate(compare.interquartile_mean, samples)
+    estimate = statistics.estimate(statistics.pooled_interquartile_mean, samples)
     draws = []
     for _ in range(4000):
         drawn = np.concatenate([rng.choice(sample, len(sample)) for sample in samples])
@@ -86,26 +89,45 @@ def test_intervals_against_a_plain_bootstrap():
 
 def test_seeds_are_drawn_again_within_an_environment_only():
     """All seeds of one environment are alike, so that nothing but a draw across environments could vary."""
-    estimate = compare.estimate(compare.interquartile_mean, [np.zeros(8), np.ones(8)])
+    estimate = statistics.estimate(statistics.pooled_interquartile_mean, [np.zeros(8), np.ones(8)])
     assert estimate == {"value": 0.5, "low": 0.5, "high": 0.5}
 
 
 def test_one_seed_has_no_interval():
-    estimate = compare.estimate(compare.interquartile_mean, [np.array([3.0])])
+    estimate = statistics.estimate(statistics.pooled_interquartile_mean, [np.array([3.0])])
     assert estimate["value"] == 3.0 and np.isnan([estimate["low"], estimate["high"]]).all()
+    estimate = statistics.estimate_mean([np.array([3.0, 5.0]), np.array([3.0])])
+    assert estimate["value"] == 3.5 and np.isnan([estimate["low"], estimate["high"]]).all()
+
+
+def test_intervals_of_a_mean_against_scipy():
+    """Of one environment Student's t; of two the interval of a sum, which Welch's is of a difference."""
+    x, y = rng.normal(0, 1, 12), rng.normal(5, 3, 7)
+    found = statistics.estimate_mean([x])
+    expected = scipy.stats.ttest_1samp(x, 0).confidence_interval()
+    np.testing.assert_allclose([found["value"], found["low"], found["high"]], [x.mean(), *expected])
+    np.testing.assert_allclose([found["low"], found["high"]], statistics.mean_interval(x)[1:])
+    found = statistics.estimate_mean([x, y])
+    expected = np.array(scipy.stats.ttest_ind(x, -y, equal_var=False).confidence_interval()) / 2
+    np.testing.assert_allclose([found["low"], found["high"]], expected)
+    alike = statistics.estimate_mean([np.ones(4), np.ones(3)])
+    assert alike == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert statistics.estimate_mean([np.append(x, -np.inf)]) == statistics.estimate_mean([x])
+    assert statistics.estimate_mean([x, np.full(2, -np.inf)])["value"] == -np.inf
 
 
 def test_seeds_that_are_not_finite_are_the_worst():
     """In ranks and trimmed means; a mean is over the others."""
     few, many = np.array([-np.inf, 1, 2, 3, 4, 5, 6, 7]), np.array([-np.inf] * 7 + [9.0])
-    assert compare.interquartile_mean(few) == np.mean([2, 3, 4, 5]) and compare.interquartile_mean(many) == -np.inf
-    assert compare.median(few) == 3.5 and compare.median(few, np.full(2, -np.inf), np.zeros(2)) == 0
-    assert compare.optimality_gap(np.array([-np.inf, 0.5, 0.0])) == 0.75
+    assert statistics.pooled_interquartile_mean(few) == np.mean([2, 3, 4, 5])
+    assert statistics.pooled_interquartile_mean(many) == -np.inf
+    assert statistics.median(few) == 3.5 and statistics.median(few, np.full(2, -np.inf), np.zeros(2)) == 0
+    assert statistics.optimality_gap(np.array([-np.inf, 0.5, 0.0])) == 0.75
     won = [(a > b) + 0.5 * (a == b) for a in few for b in many]
-    assert compare.probability_of_improvement(few, many) == pytest.approx(np.mean(won))
-    assert compare.estimate(compare.interquartile_mean, [few])["low"] == -np.inf
+    assert statistics.probability_of_improvement(few, many) == pytest.approx(np.mean(won))
+    assert statistics.estimate(statistics.pooled_interquartile_mean, [few])["low"] == -np.inf
     pairs = [(1.0, -np.inf), (-np.inf, 1.0), (-np.inf, -np.inf), (3.0, 1.0)]
-    assert [compare.difference(*pair) for pair in pairs] == [np.inf, -np.inf, 0.0, 2.0]
+    assert [statistics.difference(*pair) for pair in pairs] == [np.inf, -np.inf, 0.0, 2.0]
 
 
 # --- which runs belong together ---
@@ -131,22 +153,27 @@ def test_a_whole_comparison(tmp_path, capsys):
     both, rows = "CartPole-v1, Catch-bsuite", read_csv(out)
     a, b, c, d = (a - 10) / 200, (b - 10) / 200, (c + 1) / 2, (d + 1) / 2
     expected = {
-        ("interquartile mean", "ppo", ""): compare.interquartile_mean(a, c),
+        ("interquartile mean", "ppo", ""): statistics.pooled_interquartile_mean(a, c),
         ("median", "dqn", ""): (b.mean() + d.mean()) / 2,
         ("optimality gap", "ppo", ""): 1 - np.minimum([*a, *c], 1).mean(),
+        ("mean", "dqn", ""): (b.mean() + d.mean()) / 2,
     }
     gains = a[:4] - b[:4], c - d  # agents 4 and 5 of dqn have no counterpart in ppo, whose others are of seed 1
-    expected["paired difference", "ppo", "dqn"] = compare.interquartile_mean(*gains)
+    expected["paired difference", "ppo", "dqn"] = statistics.pooled_interquartile_mean(*gains)
     for key, value in expected.items():
         row = rows[both, *key]
         assert float(row["value"]) == pytest.approx(value), key
         assert float(row["low"]) < value < float(row["high"])
+    worst = rows[both, "worst seed", "ppo", ""]
+    assert float(worst["value"]) == pytest.approx(min([*a, *c])) and worst["low"] == "nan"
     improvement = rows[both, "probability of improvement", "ppo", "dqn"]
     assert improvement["seeds"] == "8+6/5+5" and rows[both, "paired difference", "ppo", "dqn"]["seeds"] == "4/5"
     raw = rows["CartPole-v1", "interquartile mean", "dqn", ""]
-    assert float(raw["value"]) == pytest.approx(compare.interquartile_mean(b * 200 + 10))
+    assert float(raw["value"]) == pytest.approx(statistics.pooled_interquartile_mean(b * 200 + 10))
     said = capsys.readouterr().out
     assert f"{float(improvement['value']):.4g} (" in said and "final return on Catch-bsuite" in said
+    columns = r" +seeds +mean +worst seed +interquartile mean +median +optimality gap\n"
+    assert re.search(columns, said) and f"  {min([*a, *c]):.4g}  " in said
     picture = matplotlib.image.imread(out / "compare.png")[..., :3]
     assert min(picture.shape[:2]) > 300 and picture.std() > 0.01
 
@@ -175,8 +202,8 @@ def test_pairs_are_of_the_same_seed_and_agent(tmp_path):
 
 def test_no_paired_difference_without_common_seeds(tmp_path):
     runs = [make_run(tmp_path / f"{seed}", rng.normal(0, 1, 4), seed=seed, lr=seed + 1.0) for seed in (0, 1)]
-    statistics = {key[1] for key in read_csv(run(*runs, "--out", tmp_path / "out"))}
-    assert statistics == {"interquartile mean", "median", "probability of improvement"}
+    found = {key[1] for key in read_csv(run(*runs, "--out", tmp_path / "out"))}
+    assert found == {"mean", "worst seed", "interquartile mean", "median", "probability of improvement"}
 
 
 def test_keys_of_agents_do_not_depend_on_their_number():
@@ -194,6 +221,8 @@ def test_agents_without_a_return_are_the_worst_and_named(tmp_path, capsys):
     assert (row["seeds"], float(row["value"]), float(row["low"])) == ("3 of 5 finite", -np.inf, -np.inf)
     assert float(rows["CartPole-v1", "median", "ppo lr=0.1", ""]["value"]) == 1.0
     assert float(rows["CartPole-v1", "probability of improvement", "ppo lr=0.2", "ppo lr=0.1"]["value"]) == 0.4
+    assert float(rows["CartPole-v1", "mean", "ppo lr=0.1", ""]["value"]) == 3.0
+    assert float(rows["CartPole-v1", "worst seed", "ppo lr=0.1", ""]["value"]) == -np.inf
     assert "agents [1, 3] of 5" in capsys.readouterr().out
 
 
@@ -201,6 +230,20 @@ def test_greedy_returns(tmp_path):
     path = make_run(tmp_path / "1", [1, 2, 3], evaluation=[[10, 20], [30, 30], [0, 100]])
     rows = read_csv(run(path, "--returns", "greedy", "--out", tmp_path / "out"))
     assert float(rows["CartPole-v1", "median", "ppo", ""]["value"]) == 30
+
+
+def test_no_script_of_a_run_is_executed(tmp_path):
+    """Neither the copy in the run directory nor a file of that name where it is started, and none needs to be there."""
+    settings = {"script": "mine", "num_seeds": 3, "seed": 0, "env_name": "CartPole-v1", "lr": 0.1}
+    for folder in ("other", "run"):
+        path = make_run(tmp_path / folder, [1, 2, 3], script="mine", lr=0.1 * len(folder))
+        (tmp_path / folder / "run.json").write_text(json.dumps({"settings": settings | {"lr": 0.1 * len(folder)}}))
+        (tmp_path / folder / "mine.py").write_text("raise RuntimeError('a script of a run was executed')")
+    (tmp_path / "mine.py").write_text("raise RuntimeError('a script of a run was executed')")
+    with contextlib.chdir(tmp_path):
+        out = run("other", "run", make_run(tmp_path / "unknown", [3, 4], script="pppo"), "--out", "out")
+    methods = {key[2] for key in read_csv(tmp_path / out)}
+    assert path and methods == {"mine lr=0.5", "mine lr=0.30000000000000004", "pppo"}
 
 
 # --- what it refuses ---
@@ -215,39 +258,43 @@ def test_bad_input(tmp_path, capsys):
         make_run(folder, [1, 2])
     (cut / "metrics.npz").write_bytes((cut / "metrics.npz").read_bytes()[:200])
     (old / "agent.safetensors").unlink()
-    unfinished, unknown = make_run(tmp_path / "unfinished", [1]), make_run(tmp_path / "unknown", [1], script="pppo")
+    unfinished, sweep = make_run(tmp_path / "unfinished", [1]), tmp_path / "sweep"
     (tmp_path / "unfinished" / "metrics.npz").unlink()
+    sweep.mkdir()
+    settings = {"script": "ppo", "num_seeds": 3, "seed": 0, "env_name": "CartPole-v1"}
+    (sweep / "run.json").write_text(json.dumps({"settings": settings, "words": ["ppo", "--lr", "1e-3"]}))
+    (sweep / "results.csv").write_text("trial")
     cases = {
         (tmp_path / "none",): "none: is not the directory of a run",
         (empty,): "empty: is not the directory of a run",
         (old,): "agent.safetensors",
         (cut,): "metrics.npz: cannot be read",
         (unfinished,): "metrics.npz: is not there",
-        (unknown,): "script = pppo: no such file",
+        (sweep,): "sweep: is a sweep, which compares its trials itself in results.csv",
         (good, good): "agent 0 of seed 0 is there twice",
         (f"a={good}", f"a={other}"): "differ in gamma; give each a label",
-        (good, "--returns", "greedy"): "has no greedy evaluation",
+        (good, "--returns", "greedy"): "has no greedy returns",
         (good, "--scale", "CartPol-v1", "0", "1"): "no run is on CartPol-v1, only on CartPole-v1",
         (good, "--scale", "CartPole-v1", "0", "many"): "--scale",
         (good, "--scale", "CartPole-v1", "5", "5"): "LOW must be less than HIGH",
         (good, "--out", f"{good}/config.yaml"): "config.yaml",
         (good, "--returns", "best"): "--returns",
-        (): "runs: give one DIR",
+        (): "runs: give at least one DIR",
     }
     for args, message in cases.items():
-        with pytest.raises(SystemExit) as stop:
-            results.run_tool(lambda _, args=args: run(*args))
+        with pytest.raises(SystemExit) as stop, command_line.errors_in_one_line("onejit compare"):
+            compare.run(list(map(str, args)))
         said = capsys.readouterr().err
         assert stop.value.code == 2 and message in said and "Traceback" not in said, args
 
 
 def test_as_a_command(tmp_path):
     runs = [make_run(tmp_path / name, rng.normal(size=4), lr=lr) for name, lr in (("a=b", 0.1), ("c", 0.2))]
-    command = [sys.executable, str(ROOT / "tools" / "compare.py"), *runs]
+    command = [sys.executable, "-m", "onejit", "compare", *runs]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (out,) = (tmp_path / "runs").glob("compare-*")
     assert {path.name for path in out.iterdir()} == {"compare.csv", "compare.png"}
     done = subprocess.run([*command, "none"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("compare.py: error: none: ")
+    assert done.stderr.startswith("onejit compare: error: none: ")

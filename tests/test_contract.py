@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-import training
 from conftest import (
     arrays,
     assert_close,
@@ -29,6 +28,8 @@ from conftest import (
     trained,
 )
 from flax.traverse_util import flatten_dict
+
+from onejit import playing
 
 CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "make_env", "main"]
 
@@ -320,7 +321,7 @@ def toy_agents(script):
 
 def play(script, config):
     """`agents [4, ...], keys [N] -> episodes [4, N, ...]`"""
-    return jit_quickly(jax.vmap(jax.vmap(training.make_player(script, config), (None, 0)), (0, None)))
+    return jit_quickly(jax.vmap(jax.vmap(playing.make_player(script, config), (None, 0)), (0, None)))
 
 
 @functools.cache

@@ -1,15 +1,16 @@
 """The README and docs/: commands that can be given, examples that run, links, functions and figures that are there.
 
 Every line of a fence without a language, or with bash or sh, is a command: what programs print stands in ```text. Its
-flags are parsed by the program itself, in the fast tier without training; scripts and tools/train.py run in the slow
+flags are parsed by the program itself, in the fast tier without training; scripts and onejit train run in the slow
 tier, a few updates of each, and after them the page's Python examples, in one directory. A comment at the end of a
 line, or on a line of its own at the top of a fence for all that follow, says what a command needs that tests have not:
 
-    python tools/train.py ppo --num-seeds 1024 --distributed   # needs several hosts
+    onejit train ppo --num-seeds 1024 --distributed   # needs several hosts
 """
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -24,16 +25,18 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
-import results
 import scipy.stats
-import training
 import tyro
 import yaml
 from conftest import QUICKLY, ROOT, SCRIPTS, repository_files
+
+from onejit import command_line, runs, statistics
+from onejit.__main__ import COMMANDS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *repository_files("docs/*.md")]
 CONFIGS = repository_files("configs/**/*.yaml")
@@ -98,30 +101,35 @@ def copies(page: Path) -> dict[str, str]:
 
 
 def parse_script(name, words):
-    script = results.load_script(name)
+    script = runs.load_script(name)
     if "-h" not in words and "--help" not in words:
         parse_tyro(script.main, script.read_flags(without_config_of_a_run(words)))
 
 
 def parse_tool(name, words):
-    tool = importlib.import_module(name)
-    if words == ["--help"] or name == "sync_blocks":
+    assert name in COMMANDS, f"onejit has no command {name}"
+    tool = importlib.import_module(f"onejit.{name}")
+    if words in ([], ["--help"]):  # its name, in a text
         return
-    if name in ("compare", "render"):
+    if name in ("compare", "render", "list", "new", "export"):
         parse_tyro(tool.main, words)
-    first, _, words = training.split_words(words)
+    first, _, words = command_line.split_words(words)
     if first == "--resume":
-        results.parse(training.Hosts, words[1:])
-        raise Parsed
+
+        def resumed(options: tool.ResumeOptions, hosts: command_line.Hosts):
+            raise Parsed
+
+        command_line.parse(resumed, words[1:], config=(tyro.conf.OmitArgPrefixes,))
     if first.startswith("path/to/"):  # a script of the reader's
         first = "ppo"
-    script, words = results.load_script(first), without_config_of_a_run(words)
+    script, words = runs.load_script(first), without_config_of_a_run(words)
     if "--help" in words or not words:
         return
     if name == "sweep":
-        tool.read_request([first, *words])
+        with mock.patch("onejit.running.connect"):  # to other hosts
+            tool.read_request([first, *words])
     else:
-        training.parse_with(script, words, tool.Options, description="")
+        command_line.parse_with(script, words, tool.Options, description="")
 
 
 def parse_benchmark(file, words, monkeypatch):
@@ -167,21 +175,25 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
             words = words[1:]
         file, words = words[0], words[1:]
         if file == "-m":
-            assert words[0] in ("venv", "pytest", "pip", "mkdocs"), words
+            assert words[0] in ("venv", "pytest", "pip", "mkdocs", "onejit"), words
         elif file == "-c":
             compile(words[0], "-c", "exec")
         else:
             assert (ROOT / file).is_file(), f"no file {file}"
             folder, stem = Path(file).parent.name, Path(file).stem
             try:
-                if folder == "tools":
-                    parse_tool(stem, words)
+                if folder == "tests":
+                    assert stem == "sync_blocks"
                 elif folder == "benchmarks":
                     parse_benchmark(file, words, monkeypatch)
                 else:
                     parse_script(stem, words)
             except Parsed:
                 pass
+    elif program == "onejit":
+        with contextlib.suppress(Parsed):
+            if words not in ([], ["--help"]):
+                parse_tool(words[0], words[1:])
     elif program == "make":
         targets = re.findall(r"(?m)^([a-z][a-z-]*):", (ROOT / "Makefile").read_text())
         assert set(words) <= set(targets), f"of these targets the Makefile lacks some: {words}"
@@ -209,9 +221,9 @@ def test_commands_can_be_given(page, monkeypatch):
 
 @each_page
 def test_commands_within_the_text_can_be_given(page, monkeypatch):
-    """Those in backticks that begin with `python`; not those with a placeholder, or dots for what was said before."""
+    """Those in backticks that begin with `python` or `onejit`, if there are no placeholders or dots in them."""
     text = FENCE.sub("", page.read_text())
-    for command in re.findall(r"`(python [^`]+)`", text):
+    for command in re.findall(r"`((?:python|onejit) [^`]+)`", text):
         command = " ".join(command.split())
         if not PLACEHOLDER.search(command) and "..." not in command:
             with monkeypatch.context() as patch:
@@ -243,12 +255,12 @@ def test_commands_are_found():
         "python ppo.py --lr fast",
         "python ppo.py --config configs/ppo/no_such_config.yaml",
         "python no_such_script.py",
-        "python tools/train.py ppo --no-such-flag 1",
-        "python tools/train.py --resume runs/a --num-seeds 2",
-        "python tools/sweep.py ppo --no-such-flag 1 2",
-        "python tools/compare.py runs/a --no-such-flag",
-        "python tools/render.py runs/a --formats jpg",
-        "python tools/plan.py ppo --no-such-flag 1",
+        "onejit train ppo --no-such-flag 1",
+        "onejit train --resume runs/a --num-seeds 2",
+        "onejit sweep ppo --no-such-flag 1 2",
+        "onejit compare runs/a --no-such-flag",
+        "onejit render runs/a --formats jpg",
+        "onejit plan ppo --no-such-flag 1",
         "python benchmarks/scaling.py seeds --no-such-flag",
         "make no-such-target",
         "pip install -r no_such_file.txt",
@@ -266,9 +278,9 @@ def test_a_command_that_is_wrong_is_seen(command, monkeypatch):
 
 def small_budget(file: str, words: list[str]) -> list[str]:
     """Flags that make a training short, after those that are given: later ones win."""
-    is_tool = file == "tools/train.py"
+    is_tool = file == "train"
     name, flags = (words[0], words[1:]) if is_tool else (file, words)
-    script = results.load_script(name)
+    script = runs.load_script(name)
     mine = ["--num-seeds", "--seed", "--run-dir"]
     options = ["--eval-episodes", "--checkpoint-interval", "--track", "--memory"]
     kept, skip = [], False
@@ -277,7 +289,7 @@ def small_budget(file: str, words: list[str]) -> list[str]:
             skip = word in mine + options
         if not skip:
             kept.append(word)
-    config = results.parse(tyro.conf.FlagConversionOff[script.Config], kept)
+    config = command_line.parse(tyro.conf.FlagConversionOff[script.Config], kept)
     if hasattr(config, "num_generations"):
         steps = str(2 * config.inner_envs * config.inner_steps)
         few = ["--num-generations", "2", "--population-size", "4", "--num-slices", "1", "--inner-seeds", "1"]
@@ -290,8 +302,8 @@ def small_budget(file: str, words: list[str]) -> list[str]:
 
 
 def needed(command: str) -> str:
-    """The package that an environment of environments/ needs."""
-    module = re.search(r"environments\.(\w+):", command)
+    """The package that an environment of onejit.envs needs."""
+    module = re.search(r"onejit\.envs\.(\w+):", command)
     return {"playground": "mujoco_playground"}.get(module[1], module[1]) if module else "jax"
 
 
@@ -299,11 +311,12 @@ def can_run(command: str, folder: Path) -> bool:
     """Whether it trains a script, with packages and files that are there; not `--config` of a sweep of the reader's."""
     words = shlex.split(command)
     file, place = words[1], words.index("--config") + 1 if "--config" in words else 0
-    if not (file == "tools/train.py" or (file.endswith(".py") and "/" not in file)) or "--help" in words:
+    is_tool = words[0] == "onejit"
+    if not (words[:2] == ["onejit", "train"] or (file.endswith(".py") and "/" not in file)) or "--help" in words:
         return False
     if words[2:3] == ["--resume"]:
         return (folder / words[3] / "run.json").exists()
-    there = file != "tools/train.py" or "/" not in words[2]  # which is a script of the reader's
+    there = not is_tool or "/" not in words[2]  # which is a script of the reader's
     return there and (not place or (folder / words[place]).exists()) and bool(importlib.util.find_spec(needed(command)))
 
 
@@ -313,7 +326,7 @@ def test_page_runs(page, tmp_path, monkeypatch):
     """All commands that train, then all Python examples, in the order of the page and in one directory."""
     for name in SCRIPTS:  # not as links: Python looks for modules beside the file that a link leads to
         shutil.copy(ROOT / f"{name}.py", tmp_path)
-    for name in ("configs", "tools", "benchmarks", "environments"):
+    for name in ("configs", "onejit", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     environment = {"XLA_FLAGS": QUICKLY if jax.__version_info__[:2] == (0, 10) else ""} | os.environ
@@ -331,13 +344,14 @@ def test_page_runs(page, tmp_path, monkeypatch):
         words = shlex.split(command)
         if words[0] == "cp":
             subprocess.run(words, check=True)
-        elif words[0] == "python" and not need and can_run(command, tmp_path):
-            run(*words[1:], *([] if words[2:3] == ["--resume"] else small_budget(words[1], words[2:])))
+        elif words[0] in ("python", "onejit") and not need and can_run(command, tmp_path):
+            program = ["-m", "onejit"] if words[0] == "onejit" else []
+            run(*program, *words[1:], *([] if words[2:3] == ["--resume"] else small_budget(words[1], words[2:])))
     examples = "\n".join(text for text in fences(page, "python") if not is_file.match(text))
     if examples:
         for long, short in {"total_timesteps=100_000": "total_timesteps=10_000", ", 256)": ", 4)"}.items():
             examples = examples.replace(long, short)
-        (tmp_path / "examples.py").write_text(f"import sys\nsys.path[:0] = ['tools']\n{examples}")
+        (tmp_path / "examples.py").write_text(examples)
         run("examples.py")
 
 
@@ -499,7 +513,7 @@ def test_page_of_dpo_says_what_was_measured():
     for kind in ("final", "greedy"):
         ppo, dpo = (np.array(row[f"{kind}_return"]) for row in rows)
         low, high = scipy.stats.ttest_ind(dpo, ppo, equal_var=False).confidence_interval()
-        cells = [kind, *(results.show(*results.mean_interval(each)) for each in (ppo, dpo))]
+        cells = [kind, *(statistics.show(*statistics.mean_interval(each)) for each in (ppo, dpo))]
         cells += [f"{dpo.mean() - ppo.mean():.0f} ({low:.0f} to {high:.0f})", f"{ppo.min():.4g}", f"{dpo.min():.4g}"]
         assert f"| {' | '.join(cells)} |" in text
 

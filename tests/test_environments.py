@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import training
 from conftest import ROOT, assert_same, jit_quickly, slow
 
-import environments
 import ppo
+from onejit import envs, running
 
 MODULES = ("craftax", "jumanji", "navix", "playground")
 ENVS = 4  # side by side, in the comparisons with a library
@@ -30,7 +29,7 @@ def library(module):
 
 def make(module, name, **arguments):
     library(module)
-    importlib.import_module(f"environments.{module}")
+    importlib.import_module(f"onejit.envs.{module}")
     return gymnax.make(name, **arguments)
 
 
@@ -242,7 +241,7 @@ def test_start_states_are_looked_up():
         traced.append(key)
         return {"state": jax.random.uniform(key), "none": jnp.zeros(0)}
 
-    start = environments.start_from(reset, 6)
+    start = envs.start_from(reset, 6)
     assert not traced, "made before they are needed"
     keys = jax.random.split(jax.random.key(5), 200)
     started = np.asarray(jax.jit(jax.vmap(start))(keys)["state"])
@@ -250,7 +249,7 @@ def test_start_states_are_looked_up():
     assert len(traced) == 1, "made more than once"
     expected = jax.vmap(jax.random.uniform)(jax.random.split(jax.random.key(0), 6))
     np.testing.assert_array_equal(np.unique(started), np.sort(expected))
-    assert environments.start_from(reset, 0) is reset
+    assert envs.start_from(reset, 0) is reset
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -259,9 +258,9 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)
     if package == "craftax":
         monkeypatch.setitem(sys.modules, "craftax.craftax_env", None)
-    monkeypatch.delitem(sys.modules, f"environments.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"onejit.envs.{module}", raising=False)
     with pytest.raises(SystemExit) as stopped:
-        ppo.main(ppo.Config(env_name=f"environments.{module}:Any"))
+        ppo.main(ppo.Config(env_name=f"onejit.envs.{module}:Any"))
     told = capsys.readouterr().err
     assert stopped.value.code == 2 and told.count("\n") == 1
     assert f"{module} cannot be imported" in told and "pip install -r requirements-environments.txt" in told
@@ -281,7 +280,7 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
 def test_what_cannot_be_is_refused(name, env_params, message):
     library(name.partition(":")[0])
     with pytest.raises(ValueError, match=message):
-        ppo.make_env(ppo.Config(env_name=f"environments.{name}", env_params=env_params))
+        ppo.make_env(ppo.Config(env_name=f"onejit.envs.{name}", env_params=env_params))
 
 
 def test_a_time_limit_is_bootstrapped():
@@ -289,7 +288,7 @@ def test_a_time_limit_is_bootstrapped():
     library("navix")
     endless = {"reward_fn": lambda *_: jnp.ones(()), "termination_fn": lambda *_: jnp.zeros((), bool)}
     config = ppo.Config(
-        env_name="environments.navix:Navix-Empty-5x5-v0",
+        env_name="onejit.envs.navix:Navix-Empty-5x5-v0",
         env_params=endless | {"max_steps": 6},  # the library's own name of the limit
         total_timesteps=150 * 8 * 16,
         num_envs=8,
@@ -335,10 +334,10 @@ def test_playground_is_resumed_and_drawn(tmp_path):
     library("playground")
 
     def tool(name, *args):
-        command = [sys.executable, ROOT / "tools" / f"{name}.py", *map(str, args)]
+        command = [sys.executable, "-m", "onejit", name, *map(str, args)]
         return subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=tmp_path)
 
-    args = ["--env-name", "environments.playground:PendulumSwingup", "--env-params", "start_states", 4]
+    args = ["--env-name", "onejit.envs.playground:PendulumSwingup", "--env-params", "start_states", 4]
     args += ["max_steps_in_episode", 30, "--total-timesteps", 2000, "--num-envs", 4, "--num-steps", 50]
     args += ["--num-minibatches", 2, "--num-seeds", 2, "--run-dir", tmp_path / "run", "--checkpoint-interval", 0.01]
     done = tool("train", "ppo_continuous", *args)
@@ -354,10 +353,11 @@ def test_playground_is_resumed_and_drawn(tmp_path):
 
 
 def test_a_checkpoint_keeps_arrays_of_no_entries(tmp_path):
-    carry = {"none": jnp.zeros((2, 0), jnp.int32), "some": jnp.arange(3.0)}
-    manager = training.open_checkpoints(tmp_path, keep=1)
-    training.save(manager, 1, carry)
-    assert_same(training.restore(manager, 1, jax.eval_shape(lambda: carry)), carry)
+    carry = {"runner_state": {"none": jnp.zeros((2, 0), jnp.int32), "some": jnp.arange(3.0)}, "metrics": {}}
+    manager = running.open_checkpoints(tmp_path, keep=1)
+    running.save(manager, 1, carry)
+    program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
+    assert_same(running.restore(manager, 1, program), carry)
 
 
 # --- your own ---

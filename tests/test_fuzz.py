@@ -1,4 +1,4 @@
-"""Random bad command lines and YAML files: tools/train.py never shows a traceback, always exit code 2 and one line.
+"""Random bad command lines and YAML files: onejit train never shows a traceback, always exit code 2 and one line.
 
 500 of them in `make test-all`, few in `make test`. Two kinds: what is bad by construction has to be refused, and the
 line names the field; what is random may be refused or taken, but nothing else may happen. No training begins: whatever
@@ -19,12 +19,12 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 import pytest
-import train
-import training
 import yaml
 from conftest import SCRIPTS, flags, origin, small_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from onejit import running, train
 
 EXAMPLES = pytest.mark.parametrize("examples", [12, pytest.param(250, marks=pytest.mark.slow)])
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
@@ -40,7 +40,7 @@ class TakenError(Exception):
 
 def take(script, config, names, size, options):
     """Instead of a program that is compiled, only seen to be one."""
-    with training.naming_the_field(script, config):
+    with running.naming_the_field(script, config):
         init, update = script.make_learner(config)
         jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
     raise TakenError
@@ -55,8 +55,8 @@ def run(script, args, names) -> str | None:
     begins = [i for i, word in enumerate(words) if word.startswith("--")]
     settings_of = [words[i:j] for i, j in itertools.pairwise([*begins, len(words)])]  # some take several words
     good = [word for each in settings_of if each[0][2:] not in names for word in each]
-    original, said = training.compile_slice, io.StringIO()
-    training.compile_slice = take
+    original, said = running.compile_slice, io.StringIO()
+    running.compile_slice = take
     try:
         with contextlib.redirect_stderr(said):
             train.main([script.__file__, *good, "--num-seeds=2", *args])
@@ -66,7 +66,7 @@ def run(script, args, names) -> str | None:
         assert stop.code == 2, f"exit code {stop.code}"
         return said.getvalue()
     finally:
-        training.compile_slice = original
+        running.compile_slice = original
     raise AssertionError("it has run")
 
 

@@ -6,7 +6,8 @@ import re
 import jax
 import pytest
 from conftest import ROOT, SCRIPTS
-from results import load_script
+
+from onejit.runs import load_script
 
 SENTENCE = r"an agent of the default run needs ([\d.]+) MB at its peak"
 

@@ -1,4 +1,4 @@
-"""tools/plan.py: programs read and counted against counts by hand, what it refuses, and a training compiled."""
+"""`onejit plan`: programs read and counted against counts by hand, what it refuses, and a training compiled."""
 
 import importlib.util
 import json
@@ -7,13 +7,12 @@ import re
 import subprocess
 import sys
 
-import plan
 import pytest
-import training
-from conftest import ROOT, repository_files
+from conftest import repository_files
 
 import ppo
 import sac
+from onejit import command_line, plan, running
 
 # As XLA prints programs, shortened: `train` runs a step of an environment and an inner loop three times, each kernel
 # once. What a kernel moves stands beside it, operands first.
@@ -175,14 +174,14 @@ def test_shapes():
 @pytest.mark.parametrize("most", [1, 2, 37, 4096])
 def test_most_seeds(monkeypatch, most):
     """Of programs that take a fixed part and one for each seed, in blocks of three."""
-    monkeypatch.setattr(training, "program_bytes", lambda size: 1000 + 96 * -(-size // 3))
-    limit = training.program_bytes(most)
-    found = plan.most_seeds(lambda size: size, {0: 0, 8: training.program_bytes(8)}, limit)
-    assert 0.95 * limit < training.program_bytes(found) <= limit
+    monkeypatch.setattr(running, "program_bytes", lambda size: 1000 + 96 * -(-size // 3))
+    limit = running.program_bytes(most)
+    found = plan.most_seeds(lambda size: size, {0: 0, 8: running.program_bytes(8)}, limit)
+    assert 0.95 * limit < running.program_bytes(found) <= limit
 
 
 def test_descriptions():
-    for path in repository_files("tools/gpus/*.txt"):
+    for path in repository_files("onejit/gpus/*.txt"):
         text, device, capacity, bandwidth = plan.read_gpu(path.stem)
         assert "Source: " in text and device.startswith("NVIDIA") and float(bandwidth) > 1e12
         assert 20e9 < float(capacity) < 90e9
@@ -206,16 +205,16 @@ def test_descriptions():
 )
 def test_a_mistake_is_one_line(tmp_path, capsys, words, message):
     (tmp_path / "gpu.txt").write_text('device_description_str: "A"\ndevice_memory_size: 8\n')
-    with pytest.raises(SystemExit) as stopped:
-        plan.results.run_tool(plan.main, words.format(tmp=tmp_path, grid="q_learning_gridworld").split())
+    with pytest.raises(SystemExit) as stopped, command_line.errors_in_one_line("onejit plan"):
+        plan.main(words.format(tmp=tmp_path, grid="q_learning_gridworld").split())
     out, err = capsys.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1) and message in err
 
 
 def test_without_the_wheels_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        plan.results.run_tool(plan.main, ["q_learning_gridworld"])
+    with pytest.raises(SystemExit), command_line.errors_in_one_line("onejit plan"):
+        plan.main(["q_learning_gridworld"])
     assert "pip install -r requirements-gpu.txt" in capsys.readouterr().err
 
 
@@ -228,7 +227,7 @@ def has_wheels() -> bool:
 @pytest.mark.parametrize("script", ["q_learning_gridworld", "ppo"])
 def test_a_training_compiled(tmp_path, script):
     steps = 3 * (1000 if script == "q_learning_gridworld" else 512) + 5  # 3 updates
-    command = [sys.executable, ROOT / "tools" / "plan.py", script, "--num-seeds=8", f"--total-timesteps={steps}"]
+    command = [sys.executable, "-m", "onejit", "plan", script, "--num-seeds=8", f"--total-timesteps={steps}"]
     command += ["--gpu=rtx4090", "--memory=1", "--kernels", f"--json={tmp_path / 'plan.json'}"]
     command += ["--no-most-seeds"] if script == "ppo" else []
     clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -249,4 +248,4 @@ def test_a_training_compiled(tmp_path, script):
     if script == "ppo":
         assert step["loop"].startswith("collect > unrolled_scan (ppo.py:")
         assert (found["steps"]["gradient"]["runs"], found["steps"]["gradient"]["at_a_time"]) == (3 * 4 * 4, 1)
-    assert found["memory"]["limit"] == training.GIB and (script == "ppo" or found["most_seeds"] > 100)
+    assert found["memory"]["limit"] == running.GIB and (script == "ppo" or found["most_seeds"] > 100)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import results
 import toys  # noqa: F401  registers the environments
 from conftest import assert_close, jit_quickly
 from gymnax.environments import spaces
 
 import ppo_continuous as ppo
+from onejit import runs, statistics
 
 LIMIT = 5
 
@@ -21,9 +21,9 @@ LIMIT = 5
 def test_pendulum_is_learned_with_its_config():
     """Four seeds of configs/ppo_continuous/pendulum.yaml; 32 reached -161."""
     path = Path(ppo.__file__).parent / "configs" / "ppo_continuous" / "pendulum.yaml"
-    config = results.read_config(ppo, path)
+    config = runs.read_config(ppo, path)
     out = jax.jit(jax.vmap(ppo.make_train(config)))(jax.random.split(jax.random.key(0), 4))
-    assert results.final_return(jax.device_get(out["metrics"])).mean() > -200
+    assert statistics.final_return(jax.device_get(out["metrics"])).mean() > -200
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (11, 64), (64, 3), (3, 1), (1, 1)])

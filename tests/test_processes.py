@@ -17,9 +17,11 @@ import pytest
 from conftest import ROOT, arrays, assert_close, assert_same, flags, shifted_config, slow, small_config, trained
 from safetensors.numpy import load_file
 
+from onejit import running, runs
+
 NUM_UPDATES = 1000
 TIME_LIMIT = 300  # seconds; no run takes a tenth of it on an idle machine
-TRAIN = ROOT / "tools" / "train.py"
+TRAIN = "-m", "onejit", "train"
 
 
 def command(script, run_dir: Path) -> list[str]:
@@ -54,9 +56,9 @@ def checkpoint(run_dir: Path):
 
 @pytest.fixture(scope="session")
 def whole(script, tmp_path_factory):
-    """A run of tools/train.py that was left alone."""
+    """A run of onejit train that was left alone."""
     run_dir = tmp_path_factory.mktemp(script.__name__) / "whole"
-    run([TRAIN, script.__file__, *command(script, run_dir)], run_dir.parent)
+    run([*TRAIN, script.__file__, *command(script, run_dir)], run_dir.parent)
     return run_dir
 
 
@@ -64,7 +66,7 @@ def whole(script, tmp_path_factory):
 @pytest.mark.parametrize("how", [signal.SIGKILL, slow(signal.SIGINT)])
 def test_killed_and_resumed(script, whole, how, tmp_path):
     run_dir = tmp_path / "killed"
-    args = [sys.executable, TRAIN, script.__file__, *command(script, run_dir)]
+    args = [sys.executable, *TRAIN, script.__file__, *command(script, run_dir)]
     with subprocess.Popen(args, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + TIME_LIMIT
         while process.poll() is None:
@@ -75,15 +77,15 @@ def test_killed_and_resumed(script, whole, how, tmp_path):
             time.sleep(0.001)
         complaints = process.stderr.read()
     if how == signal.SIGINT:
-        assert process.returncode == 130 and f"stopped; --resume {run_dir}" in complaints
+        assert process.returncode == 130 and f"stopped by SIGINT; onejit train --resume {run_dir} goes on" in complaints
         assert "Traceback" not in complaints
     else:
         assert process.returncode == -signal.SIGKILL
     done = max(steps(run_dir), default=0)
     assert 1 < done < NUM_UPDATES and not (run_dir / "metrics.npz").exists()  # it was midway
 
-    finished = run([TRAIN, "--resume", run_dir], tmp_path)
-    assert f"{done} of {NUM_UPDATES} updates are done" in finished.stdout
+    finished = run([*TRAIN, "--resume", run_dir], tmp_path)
+    assert f"{done} of {NUM_UPDATES} updates are done" in finished.stderr
     assert_same(*(dict(np.load(path / "metrics.npz")) for path in (whole, run_dir)))
     assert_same(*(load_file(path / "agent.safetensors") for path in (whole, run_dir)))
     for name in ("evaluation.npy", "learning_curve.png", "config.yaml"):
@@ -95,15 +97,14 @@ def test_killed_and_resumed(script, whole, how, tmp_path):
 
 def test_every_script_resumes(script, tmp_path):
     """What each carries comes back from a checkpoint bit for bit, replay, statistics, optimizer, keys, and can play."""
-    import training
 
     config = small_config(script, 2)
-    program = training.compile_slice(script, config, [], 2, SimpleNamespace(seed=0, eval_episodes=3))
+    program = running.compile_slice(script, config, [], 2, SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0))
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
-    with training.open_checkpoints(tmp_path, keep=1) as manager:
-        carry = program.advance(program.start({}, training.put(keys, program.spread)), {}, 0, 1)
-        training.save(manager, 1, carry)
-        again = training.restore(manager, 1, program.abstract)
+    with running.open_checkpoints(tmp_path, keep=1) as manager:
+        carry = program.advance(program.start({}, running.put(keys, program.spread)), {}, 0, 1)
+        running.save(manager, 1, carry)
+        again = running.restore(manager, 1, program)
     before = [leaf.copy() for leaf in arrays(carry)]
     assert jax.tree.structure(carry) == jax.tree.structure(again)
     for leaf, other in zip(before, arrays(again), strict=True):
@@ -124,27 +125,27 @@ def test_every_script_resumes(script, tmp_path):
     ],
 )
 def test_each_core_is_a_device_unless_chosen(env, before, devices, tmp_path):
-    code = f"import jax\n{before}\nimport training\nprint(jax.local_device_count())"
+    code = f"import jax\n{before}\nfrom onejit import running\nprint(jax.local_device_count())"
     unset = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
-    env = unset | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "tools")} | env
+    env = unset | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | env
     finished = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert int(finished.stdout) == devices
 
 
 FOUR_DEVICES = """
 import sys
-import train, training, results
+from onejit import running, runs, train
 run_dir = train.main(sys.argv[1:])
-script, config, agent = results.load_run(run_dir)
+script, config, agent = runs.load_run(run_dir)
 options = train.Options(eval_episodes=2)
-open("program.txt", "w").write(training.compile_slice(script, config, [], 4, options).advance.as_text())
+open("program.txt", "w").write(running.compile_slice(script, config, [], 4, options).advance.as_text())
 """
 
 
 @pytest.mark.common
 def test_seeds_spread_over_devices(script, tmp_path):
     """And nothing crosses them: their program has no collective operation."""
-    env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT / "tools")}
+    env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
     args = [*flags(shifted_config(script)), "--num-seeds=4", "--eval-episodes=2", f"--run-dir={tmp_path / 'run'}"]
     finished = run(["-c", FOUR_DEVICES, script.__file__, *args], tmp_path, **env)
     assert "4 on 4 device(s)" in finished.stdout
@@ -157,8 +158,8 @@ def test_seeds_spread_over_devices(script, tmp_path):
 
 UNEVEN = """
 import sys
-import train, training
-training.largest_slice = lambda compile_size, total, step, memory: compile_size(4)
+from onejit import running, runs, train
+running.largest_slice = lambda compile_size, total, step, memory: compile_size(4)
 train.main(sys.argv[1:])
 """
 
@@ -166,17 +167,16 @@ train.main(sys.argv[1:])
 def test_slices_of_different_size_lie_on_different_devices(tmp_path):
     """Six agents on four devices, four and two at once."""
     args = ["q_learning_gridworld", "--num-steps=100", "--total-timesteps=500", "--num-seeds=6", "--run-dir=run"]
-    env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT / "tools")}
+    env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
     finished = run(["-c", UNEVEN, *args], tmp_path, **env)
     assert "6 seeds in 2 slice(s) of 4 on 4 device(s)" in finished.stdout
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["slice"] == 4 and record["final return"]["seeds"] == 6
-    import results
 
-    agents = results.load_run(tmp_path / "run")[2]
+    agents = runs.load_run(tmp_path / "run")[2]
     assert all(len(leaf) == 6 for leaf in jax.tree.leaves(agents))
-    run([TRAIN, "--resume", "run"], tmp_path, JAX_NUM_CPU_DEVICES="3")  # as many as there are now
-    assert_close_arrays(agents, results.load_run(tmp_path / "run")[2])
+    run([*TRAIN, "--resume", "run"], tmp_path, JAX_NUM_CPU_DEVICES="3")  # as many as there are now
+    assert_close_arrays(agents, runs.load_run(tmp_path / "run")[2])
 
 
 def assert_close_arrays(tree, other):

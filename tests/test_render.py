@@ -1,4 +1,4 @@
-"""tools/render.py: which agents play what, the pictures, and the page in a browser."""
+"""`onejit render`: which agents play what, the pictures, and the page in a browser."""
 
 import base64
 import ctypes.util
@@ -16,15 +16,13 @@ import jax
 import matplotlib.image
 import numpy as np
 import pytest
-import render
-import results
-import train
-import tyro
 import yaml
 from conftest import ROOT
 from PIL import Image
+from safetensors.numpy import save_file
 
 import q_learning_gridworld
+from onejit import command_line, render, runs, statistics, train
 
 rng = np.random.default_rng(0)
 
@@ -39,8 +37,16 @@ def frames_of_gif(path) -> list[np.ndarray]:
 
 
 def run(*args):
-    """As the command line does."""
-    return tyro.cli(render.main, args=list(map(str, args)))
+    """As a new process would: no script of a run has been imported yet."""
+    for name in [name for name in sys.modules if name.startswith("script_")]:
+        del sys.modules[name]
+    return command_line.parse(render.main, list(map(str, args)))
+
+
+def harm_agents(path, change):
+    """Rewrites a file of agents as `change(arrays)`."""
+    arrays, metadata = runs.read_agents(path)
+    save_file({name: np.ascontiguousarray(each) for name, each in change(arrays).items()}, path, metadata)
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +70,10 @@ def copied(run_dir, tmp_path):
 @pytest.fixture
 def refuses(capsys):
     def check(args, *words):
-        with pytest.raises(SystemExit) as stop:
-            results.run_tool(lambda _: run(*args))
+        with pytest.raises(SystemExit) as stop, command_line.errors_in_one_line("onejit render"):
+            run(*args)
         said = capsys.readouterr().err
-        assert stop.value.code == 2 and "Traceback" not in said
+        assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith("onejit render: error: ")
         for word in words:
             assert word in said, said
 
@@ -84,11 +90,11 @@ def test_agents_are_ranked_and_named():
         "episodes": np.ones((5, 10)),
         "episodic_return": np.repeat([[3.0], [2.0], [1.0], [4.0], [np.inf]], 10, 1),
     }
-    found, by = render.rank_agents(metrics)
+    found, by = statistics.rank_agents(metrics)
     assert found.tolist() == [4, 2, 1, 0, 3] and "end of training" in by
     lost = np.arange(5) == 4  # the best, of parameters that are not finite
-    assert render.rank_agents(metrics | {"evaluation": evaluation}, lost)[0].tolist()[:2] == [2, 4]
-    found, by = render.rank_agents(metrics | {"evaluation": evaluation})
+    assert statistics.rank_agents(metrics | {"evaluation": evaluation}, lost)[0].tolist()[:2] == [2, 4]
+    found, by = statistics.rank_agents(metrics | {"evaluation": evaluation})
     assert found.tolist() == [2, 3, 1, 0, 4] and "greedy" in by
     assert render.choose_agents(["best", "median", "worst", "3", "4"], found) == {
         "best_agent4": 4,
@@ -122,15 +128,16 @@ def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode
 
 
 def test_a_run_of_a_script_itself(copied, capsys):
-    """It has no run.json, no checkpoints and no evaluation; the agents play the same episodes."""
+    """It has no run.json, script, checkpoints or evaluation; the agents play the same episodes, by onejit's script."""
     shutil.rmtree(copied / "checkpoints")
-    for name in ("run.json", "evaluation.npy"):
+    for name in ("run.json", "evaluation.npy", "q_learning_gridworld.py"):
         (copied / name).unlink()
     (path,) = run(copied, "--agents", "worst", "--max-steps", 3, "--formats", "gif")
-    final = results.final_return(np.load(copied / "metrics.npz"))
+    final = statistics.final_return(np.load(copied / "metrics.npz"))
     assert path == copied / "render" / f"worst_agent{final.argmin()}.gif" and len(frames_of_gif(path)) == 3
     said = capsys.readouterr().out
     assert "the return at the end of training" in said
+    assert f"{copied} has no copy of its script; {ROOT / 'q_learning_gridworld.py'} stands in for it" in said
 
 
 def test_neither_checkpoints_nor_replay_are_read(copied):
@@ -138,19 +145,86 @@ def test_neither_checkpoints_nor_replay_are_read(copied):
     assert run(copied, "--agents", 0, "--max-steps", 1)
 
 
-def test_a_copy_of_a_script(copied, tmp_path, monkeypatch):
-    """At the path that run.json has, and by its name where it lies in the working directory."""
-    shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "my_algorithm.py")
+def test_only_the_runs_own_copy_of_the_script_is_executed(copied, tmp_path, monkeypatch, refuses):
+    """Not the file that it was copied from, nor one of its name in the working directory. If edited, with --force."""
+    script, args = copied / "q_learning_gridworld.py", [copied, "--agents", 0, "--max-steps", 1]
+    other = tmp_path / script.name
+    other.write_text("raise RuntimeError('this is not the script of the run')")
     record = json.loads((copied / "run.json").read_text())
-    record["settings"]["script"], args = "my_algorithm", (copied, "--agents", 0, "--max-steps", 2)
-    for path in (tmp_path / "my_algorithm.py", tmp_path / "gone.py"):
-        (copied / "run.json").write_text(json.dumps(record | {"path": str(path)}))
-        if path.name == "gone.py":
-            with pytest.raises(ValueError, match="script = my_algorithm: no such file"):
-                run(*args)
-            monkeypatch.chdir(tmp_path)
-        assert run(*args)
-        assert sys.modules.pop("script_my_algorithm").__file__ == str(tmp_path / "my_algorithm.py")
+    (copied / "run.json").write_text(json.dumps(record | {"path": str(other)}))
+    monkeypatch.chdir(tmp_path)
+    assert run(*args)
+    script.write_text(script.read_text() + "\nEDITED = True\n")
+    refuses(args, f"{script}: has been edited since the run began; --force")
+    shutil.rmtree(copied / "render")
+    assert run(*args, "--force")
+    used = [each for each in sys.modules.values() if getattr(each, "__file__", None) == str(script)]
+    assert used[-1].EDITED and (copied / "render").is_dir()
+
+
+ENVIRONMENT = """
+import gymnax
+from gymnax.environments.bsuite.catch import Catch
+
+if "Elsewhere-v0" not in gymnax.registered_envs:
+    gymnax.register("Elsewhere-v0", Catch)
+"""
+
+
+def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
+    """It lies where the run was started, or next to the script; `render` is started somewhere else."""
+    place, project = tmp_path / "somewhere", tmp_path / "project"
+    for folder in (place, project):
+        folder.mkdir()
+    (project / "env_of_a_test.py").write_text(ENVIRONMENT)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1 --update-epochs 1 --hidden-sizes 8"
+    run_dir = train.main(
+        ["ppo", "--env-name=env_of_a_test:Elsewhere-v0", *small.split(), "--num-seeds=1", "--eval-episodes=0"]
+    ).absolute()
+    del sys.modules["env_of_a_test"]
+    sys.path[:] = [each for each in sys.path if each != str(project)]
+    monkeypatch.chdir(place)
+    (path,) = run(run_dir)
+    assert path == run_dir / "render" / "best_agent0.gif" and len(frames_of_gif(path)) > 5
+    assert sys.modules.pop("env_of_a_test").__file__ == str(project / "env_of_a_test.py")
+
+
+def test_best_agents_of_the_training(copied, capsys, refuses):
+    """Each seed's best agent, ranked by what it reached then, plays what was measured then."""
+    refuses([copied, "--best"], f"best: {copied} has no best_agent.safetensors", "--eval-interval N")
+    shutil.copy(copied / "agent.safetensors", copied / "best_agent.safetensors")
+    harm_agents(copied / "best_agent.safetensors", lambda arrays: {name: each[::-1] for name, each in arrays.items()})
+    returns = np.array([[1.0, np.nan], [4.0, 0.0], [3.0, 2.0], [0.0, 5.0], [np.nan, np.nan]])
+    np.savez(copied / "evaluations.npz", timesteps=np.arange(2), returns=returns)
+    written = run(copied, "--best", "--max-steps", 1)
+    names = ["best_agent3.gif", "worst_agent4.gif", "median_agent2.gif"]
+    assert [path.name for path in written] == names and written[0].parent == copied / "render_best"
+    said = re.findall(r"agent(\d): return (\S+) in", capsys.readouterr().out)
+    evaluation = np.load(copied / "evaluation.npy")[::-1, 0]
+    assert len(said) == 3 and len(set(evaluation)) > 1
+    for agent, total in said:
+        assert float(total) == pytest.approx(evaluation[int(agent)], rel=1e-3)
+
+
+def test_one_agent_needs_no_metrics(copied):
+    """As those of agents/ in the repository."""
+    for name in ("metrics.npz", "evaluation.npy"):
+        (copied / name).unlink()
+    harm_agents(copied / "agent.safetensors", lambda arrays: {name: each[:1] for name, each in arrays.items()})
+    (path,) = run(copied, "--max-steps", 1)
+    assert path.name == "best_agent0.gif"
+
+
+def test_agents_that_do_not_fit_the_script(copied, refuses):
+    """As after a change of the networks: without a check, an index into a smaller table is silently the last one."""
+    path = copied / "agent.safetensors"
+    ((name, table),) = runs.read_agents(path)[0].items()
+    harm_agents(path, lambda arrays: {name: table[:, :-1]})
+    refuses([copied], f"{path}: does not fit {copied / 'q_learning_gridworld.py'}: {name} is (39, 4), but (40, 4)")
+    harm_agents(path, lambda arrays: {"another": table})
+    refuses([copied], f"{path}: does not fit", "another is (40, 4), but not there")
 
 
 def test_a_run_of_an_older_script(copied):
@@ -241,6 +315,19 @@ def test_mp4(tmp_path):
     np.testing.assert_allclose(means, 20 * np.arange(10), atol=4)
 
 
+@pytest.mark.parametrize(("package", "form", "env_name"), [
+    ("pygame", "gif", "CartPole-v1"), ("imageio_ffmpeg", "mp4", "Catch-bsuite")
+])  # fmt: skip
+def test_packages_for_pictures_that_are_not_there(package, form, env_name, monkeypatch):
+    """Said before anything is played."""
+    env, _ = gymnax.make(env_name)
+    assert render.check_formats((form,), env) == (form,)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=f"needs {package.replace('_', '-')}; pip install {package.replace('_', '-')}"):
+        render.check_formats((form,), env)
+    assert render.check_formats(("gif",), gymnax.make("Breakout-MinAtar")[0])
+
+
 # --- the page ---
 
 
@@ -309,18 +396,21 @@ def test_bad_input(run_dir, tmp_path, refuses):
     assert not (run_dir / "render").exists()
 
 
-def test_runs_that_are_damaged(copied, tmp_path, refuses):
-    record = json.loads((copied / "run.json").read_text())
-    (copied / "run.json").write_text(json.dumps(record | {"path": str(ROOT / "ppo.py")}))
+def test_runs_that_are_damaged(copied, refuses):
+    config = (copied / "config.yaml").read_text()
+    (copied / "config.yaml").write_text(config + "\nnum_envs: 4\n")
     refuses([copied], "config.yaml: is not a config of")
-    for name, source, words in (
-        ("broken.py", "import nothing_of_this_name", ("cannot be imported", "nothing_of_this_name")),
-        ("empty.py", "Config = 1", ("is not a training script", "it has no make_learner")),
+    (copied / "config.yaml").write_text(config)
+    record, script = json.loads((copied / "run.json").read_text()), copied / "q_learning_gridworld.py"
+    for source, words in (
+        ("import nothing_of_this_name", ("cannot be imported", "nothing_of_this_name")),
+        ("Config = 1", ("is not a training script", "it has no make_learner")),
     ):
-        (tmp_path / name).write_text(source)
-        (copied / "run.json").write_text(json.dumps(record | {"path": str(tmp_path / name)}))
+        script.write_text(source)
+        (copied / "run.json").write_text(json.dumps(record | {"sha256": runs.file_hash(script)}))
         refuses([copied], *words)
     (copied / "run.json").write_text(json.dumps(record))
+    shutil.copy(ROOT / script.name, script)
     (copied / "metrics.npz").write_bytes((copied / "metrics.npz").read_bytes()[:100])
     refuses([copied], "metrics.npz: cannot be read")
     agent = copied / "agent.safetensors"
@@ -350,11 +440,11 @@ def brax_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("brax")
     config = "--env-name=inverted_pendulum --total-timesteps=16384 --num-seeds=2 --run-dir=run"
     for command in (
-        ["ppo_continuous.py", *config.split()],
-        ["tools/render.py", "run", "--formats", "gif", "html", "mp4"],
+        [str(ROOT / "ppo_continuous.py"), *config.split()],
+        ["-m", "onejit", "render", "run", "--formats", "gif", "html", "mp4"],
     ):
         done = subprocess.run(
-            [sys.executable, str(ROOT / command[0]), *command[1:]],
+            [sys.executable, *command],
             cwd=folder, env=os.environ | {"MUJOCO_GL": ""}, capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         if "cannot draw without a screen" in done.stderr and not ctypes.util.find_library("OSMesa"):

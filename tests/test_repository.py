@@ -10,13 +10,14 @@ import sys
 import tomllib
 
 import pytest
-import results
 import yaml
 from conftest import ROOT, repository_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-SYNC = ROOT / "tools" / "sync_blocks.py"
+from onejit import runs
+
+SYNC = ROOT / "tests" / "sync_blocks.py"
 MASTER = ROOT / "ppo_continuous.py"
 SCRIPTS = repository_files("*.py")
 CONFIGS = repository_files("configs/**/*.*")
@@ -71,7 +72,7 @@ def script_metadata(source: str) -> dict:
 
 
 def block(name, *lines):
-    how = "the same in every script, by tools/sync_blocks.py; rename this banner to make it yours"
+    how = "the same in every script, by tests/sync_blocks.py; rename this banner to make it yours"
     return "\n".join([f"# --- block {name}: {how} ---", *lines])
 
 
@@ -249,7 +250,7 @@ def test_what_is_imported_stands_at_the_top(path):
 
 @each_script
 def test_script_imports_no_sibling(path):
-    siblings = {file.stem for file in SCRIPTS} | {"tools", "benchmarks", "tests"}
+    siblings = {file.stem for file in SCRIPTS} | {"onejit", "benchmarks", "tests"}
     assert not siblings & top_names(path.read_text())
     assert "" not in top_names(path.read_text()), "a relative import"
 
@@ -269,6 +270,6 @@ def test_config_can_be_run(path):
     assert path.parent.parent == ROOT / "configs"
     assert path.parent.name in {file.stem for file in SCRIPTS}, "no such script"
     script = importlib.import_module(path.parent.name)
-    config = results.read_config(script, path)
+    config = runs.read_config(script, path)
     assert yaml.safe_load(path.read_text()), "sets nothing"
     assert config.num_updates > 0

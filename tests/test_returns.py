@@ -7,13 +7,14 @@ import sys
 
 import numpy as np
 import pytest
-import results
 import scipy.stats
 import tyro
 from conftest import ROOT, repository_files
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import returns
+
+from onejit import command_line, runs, statistics
 
 MEASURED = repository_files("benchmarks/results/*_*.json")
 
@@ -135,10 +136,9 @@ def test_what_was_measured_is_of_a_row_as_it_is(path):
     assert path.stem == row["row"].replace("/", "_")
     script, flags = returns.load(row["row"])
     _, file, *also = flags
-    config = results.parse(
-        tyro.conf.FlagConversionOff[script.Config], results.read_flags(script, ["--config", str(ROOT / file), *also])
-    )
-    now, default = (json.loads(json.dumps(results.plain(each))) for each in (config, script.Config()))
+    words = command_line.read_flags(script, ["--config", str(ROOT / file), *also])
+    config = command_line.parse(tyro.conf.FlagConversionOff[script.Config], words)
+    now, default = (json.loads(json.dumps(runs.plain(each))) for each in (config, script.Config()))
     then = row["settings"]
     if "clip_value" in then:  # a switch in place of which there is a clip range of its own
         then["vf_clip_eps"] = then.get("clip_eps", 0.2) if then["clip_value"] else float("inf")
@@ -160,7 +160,7 @@ def test_a_row_measured_again_agrees(row):
     stored = json.loads((returns.MEASURED / f"{row.replace('/', '_')}.json").read_text())
     again = returns.measure(row, num_seeds=16, seed=7)
     (_, low, high), (_, other_low, other_high) = (
-        results.interval(np.array(each["final_return"]), level=99.9) for each in (stored, again)
+        statistics.interval(np.array(each["final_return"]), level=99.9) for each in (stored, again)
     )
     assert low <= other_high and other_low <= high
 

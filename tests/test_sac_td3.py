@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import results
 import toys  # registers the environments
 from conftest import jit_quickly, slow
-from training import greedy_returns, make_player
 
 import sac
 import td3
+from onejit import runs
+from onejit.playing import greedy_returns, make_player
 
 VALUE = toys.ValueContinuous.__name__
 both = pytest.mark.parametrize("script", [sac, td3], ids=["sac", "td3"])
@@ -453,9 +453,9 @@ def test_pendulum_is_learned_with_its_config(script):
     """Four seeds of configs/NAME/pendulum.yaml."""
     name = script.__name__
     path = Path(script.__file__).parent / "configs" / name / "pendulum.yaml"
-    config = results.read_config(script, path)
+    config = runs.read_config(script, path)
     out = jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4))
-    options = types.SimpleNamespace(seed=0, eval_episodes=64)
+    options = types.SimpleNamespace(seed=0, eval_episodes=64, eval_interval=0)
     assert greedy_returns(script, config, options)(out["runner_state"].agent).mean() > -180
 
 

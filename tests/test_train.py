@@ -1,5 +1,6 @@
-"""tools/train.py: as `main`, in slices, tracked, resumed, and on several processes that are joined."""
+"""`onejit train`: as `main`, in slices, tracked, resumed, and on several processes that are joined."""
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -11,19 +12,18 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 import tyro
 from conftest import ROOT, assert_same, slow
 from flax.traverse_util import flatten_dict
 
-sys.path.insert(0, str(ROOT / "tools"))
-import results
-import train
-import training
+from onejit import command_line, playing, running, runs, statistics, sweep, train
 
 SMALL = ["q_learning_gridworld", "--max-steps-in-episode=50", "--num-steps=100", "--random-starts=True"]
 SMALL += ["--goal", "4", "5", "--epsilon=0.5", "--step-reward=-0.01"]
@@ -42,7 +42,7 @@ def metrics_of(run_dir) -> dict:
 
 
 def agents_of(run_dir) -> dict:
-    return results.read_agents(run_dir / "agent.safetensors")[0]
+    return runs.read_agents(run_dir / "agent.safetensors")[0]
 
 
 def record_of(run_dir) -> dict:
@@ -74,7 +74,7 @@ def main_of(script, words):
 
 @pytest.fixture(scope="module")
 def script():
-    return results.load_script(SMALL[0])
+    return runs.load_script(SMALL[0])
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,11 @@ def by_main(script, tmp_path_factory):
 
 def test_as_main(script, finished, by_main):
     assert_agree(metrics_of(finished), metrics_of(by_main))
+    diff = {"script.diff"} if runs.git(ROOT / "ppo.py", "diff", "HEAD", "--", script.__file__) else set()
     added = {path.name for path in finished.iterdir()} - {path.name for path in by_main.iterdir()}
-    assert added == {"run.json", "evaluation.npy", "checkpoints"}
+    assert added == {"run.json", "evaluation.npy", "checkpoints", "q_learning_gridworld.py", ".lock"} | diff
     assert (finished / "config.yaml").read_text() == (by_main / "config.yaml").read_text()
-    agents, others = (results.read_agents(path / "agent.safetensors") for path in (finished, by_main))
+    agents, others = (runs.read_agents(path / "agent.safetensors") for path in (finished, by_main))
     assert agents[1] == others[1] == {"script": "q_learning_gridworld", "seed": "0"}
     assert {name: leaf.shape for name, leaf in agents[0].items()} == {
         name: leaf.shape for name, leaf in others[0].items()
@@ -105,20 +106,20 @@ def test_as_main(script, finished, by_main):
 
 
 def test_record(script, finished):
-    record, config = record_of(finished), training.parse_with(script, SMALL[1:], train.Options, "")[0]
+    record, config = record_of(finished), command_line.parse_with(script, SMALL[1:], train.Options, "")[0]
     assert record["settings"] == json.loads(
-        json.dumps({"script": "q_learning_gridworld", "num_seeds": 4, "seed": 0} | results.plain(config))
+        json.dumps({"script": "q_learning_gridworld", "num_seeds": 4, "seed": 0} | runs.plain(config))
     )
-    assert record["command"].startswith("python tools/train.py q_learning_gridworld") and record["slice"] == 4
+    assert record["command"].startswith("onejit train q_learning_gridworld") and record["slice"] == 4
     assert {"python", "jax", "jaxlib", "flax", "gymnax", "numpy"} <= set(record["versions"])
     assert record["path"] == script.__file__ and len(record["sha256"]) == 64
     assert set(record["seconds"]) == {"compile", "train", "evaluate"}
     assert record["steps_per_second"] == pytest.approx(4 * 2000 / record["seconds"]["train"])
-    returns = {"final return": results.final_return(metrics_of(finished))}
+    returns = {"final return": statistics.final_return(metrics_of(finished))}
     returns["greedy return"] = np.load(finished / "evaluation.npy").mean(axis=1)
     for name, values in returns.items():
-        numbers = dict(zip(("interquartile_mean", "low", "high"), results.interval(values), strict=True))
-        numbers |= dict(zip(("mean", "mean_low", "mean_high"), results.mean_interval(values), strict=True))
+        numbers = dict(zip(("interquartile_mean", "low", "high"), statistics.interval(values), strict=True))
+        numbers |= dict(zip(("mean", "mean_low", "mean_high"), statistics.mean_interval(values), strict=True))
         numbers |= {"worst": values.min(), "seeds": 4, "not_finite": 0, "diverged": 0, "no_episode": 0}
         assert record[name] == pytest.approx(numbers)
 
@@ -126,7 +127,7 @@ def test_record(script, finished):
 def test_seeds_that_diverged_are_said_and_rank_last(tmp_path, capsys):
     """The greedy action of a table of NaN is the first one, whose return is finite."""
     run_dir = train.main([*SMALL, "--lr=1e30", f"--run-dir={tmp_path / 'run'}"])
-    assert results.diverged(results.load_run(run_dir)[2]).all()
+    assert statistics.diverged(runs.load_run(run_dir)[2]).all()
     assert np.isfinite(np.load(run_dir / "evaluation.npy")).all()
     assert "greedy return: 4 seeds diverged" in capsys.readouterr().out
     for name in ("final return", "greedy return"):
@@ -153,19 +154,19 @@ def test_record_of_the_commit(tmp_path):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def recorded():
-        return results.make_record(script, script.Config(), train.Options(), [])["commit"]
+        return runs.make_record(script, script.Config(), train.Options(), [])["commit"]
 
     path = shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "copied_for_its_commit.py")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "-am", "b", "v1"]):
         git(*words)
-    script = results.load_script(str(path))
+    script = runs.load_script(str(path))
     assert recorded() == git("rev-parse", "HEAD")
     path.write_text(path.read_text() + "# changed\n")
     assert recorded() == f"{git('rev-parse', 'HEAD')}-dirty"
 
 
 def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
-    greedy_returns = training.greedy_returns
+    greedy_returns = playing.greedy_returns
 
     def slowly(script, config, options):
         def evaluate(agents):
@@ -174,7 +175,7 @@ def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
 
         return evaluate
 
-    monkeypatch.setattr(training, "greedy_returns", slowly)
+    monkeypatch.setattr(playing, "greedy_returns", slowly)
     record = record_of(train.main([*SMALL, f"--run-dir={tmp_path / 'run'}"]))
     assert record["seconds"]["evaluate"] >= 1
     assert record["steps_per_second"] == pytest.approx(4 * 2000 / record["seconds"]["train"])
@@ -182,12 +183,12 @@ def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
 
 def test_evaluation_by_hand(finished):
     """Episodes played step by step, each with its key, which is the same for all agents."""
-    script, config, agents = results.load_run(finished)
+    script, config, agents = runs.load_run(finished)
     (env, env_params), (start, act) = script.make_env(config), script.make_policy(config)
     evaluation = np.load(finished / "evaluation.npy")
     assert evaluation.shape == (4, 2) and len(np.unique(evaluation)) > 1
     step = jax.jit(env.step)
-    for number, key in enumerate(training.evaluation_keys(0, 2)):
+    for number, key in enumerate(playing.evaluation_keys(0, 2)):
         for i in range(4):
             agent, memory = jax.tree.map(lambda leaf, i=i: leaf[i], agents), start()
             reset_key, step_key = jax.random.split(key)
@@ -219,17 +220,18 @@ def test_load_run(script, finished, by_main, tmp_path):
     """Also of a run that the script itself made, and from files alone: no checkpoint is read."""
     copy = shutil.copytree(finished, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints"))
     for run_dir in (copy, by_main):
-        loaded, config, agents = results.load_run(run_dir)
-        assert loaded is script and config == training.parse_with(script, SMALL[1:], train.Options, "")[0]
+        loaded, config, agents = runs.load_run(run_dir)
+        assert Path(loaded.__file__).read_bytes() == Path(script.__file__).read_bytes()
+        assert runs.plain(config) == runs.plain(command_line.parse_with(script, SMALL[1:], train.Options, "")[0])
         assert_same(flatten_dict(agents, sep="."), agents_of(run_dir))
         assert all(isinstance(leaf, np.ndarray) and len(leaf) == 4 for leaf in jax.tree.leaves(agents))
-        settings = results.read_record(run_dir)["settings"]
+        settings = runs.read_record(run_dir)["settings"]
         assert (settings["script"], settings["num_seeds"], settings["seed"]) == ("q_learning_gridworld", 4, 0)
     (copy / "agent.safetensors").unlink()
     with pytest.raises(ValueError, match=r"agent.safetensors: is not there; a run that has ended holds it"):
-        results.load_run(copy)
+        runs.load_run(copy)
     with pytest.raises(ValueError, match="is not the directory of a run"):
-        results.load_run(tmp_path)
+        runs.load_run(tmp_path)
 
 
 def test_script_of_ones_own(tmp_path, monkeypatch):
@@ -252,8 +254,9 @@ def test_script_of_ones_own(tmp_path, monkeypatch):
     run_dir = train.main([str(own / "my_algorithm.py"), *args, f"--run-dir={tmp_path / 'run'}"])
     assert (np.load(run_dir / "evaluation.npy") == 3).all()
     monkeypatch.chdir(tmp_path)
-    script, config, agents = results.load_run("run")
-    assert script.__file__ == str(own / "my_algorithm.py") and dict(config.env_params) == {"max_steps_in_episode": 3}
+    script, config, agents = runs.load_run("run")
+    assert script.__file__ == str(run_dir / "my_algorithm.py")
+    assert dict(config.env_params) == {"max_steps_in_episode": 3}
     assert config.hidden_sizes == (8,) and len(agents["params"]["actor"]["params"]["log_std"]) == 2
 
 
@@ -262,10 +265,10 @@ def test_file_that_is_no_script(tmp_path):
         (ROOT / "ppo_continuous.py").read_text().replace("def read_flags(", "def flags(")
     )
     with pytest.raises(ValueError, match="is not a training script, it has no read_flags"):
-        results.load_script(str(tmp_path / "older.py"))
+        runs.load_script(str(tmp_path / "older.py"))
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     with pytest.raises(ValueError, match=r"cannot be imported \(ModuleNotFoundError"):
-        results.load_script(str(tmp_path / "broken.py"))
+        runs.load_script(str(tmp_path / "broken.py"))
 
 
 def test_mistake_in_a_script_keeps_its_traceback(script, tmp_path, monkeypatch):
@@ -274,18 +277,18 @@ def test_mistake_in_a_script_keeps_its_traceback(script, tmp_path, monkeypatch):
     def broken(config):
         raise TypeError("a mistake of mine")
 
-    training.make_learner.cache_clear()
+    running.make_learner.cache_clear()
     monkeypatch.setattr(script, "make_learner", broken)
     with pytest.raises(TypeError, match="a mistake of mine"):
         train.main([*SMALL, f"--run-dir={tmp_path / 'run'}"])
-    training.make_learner.cache_clear()
+    running.make_learner.cache_clear()
 
 
 def test_slices_that_fit(script, tmp_path, capsys):
     """Seven seeds by threes."""
     args = [*SMALL[:-1], "--num-seeds=7"]
-    config, options, _ = training.parse_with(script, args[1:], train.Options, "")
-    memory = training.compile_slice(script, config, [], 3, options).bytes * 1.01 / training.GIB
+    config, options, _ = command_line.parse_with(script, args[1:], train.Options, "")
+    memory = running.compile_slice(script, config, [], 3, options).bytes * 1.01 / running.GIB
     run_dir = tmp_path / "run"
     train.main([*args, f"--memory={memory}", f"--run-dir={run_dir}"])
     assert "7 seeds in 3 slice(s) of 3" in capsys.readouterr().out
@@ -293,11 +296,11 @@ def test_slices_that_fit(script, tmp_path, capsys):
     assert checkpoints == ["00000-00003", "00003-00006", "00006-00007"]
     metrics, agents = metrics_of(run_dir), agents_of(run_dir)
     assert len(np.unique(metrics["q_value"][:, -1])) == 7
-    seven = training.compile_slice(script, config, [], 7, options)
-    with training.open_checkpoints(tmp_path / "none", keep=1) as manager:
-        carry = training.train_slice(seven, {}, training.seed_keys(options), manager, 1e9, lambda *_: None, False)
-    assert_agree(metrics, training.fetch(seven, carry["metrics"]))
-    whole = flatten_dict(training.fetch(seven, carry["runner_state"].agent), sep=".")
+    seven = running.compile_slice(script, config, [], 7, options)
+    with running.open_checkpoints(tmp_path / "none", keep=1) as manager:
+        carry = running.train_slice(seven, {}, running.seed_keys(options), manager, lambda *_: None)
+    assert_agree(metrics, running.fetch(seven, carry["metrics"]))
+    whole = flatten_dict(running.fetch(seven, carry["runner_state"].agent), sep=".")
     assert {name: leaf.shape for name, leaf in whole.items()} == {name: leaf.shape for name, leaf in agents.items()}
     train.main(["--resume", run_dir, "--memory=9"])  # in the slices that it began with
     assert_same(metrics, metrics_of(run_dir))
@@ -306,11 +309,11 @@ def test_slices_that_fit(script, tmp_path, capsys):
 
 def test_what_evaluation_needs_is_counted_beside_what_training_holds(script):
     """While agents are played, their whole runner state stays where it is."""
-    config = training.parse_with(script, SMALL[1:], train.Options, "")[0]
+    config = command_line.parse_with(script, SMALL[1:], train.Options, "")[0]
     config = dataclasses.replace(config, num_steps=1, total_timesteps=1)
-    without = training.compile_slice(script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=0))
-    large = training.compile_slice(script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=20_000))
-    alone = training.program_bytes(large.evaluate)
+    without = running.compile_slice(script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=0, eval_interval=0))
+    large = running.compile_slice(script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=20_000, eval_interval=0))
+    alone = running.program_bytes(large.evaluate)
     held = without.start.memory_analysis().output_size_in_bytes
     agent = large.evaluate.memory_analysis().argument_size_in_bytes
     assert agent < held and alone > without.bytes
@@ -328,7 +331,7 @@ class StopError(Exception):
 @pytest.fixture
 def interrupted(tmp_path, monkeypatch):
     """A run that ended at its second checkpoint, and how many updates it had done."""
-    saved, save = [], training.save
+    saved, save = [], running.save
 
     def save_and_stop(manager, step, carry):
         save(manager, step, carry)
@@ -337,7 +340,7 @@ def interrupted(tmp_path, monkeypatch):
             raise StopError
 
     with monkeypatch.context() as patch, pytest.raises(StopError):
-        patch.setattr(training, "save", save_and_stop)
+        patch.setattr(running, "save", save_and_stop)
         train.main([*SMALL, "--checkpoint-interval=1e-9", f"--run-dir={tmp_path / 'run'}"])
     assert 0 < saved[-1] < NUM_UPDATES and not (tmp_path / "run" / "metrics.npz").exists()
     return tmp_path / "run", saved[-1]
@@ -347,36 +350,105 @@ def test_resume(finished, interrupted, capsys):
     run_dir, done = interrupted
     train.main(["--resume", run_dir])
     said = capsys.readouterr()
-    assert f"{done} of {NUM_UPDATES} updates are done" in said.out and "has changed" not in said.err
+    assert f"{done} of {NUM_UPDATES} updates are done" in said.err
     assert_same_results(finished, run_dir)
-    steps = 4 * 100 * (NUM_UPDATES - done)  # of this process alone
-    assert record_of(run_dir)["steps_per_second"] == pytest.approx(steps / record_of(run_dir)["seconds"]["train"])
+    assert record_of(run_dir)["steps_done"] == 4 * 100 * NUM_UPDATES
 
 
-def test_resume_says_that_the_script_has_changed(interrupted, capsys):
+def test_seconds_add_up_over_all_processes(interrupted):
+    run_dir, _ = interrupted
+    record = record_of(run_dir)
+    record["seconds"] = {"compile": 1000.0, "train": 2000.0, "evaluate": 3000.0}
+    (run_dir / "run.json").write_text(json.dumps(record))
+    train.main(["--resume", run_dir])
+    seconds = record_of(run_dir)["seconds"]
+    assert 1000 < seconds["compile"] < 1100 and 2000 < seconds["train"] < 2100 and 3000 < seconds["evaluate"] < 3100
+    assert record_of(run_dir)["steps_per_second"] == pytest.approx(4 * 2000 / seconds["train"])
+
+
+def test_resume_takes_the_copy_of_the_script(finished, interrupted, tmp_path):
+    """The original may have changed or moved, or another script of its name may lie in the working directory."""
     record = record_of(interrupted[0])
-    (interrupted[0] / "run.json").write_text(json.dumps(record | {"sha256": "of before"}))
-    train.main(["--resume", interrupted[0]])
-    assert "q_learning_gridworld.py has changed since the run began" in capsys.readouterr().err
+    moved = {"path": str(tmp_path / "gone.py"), "folders": [str(tmp_path / "gone")]}
+    (interrupted[0] / "run.json").write_text(json.dumps(record | moved))
+    with contextlib.chdir(tmp_path):
+        (tmp_path / "q_learning_gridworld.py").write_text("raise AssertionError('another script of this name')")
+        train.main(["--resume", interrupted[0]])
+    assert_same_results(finished, interrupted[0])
 
 
-def test_resume_of_a_finished_run(finished, tmp_path):
-    """Also where a kill came between its last checkpoint and the end of its results."""
+def test_resume_refuses_a_script_that_was_edited(interrupted, capfd):
+    copy = interrupted[0] / "q_learning_gridworld.py"
+    copy.write_text(copy.read_text() + "\n# edited\n")
+    message = one_line(capfd, ["--resume", interrupted[0]])
+    assert f"{copy}: has been edited since the run began; --force" in message
+    train.main(["--resume", interrupted[0], "--force"])
+    assert "finished" in record_of(interrupted[0])
+
+
+def test_resume_of_a_run_that_another_process_writes(interrupted, capfd):
+    holder = runs.lock(interrupted[0])
+    assert "another process is writing into this run" in one_line(capfd, ["--resume", interrupted[0]])
+    holder.release()
+
+
+def test_resume_of_a_finished_run_changes_nothing(finished, tmp_path, capsys):
     copy = shutil.copytree(finished, tmp_path / "copy")
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    assert train.main(["--resume", copy]) == copy
+    assert "has finished: there is nothing left to do" in capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+
+
+def test_a_finished_run_is_extended(tmp_path):
+    """Bit for bit as if it had been as long from the start, evaluations included."""
+    args = [*SMALL, "--eval-interval=5"]
+    short = train.main([*args, f"--run-dir={tmp_path / 'short'}"])
+    whole = train.main([*args, "--total-timesteps=3000", f"--run-dir={tmp_path / 'whole'}"])
+    train.main(["--resume", short, "--total-timesteps=3e3"])
+    assert metrics_of(short)["episodes"].shape == (4, 30)
+    assert_same_results(whole, short)
+    assert_same(dict(np.load(whole / "evaluations.npz")), dict(np.load(short / "evaluations.npz")))
+
+
+def test_extension_that_would_change_the_updates(tmp_path, capfd):
+    args = ["ppo", "--total-timesteps=1024", "--num-seeds=1", "--eval-episodes=0", "--hidden-sizes", "4"]
+    run_dir = train.main([*args, "--anneal-lr=True", f"--run-dir={tmp_path / 'run'}"])
+    capfd.readouterr()
+    message = one_line(capfd, ["--resume", run_dir, "--total-timesteps=2048"])
+    assert "total_timesteps = 2048: cannot be changed" in message
+    assert "has 1024 already" in one_line(capfd, ["--resume", run_dir, "--total-timesteps=512"])
+
+
+def test_evaluation_during_training_changes_no_bit(finished, tmp_path):
+    """The curve, and each seed's best agent."""
+    run_dir = train.main([*SMALL, "--eval-interval=3", f"--run-dir={tmp_path / 'run'}"])
+    assert_same(metrics_of(run_dir), metrics_of(finished))
+    assert_same(agents_of(run_dir), agents_of(finished))
+    evaluations = dict(np.load(run_dir / "evaluations.npz"))
+    np.testing.assert_array_equal(evaluations["timesteps"], 300 * np.arange(1, 7))
+    returns = evaluations["returns"]
+    assert returns.shape == (4, 6) and np.isfinite(returns).all() and len(np.unique(returns)) > 1
+    best = runs.load_run(run_dir, file="best_agent.safetensors")
+    options = SimpleNamespace(seed=0, eval_episodes=2)
+    again = jax.jit(playing.greedy_returns(*best[:2], options))(best[2])
+    np.testing.assert_array_equal(np.asarray(again).mean(axis=1), returns.max(axis=1))
+
+
+def test_resume_after_a_kill_behind_the_last_checkpoint(finished, tmp_path):
+    """Before the results were written."""
+    copy = unfinished(finished, tmp_path / "copy")
     for name in ("metrics.npz", "agent.safetensors", "evaluation.npy"):
         (copy / name).unlink()
     (copy / "results.partial").mkdir()
     (copy / "results.partial" / "metrics.npz").write_text("half of it")
-    record = {name: value for name, value in record_of(copy).items() if name not in ("seconds", "steps_per_second")}
-    (copy / "run.json").write_text(json.dumps(record))
     train.main(["--resume", copy])
     assert_same_results(finished, copy)
-    assert "steps_per_second" not in record_of(copy)  # this process has trained nothing
 
 
 def test_resume_with_nothing_committed_starts_anew(finished, tmp_path):
     """Killed before its first checkpoint, perhaps while that was written."""
-    copy = shutil.copytree(finished, tmp_path / "copy")
+    copy = unfinished(finished, tmp_path / "copy")
     for path in (copy / "checkpoints").iterdir():
         path.rename(path.with_name(f"{path.name}.orbax-checkpoint-tmp"))
     train.main(["--resume", copy])
@@ -385,11 +457,19 @@ def test_resume_with_nothing_committed_starts_anew(finished, tmp_path):
 
 
 def test_interval_0_writes_the_last_checkpoint_alone(tmp_path, monkeypatch):
-    saved, save = [], training.save
-    monkeypatch.setattr(training, "save", lambda manager, step, carry: (saved.append(step), save(manager, step, carry)))
+    saved, save = [], running.save
+    monkeypatch.setattr(running, "save", lambda manager, step, carry: (saved.append(step), save(manager, step, carry)))
     train.main([*SMALL, "--checkpoint-interval=0", f"--run-dir={tmp_path / 'run'}"])
     assert saved == [NUM_UPDATES]
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(NUM_UPDATES)]
+
+
+def unfinished(run_dir, copy, *left_out):
+    """A copy of a run as it was before its results were written."""
+    shutil.copytree(run_dir, copy, ignore=shutil.ignore_patterns(*left_out))
+    record = {name: value for name, value in record_of(copy).items() if name != "finished"}
+    (copy / "run.json").write_text(json.dumps(record))
+    return copy
 
 
 def one_line(capfd, args, code=2) -> str:
@@ -398,20 +478,20 @@ def one_line(capfd, args, code=2) -> str:
         train.main(args)
     message = capfd.readouterr().err
     assert stop.value.code == code
-    assert message.endswith("\n") and message.startswith("train.py: error: "), message
+    assert message.endswith("\n") and message.startswith("onejit train: error: "), message
     assert code != 2 or message.count("\n") == 1, message
     return message
 
 
 def test_resume_from_a_damaged_checkpoint(finished, tmp_path, capfd):
-    copy = shutil.copytree(finished, tmp_path / "copy")
+    copy = unfinished(finished, tmp_path / "copy")
     largest = max((copy / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
     largest.write_bytes(largest.read_bytes()[:50])
     with pytest.raises(SystemExit) as stop:
         train.main(["--resume", copy])
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and message.startswith("train.py: error: run_dir"), message
-    assert "resume: the checkpoint checkpoints/20 cannot be read" in message, message
+    assert stop.value.code == 1 and message.startswith("onejit train: error: run_dir"), message
+    assert "resume: the checkpoint checkpoints/20 cannot be restored: " in message and "delete" not in message, message
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml"])
@@ -424,7 +504,7 @@ def test_resume_of_a_damaged_run(finished, tmp_path, capfd, name):
 def test_resume_of_what_cannot_be(finished, by_main, tmp_path, capfd):
     assert "RUN_DIR" in one_line(capfd, ["--resume"])
     assert "is not the directory of a run" in one_line(capfd, ["--resume", tmp_path])
-    assert "was not begun by tools/train.py" in one_line(capfd, ["--resume", by_main])
+    assert "was not begun by onejit train" in one_line(capfd, ["--resume", by_main])
     assert "--lr" in one_line(capfd, ["--resume", finished, "--lr=1"])  # all else comes from the run
 
 
@@ -434,6 +514,82 @@ def test_checkpoints_hold_no_pickled_code(finished):
     assert len(files) > 5
     for path in files:
         assert path.read_bytes()[:1] != b"\x80", path
+
+
+def start_and_signal(folder, number, *flags):
+    """Start a long run, send it a signal when it has trained for a while, and return its exit code and what it said."""
+    command = [sys.executable, "-m", "onejit", "train", *without("--total-timesteps"), "--total-timesteps=1e6", *flags]
+    process = subprocess.Popen([*command, "--run-dir=run"], cwd=folder, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + TIME_LIMIT
+    while not (folder / "run" / ".lock").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=TIME_LIMIT)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), slow(signal.SIGINT, 130)])
+def test_a_signal_ends_training_at_a_checkpoint(number, code, tmp_path):
+    """Also with --checkpoint-interval 0: the promise that --resume goes on is kept."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
+    returned, said = start_and_signal(tmp_path, number, "--checkpoint-interval=0")
+    assert returned == code, said
+    last = said.splitlines()[-1]
+    assert last == f"onejit train: stopped by {number.name}; onejit train --resume run goes on", said
+    (step,) = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    record = record_of(tmp_path / "run")
+    assert 0 < step < 10_000 and record["steps_done"] == 400 * step and "finished" not in record
+    assert not runs.is_locked(tmp_path / "run")
+    with contextlib.chdir(tmp_path):
+        train.main(["--resume", "run"])
+        whole = train.main([*SMALL, "--total-timesteps=1e6", "--run-dir=whole"])
+        assert_same(metrics_of(Path("run")), metrics_of(whole))
+
+
+# --- memory ---
+
+
+def cgroup(folder, version, limits, used, cached):
+    """Files of control groups as Linux has them: the group of this process, `/a/b`, and those above it."""
+    root, own = folder / "cgroup", folder / "own"
+    top, prefix = (root, "") if version == 2 else (root / "memory", "total_")
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    own.write_text("1:cpu:/x\n0::/a/b\n" if version == 2 else "3:cpu:/x\n2:memory:/a/b\n")
+    for path, limit in zip(("", "a", "a/b"), limits, strict=True):
+        (top / path).mkdir(parents=True, exist_ok=True)
+        (top / path / names[0]).write_text(f"{limit}\n")
+        (top / path / names[1]).write_text(f"{used}\n")
+        stat = f"anon 5\n{prefix}active_file {cached}\n{prefix}inactive_file {cached}\n"
+        (top / path / "memory.stat").write_text(stat)
+    return running.cgroup_memory(root, own)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_of_the_own_control_group(version, tmp_path):
+    """The tightest limit of the process's group and of those above it; what the kernel holds of files is free."""
+    assert cgroup(tmp_path, version, ("max", 1000, 2000), used=900, cached=100) == 1000 - 900 + 200
+    assert cgroup(tmp_path, version, ("max", 3000, 2000), used=900, cached=100) == 2000 - 900 + 200
+    assert cgroup(tmp_path, version, ("max", "max", "max"), used=900, cached=100) == float("inf")
+
+
+def test_memory_without_control_groups(tmp_path):
+    assert running.cgroup_memory(tmp_path, tmp_path / "none") == float("inf")
+
+
+def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
+    """11 seeds on 8 devices took one device, and 1003 seeds took 144 slices of 7."""
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    sizes = []
+
+    def compile_size(size):
+        sizes.append(size)
+        return SimpleNamespace(size=size, bytes=size)
+
+    assert running.largest_slice(compile_size, 11, running.padding(11), memory=1e9).size == 16
+    assert running.largest_slice(compile_size, 1003, running.padding(1003), memory=1e9).size == 1008
+    assert running.largest_slice(compile_size, 1003, running.padding(1003), memory=600).size == 504
+    assert running.largest_slice(compile_size, 3, running.padding(3), memory=1e9).size == 3
 
 
 # --- mistakes ---
@@ -459,6 +615,8 @@ def test_checkpoints_hold_no_pickled_code(finished):
     ([*SMALL, "--checkpoint-interval=-1"], "checkpoint_interval = -1"),
     ([SMALL[0], "--env-name=Nowhere"], "--env-name Nowhere"),
     (["ppo_continuous", "--env-name=Nowhere"], "env_name = Nowhere"),
+    (["ppo_continuous", "--env-name=halfchetah"], "env_name = halfchetah did you mean halfcheetah?"),
+    (["ppo", "--env-name=Cartpole-v1"], "env_name = Cartpole-v1 did you mean CartPole-v1?"),
     (["ppo", "--env-name=Acrobot-v1", "--hidden-sizes", "8", "-8"], "hidden_sizes"),
     (["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "noise", "loud"], "env_params noise loud"),
     (["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "wings", "2"], "env_params wings"),
@@ -514,8 +672,24 @@ def test_tyro_without_its_private_hook(capfd, monkeypatch):
     assert stop.value.code == 2 and "--gama" in capfd.readouterr().err
 
 
+def test_a_field_of_the_script_named_like_a_flag_of_onejit(tmp_path, capsys):
+    """The script's field keeps its flag, and the other one gets a prefix."""
+    text = (ROOT / "q_learning_gridworld.py").read_text()
+    own = "    height: int"
+    assert text.count(own) == 1
+    (tmp_path / "mine.py").write_text(text.replace(own, f'    memory: str = "gru"\n    samples: int = 3\n{own}'))
+    script = runs.load_script(tmp_path / "mine.py")
+    words = ["--memory=lstm", "--samples=4", "--onejit-memory=2", "--num-seeds=3"]
+    config, options, _ = command_line.parse_with(script, words, train.Options, "")
+    assert (config.memory, config.samples, options.memory, options.num_seeds) == ("lstm", 4, 2.0, 3)
+    config, options, _ = command_line.parse_with(script, [*words, "--onejit-samples=8"], sweep.Options, "")
+    assert (config.samples, options.samples, options.memory) == (4, 8, 2.0)
+    run_dir = train.main([str(tmp_path / "mine.py"), *SMALL[1:], "--memory=lstm", f"--run-dir={tmp_path / 'run'}"])
+    assert runs.load_run(run_dir)[1].memory == "lstm"
+
+
 def test_help(script, capsys):
-    for args, words in (([], ["tools/train.py ppo", "--resume"]), (SMALL[:1], ["--cliff-reward", "--memory"])):
+    for args, words in (([], ["onejit train ppo", "--resume"]), (SMALL[:1], ["--cliff-reward", "--memory"])):
         with pytest.raises(SystemExit) as stop:
             train.main([*args, "--help"])
         said = capsys.readouterr().out
@@ -544,17 +718,17 @@ def small_disk(tmp_path):
 
 def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
     """Checkpoints grow as metrics, at first zeros, fill up. The last that was committed stays good."""
-    disk = small_disk(120_000)
+    disk = small_disk(160_000)
     args = [*without("--total-timesteps"), "--total-timesteps=400000", "--checkpoint-interval=1e-9"]
     with pytest.raises(SystemExit) as stop:
         train.main([*args, f"--run-dir={disk / 'run'}"])
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and "cannot be written: No space left on device" in message, message
+    assert stop.value.code == 1 and "No space left on device" in message and "cannot be written" in message, message
     del stop
     gc.collect()  # or it meets Orbax's failed tasks while Python parses; their report parses too: a SystemError in 3.11
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
     train.main(["--resume", copy])
-    assert " of 4000 updates are done" in capfd.readouterr().out
+    assert " of 4000 updates are done" in capfd.readouterr().err
     whole = train.main([*args, f"--run-dir={tmp_path / 'whole'}"])
     assert_same_results(whole, copy)
 
@@ -562,14 +736,13 @@ def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
 @pytest.mark.parametrize("room", [slow(1), 4, slow(8)])
 def test_disk_full_while_results_are_written(finished, small_disk, capfd, room):
     """With so many pages left; --resume writes them when there is more."""
-    copy = small_disk(1_000_000) / "run"
-    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("*.npz", "*.npy", "*.png", "*.safetensors"))
+    copy = unfinished(finished, small_disk(1_000_000) / "run", "*.npz", "*.npy", "*.png", "*.safetensors")
     free = os.statvfs(copy)
     (copy.parent / "ballast").write_bytes(bytes((free.f_bavail - room) * free.f_bsize))
     with pytest.raises(SystemExit) as stop:
         train.main(["--resume", copy])
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and message.startswith("train.py: error: run_dir = "), message
+    assert stop.value.code == 1 and message.startswith("onejit train: error: run_dir = "), message
     assert "No space left on device" in message, message
     assert not (copy / "metrics.npz").exists()
     (copy.parent / "ballast").unlink()
@@ -602,10 +775,10 @@ def events(directory) -> list[tuple[str, int, float]]:
 
 
 def test_tensorboard(script, tmp_path):
-    run_dir = train.main([*SMALL, "--track=tensorboard", f"--run-dir={tmp_path / 'run'}"])
+    run_dir = train.main([*SMALL, "--track=tensorboard", "--track-seeds", f"--run-dir={tmp_path / 'run'}"])
     found, metrics = events(run_dir / "tensorboard"), metrics_of(run_dir)
     tags = {tag for tag, _, _ in found}
-    assert {f"episodic_return/seed_{seed:04d}" for seed in range(4)} | {"episodic_return/interquartile_mean"} <= tags
+    assert {f"episodic_return/seed_{seed:04d}" for seed in range(4)} | {"episodic_return/worst_seed"} <= tags
     assert {f"{name}/mean" for name in metrics if name != "episodic_return"} <= tags
     ends = sorted({step // 100 for _, step, _ in found})
     assert ends[-1] == NUM_UPDATES
@@ -614,20 +787,28 @@ def test_tensorboard(script, tmp_path):
         first = max([end for end in ends if end < last], default=0)
         name, which = tag.split("/")
         part = {name: each[:, first:last] for name, each in metrics.items()}
-        if which == "mean":
+        if tag == "episodic_return/mean":
+            assert value == pytest.approx(np.nanmean(script.mean_return(part)), rel=1e-4)
+        elif which == "mean":
             assert value == pytest.approx(np.nanmean(part[name]), rel=1e-4)
         elif which.startswith("seed"):
             seed = int(which.removeprefix("seed_"))
             assert value == pytest.approx(script.mean_return(part)[seed], rel=1e-4)
 
 
-def test_tracked_steps_count_those_of_the_warm_up(script, monkeypatch):
-    logged, bar = [], SimpleNamespace(set_postfix_str=lambda *_, **__: None, update=lambda *_: None)
-    metrics = {"episodes": np.ones((2, 3), int), "episodic_return": np.array([[1.0, 2, 3], [np.nan, 1, 1]])}
-    log = lambda step, values: logged.append((step, values))  # noqa: E731
-    train.show(script, bar, log, range(2), 1000, 10, 3, 6, metrics)
-    ((step, values),) = logged
-    assert step == 1000 + 60 and values == {"episodic_return/seed_0000": 2.0, "episodes/mean": 1.0}  # one diverged
+def test_curves_by_hand(script):
+    metrics = {"episodes": np.ones((3, 3), int), "episodic_return": np.array([[1.0, 2, 3], [0, 0, 1], [np.nan, 1, 1]])}
+    evaluation = np.array([[1.0, 3.0], [5.0, 5.0], [8.0, 8.0]])
+    values = train.curves(script, metrics, range(3), evaluation)
+    mean, low, high = statistics.mean_interval(np.array([2.0, 1 / 3]))  # the third seed has no number
+    expected = dict(zip(("mean", "low", "high", "worst_seed"), (mean, low, high, 1 / 3), strict=True))
+    mean, low, high = statistics.mean_interval(np.array([2.0, 5.0, 8.0]))
+    greedy = dict(zip(("mean", "low", "high", "worst_seed"), (mean, low, high, 2.0), strict=True))
+    expected = {f"episodic_return/{name}": value for name, value in expected.items()}
+    expected |= {f"greedy_return/{name}": value for name, value in greedy.items()} | {"episodes/mean": 1.0}
+    assert values == pytest.approx(expected)
+    more = train.curves(script, metrics, range(4, 7), evaluation, each_seed=True)
+    assert more == pytest.approx(expected | {"episodic_return/seed_0004": 2.0, "episodic_return/seed_0005": 1 / 3})
 
 
 def test_wandb(tmp_path, monkeypatch):
@@ -643,7 +824,7 @@ def test_wandb(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(wandb, "init", init_and_keep)
-    run_dir = train.main([*SMALL, "--track=wandb", f"--run-dir={tmp_path / 'run'}"])
+    run_dir = train.main([*SMALL, "--track=wandb", "--track-seeds", f"--run-dir={tmp_path / 'run'}"])
     assert list(run_dir.glob("wandb/offline-run-*/*.wandb"))
     (summary,), metrics = summaries, metrics_of(run_dir)
     assert summary["environment_steps"] == 2000 and runs[0].config["num_seeds"] == 4
@@ -656,27 +837,36 @@ def test_wandb(tmp_path, monkeypatch):
 
 def test_interval_by_hand():
     values = np.array([4.0, 1.0, 3.0, 100.0])
-    mean, low, high = results.interval(values)
+    mean, low, high = statistics.interval(values)
     assert mean == 3.5 and 1.0 <= low < mean < high <= 100.0  # the middle half of 1, 3, 4, 100
-    np.testing.assert_array_equal(results.interval(np.array([7.0])), [7.0, np.nan, np.nan])  # one seed has none
+    np.testing.assert_array_equal(statistics.interval(np.array([7.0])), [7.0, np.nan, np.nan])  # one seed has none
     both = np.stack([values, 2 * values], axis=1)
-    np.testing.assert_array_equal(results.interval(both), np.outer([mean, low, high], [1, 2]))
+    np.testing.assert_array_equal(statistics.interval(both), np.outer([mean, low, high], [1, 2]))
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 5, 8, 31])
+def test_interquartile_mean_is_that_of_scipy(seeds):
+    values = np.random.default_rng(seeds).normal(size=(seeds, 7))
+    np.testing.assert_allclose(statistics.interquartile_mean(values), scipy.stats.trim_mean(values, 0.25, axis=0))
+    pooled = statistics.pooled_interquartile_mean(values.T, 2 * values.T)
+    both = np.concatenate([values, 2 * values])
+    np.testing.assert_allclose(pooled, scipy.stats.trim_mean(both, 0.25, axis=0))
 
 
 def test_interval_covers_the_mean_as_often_as_it_says():
     rng = np.random.default_rng(0)
     samples = rng.normal(size=(32, 400))  # whose interquartile mean is 0
-    _, low, high = results.interval(samples)
+    _, low, high = statistics.interval(samples)
     assert 0.88 < ((low < 0) & (high > 0)).mean() < 0.98
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_seeds_that_diverged_are_not_left_out(bad, capsys):
     """They count as the worst there is: one of eight lies outside the middle half, half of all do not."""
-    mean, low, high = results.interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
+    mean, low, high = statistics.interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
     assert mean == (2.0 + 3 + 4 + 5) / 4 and low <= mean <= high
     lost = np.array([False, True, False, False])
-    record = results.summarize("final return", np.array([bad, 9.0, 1.0, 2.0]), lost)["final return"]
+    record = statistics.summarize("final return", np.array([bad, 9.0, 1.0, 2.0]), lost)["final return"]
     assert record["interquartile_mean"] is None and record["low"] is None and record["not_finite"] == 2
     assert (record["diverged"], record["no_episode"], record["seeds"]) == (1, 1, 4)
     assert (record["mean"], record["worst"]) == (1.5, 1.0)
@@ -688,16 +878,16 @@ def test_seeds_that_diverged_are_not_left_out(bad, capsys):
 def test_diverged_by_hand():
     agent = {"params": {"a": np.ones((3, 2)), "b": np.array([1, 2, 3])}, "mean": np.array([0.0, np.inf, 0.0])}
     agent["params"]["a"][2, 1] = np.nan
-    np.testing.assert_array_equal(results.diverged(agent), [False, True, True])
+    np.testing.assert_array_equal(statistics.diverged(agent), [False, True, True])
 
 
 def mean_and_margin(values) -> list:
     """What a script prints and draws, as an interval."""
-    mean, margin = results.load_script("ppo_continuous").mean_and_margin(values)
+    mean, margin = runs.load_script("ppo_continuous").mean_and_margin(values)
     return [mean, mean - margin, mean + margin]
 
 
-@pytest.mark.parametrize("interval", [mean_and_margin, results.mean_interval])
+@pytest.mark.parametrize("interval", [mean_and_margin, statistics.mean_interval])
 @pytest.mark.parametrize("seeds", [2, 4, 8, 16])
 def test_intervals_of_the_mean_hold_it_as_often_as_they_say(interval, seeds):
     """Of 20,000 experiments whose true mean is 3. With 1.96 in place of Student's t it is 69 % for two seeds."""
@@ -707,7 +897,7 @@ def test_intervals_of_the_mean_hold_it_as_often_as_they_say(interval, seeds):
     assert 0.93 <= ((low <= 3) & (high >= 3)).mean() <= 0.97
 
 
-@pytest.mark.parametrize("interval", [mean_and_margin, results.mean_interval])
+@pytest.mark.parametrize("interval", [mean_and_margin, statistics.mean_interval])
 def test_the_mean_of_one_value_has_no_interval(interval):
     np.testing.assert_array_equal(interval(np.array([7.0])), [7.0, np.nan, np.nan])
 
@@ -720,13 +910,13 @@ def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkey
     returns = np.random.default_rng(0).normal(size=(4, 10))
     metrics = {"episodes": np.ones((4, 10)), "episodic_return": returns}
     script.save_results(script.Config(), 0, {"q": np.zeros((4, 2))}, metrics, tmp_path)
-    np.testing.assert_allclose(bands[0], results.mean_interval(returns)[1:])
+    np.testing.assert_allclose(bands[0], statistics.mean_interval(returns)[1:])
 
 
 def test_final_return_by_hand():
     metrics = {"episodes": np.ones((2, 20), int), "episodic_return": np.tile(np.arange(20.0), (2, 1))}
     metrics["episodes"][0, 18], metrics["episodes"][1, 18:] = 3, 0
-    np.testing.assert_array_equal(results.final_return(metrics), [(3 * 18 + 19) / 4, np.nan])
+    np.testing.assert_array_equal(statistics.final_return(metrics), [(3 * 18 + 19) / 4, np.nan])
 
 
 # --- many processes ---
@@ -739,7 +929,7 @@ def start(tool: str, args, count: int) -> list[subprocess.Popen]:
         port = server.getsockname()[1]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, ROOT / "tools" / tool, *args, f"--coordinator=127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "onejit", tool, *args, f"--coordinator=127.0.0.1:{port}"]
     return [
         subprocess.Popen(
             [*command, f"--num-processes={count}", f"--process-id={index}"],
@@ -770,7 +960,7 @@ def run(tool: str, args, count: int) -> list[str]:
 
 def test_two_processes(finished, tmp_path):
     """Two of the four seeds on each, one on a device."""
-    first, second = run("train.py", [*SMALL, f"--run-dir={tmp_path / 'run'}"], 2)
+    first, second = run("train", [*SMALL, f"--run-dir={tmp_path / 'run'}"], 2)
     assert "1 slice(s) of 4 on 4 device(s)" in first and "final return" in first
     assert "slice" not in second and "return" not in second and "step/s" not in second
     assert_agree(metrics_of(tmp_path / "run"), metrics_of(finished))
@@ -783,14 +973,14 @@ def test_two_processes(finished, tmp_path):
 @pytest.mark.slow
 def test_four_processes(tmp_path):
     args = [*SMALL[:-1], "--num-seeds=8"]
-    run("train.py", [*args, f"--run-dir={tmp_path / 'four'}"], 4)
+    run("train", [*args, f"--run-dir={tmp_path / 'four'}"], 4)
     train.main([*args, f"--run-dir={tmp_path / 'one'}"])
     assert_agree(metrics_of(tmp_path / "four"), metrics_of(tmp_path / "one"))
 
 
 @pytest.mark.slow
 def test_seeds_that_do_not_divide(tmp_path):
-    processes = start("train.py", [*SMALL[:-1], "--num-seeds=5", f"--run-dir={tmp_path / 'run'}"], 2)
+    processes = start("train", [*SMALL[:-1], "--num-seeds=5", f"--run-dir={tmp_path / 'run'}"], 2)
     said = finish(processes)
     assert [process.returncode for process in processes] == [2, 2]
     assert all("num_seeds = 5: must be a multiple of the 4 devices" in each for each in said)
@@ -798,7 +988,7 @@ def test_seeds_that_do_not_divide(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool, options", [("train.py", []), ("sweep.py", ["--lr", "0.1", "0.5", "1"])])
+@pytest.mark.parametrize("tool, options", [("train", []), ("sweep", ["--lr", "0.1", "0.5", "1"])])
 @pytest.mark.parametrize("count", [2, 4])
 def test_one_of_many_is_killed(tool, options, count, tmp_path):
     """The others end soon and say why. Resumed, they come to the same as without the kill."""
@@ -808,7 +998,7 @@ def test_one_of_many_is_killed(tool, options, count, tmp_path):
     processes = start(tool, [*args, f"--run-dir={killed}"], count)
     deadline = time.monotonic() + TIME_LIMIT
     while not [path for path in killed.glob("checkpoints/*") if path.name.isdigit()]:
-        if tool == "sweep.py" and [path for path in killed.glob("unfinished/*/*") if path.name.isdigit()]:
+        if tool == "sweep" and [path for path in killed.glob("unfinished/*/*") if path.name.isdigit()]:
             break
         assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
         time.sleep(0.01)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import results
 from conftest import ROOT, assert_close, jit_quickly, small_config
 
 import ppo
+from onejit import runs
 
 PAGE = (ROOT / "docs" / "your_own_objective.md").read_text()
 DIFF = re.search(r"(?s)```diff\n(.*?)```", PAGE)[1]
@@ -31,7 +31,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spo(file):
-    return results.load_script(file)
+    return runs.load_script(file)
 
 
 def changed(sign: str) -> list[str]:
@@ -44,7 +44,7 @@ def test_the_diff_is_short_and_applies(file):
 
 
 def test_blocks_are_left_as_they_are(file):
-    check = [sys.executable, ROOT / "tools" / "sync_blocks.py", "--check", file]
+    check = [sys.executable, ROOT / "tests" / "sync_blocks.py", "--check", file]
     done = subprocess.run(check, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -97,7 +97,7 @@ def test_it_trains_and_is_not_ppo(spo):
 
 
 def test_the_page_reports_other_seeds_than_it_tuned_with_and_shows_the_figure():
-    sweeps = re.findall(r"(?m)^python tools/sweep.py .*", PAGE)
+    sweeps = re.findall(r"(?m)^onejit sweep .*", PAGE)
     trainings = re.findall(r"(?m)^python [ps]po.py --config runs/.*", PAGE)
     assert len(sweeps) == 2 and len(trainings) == 3
     assert not any("--seed " in each for each in sweeps) and all("--seed 1 " in each for each in trainings)
@@ -115,12 +115,12 @@ def test_tools_run_it(file, tmp_path):
         return done.stdout
 
     small = ["--total-timesteps", 4096, "--num-seeds", 2]
-    run(ROOT / "tools/sweep.py", file, "--lr", 1e-3, 1e-2, "--clip-eps", 0.2, 0.4, *small, "--run-dir", "sweep")
+    run("-m", "onejit", "sweep", file, "--lr", 1e-3, 1e-2, "--clip-eps", 0.2, 0.4, *small, "--run-dir", "sweep")
     with (tmp_path / "sweep" / "results.csv").open() as table:
         assert len(list(csv.DictReader(table))) == 8
     best = ["--config", "sweep/best.yaml", "--seed", 1]
-    run(ROOT / "tools/train.py", file, *best, *small, "--run-dir", "spo")
+    run("-m", "onejit", "train", file, *best, *small, "--run-dir", "spo")
     run(ROOT / "ppo.py", *best, *small, "--run-dir", "ppo")
-    compared = run(ROOT / "tools/compare.py", "spo", "ppo", "--out", "compared")
+    compared = run("-m", "onejit", "compare", "spo", "ppo", "--out", "compared")
     assert "spo > ppo" in compared or "ppo > spo" in compared
     assert (tmp_path / "compared" / "compare.png").exists()

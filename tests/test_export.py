@@ -1,0 +1,157 @@
+"""`onejit export`: what the folder holds, that its card is true, and that it needs no onejit."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT
+from PIL import Image
+
+from onejit import __main__, export, render, runs, statistics, train
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    args = "q_learning_gridworld --total-timesteps=3000 --num-steps=300 --lr=0.5 --num-seeds=5 --seed=3"
+    path = tmp_path_factory.mktemp("export") / "run"
+    return train.main([*args.split(), "--max-steps-in-episode=60", "--eval-episodes=2", f"--run-dir={path}"])
+
+
+@pytest.fixture
+def copied(run_dir, tmp_path):
+    """A copy that may be harmed."""
+    return shutil.copytree(run_dir, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def folder(run_dir):
+    return export.main(run_dir)
+
+
+def run_card(folder):
+    """What the card's Python code prints, in a process that cannot import onejit."""
+    (code,) = re.findall(r"(?s)```python\n(.*?)```", (folder / "README.md").read_text())
+    (folder / "from_the_card.py").write_text(f"import sys\nsys.modules['onejit'] = None\n{code}")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "from_the_card.py"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_the_folder_holds(run_dir, folder):
+    assert folder == run_dir.with_name("run-export")
+    files = {"agent.safetensors", "config.yaml", "metrics.npz", "evaluation.npy", "learning_curve.png", "run.json"}
+    files |= {"README.md", "replay.gif", "q_learning_gridworld.py"}
+    assert {path.name for path in folder.iterdir()} - {"from_the_card.py"} == files
+    for name in files - {"README.md", "replay.gif", "run.json"}:
+        assert (folder / name).read_bytes() == (run_dir / name).read_bytes()
+    for name in ("README.md", "run.json"):  # but for the command line
+        text = (folder / name).read_text().replace(f"--run-dir={run_dir}", "")
+        assert str(ROOT) not in text and str(run_dir.parent) not in text
+    with Image.open(folder / "replay.gif") as picture:
+        assert picture.n_frames > 3
+
+
+def test_the_card(run_dir, folder):
+    """Intervals, the worst agent, the number of the best one, commands, and what hubs read."""
+    text, record = (folder / "README.md").read_text(), runs.read_record(run_dir)
+    values = {"final return": statistics.final_return(runs.load_metrics(run_dir))}
+    values["greedy return"] = np.load(run_dir / "evaluation.npy").mean(axis=1)
+    for name, each in values.items():
+        interval = statistics.show(*statistics.mean_interval(each))
+        assert f"| {name} | {interval} | {each.min():.4g} | 5 of 5 |" in text
+    best = statistics.rank_agents(runs.load_metrics(run_dir))[0][-1]
+    assert f"leaf[{best}]" in text and f"an episode of agent {best}]" in text and record["command"] in text
+    assert "python q_learning_gridworld.py --config config.yaml --num-seeds 5 --seed 3" in text
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert {"reinforcement-learning", "GridWorld"} <= set(front["tags"])
+    (metric,) = front["model-index"][0]["results"][0]["metrics"]
+    assert metric["value"].startswith(f"{values['greedy return'].mean():.4g} +/- ")
+
+
+def test_the_cards_code_gives_an_action(folder):
+    assert run_card(folder).strip() in ("0", "1", "2", "3")
+
+
+def test_render_plays_what_was_exported(folder, capsys):
+    assert render.main(folder, agents=("best",), max_steps=1)
+    shutil.rmtree(folder / "render")
+    assert "stands in" not in capsys.readouterr().out
+
+
+def test_without_a_video(copied, tmp_path):
+    out = export.main(copied, tmp_path / "deep" / "out", video=False)
+    assert not (out / "replay.gif").exists() and "replay.gif" not in (out / "README.md").read_text()
+
+
+def refused(capsys, *words) -> str:
+    with pytest.raises(SystemExit) as stop:
+        __main__.main(["export", *map(str, words)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    return said
+
+
+def test_bad_input(copied, tmp_path, capsys):
+    record = json.loads((copied / "run.json").read_text())
+    (tmp_path / "there").mkdir()
+    assert "none: is not the directory of a run" in refused(capsys, tmp_path / "none")
+    assert "there: is there already" in refused(capsys, copied, "--out", tmp_path / "there")
+    assert "--viedo: is not a flag; did you mean --video?" in refused(capsys, copied, "--viedo")
+    script = copied / "q_learning_gridworld.py"
+    source = script.read_text()
+    script.write_text(source + "\n# edited\n")
+    assert "has been edited since the run began" in refused(capsys, copied, "--no-video")
+    assert export.main(copied, tmp_path / "forced", video=False, force=True)
+    script.unlink()
+    assert "has no copy of its script" in refused(capsys, copied)
+    script.write_text(source)
+    for lost in ("finished", "final return"):  # the second is one of a sweep
+        (copied / "run.json").write_text(json.dumps({key: value for key, value in record.items() if key != lost}))
+        assert "is not a finished run of onejit train" in refused(capsys, copied)
+    (copied / "run.json").write_text(json.dumps(record))
+    (copied / "agent.safetensors").write_bytes(b"")
+    assert "agent.safetensors: cannot be read" in refused(capsys, copied)
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "there", "forced"}
+
+
+def test_all_or_nothing(copied, tmp_path, monkeypatch, capsys):
+    """A picture that cannot be drawn leaves no folder, and the message says how to do without."""
+
+    def fail(*_, **__):
+        raise ValueError("there is no pygame")
+
+    monkeypatch.setattr(render, "main", fail)
+    assert "video: there is no pygame; --no-video exports without it" in refused(capsys, copied)
+    assert {path.name for path in tmp_path.iterdir()} == {"copy"}
+
+
+ENVIRONMENT = """
+import gymnax
+from gymnax.environments.bsuite.catch import Catch
+
+gymnax.register("Mine-v0", Catch)
+"""
+
+
+@pytest.mark.slow
+def test_networks_and_an_environment_of_ones_own(tmp_path, monkeypatch):
+    """Its module goes into the folder, so that the card's code finds it."""
+    (tmp_path / "env_to_export.py").write_text(ENVIRONMENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1 --update-epochs 1 --hidden-sizes 8 4"
+    run_dir = train.main(["ppo", "--env-name=env_to_export:Mine-v0", *small.split(), "--num-seeds=2", "--run-dir=run"])
+    out = export.main(run_dir)
+    assert (out / "env_to_export.py").read_text() == ENVIRONMENT
+    shutil.move(out, tmp_path.parent / "elsewhere_of_export")
+    (tmp_path / "env_to_export.py").unlink()
+    assert run_card(tmp_path.parent / "elsewhere_of_export").strip() in ("0", "1", "2")
+    shutil.rmtree(tmp_path.parent / "elsewhere_of_export")

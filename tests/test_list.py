@@ -1,0 +1,97 @@
+"""`onejit list`: the state of runs of every kind."""
+
+import json
+import os
+import re
+import time
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from onejit import __main__, runs
+from onejit import list as list_runs
+
+
+def make_run(folder, record=None, finished=False, **settings):
+    """A run directory of `onejit train` as far as `list` reads it."""
+    settings = {"script": "ppo", "num_seeds": 2, "seed": 0, "env_name": "CartPole-v1"} | settings
+    folder.mkdir(parents=True)
+    record = {"settings": {"total_timesteps": 500} | settings, "steps_done": 250} | (record or {})
+    if finished:
+        record |= {"finished": "2026-11-23 12:00:00", "final return": {"mean": 123.4567, "worst": -7.5}}
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+def make_run_of_a_script(folder, returns, lost=()):
+    """A run directory as `python SCRIPT.py` leaves it."""
+    folder.mkdir(parents=True)
+    table = np.zeros(len(returns))
+    table[list(lost)] = np.nan
+    save_file({"q": table}, folder / "agent.safetensors", {"script": "mine", "seed": "3"})
+    (folder / "config.yaml").write_text(yaml.safe_dump({"env_name": "Catch-bsuite", "env_params": {"rows": 7}}))
+    episodes = np.ones((len(returns), 10))
+    np.savez(folder / "metrics.npz", episodes=episodes, episodic_return=np.repeat(np.array([returns]).T, 10, axis=1))
+    return folder
+
+
+def rows(capsys, folder):
+    """`{name of the run: its cells}`, in the order of the table."""
+    __main__.main(["list", str(folder)])
+    titles, *lines = (re.split(r"  +", line) for line in capsys.readouterr().out.splitlines())
+    assert titles == list_runs.TITLES and all(len(line) == len(titles) for line in lines)
+    return {line[0].removeprefix(f"{folder}/"): line[1:] for line in lines}
+
+
+def test_states(tmp_path, capsys):
+    what = ["ppo", "CartPole-v1", "2"]
+    make_run(tmp_path / "a" / "finished", finished=True)
+    make_run(tmp_path / "stopped")
+    make_run(tmp_path / "diverged", {"finished": "x", "final return": {"mean": None, "worst": None}}, num_seeds=8)
+    make_run(tmp_path / "generations", {"steps_done": 10_000})
+    make_run(tmp_path / "sweep", {"words": ["ppo"]})
+    (make_run(tmp_path / "whole_sweep", {"words": ["ppo"]}) / "results.csv").write_text("")
+    (make_run(tmp_path / "damaged") / "run.json").write_text("{")
+    make_run_of_a_script(tmp_path / "of_a_script", [1.0, 3.0, -2.0], lost=[2])
+    make_run(tmp_path / "stopped" / "checkpoints" / "inner")  # what a run holds is no run
+    held = runs.lock(make_run(tmp_path / "running", {"steps_done": 900}))
+    found = {name: cells[:-1] for name, cells in rows(capsys, tmp_path).items()}
+    held.release()
+    damaged = found.pop("damaged")
+    assert damaged[:3] == ["-"] * 3 and damaged[3].startswith("cannot be read: ") and "run.json" in damaged[3]
+    assert found == {
+        "a/finished": [*what, "finished", "100 %", "123.5, worst -7.5"],
+        "stopped": [*what, "stopped", "25 %", "-"],
+        "running": [*what, "running", "90 %", "-"],
+        "diverged": [*what[:2], "8", "finished", "100 %", "none"],
+        "generations": [*what, "stopped", "-", "-"],
+        "sweep": [*what, "stopped", "25 %", "a sweep"],
+        "whole_sweep": [*what, "finished", "100 %", "a sweep"],
+        "of_a_script": ["mine", "Catch-bsuite rows=7", "3", "finished", "100 %", "2, worst 1"],
+    }
+    assert rows(capsys, tmp_path)["running"][3] == "stopped", "the lock is released"
+    assert not (tmp_path / "stopped" / ".lock").exists(), "to look changes nothing"
+
+
+def test_ages(tmp_path, capsys):
+    """The run that was changed last is the last one."""
+    ages = {"b": (30, "30 s ago"), "d": (200, "3 min ago"), "a": (7300, "2 h ago"), "c": (200_000, "2 d ago")}
+    for name, (age, _) in ages.items():
+        then = time.time() - age
+        os.utime(make_run(tmp_path / name) / "run.json", (then, then))
+    found = {name: cells[-1] for name, cells in rows(capsys, tmp_path).items()}
+    assert list(found) == ["c", "a", "d", "b"]
+    assert found.pop("b") in ("30 s ago", "31 s ago", "32 s ago")
+    assert all(found[name] == ages[name][1] for name in found)
+
+
+def test_no_runs(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(SystemExit) as stop:
+            __main__.main(["list", str(folder)])
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and said == (
+            f"onejit list: error: folder = {folder}: holds no run of a script, onejit train or onejit sweep\n"
+        )

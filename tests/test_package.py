@@ -1,0 +1,78 @@
+"""What pyproject.toml says of the package, the command line of `onejit`, and what stands at the repository's root."""
+
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from conftest import ROOT, SCRIPTS, repository_files
+
+import onejit
+from onejit.__main__ import COMMANDS, main
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = {"tools": "tools", "gpu": "gpu", "envs": "environments", "docs": "docs", "dev": "dev"}
+
+
+def required(name: str) -> list[str]:
+    """The lines of a requirements file, without comments and without those that name another file."""
+    lines = [line.split("  #")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith(("#", "-"))]
+
+
+def test_dependencies_are_those_of_the_requirements_files():
+    project = PROJECT["project"]
+    assert project["dependencies"] == required("requirements.txt")
+    extras = {extra: required(f"requirements-{file}.txt") for extra, file in EXTRAS.items()}
+    assert project["optional-dependencies"] == extras
+
+
+def test_the_wheel_carries_all_scripts():
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"] == {f"{name}.py": f"onejit/scripts/{name}.py" for name in sorted(SCRIPTS)}
+    assert not (ROOT / "onejit" / "scripts").exists(), "scripts are copied at build time, never twice in git"
+
+
+def test_one_version_everywhere():
+    assert re.search(r"(?m)^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text())[1] == onejit.__version__
+    assert f"version: {onejit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_package_is_not_too_long():
+    """Adapters are not counted. The limit may only become smaller."""
+    lines = sum(len(path.read_text().splitlines()) for path in repository_files("onejit/*.py"))
+    assert lines <= 3890, f"{lines} lines"
+
+
+def test_scripts_do_not_import_the_package():
+    for name in SCRIPTS:
+        assert not re.search(r"(?m)^\s*(from|import) onejit", (ROOT / f"{name}.py").read_text()), name
+
+
+def test_each_command_is_a_module_with_one_entry():
+    assert {"new", "train", "sweep", "list", "compare", "render", "plan", "export"} == set(COMMANDS)
+    for name in COMMANDS:
+        text = (ROOT / "onejit" / f"{name}.py").read_text()
+        assert ("\ndef run(words)" in text) != ("\nrun = main\n" in text), name
+
+
+@pytest.mark.parametrize("words", [["trian"], ["train", "q_learning_gridwold"], ["new", "ppoo"], ["list", "nowhere"],
+                                   ["render", "nowhere"], ["compare", "nowhere"], ["export", "nowhere"],
+                                   ["plan", "q_learning_gridworld", "--gpu=h10"], ["sweep"]])  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    said = capfd.readouterr().err
+    assert stop.value.code == 2 and said.startswith("onejit") and said.count("\n") == 1, said
+
+
+def test_help_starts_quickly_and_lists_the_commands(tmp_path):
+    """Without importing JAX."""
+    code = (
+        "import sys\nfrom onejit.__main__ import main\ntry: main(['--help'])\nfinally: assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"onejit {name}" in done.stdout for name in COMMANDS)
