@@ -70,7 +70,7 @@ from safetensors.flax import save_file
 from tqdm import tqdm
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block config: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
@@ -495,7 +495,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 @jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
@@ -522,7 +522,7 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- block discrete: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block discrete: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def make_env(config):
     """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
@@ -531,7 +531,7 @@ def make_env(config):
     return LogWrapper(env), env_params
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]

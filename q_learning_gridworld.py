@@ -62,7 +62,7 @@ from safetensors.flax import save_file
 from tqdm import tqdm
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block config: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
@@ -431,7 +431,7 @@ def make_env(config: Config):
     return GridWorld(**{name: getattr(config, name) for name in fields}), config
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]

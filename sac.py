@@ -80,7 +80,7 @@ with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional part
     import brax.envs
 
 
-# --- block config: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block config: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def register_config(cls):
     """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
     leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
@@ -131,7 +131,7 @@ class Config:
         return (self.total_timesteps - self.warmup_timesteps) // (self.num_envs * self.num_steps)
 
 
-# --- block orthogonal: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block orthogonal: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def orthogonal(scale: float):
     """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
 
@@ -286,7 +286,7 @@ def sample_replay(key, replay: Transition, count, shape: tuple[int, ...]) -> Tra
     return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[3:])[index], replay)
 
 
-# --- block scan: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
     """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
     rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
@@ -495,7 +495,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
-# --- block environment: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 @jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
@@ -522,7 +522,7 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- block continuous: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block continuous: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 @pytree
 class BraxParams:
     max_steps_in_episode: int = 1000
@@ -592,7 +592,7 @@ def make_env(config):
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
 
 
-# --- block main: the same in every script, by tools/sync_blocks.py; rename this banner to make it yours ---
+# --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
     """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
