@@ -145,14 +145,18 @@ def open_tracker(request: Request, name: str, steps_done: int):
     if not request.options.track or not running.is_first():
         return lambda step, values: None, lambda: None, lambda: None
     if request.options.track == "tensorboard":
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter's `flush` leaves what is in its queue
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
 
-        # A resumed run writes again what came after its checkpoint: `purge_step` drops the older points.
-        writer = SummaryWriter(str(run_dir / "tensorboard" / name), purge_step=steps_done + 1)
+        (run_dir / "tensorboard" / name).mkdir(parents=True, exist_ok=True)
+        writer = EventsWriter(str(run_dir / "tensorboard" / name / "events"))
+        # A resumed run writes again what came after its checkpoint: TensorBoard drops the older points.
+        writer.write_event(Event(step=steps_done + 1, session_log=SessionLog(status=SessionLog.START)))
 
         def log(step, values):
             for tag, value in values.items():
-                writer.add_scalar(tag, value, step)
+                writer.write_event(Event(wall_time=time.time(), step=step, summary=scalar(tag, value)))
 
         return log, writer.flush, writer.close
     import wandb

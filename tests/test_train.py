@@ -203,6 +203,25 @@ def test_evaluation_by_hand(finished):
             assert total == pytest.approx(evaluation[i, number])
 
 
+def test_others_may_read_the_agents(finished):
+    """As far as the umask lets them; safetensors alone makes a file for its owner."""
+    modes = {(finished / name).stat().st_mode & 0o777 for name in ("agent.safetensors", "metrics.npz")}
+    assert len(modes) == 1
+
+
+def test_progress_in_a_log_file_is_lines(capfd, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
+    with running.progress_bar(1000, disable=False) as progress:  # the tests' standard error is no terminal
+        for _ in range(10):
+            now[0] += 10.0
+            progress.set_postfix_str("return 5")
+            progress.update(100)
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == "30.0% of 1,000 steps, 10 steps/s return 5" and said[-1].startswith("100.0% of 1,000 steps")
+    assert len(said) == 4 and "\r" not in "".join(said)
+
+
 def test_report_sees_what_main_shows_it(script, tmp_path, monkeypatch):
     """The directory holds the metrics then: a picture of the script's own may be of them."""
     seen = []
@@ -794,6 +813,19 @@ def test_tensorboard(script, tmp_path):
         elif which.startswith("seed"):
             seed = int(which.removeprefix("seed_"))
             assert value == pytest.approx(script.mean_return(part)[seed], rel=1e-4)
+
+
+def test_points_are_on_disk_before_each_checkpoint(tmp_path, monkeypatch):
+    """Everything before the last flush was lost when a run was killed."""
+    found, save = [], running.save
+
+    def save_and_look(manager, step, carry):
+        found.append((step, max((step for _, step, _ in events(tmp_path / "run" / "tensorboard")), default=0)))
+        save(manager, step, carry)
+
+    monkeypatch.setattr(running, "save", save_and_look)
+    train.main([*SMALL, "--track=tensorboard", "--checkpoint-interval=1e-9", f"--run-dir={tmp_path / 'run'}"])
+    assert len(found) > 1 and all(written == 100 * step for step, written in found)
 
 
 def test_curves_by_hand(script):
