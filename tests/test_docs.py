@@ -97,7 +97,9 @@ def without_config_of_a_run(words):
 
 def copies(page: Path) -> dict[str, str]:
     """What the page has the reader copy: {"my.py": "ppo.py"}."""
-    return dict((words[2], words[1]) for words in map(shlex.split, dict(commands_of(page))) if words[0] == "cp")
+    given = [shlex.split(command) for command, _ in commands_of(page)]
+    made = {words[3]: f"{words[2]}.py" for words in given if words[:2] == ["onejit", "new"] and len(words) == 4}
+    return made | {words[2]: words[1] for words in given if words[0] == "cp"}
 
 
 def parse_script(name, words):
