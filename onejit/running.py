@@ -69,10 +69,10 @@ def connect(hosts) -> None:
         raise ValueError(f"{name}: the processes cannot be joined ({error})") from error
 
 
-def read_resumed(words: list[str], tool: str, key: str, options):
+def read_resumed(words: list[str], tool: str, key: str, options, until_the_end: contextlib.ExitStack):
     """`(run_dir, record, given)` of `--resume RUN_DIR`; `key` is in the record of a run of this tool.
 
-    Raises ValueError.
+    The run is locked, `until_the_end` holds it. Raises ValueError.
     """
     if not words or words[0].startswith("-"):
         raise ValueError("resume: needs RUN_DIR, the run to go on with")
@@ -84,6 +84,8 @@ def read_resumed(words: list[str], tool: str, key: str, options):
     record = runs.read_record(Path(words[0]))
     if key not in record:
         raise ValueError(f"resume: {words[0]} was not begun by onejit {tool}, and has no checkpoints")
+    until_the_end.enter_context(holding(Path(words[0])))
+    record = runs.read_record(Path(words[0]))  # again: another process may have finished the run before the lock
     now = runs.versions()
     changed = [f"{name} {old} -> {now.get(name)}" for name, old in record["versions"].items() if now.get(name) != old]
     if changed and is_first():

@@ -195,12 +195,12 @@ def make_trials(script, swept: dict[str, list[str]], samples: int | None, seed: 
     return [{name: trial[name] for name in swept} for trial in trials]
 
 
-def read_request(words: list[str]) -> Request | None:
+def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
     """None if the sweep has finished. Raises ValueError."""
     command, (name, _, words) = ["sweep", *words], command_line.split_words(words)
     run_dir, record, memory = None, {}, None
     if name == "--resume":
-        run_dir, record, given = running.read_resumed(words, "sweep", "words", ResumeOptions)
+        run_dir, record, given = running.read_resumed(words, "sweep", "words", ResumeOptions, until_the_end)
         if "finished" in record:
             shutil.rmtree(run_dir / "slices", ignore_errors=True)  # where a kill came between the two
             print(f"{run_dir} has finished: there is nothing left to do")
@@ -641,7 +641,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
             request.script.make_learner(group.config)
     if is_new:
         running.only_first(runs.begin_run, request.run_dir, request.config, request.record)
-    until_the_end.enter_context(running.holding(request.run_dir))
+        until_the_end.enter_context(running.holding(request.run_dir))
     request.record["steps_done"] = 0  # what is on disk is counted again
     if running.is_first():
         how = f", {options.batch} at a time by Optuna" if options.optuna else ""
@@ -660,7 +660,7 @@ def main(args=None) -> Path:
     is_new = words[:1] != ["--resume"]
     with running.stopping(TOOL, "nothing was begun"), stop(), failures(), contextlib.ExitStack() as until_the_end:
         running.connect(command_line.split_words(words)[1])  # before a script is imported, which starts JAX
-        if (request := read_request(words)) is None:
+        if (request := read_request(words, until_the_end)) is None:
             return Path(words[1])
         run_dir = request.run_dir
         groups, steps = begin(request, is_new, until_the_end)

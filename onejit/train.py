@@ -76,7 +76,7 @@ class Request(NamedTuple):
     record: dict  # run.json
 
 
-def read_request(words: list[str]) -> Request | None:
+def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
     """Connects to other hosts, where there are any, before it imports the script. None if the run has finished.
 
     Raises ValueError.
@@ -84,7 +84,7 @@ def read_request(words: list[str]) -> Request | None:
     name, hosts, words = command_line.split_words(words)
     running.connect(hosts)
     if name == "--resume":
-        return read_resumed(words)
+        return read_resumed(words, until_the_end)
     script = runs.load_script(name)
     config, options, _ = command_line.parse_with(script, words, Options, description=__doc__)
     if options.eval_interval and not options.eval_episodes:
@@ -99,9 +99,9 @@ def read_request(words: list[str]) -> Request | None:
     return Request(script, config, options, run_dir, record)
 
 
-def read_resumed(words: list[str]) -> Request | None:
+def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
     """The run of `--resume RUN_DIR`; None if it has finished. Raises ValueError."""
-    run_dir, record, given = running.read_resumed(words, "train", "slice", ResumeOptions)
+    run_dir, record, given = running.read_resumed(words, "train", "slice", ResumeOptions, until_the_end)
     script = runs.script_of(run_dir, record, given.force)
     config, settings = runs.read_config(script, run_dir / "config.yaml"), record["settings"]
     options = Options(settings["num_seeds"], settings["seed"], run_dir, memory=given.memory, **record["options"])
@@ -213,7 +213,6 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Pr
     begun, memory = time.perf_counter(), running.free_memory(options.memory)
     compile_size = partial(running.compile_slice, script, config, [], options=options)
     if "slice" in record:  # a resumed run keeps the slices that it began with, and so its numbers
-        until_the_end.enter_context(running.holding(request.run_dir))
         program = compile_size(record["slice"])
         running.only_first(runs.write_config, request.run_dir, config)  # which may have been extended
     else:
@@ -356,7 +355,7 @@ def main(args=None) -> Path:
     tool, failures = "onejit train", partial(command_line.failures_in_one_line, "onejit train")
     stop = partial(command_line.errors_in_one_line, tool)
     with stop(), failures(), contextlib.ExitStack() as until_the_end:
-        if (request := read_request(words)) is None:
+        if (request := read_request(words, until_the_end)) is None:
             return Path(words[1])
         run_dir = request.run_dir
         program = prepare(request, until_the_end)

@@ -129,7 +129,7 @@ def parse_tool(name, words):
         return
     if name == "sweep":
         with mock.patch("onejit.running.connect"):  # to other hosts
-            tool.read_request([first, *words])
+            tool.read_request([first, *words], contextlib.ExitStack())
     else:
         command_line.parse_with(script, words, tool.Options, description="")
 

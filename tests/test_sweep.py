@@ -402,7 +402,7 @@ def test_sizes_of_layers():
         {"hidden_sizes": (8, 8)},
         {"hidden_sizes": (16,)},
     ]
-    request = sweep.read_request(["ppo", "--hidden-sizes", "8", "16", "--lr", "0.1", "0.2"])
+    request = sweep.read_request(["ppo", "--hidden-sizes", "8", "16", "--lr", "0.1", "0.2"], None)
     assert request.config.hidden_sizes == (8, 16) and list(request.swept) == ["lr"]
 
 
@@ -415,12 +415,12 @@ def test_config_file(tmp_path):
     """Its values are those of all trials; what is swept on the command line wins. A resumed sweep needs no file."""
     file = tmp_path / "some.yaml"
     file.write_text("lr: 0.3\nnum_steps: 50\nhidden_sizes: [8, 8]\nenv_params: {max_steps_in_episode: 9}\n")
-    request = sweep.read_request(["ppo", "--config", str(file), "--lr", "0.1", "0.2"])
+    request = sweep.read_request(["ppo", "--config", str(file), "--lr", "0.1", "0.2"], None)
     assert request.trials == [{"lr": 0.1}, {"lr": 0.2}]
     assert request.config.num_steps == 50 and request.config.hidden_sizes == (8, 8)
     assert dict(request.config.env_params) == {"max_steps_in_episode": 9}
     words = request.record["words"]
-    assert "--config" not in words and sweep.read_request(["ppo", *words])[:2] == request[:2]
+    assert "--config" not in words and sweep.read_request(["ppo", *words], None)[:2] == request[:2]
 
 
 @pytest.mark.parametrize("fixed, each, total, step, memory, size", [
@@ -734,7 +734,7 @@ def test_best_values_can_be_trained(finished):
 
 def propose(words, returns_of) -> list[dict]:
     """The trials of a sweep whose returns a function of the trial gives."""
-    request = sweep.read_request(["q_learning_gridworld", *words])
+    request = sweep.read_request(["q_learning_gridworld", *words], None)
     for group in sweep.propose_groups(request):
         request.returns.update({trial: np.full(2, returns_of(request.trials[trial])) for trial in group.trials})
     return request.trials
@@ -770,7 +770,7 @@ def test_optuna_chooses_listed_values():
 
 
 def test_optuna_resumed_with_another_version(tmp_path):
-    request = sweep.read_request([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"])
+    request = sweep.read_request([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
     request.record["proposed"] = [{"lr": 0.1, "gamma": 0.9}] * 4
     with pytest.raises(ValueError, match="has its version changed"):
         next(sweep.propose_groups(request))

@@ -411,6 +411,21 @@ def test_resume_of_a_run_that_another_process_writes(interrupted, capfd):
     holder.release()
 
 
+def test_resume_of_a_run_that_is_finished_meanwhile(finished, tmp_path, monkeypatch, capsys):
+    """Between the first look and the lock: the record is read again."""
+    copy = unfinished(finished, tmp_path / "copy")
+    before, lock = (copy / "metrics.npz").stat().st_mtime_ns, runs.lock
+
+    def lock_at_last(run_dir):
+        (copy / "run.json").write_text((finished / "run.json").read_text())
+        return lock(run_dir)
+
+    monkeypatch.setattr(runs, "lock", lock_at_last)
+    train.main(["--resume", copy])
+    assert "has finished: there is nothing left to do" in capsys.readouterr().out
+    assert (copy / "metrics.npz").stat().st_mtime_ns == before
+
+
 def test_resume_of_a_finished_run_changes_nothing(finished, tmp_path, capsys):
     copy = shutil.copytree(finished, tmp_path / "copy")
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
