@@ -11,6 +11,7 @@ are trained, and the best one of them plays one greedy episode, repeated where i
 import argparse
 import dataclasses
 import itertools
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,12 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from PIL import Image, ImageDraw, ImageFont
 
-from onejit import render, runs, statistics
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+from onejit import render, runs, statistics  # noqa: E402
+
+CONFIGS = ROOT / "configs"
 SIZE = 300  # pixels of a square picture
 STRIP = 44  # pixels of the caption above it
 GAP = 12

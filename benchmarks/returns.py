@@ -28,9 +28,11 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from onejit import command_line, runs, statistics
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from onejit import command_line, runs, statistics  # noqa: E402
+
 MEASURED, PAGE, FIGURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "docs" / "figures"
 PLANS_FILE = MEASURED / "plans.json"
 SEED = 100

@@ -16,9 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from onejit import command_line, running, runs
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from onejit import command_line, running, runs  # noqa: E402
 
 
 def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict:
