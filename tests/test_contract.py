@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -307,6 +308,23 @@ def test_every_float_can_be_swept(script):
     out = jax.eval_shape(sweep, grid, jax.random.split(jax.random.key(0), 2))
     assert {metric.shape for metric in out["metrics"].values()} == {(3, 2, 6)}
     assert all(leaf.shape[:2] == (3, 2) for leaf in jax.tree.leaves(out["runner_state"].agent))
+
+
+# --- randomness ---
+
+
+def test_no_random_key_is_made_in_the_learner(script, monkeypatch):
+    """All of them come from the key of the agent. Else a draw would be the same in all updates and for all seeds."""
+    init, update = script.make_learner(shifted_config(script))
+    make_key = jax.random.key
+
+    def refuse(*args, **kwargs):
+        caller = sys._getframe(1).f_code
+        assert not (caller.co_filename == script.__file__ and caller.co_qualname.startswith("make_learner")), caller
+        return make_key(*args, **kwargs)
+
+    monkeypatch.setattr(jax.random, "key", refuse)
+    jax.eval_shape(update, jax.eval_shape(init, make_key(0)))
 
 
 # --- policies: played by the tools, through the contract ---
