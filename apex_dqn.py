@@ -45,7 +45,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -87,40 +87,40 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode
-    total_timesteps: int = 500_000  # environment steps per agent, with those of the warm-up
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode
+    total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 128  # actors per agent, each with its own environment and epsilon
     num_steps: int = 1  # steps per actor and update
-    gradient_steps: int = 4  # learner updates that follow
-    batch_size: int = 128  # transitions that a learner update learns from
-    buffer_size: int = 16_384  # transitions that the replay holds, rounded down to a multiple of num_envs * num_steps
-    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # of stored observations
-    learning_starts: int = 10_000  # transitions before the first learner update, rounded up to such a multiple
+    gradient_steps: int = 4  # learner updates per update, each on a batch of its own
+    batch_size: int = 128  # transitions per learner update
+    buffer_size: int = 16_384  # capacity of the replay, rounded down to a multiple of num_envs * num_steps
+    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
+    learning_starts: int = 10_000  # transitions before learning, rounded up to a multiple of num_envs * num_steps
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     max_grad_norm: float = 40.0  # limit of the gradient's global norm; 0 for none
-    gamma: float = 0.99  # discount
-    n_step: int = 3  # rewards in a target, fewer where the episode ends
-    double: bool = True  # the online network chooses the action whose value the target network gives
-    dueling: bool = True  # separate streams for the state's value and the actions' advantages
+    gamma: float = 0.99  # discount factor
+    n_step: int = 3  # number of rewards in a target, fewer at the end of an episode
+    double: bool = True  # double Q-learning: the online network chooses the action that the target network values
+    dueling: bool = True  # dueling network: separate streams for the state's value and the actions' advantages
     epsilon_base: float = 0.4  # epsilon of the first actor, which explores most
     epsilon_exponent: float = 7.0  # the last actor's epsilon is epsilon_base ** (1 + epsilon_exponent)
-    priority_exponent: float = 0.6  # alpha: 0 samples uniformly
-    importance_exponent: float = 1.0  # beta: 1 makes up for the priorities in full
+    priority_exponent: float = 0.6  # exponent alpha of the priorities; 0 samples uniformly
+    importance_exponent: float = 1.0  # exponent beta of the importance weights; 1 corrects for the priorities in full
     actor_sync_interval: int = 16  # learner updates between refreshes of the actors' parameters
     target_update_interval: int = 32  # learner updates between updates of the target network
     tau: float = 1.0  # Polyak factor of the target network; 1 copies the online network
-    loss: Literal["squared", "huber"] = "squared"  # of the difference from the target
+    loss: Literal["squared", "huber"] = "squared"  # loss function of the TD error
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
-    hidden_sizes: tuple[int, ...] = (128, 128)  # of the dense layers
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # of the hidden layers
+    hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the dense hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
 
     @property
     def warmup_timesteps(self) -> int:
-        """Environment steps of `init`: for a transition to be whole, `n_step` - 1 more have to follow."""
+        """Environment steps of `init`: a transition is complete when `n_step` - 1 more steps have followed."""
         rollout_size = self.num_envs * self.num_steps
         return math.ceil(self.learning_starts / rollout_size) * rollout_size + self.num_envs * (self.n_step - 1)
 
@@ -177,7 +177,7 @@ def dueling_q(value, advantage):
 
 
 def select(values, index):
-    """The entry of the last axis. [..., n], [...] -> [...]."""
+    """Select an entry along the last axis. [..., n], [...] -> [...]."""
     return jnp.take_along_axis(values, index[..., None], axis=-1).squeeze(-1)
 
 
@@ -187,17 +187,17 @@ def double_q(target_q, online_q):
 
 
 def n_step_transitions(steps, gamma, n_step):
-    """The transitions of `n_step` steps that begin with each of the first T of T + n_step - 1 successive steps.
+    """The n-step transitions that begin at each of the first T of T + n_step - 1 successive steps.
 
-    `steps`: leaves [T + n_step - 1, N]. Each transition ends at the first end of an episode or after `n_step` steps, so
-    that the last steps of an episode begin shorter ones. Leaves of the result: [T, N]. "return" is the sum of the
-    discounted rewards, "discount" what the value of "next_obs" counts in the target: gamma ** (number of steps), or 0
-    after a termination.
+    `steps`: leaves [T + n_step - 1, N]. A transition ends after `n_step` steps or at the end of the episode, and the
+    last steps of an episode therefore begin shorter transitions. Leaves of the result: [T, N]. "return" is the sum of
+    the discounted rewards. "discount" is the weight of the value of "next_obs" in the target: gamma ** (number of
+    steps), or 0 after a termination.
     """
     length, step = len(steps.reward) - n_step + 1, jnp.arange(n_step)
     window = jnp.arange(length)[:, None] + step  # [T, n_step]
     done = jnp.moveaxis((steps.terminated | steps.truncated)[window], 1, -1)  # [T, N, n_step]
-    last = done.at[..., -1].set(True).argmax(axis=-1)  # [T, N], of the n steps from 0 on
+    last = done.at[..., -1].set(True).argmax(axis=-1)  # [T, N], index of the last step, from 0 to n - 1
     rewards = jnp.where(step <= last[..., None], gamma**step * jnp.moveaxis(steps.reward[window], 1, -1), 0.0)
     reached = jnp.arange(length)[:, None] + last, jnp.arange(done.shape[1])
     return {
@@ -221,8 +221,8 @@ def exploration_ladder(num_envs, base, exponent):
 
 
 def update_towards(old_params, params, update_count, steps, interval, tau):
-    """Go `tau` of the way to `params` for each multiple of `interval` that the last update's `steps` steps reached."""
-    now = update_count % interval * steps  # `interval` updates end at a multiple, so that no number has to overflow
+    """One Polyak update with factor `tau` for each multiple of `interval` that the last `steps` steps reached."""
+    now = update_count % interval * steps  # modulo `interval` updates, because the number of steps may overflow
     times = now // interval - (now - steps) // interval
     return optax.incremental_update(params, old_params, jnp.asarray(1.0 - (1.0 - tau) ** times, jnp.float32))
 
@@ -231,7 +231,7 @@ FANOUT = 8  # children per node of the sum tree
 
 
 def init_sum_tree(size: int) -> tuple:
-    """A tree for the priorities of `size` items, all 0. Levels [rows, FANOUT], the items first, the root last."""
+    """A sum tree of `size` priorities, all 0. Levels [rows, FANOUT], from the items to the root."""
     levels = []
     while not levels or size > 1:
         size = -(-size // FANOUT)
@@ -240,7 +240,7 @@ def init_sum_tree(size: int) -> tuple:
 
 
 def set_priorities(tree: tuple, index, priority) -> tuple:
-    """Set the priorities of items, [B] each. Sums are taken anew, not corrected, so that errors do not add up."""
+    """Set the priorities of items, [B] each. Sums are computed anew, because corrections would add up errors."""
     levels = []
     for level in tree:
         row, column = index // FANOUT, index % FANOUT
@@ -260,7 +260,7 @@ def sample_sum_tree(tree: tuple, mass):
         children = level[node]  # [B, FANOUT]
         upto = jnp.cumsum(children, axis=-1)
         beyond = (upto > mass[..., None]) & (children > 0)
-        last = FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)  # where rounding left nothing beyond
+        last = FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)  # if rounding left nothing beyond
         child = jnp.where(beyond.any(axis=-1), beyond.argmax(axis=-1), last)
         priority = select(children, child)
         mass = jnp.maximum(0.0, mass - (select(upto, child) - priority))
@@ -269,7 +269,7 @@ def sample_sum_tree(tree: tuple, mass):
 
 
 def priority_of(td_error, exponent):
-    """p ** alpha with p = |delta| + 1e-6 (arXiv 1511.05952, section 3.3), from e^-30 to e^30 for sums to hold it."""
+    """p ** alpha with p = |delta| + 1e-6 (arXiv 1511.05952, section 3.3), clipped to e^-30 and e^30 for the sums."""
     return jnp.exp(jnp.clip(exponent * jnp.log(jnp.abs(td_error) + 1e-6), -30.0, 30.0))
 
 
@@ -286,18 +286,18 @@ class Step(NamedTuple):
     action: jax.Array
     q: jax.Array  # the actor's own estimate of the action's value
     reward: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset
+    next_obs: jax.Array  # observation after the step, before auto-reset
     terminated: jax.Array
     truncated: jax.Array
 
 
 def add_to_replay(replay: dict, transitions: dict, count) -> dict:
-    """Write transitions [num_steps, num_envs] into the ring, over the oldest ones. So many `count` times before."""
+    """Overwrite the oldest transitions in the ring, [num_steps, num_envs], which was written `count` times before."""
     return {name: ring.at[count % len(ring)].set(transitions[name].astype(ring.dtype)) for name, ring in replay.items()}
 
 
 def sample_replay(key, replay: dict, tree: tuple, size, batch_size, importance_exponent):
-    """Of `size` transitions one from each of `batch_size` equal ranges of priority (arXiv 1511.05952, app. B.2.1)."""
+    """Draw a transition from each of `batch_size` equal ranges of priority (arXiv 1511.05952, appendix B.2.1)."""
     total = total_priority(tree)
     mass = (jnp.arange(batch_size) + jax.random.uniform(key, (batch_size,))) / batch_size * total
     index, priority = sample_sum_tree(tree, mass)
@@ -316,8 +316,8 @@ class RunnerState(NamedTuple):
     target_params: dict
     actor_params: dict  # the actors' copy of the parameters
     opt_state: Any
-    replay: dict  # of `n_step_transitions`, [rollouts, num_steps, num_envs, ...]
-    tree: tuple  # their priorities ** alpha
+    replay: dict  # results of `n_step_transitions`, [num_rollouts, num_steps, num_envs, ...]
+    tree: tuple  # sum tree of the transitions' priorities ** alpha
     tail: Any  # a Step [n_step - 1, num_envs]: the last steps, which begin no transition yet; () if n_step is 1
     replay_count: jax.Array  # rollouts written to the replay so far
     update_count: jax.Array  # updates so far
@@ -358,7 +358,7 @@ def make_learner(config: Config):
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam()))  # fewer kernels; drop it for multi_transform
 
     def init(rng):
-        """Initial networks, and the replay with the actors' first transitions."""
+        """Initialize the networks, and fill the replay with the actors' first transitions."""
         params_key, env_key, tail_key, warmup_key, key = jax.random.split(rng, 5)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         params, shape = network.init(params_key, obs), (num_rollouts, config.num_steps, config.num_envs)
@@ -385,7 +385,7 @@ def make_learner(config: Config):
         return jax.lax.scan(lambda state, key: (explore(state, key)[0], None), state, keys)[0]
 
     def collect(state, key, num_steps):
-        """Each actor acts for `num_steps` steps, at random with its epsilon, else greedily."""
+        """Each actor acts epsilon-greedily for `num_steps` steps, with its own epsilon."""
 
         def step(carry, inputs):
             obs, env_state = carry
@@ -413,7 +413,7 @@ def make_learner(config: Config):
         return state._replace(obs=obs, env_state=env_state), rollout, info
 
     def explore(state, key):
-        """Act and store the transitions that are whole by now, with the actors' own priorities; keep the rest."""
+        """Act, and store the transitions that are complete now, with the actors' own priorities; keep the rest."""
         state, rollout, info = collect(state, key, config.num_steps)
         steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *([state.tail] if state.tail else []), rollout)
         transitions = n_step_transitions(steps, config.gamma, config.n_step)
@@ -435,7 +435,7 @@ def make_learner(config: Config):
         return td_loss(q, target, batch["weight"], config.loss), q
 
     def learn(state, key):
-        """Gradient steps on batches drawn by priority, each of which writes new priorities back."""
+        """Take gradient steps on batches drawn by priority; each step updates the priorities of its batch."""
         size = jnp.minimum(state.replay_count, num_rollouts) * rollout_size
         remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.num_updates)
         lr = config.lr * remaining if config.anneal_lr else config.lr
@@ -492,11 +492,11 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
+    """Draw the script's own figures at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
+@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -507,7 +507,7 @@ def make_gymnax_env(name: str, params: dict):
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
         env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -533,7 +533,7 @@ def make_env(config):
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -575,10 +575,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -587,7 +587,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -616,7 +616,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -644,7 +644,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")

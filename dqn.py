@@ -23,7 +23,7 @@
 Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518, algorithm 1): replay and a
 target network. `double`: van Hasselt et al. 2016 (arXiv 1509.06461), equation 4. `dueling`: Wang et al. 2016 (arXiv
 1511.06581), equation 9. `n_step`: targets with several rewards, as in Hessel et al. 2018 (arXiv 1710.02298).
-Differences from the papers: many environments per agent, Adam, and time limits, which do not count as terminations.
+Differences from the papers: many environments per agent, Adam, and time limits that do not count as terminations.
 
     python dqn.py --env-name CartPole-v1 --num-seeds 8
 
@@ -44,7 +44,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -86,30 +86,30 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode
-    total_timesteps: int = 500_000  # environment steps per agent, with those of the warm-up
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode
+    total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 8  # environments per agent
     num_steps: int = 2  # steps per environment and update
-    gradient_steps: int = 1  # per update, each on a batch of its own
-    batch_size: int = 128  # steps that a gradient step learns from
-    buffer_size: int = 10_000  # steps that the replay holds, rounded down to a multiple of num_envs * num_steps
-    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # of stored observations
-    learning_starts: int = 10_000  # steps with random actions before learning, rounded up to such a multiple
+    gradient_steps: int = 1  # gradient steps per update, each on a batch of its own
+    batch_size: int = 128  # transitions per gradient step
+    buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to a multiple of num_envs * num_steps
+    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
+    learning_starts: int = 10_000  # random steps before learning, rounded up to a multiple of num_envs * num_steps
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
-    gamma: float = 0.99  # discount
-    n_step: int = 1  # rewards in a target, fewer where the episode ends
-    double: bool = True  # the online network chooses the action whose value the target network gives
-    dueling: bool = False  # separate streams for the state's value and the actions' advantages
+    gamma: float = 0.99  # discount factor
+    n_step: int = 1  # number of rewards in a target, fewer at the end of an episode
+    double: bool = True  # double Q-learning: the online network chooses the action that the target network values
+    dueling: bool = False  # dueling network: separate streams for the state's value and the actions' advantages
     epsilon_start: float = 1.0  # epsilon at the start
     epsilon_finish: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.5  # fraction of the updates over which epsilon falls linearly
     target_update_interval: int = 500  # environment steps between updates of the target network
     tau: float = 1.0  # Polyak factor of the target network; 1 copies the online network
-    loss: Literal["squared", "huber"] = "squared"  # of the difference from the target
+    loss: Literal["squared", "huber"] = "squared"  # loss function of the TD error
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
-    hidden_sizes: tuple[int, ...] = (64, 64)  # of the dense layers
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # of the hidden layers
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the dense hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -172,7 +172,7 @@ def dueling_q(value, advantage):
 
 
 def select(values, index):
-    """The entry of the last axis. [..., n], [...] -> [...]."""
+    """Select an entry along the last axis. [..., n], [...] -> [...]."""
     return jnp.take_along_axis(values, index[..., None], axis=-1).squeeze(-1)
 
 
@@ -182,7 +182,7 @@ def double_q(target_q, online_q):
 
 
 def n_step_target(rewards, last, terminated, next_value, gamma):
-    """Rewards up to step `last`, then the value of what it led to unless it terminated. [..., n], the others [...].
+    """Rewards up to step `last`, plus the value of the observation after it unless it terminated. [..., n], [...].
 
     y = sum_{k <= last} gamma^k r_k + gamma^(last + 1) (1 - terminated) next_value
     """
@@ -201,32 +201,32 @@ def linear_epsilon(count, duration, start, finish):
 
 
 def update_towards(old_params, params, update_count, steps, interval, tau):
-    """Go `tau` of the way to `params` for each multiple of `interval` that the last update's `steps` steps reached."""
-    now = update_count % interval * steps  # `interval` updates end at a multiple, so that no number has to overflow
+    """One Polyak update with factor `tau` for each multiple of `interval` that the last `steps` steps reached."""
+    now = update_count % interval * steps  # modulo `interval` updates, because the number of steps may overflow
     times = now // interval - (now - steps) // interval
     return optax.incremental_update(params, old_params, jnp.asarray(1.0 - (1.0 - tau) ** times, jnp.float32))
 
 
 class Transition(NamedTuple):
-    """One step; [num_steps, num_envs] of them are a rollout, [num_rollouts, num_steps, num_envs] the replay, a ring."""
+    """One step. A rollout has shape [num_steps, num_envs], the replay, a ring, [num_rollouts, num_steps, num_envs]."""
 
     obs: jax.Array
     action: jax.Array
     reward: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset
+    next_obs: jax.Array  # observation after the step, before auto-reset
     terminated: jax.Array
     truncated: jax.Array
 
 
 def add_to_replay(replay: Transition, rollout: Transition, count) -> Transition:
-    """Write a rollout into the ring, over its oldest one. `count` were written before."""
+    """Overwrite the oldest rollout in the ring. `count` rollouts were written before."""
     return jax.tree.map(lambda ring, leaf: ring.at[count % len(ring)].set(leaf.astype(ring.dtype)), replay, rollout)
 
 
 def sample_replay(key, replay: Transition, count, batch_size, n_step) -> dict:
-    """Steps drawn uniformly from those that `n_step` - 1 others follow. `count` rollouts were written.
+    """Draw uniformly among the steps that `n_step` - 1 more steps follow. `count` rollouts were written.
 
-    "rewards" [B, n_step] are of each step and of those that follow, up to "last" [B], which led to "next_obs".
+    "rewards" [B, n_step] begin at each drawn step; "next_obs" is the observation after the step number "last" [B].
     """
     num_rollouts, num_steps, num_envs = replay.reward.shape
     rollout_size, capacity = num_steps * num_envs, replay.reward.size
@@ -243,7 +243,7 @@ def sample_replay(key, replay: Transition, count, batch_size, n_step) -> dict:
 
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
     rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
@@ -296,7 +296,7 @@ def make_learner(config: Config):
     optimizer = optax.flatten(optax.scale_by_adam())
 
     def init(rng):
-        """Initial networks, and the replay with the steps of the warm-up."""
+        """Initialize the networks, and fill the replay with the steps of the warm-up."""
         params_key, env_key, warmup_key, key = jax.random.split(rng, 4)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         params, shape = network.init(params_key, obs), (num_rollouts, config.num_steps, config.num_envs)
@@ -318,7 +318,7 @@ def make_learner(config: Config):
         return jax.lax.scan(lambda state, key: (collect(state, key, 1.0)[0], None), state, keys)[0]
 
     def collect(state, key, epsilon):
-        """Act for `num_steps` steps, at random with probability `epsilon`, else greedily, and store them."""
+        """Act epsilon-greedily for `num_steps` steps, and store them."""
 
         def step(carry, inputs):
             obs, env_state = carry
@@ -344,7 +344,7 @@ def make_learner(config: Config):
         return td_loss(q, target, config.loss), q.mean()
 
     def learn(state, key):
-        """Gradient steps, each on a batch of its own."""
+        """Take the gradient steps, each on a batch of its own."""
         remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.num_updates)
         lr = config.lr * remaining if config.anneal_lr else config.lr
 
@@ -399,11 +399,11 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
+    """Draw the script's own figures at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
+@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -414,7 +414,7 @@ def make_gymnax_env(name: str, params: dict):
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
         env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -440,7 +440,7 @@ def make_env(config):
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -482,10 +482,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -494,7 +494,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -523,7 +523,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -551,7 +551,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")

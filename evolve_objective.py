@@ -23,15 +23,14 @@
 # ///
 """Evolution of a policy objective: an evolution strategy around whole PPO trainings, all of it in one jit.
 
-Lu et al. 2022, "Discovered Policy Optimisation" (arXiv 2210.05639): PPO's loss is the advantage times the ratio less a
-drift, a penalty on the policy's change. Here the drift is a small network, the paper's Learnt Policy Optimisation
-(LPO), that starts as PPO's clip. Its weights are evolved by OpenES (Salimans et al. 2017, arXiv 1703.03864) with Adam
-and mirrored pairs, as in the paper; the fitness of a network is the return that agents reach who learned with it. One
+Lu et al. 2022, "Discovered Policy Optimisation" (arXiv 2210.05639): PPO's objective is the advantage times the ratio
+minus a drift, a penalty on changes of the policy. Here the drift is a small network, the paper's Learnt Policy
+Optimisation (LPO), that starts as PPO's clip. OpenES (Salimans et al. 2017, arXiv 1703.03864) evolves its weights with
+Adam and mirrored pairs, as in the paper. The fitness of a network is the return of the agents that it trained. One
 `update` is a generation: `population_size` networks train `inner_seeds` agents each, all from the same keys.
 
-The agents are those of ppo.py, with its names. Unlike the paper's, their actions are discrete, and their trainings are
-short: the defaults finish in minutes on two CPU cores. A batch is used for eight epochs, where PPO's clip holds an
-agent back and a drift has something to gain.
+The agents learn as in ppo.py. Differences from the paper: actions are discrete, and trainings are short. The
+defaults finish in minutes on two CPU cores. Eight epochs per batch let a drift gain something over PPO's clip.
 
     python evolve_objective.py --num-seeds 1
 
@@ -52,7 +51,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -96,12 +95,12 @@ class Config:
     """Hyperparameters. The defaults are sized for two CPU cores."""
 
     env_name: str = "Catch-bsuite"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode
     num_generations: int = 24  # updates of the evolution strategy
     population_size: int = 16  # drift networks per generation, in mirrored pairs
     inner_seeds: int = 2  # agents that each network trains; its fitness is the mean of their returns
     fitness_episodes: int = 16  # episodes that a trained agent plays; its return is their mean
-    num_slices: int = 1  # parts of the population, one after the other where memory is short
+    num_slices: int = 1  # parts of the population that train one after the other, to save memory
     es_lr: float = 0.01  # learning rate of the evolution strategy's Adam
     es_sigma: float = 0.03  # standard deviation of the networks around their mean
     drift_size: int = 16  # hidden units of the drift network
@@ -112,25 +111,25 @@ class Config:
     num_minibatches: int = 4  # gradient steps per pass
     lr: float = 3e-3  # learning rate of the agent's Adam
     anneal_lr: bool = True  # decay the agent's learning rate linearly to 0
-    gamma: float = 0.99  # discount
+    gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # decay of the advantage's trace
     clip_eps: float = 0.2  # clip range of the probability ratio in the drift that evolution starts from
     vf_clip_eps: float = math.inf  # clip range of the change in the predicted value; inf for none
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
-    normalize_obs: bool = False  # by the running mean and variance of this agent
-    normalize_reward: bool = False  # by the running standard deviation of the discounted return
+    normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
+    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
-    hidden_sizes: tuple[int, ...] = (32, 32)  # of the dense layers of the actor and of the critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the hidden layers
+    hidden_sizes: tuple[int, ...] = (32, 32)  # sizes of the dense hidden layers of actor and critic
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the hidden layers
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
 
     @property
     def inner_updates(self) -> int:
-        """Of one agent's training."""
+        """Updates in one agent's training."""
         return self.total_timesteps // (self.inner_envs * self.inner_steps)
 
     @property
@@ -144,7 +143,7 @@ class Config:
 
     @property
     def num_steps(self) -> int:
-        """Steps of each of them in one generation."""
+        """Steps of each environment in one generation."""
         return self.inner_updates * self.inner_steps
 
 
@@ -198,13 +197,13 @@ class Network(nn.Module):
 
 
 def ppo_drift(log_ratio, advantage, clip_eps):
-    """What PPO's clip takes from the objective: ratio * A less this is equation 7 of arXiv 1707.06347. All [B]."""
+    """What PPO's clip subtracts: ratio * A minus this drift is equation 7 of arXiv 1707.06347. All [B]."""
     ratio = jnp.exp(log_ratio)
     return nn.relu((ratio - jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)) * advantage)
 
 
 def dpo_drift(log_ratio, advantage, alpha=2.0, beta=0.6):
-    """The closed form that the paper found for what evolution had found, as in dpo_continuous.py. All [B]."""
+    """The closed form of an evolved drift from the paper, as in dpo_continuous.py. All [B]."""
     gain, log_gain = jnp.expm1(log_ratio) * advantage, log_ratio * advantage
     positive = nn.relu(gain - alpha * jnp.tanh(gain / alpha))
     negative = nn.relu(log_gain - beta * jnp.tanh(log_gain / beta))
@@ -212,15 +211,15 @@ def dpo_drift(log_ratio, advantage, alpha=2.0, beta=0.6):
 
 
 def init_weights(key, size: int) -> dict:
-    """Weights of a drift network without biases, of which the last layer is 0: the drift is PPO's."""
+    """Initial weights of a drift network without biases. The last layer is 0, and the drift is therefore PPO's."""
     return {"hidden": jax.random.normal(key, (8, size)) / math.sqrt(8), "output": jnp.zeros(size)}
 
 
 def network_drift(weights, log_ratio, advantage, clip_eps):
-    """LPO's drift (arXiv 2210.05639), from PPO's on. All [B].
+    """LPO's drift (arXiv 2210.05639), added to PPO's. All [B].
 
-    The inputs are 0 at a ratio of 1, there are no biases, and 1e-4 is taken off: whatever the weights, the drift is not
-    negative, and it and its gradient are 0 at a ratio of 1, as mirror learning asks.
+    With any weights the drift is not negative, and it and its gradient are 0 at a ratio of 1, as mirror learning
+    requires: the inputs are 0 there, there are no biases, and 1e-4 is subtracted.
     """
     change = -jnp.expm1(log_ratio)  # 1 - ratio
     features = jnp.stack([log_ratio, jnp.square(log_ratio), change, jnp.square(change)], axis=-1)
@@ -230,14 +229,14 @@ def network_drift(weights, log_ratio, advantage, clip_eps):
 
 
 def policy_loss(log_prob, old_log_prob, advantage, drift):
-    """The objective less `drift(log_ratio, advantage)`, negated; advantages are normalized here. All [B]."""
+    """The objective minus `drift(log_ratio, advantage)`, negated; advantages are normalized here. All [B]."""
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     log_ratio = log_prob - old_log_prob
     return -(jnp.exp(log_ratio) * advantage - drift(log_ratio, advantage)).mean()
 
 
 def value_loss(value, old_value, target, clip_eps):
-    """Half the mean of the larger squared error: of the prediction, or of it within `clip_eps` of the old. All [B]."""
+    """Half the mean of the larger squared error: of `value`, or of `value` clipped around `old_value`. All [B]."""
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
     return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
 
@@ -245,8 +244,8 @@ def value_loss(value, old_value, target, clip_eps):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits. All [T, N].
 
-    `next_values` belong to the observations that the steps led to, before any reset. A step that terminated is
-    not bootstrapped, one that was truncated is; both cut the trace. Returns advantages and value targets [T, N].
+    `next_values` are the values of the observations after each step, before auto-reset. A truncated step is
+    bootstrapped, a terminated step is not; both cut the trace. Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
     decays = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -261,16 +260,16 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 
 def best_agent(returns, agents):
-    """Of the fittest network, the best agent. Returns [P, S], NaN if diverged; leaves [P, S, ...] -> leaves [...]."""
+    """The best agent of the fittest network. Returns [P, S], NaN if diverged; leaves [P, S, ...] -> leaves [...]."""
     member = jnp.nanargmax(returns.mean(axis=1))
     seed = jnp.nanargmax(returns[member])
     return jax.tree.map(lambda leaf: leaf[member, seed], agents)
 
 
 def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
+    """Discounted sum of the rewards up to each step, R = gamma R + r, reset after the end of an episode.
 
-    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
+    rewards, dones: [T, N]. last_return: [N], R before the first step, 0 at the start of an episode.
     Returns R [T, N] and the `last_return` for the steps that follow.
     """
 
@@ -310,7 +309,7 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
     rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
@@ -327,7 +326,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset; the same
+    next_obs: jax.Array  # observation after the step, before auto-reset; normalized like `obs`
 
 
 class AgentState(NamedTuple):
@@ -347,9 +346,9 @@ class AgentState(NamedTuple):
 class RunnerState(NamedTuple):
     """All that evolution carries from one generation to the next."""
 
-    params: dict  # of the better of the agents that the last generation's best network has trained
+    params: dict  # of the best agent that the last generation's fittest network trained
     obs_statistics: RunningMeanStd  # of the same agent
-    drift: dict  # weights of the network that evolution has come to
+    drift: dict  # weights of the mean network of the evolution strategy
     es_state: Any
     key: jax.Array
 
@@ -406,7 +405,7 @@ def make_inner(config: Config):
         return logits, jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)  # a sample of the policy
 
     def collect(state, key):
-        """Act for `inner_steps` steps with the policy as it is."""
+        """Act for `inner_steps` steps with the current policy."""
 
         def step(carry, randomness):
             obs, env_state = carry
@@ -427,14 +426,14 @@ def make_inner(config: Config):
         shape = config.inner_steps, config.inner_envs
         randomness = jax.random.gumbel(action_key, (*shape, actor.num_actions)), jax.random.split(env_key, shape)
         (obs, env_state), rollout = unrolled_scan(step, (state.obs, state.env_state), randomness)
-        if config.normalize_obs:  # the values and the loss see what acting saw
+        if config.normalize_obs:  # values and loss use the observations that the policy acted on
             old, raw = state.obs_statistics, rollout.obs
             rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
             state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:])))
         return state._replace(obs=obs, env_state=env_state), rollout
 
     def make_batch(state, rollout):
-        """Advantages and targets of a rollout, in the units of normalized rewards, as one flat batch."""
+        """Compute advantages and targets of a rollout, in units of normalized rewards, as one flat batch."""
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
@@ -470,7 +469,7 @@ def make_inner(config: Config):
             return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), None
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, batch_size)  # pqn.py has a faster one for many minibatches
+            order = jax.random.permutation(key, batch_size)  # pqn.py has a faster way for many minibatches
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
@@ -521,7 +520,7 @@ def make_strategy(config: Config):
 def make_evaluate(config: Config):
     """`evaluate(population, train_keys, play_keys) -> (returns [P, S], lengths [P, S], agents [P, S, ...])`.
 
-    Each network [P, ...] trains an agent from each key [S], which then plays: a generation's trainings.
+    One generation: each network [P, ...] trains an agent from each key [S], and the agents play.
     """
     train, play = make_inner(config)
 
@@ -634,7 +633,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
+@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -645,7 +644,7 @@ def make_gymnax_env(name: str, params: dict):
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
         env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -671,7 +670,7 @@ def make_env(config):
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -713,10 +712,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -725,7 +724,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -754,7 +753,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -782,7 +781,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")

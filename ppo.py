@@ -25,9 +25,9 @@
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective, equation 7,
 inside the actor-critic loss, equation 9. Advantages: Schulman et al. 2016 (arXiv 1506.02438), equation 16.
 
-Beside the paper, as is usual: actor and critic are separate networks, the value loss is clipped, advantages are
-normalized per minibatch, the learning rate is annealed and the gradient's norm clipped; observations and rewards can be
-normalized by running statistics. An episode that ends by its time limit is bootstrapped from the value of its last
+Differences from the paper: actor and critic are separate networks, the value loss is clipped, advantages are normalized
+per minibatch, the learning rate is annealed and the gradient's norm is clipped; observations and rewards can be
+normalized by running statistics. An episode that its time limit truncates is bootstrapped from the value of its last
 observation; one that terminates is not.
 
     python ppo.py --env-name CartPole-v1 --num-seeds 8
@@ -49,7 +49,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -92,7 +92,7 @@ class Config:
     """Hyperparameters. The defaults are CleanRL's for classic control."""
 
     env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 4  # environments per agent
     num_steps: int = 128  # steps per environment and update
@@ -100,20 +100,20 @@ class Config:
     num_minibatches: int = 4  # gradient steps per pass
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    gamma: float = 0.99  # discount
+    gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # decay of the advantage's trace
     clip_eps: float = 0.2  # clip range of the probability ratio
     vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
-    normalize_obs: bool = False  # by the running mean and variance of this agent
-    normalize_reward: bool = False  # by the running standard deviation of the discounted return
-    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # of stored observations
+    normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
+    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
+    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
-    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor and of the critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the hidden layers
-    unroll: int = 16  # steps of a rollout that a GPU runs as one: fewer kernels, but a longer compilation
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the hidden layers
+    unroll: int = 16  # rollout steps that are unrolled on a GPU: fewer kernels, but a longer compilation
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -177,8 +177,8 @@ class Network(nn.Module):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits. All [T, N].
 
-    `next_values` belong to the observations that the steps led to, before any reset. A step that terminated is
-    not bootstrapped, one that was truncated is; both cut the trace. Returns advantages and value targets [T, N].
+    `next_values` are the values of the observations after each step, before auto-reset. A truncated step is
+    bootstrapped, a terminated step is not; both cut the trace. Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
     decays = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -206,15 +206,15 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
 
 
 def value_loss(value, old_value, target, clip_eps):
-    """Half the mean of the larger squared error: of the prediction, or of it within `clip_eps` of the old. All [B]."""
+    """Half the mean of the larger squared error: of `value`, or of `value` clipped around `old_value`. All [B]."""
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
     return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
 
 
 def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
+    """Discounted sum of the rewards up to each step, R = gamma R + r, reset after the end of an episode.
 
-    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
+    rewards, dones: [T, N]. last_return: [N], R before the first step, 0 at the start of an episode.
     Returns R [T, N] and the `last_return` for the steps that follow.
     """
 
@@ -254,7 +254,7 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
     rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
@@ -271,7 +271,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset; the same
+    next_obs: jax.Array  # observation after the step, before auto-reset; normalized like `obs`
     info: dict  # statistics of episodes
 
 
@@ -339,7 +339,7 @@ def make_learner(config: Config):
         )
 
     def collect(state, key):
-        """Act for `num_steps` steps with the policy as it is."""
+        """Act for `num_steps` steps with the current policy."""
 
         def step(carry, randomness):
             obs, env_state = carry
@@ -364,14 +364,14 @@ def make_learner(config: Config):
         shape = config.num_steps, config.num_envs
         randomness = jax.random.gumbel(action_key, (*shape, actor.num_actions)), jax.random.split(env_key, shape)
         (obs, env_state), rollout = unrolled_scan(step, (state.obs, state.env_state), randomness, config.unroll)
-        if config.normalize_obs:  # the values and the loss see what acting saw
+        if config.normalize_obs:  # values and loss use the observations that the policy acted on
             old, raw = state.obs_statistics, rollout.obs
             rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
             state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:])))
         return state._replace(obs=obs, env_state=env_state), rollout
 
     def make_batch(state, rollout):
-        """Advantages and targets of a rollout, in the units of normalized rewards, as one flat batch."""
+        """Compute advantages and targets of a rollout, in units of normalized rewards, as one flat batch."""
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
@@ -410,7 +410,7 @@ def make_learner(config: Config):
             return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, batch_size)  # pqn.py has a faster one for many minibatches
+            order = jax.random.permutation(key, batch_size)  # pqn.py has a faster way for many minibatches
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
@@ -454,11 +454,11 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
+    """Draw the script's own figures at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
+@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -469,7 +469,7 @@ def make_gymnax_env(name: str, params: dict):
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
         env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -495,7 +495,7 @@ def make_env(config):
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -537,10 +537,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -549,7 +549,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -578,7 +578,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -606,7 +606,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")

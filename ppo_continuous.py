@@ -27,9 +27,9 @@ Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.0634
 inside the actor-critic loss, equation 9. Advantages: Schulman et al. 2016 (arXiv 1506.02438), equation 16.
 
 As in the paper's section 6.1, actor and critic are separate networks and the standard deviation does not depend on the
-state. Beside the paper, as is usual: the value loss is clipped, advantages are normalized per minibatch, observations
-and rewards by running statistics, the learning rate is annealed and the gradient's norm clipped. An episode that ends
-by its time limit is bootstrapped from the value of its last observation; one that terminates is not.
+state. Differences from the paper: the value loss is clipped, advantages are normalized per minibatch, observations and
+rewards by running statistics, the learning rate is annealed and the gradient's norm is clipped. An episode that its
+time limit truncates is bootstrapped from the value of its last observation; one that terminates is not.
 
     python ppo_continuous.py --env-name hopper --num-seeds 8
 
@@ -51,7 +51,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -78,7 +78,7 @@ from matplotlib.figure import Figure
 from safetensors.flax import save_file
 from tqdm import tqdm
 
-with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional parts it did not find
+with contextlib.redirect_stdout(io.StringIO()):  # brax prints which optional packages it lacks
     import brax.envs
 
 
@@ -99,7 +99,7 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "hopper"  # a brax or a gymnax environment with continuous actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode, or brax's backend
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode, backend
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent
     num_steps: int = 64  # steps per environment and update
@@ -107,17 +107,17 @@ class Config:
     num_minibatches: int = 16  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    gamma: float = 0.99  # discount
+    gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # decay of the advantage's trace
     clip_eps: float = 0.2  # clip range of the probability ratio
     vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
-    normalize_obs: bool = True  # by the running mean and variance of this agent
-    normalize_reward: bool = True  # by the running standard deviation of the discounted return
-    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor and of the critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the hidden layers
+    normalize_obs: bool = True  # normalize observations by the agent's running mean and variance
+    normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the hidden layers
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -189,8 +189,8 @@ class Critic(nn.Module):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits. All [T, N].
 
-    `next_values` belong to the observations that the steps led to, before any reset. A step that terminated is
-    not bootstrapped, one that was truncated is; both cut the trace. Returns advantages and value targets [T, N].
+    `next_values` are the values of the observations after each step, before auto-reset. A truncated step is
+    bootstrapped, a terminated step is not; both cut the trace. Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
     decays = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -218,15 +218,15 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
 
 
 def value_loss(value, old_value, target, clip_eps):
-    """Half the mean of the larger squared error: of the prediction, or of it within `clip_eps` of the old. All [B]."""
+    """Half the mean of the larger squared error: of `value`, or of `value` clipped around `old_value`. All [B]."""
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
     return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
 
 
 def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
+    """Discounted sum of the rewards up to each step, R = gamma R + r, reset after the end of an episode.
 
-    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
+    rewards, dones: [T, N]. last_return: [N], R before the first step, 0 at the start of an episode.
     Returns R [T, N] and the `last_return` for the steps that follow.
     """
 
@@ -283,7 +283,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset; normalized
+    next_obs: jax.Array  # observation after the step, before auto-reset; normalized like `obs`
     info: dict  # statistics of episodes
 
 
@@ -345,7 +345,7 @@ def make_learner(config: Config):
         )
 
     def collect(state, key):
-        """Act for `num_steps` steps with the policy as it is."""
+        """Act for `num_steps` steps with the current policy."""
 
         def step(carry, randomness):
             obs, env_state, statistics = carry
@@ -375,7 +375,7 @@ def make_learner(config: Config):
         return state._replace(obs=obs, env_state=env_state, obs_statistics=statistics), rollout
 
     def make_batch(state, rollout):
-        """Advantages and targets of a rollout, in the units of normalized rewards, as one flat batch."""
+        """Compute advantages and targets of a rollout, in units of normalized rewards, as one flat batch."""
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
@@ -458,11 +458,11 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
+    """Draw the script's own figures at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
+@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -473,7 +473,7 @@ def make_gymnax_env(name: str, params: dict):
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
         env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -497,17 +497,17 @@ class BraxParams:
 class BraxEnv:
     """A brax environment behind gymnax's interface: six-value `step`, auto-reset, `final_observation`.
 
-    An episode begins in one of `start_states`: to look one up is much cheaper than brax's reset.
+    An episode begins in one of `start_states`, because looking one up is much cheaper than brax's reset.
     """
 
     def __init__(self, name: str, **kwargs):
-        backend = "generalized" if name == "swimmer" else "spring"  # by far the quickest to compile; swimmer has none
+        backend = "generalized" if name == "swimmer" else "spring"  # spring compiles fastest; it has no swimmer
         self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
 
     @functools.cached_property
     def start_states(self):  # brax states [1024, ...]
         with jax.ensure_compile_time_eval():
-            quickly = {"xla_backend_optimization_level": 0}  # to compile takes longer than to run
+            quickly = {"xla_backend_optimization_level": 0}  # compiling takes longer than running
             reset = jax.jit(jax.vmap(self.env.reset), compiler_options=quickly)
             return reset(jax.random.split(jax.random.key(0), 1024))
 
@@ -560,7 +560,7 @@ def make_env(config):
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -602,10 +602,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -614,7 +614,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -643,7 +643,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -671,7 +671,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")

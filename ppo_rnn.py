@@ -27,12 +27,12 @@ inside the actor-critic loss, equation 9. Advantages: Schulman et al. 2016 (arXi
 is a gated recurrent unit, Cho et al. 2014 (arXiv 1406.1078), section 2.3. Previous actions and rewards as observations:
 Duan et al. 2016 (arXiv 1611.02779) and Wang et al. 2016 (arXiv 1611.05763).
 
-What differs from ppo.py: actor and critic share a network with a memory, which is zeros at the start of each episode.
-Minibatches are of environments, whole sequences of `num_steps` steps, through which the gradient goes back. The value
-of an episode's last observation, where the time limit cut it off, is told from the memory of that episode. `cell` none
-turns the memory off, `observe` hides entries of the observation, `observe_previous` adds the last action and reward.
+Differences from ppo.py: actor and critic share a network with a memory, which is zeros at the start of each episode. A
+minibatch holds whole sequences of `num_steps` steps, and the gradient goes back through all of them. The value of the
+last observation of a truncated episode comes from the memory of that episode. `--cell none` turns the memory off,
+`observe` hides entries of the observation, and `observe_previous` adds the last action and reward.
 
-    python ppo_rnn.py --env-name CartPole-v1 --observe 0 2 --num-seeds 8    # positions, but no velocities
+    python ppo_rnn.py --env-name CartPole-v1 --observe 0 2 --num-seeds 8    # positions without velocities
 
     out = jax.jit(jax.vmap(make_train(Config())))(jax.random.split(jax.random.key(0), 256))
 """
@@ -51,7 +51,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -95,29 +95,29 @@ class Config:
     """Hyperparameters. The defaults suit small tasks of memory."""
 
     env_name: str = "CartPole-v1"  # a gymnax environment, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode, or memory_length
-    observe: tuple[int, ...] = ()  # which entries of the observation are seen, such as 0 2; all where none is given
-    observe_previous: bool = False  # see the previous action and reward too; zeros at an episode's start
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings: max_steps_in_episode or memory_length
+    observe: tuple[int, ...] = ()  # indices of the observation that the agent sees, such as 0 2; all by default
+    observe_previous: bool = False  # observe the previous action and reward, too; zeros at an episode's start
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 8  # environments per agent
-    num_steps: int = 128  # steps per environment and update, through which gradients go back
+    num_steps: int = 128  # steps per environment and update; gradients go back through all of them
     update_epochs: int = 4  # passes over the batch of num_envs sequences of num_steps steps
     num_minibatches: int = 4  # gradient steps per pass, each on num_envs / num_minibatches sequences
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    gamma: float = 0.99  # discount
+    gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # decay of the advantage's trace
     clip_eps: float = 0.2  # clip range of the probability ratio
     vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
-    normalize_obs: bool = True  # by the running mean and variance of this agent
-    normalize_reward: bool = True  # by the running standard deviation of the discounted return
-    cell: Literal["gru", "none"] = "gru"  # the memory; none is a dense layer in its place
-    cell_size: int = 64  # of the memory, or of the dense layer in its place
-    hidden_sizes: tuple[int, ...] = (64,)  # of the dense layers before the memory
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the dense layers
+    normalize_obs: bool = True  # normalize observations by the agent's running mean and variance
+    normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
+    cell: Literal["gru", "none"] = "gru"  # memory cell; none replaces it by a dense layer
+    cell_size: int = 64  # size of the memory, or of the dense layer in its place
+    hidden_sizes: tuple[int, ...] = (64,)  # sizes of the dense layers before the memory
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the dense layers
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -142,7 +142,7 @@ def orthogonal(scale: float):
 
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
     rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
@@ -223,8 +223,8 @@ class Critic(nn.Module):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits. All [T, N].
 
-    `next_values` belong to the observations that the steps led to, before any reset. A step that terminated is
-    not bootstrapped, one that was truncated is; both cut the trace. Returns advantages and value targets [T, N].
+    `next_values` are the values of the observations after each step, before auto-reset. A truncated step is
+    bootstrapped, a terminated step is not; both cut the trace. Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
     decays = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -252,15 +252,15 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
 
 
 def value_loss(value, old_value, target, clip_eps):
-    """Half the mean of the larger squared error: of the prediction, or of it within `clip_eps` of the old. All [B]."""
+    """Half the mean of the larger squared error: of `value`, or of `value` clipped around `old_value`. All [B]."""
     clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
     return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target)).mean()
 
 
 def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, started anew after an episode's end.
+    """Discounted sum of the rewards up to each step, R = gamma R + r, reset after the end of an episode.
 
-    rewards, dones: [T, N]. last_return: [N], R after the step before the first, 0 if that one ended an episode.
+    rewards, dones: [T, N]. last_return: [N], R before the first step, 0 at the start of an episode.
     Returns R [T, N] and the `last_return` for the steps that follow.
     """
 
@@ -311,7 +311,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset
+    next_obs: jax.Array  # observation after the step, before auto-reset
     info: dict  # statistics of episodes
 
 
@@ -322,8 +322,8 @@ class RunnerState(NamedTuple):
     opt_state: Any
     update_count: jax.Array  # updates so far
     obs: jax.Array  # [num_envs, obs_dim]
-    first: jax.Array  # [num_envs], whether the step before `obs` ended an episode
-    hidden: jax.Array  # [num_envs, cell_size], the memory before `obs`; not yet reset where that is the first
+    first: jax.Array  # [num_envs], whether `obs` is the first of its episode
+    hidden: jax.Array  # [num_envs, cell_size], the memory before `obs`; not yet reset if `obs` is the first
     env_state: Any  # [num_envs, ...]
     obs_statistics: RunningMeanStd
     return_statistics: RunningMeanStd
@@ -379,7 +379,7 @@ def make_learner(config: Config):
         )
 
     def collect(state, key):
-        """Act for `num_steps` steps with the policy as it is."""
+        """Act for `num_steps` steps with the current policy."""
 
         def step(carry, keys):
             obs, first, hidden, env_state = carry
@@ -406,14 +406,14 @@ def make_learner(config: Config):
         keys = jax.random.split(action_key, config.num_steps), env_keys  # all at once: much faster than in each step
         carry = state.obs, state.first, state.hidden, state.env_state
         (obs, first, hidden, env_state), rollout = jax.lax.scan(step, carry, keys)
-        if config.normalize_obs:  # the values and the loss see what acting saw
+        if config.normalize_obs:  # values and loss use the observations that the policy acted on
             old, raw = state.obs_statistics, rollout.obs
             rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
             state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, -1)))
         return state._replace(obs=obs, first=first, hidden=hidden, env_state=env_state), rollout
 
     def make_batch(state, rollout, hidden):
-        """Advantages and targets of a rollout, in the units of normalized rewards; `hidden` is the memory before it."""
+        """Compute advantages and targets, in units of normalized rewards; `hidden` is the memory before the rollout."""
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
@@ -421,7 +421,7 @@ def make_learner(config: Config):
             statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
-        # The memory after each `next_obs`, one step from the memory after `obs`: both are of the same episode.
+        # The memory after each `next_obs`, one step from the memory after `obs`: both belong to the same episode.
         next_obs, not_first = rollout.next_obs[None], jnp.zeros_like(rollout.first)[None]
         next_hidden = body.apply(state.params["body"], rollout.hidden, next_obs, not_first)[0]
         values = critic.apply(state.params["critic"], rollout.hidden)
@@ -457,7 +457,7 @@ def make_learner(config: Config):
             return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, config.num_envs)  # few: pqn.py's faster one would gain nothing
+            order = jax.random.permutation(key, config.num_envs)  # too few for pqn.py's faster way to gain anything
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
@@ -506,11 +506,11 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
+    """Draw the script's own figures at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
+@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -521,7 +521,7 @@ def make_gymnax_env(name: str, params: dict):
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
         env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -549,9 +549,9 @@ class RescaleAction(GymnaxWrapper):
 
 
 class Observe(GymnaxWrapper):
-    """Observations as vectors: of numbers of states one-hot, of others the entries `seen`; with `previous` followed by
-    the action and the reward that led there. At the start of an episode these are zeros. What an episode led to before
-    the reset, `final_observation`, has those of its last step.
+    """Observations as vectors: one-hot for numbers of states, otherwise the entries `seen`. With `previous` the
+    previous action and reward follow; both are zeros at the start of an episode. `final_observation` has the action and
+    the reward of the episode's last step.
     """
 
     def __init__(self, env, env_params, seen: tuple[int, ...], previous: bool):
@@ -600,7 +600,7 @@ def make_env(config):
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -642,10 +642,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -654,7 +654,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -683,7 +683,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -711,7 +711,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")

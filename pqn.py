@@ -21,10 +21,10 @@
 """PQN: Q(lambda) on parallel environments without replay and target network, the whole training in one jit.
 
 Gallici et al. 2025, "Simplifying Deep Temporal Difference Learning" (arXiv 2407.04811), section 4: layer normalization
-takes the place of the target network, many environments that of the replay. Targets: the lambda-returns of Peng's
-Q(lambda), Peng and Williams 1996, computed backwards.
+replaces the target network, and many environments replace the replay. Targets: the lambda-returns of Peng's Q(lambda),
+Peng and Williams 1996, computed backwards.
 
-Beside the paper: an episode that its time limit ended is bootstrapped from the value of its last observation.
+Difference from the paper: an episode that its time limit truncates is bootstrapped from its last observation.
 
     python pqn.py --env-name CartPole-v1 --num-seeds 8
 
@@ -44,7 +44,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -86,7 +86,7 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 32  # environments per agent
     num_steps: int = 64  # steps per environment and update
@@ -94,17 +94,17 @@ class Config:
     num_minibatches: int = 16  # gradient steps per pass
     lr: float = 2e-3  # RAdam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    gamma: float = 0.99  # discount
-    q_lambda: float = 0.95  # decay of the trace: 0 bootstraps after one step, 1 where the rollout or an episode ends
+    gamma: float = 0.99  # discount factor
+    q_lambda: float = 0.95  # decay of the trace: 0 bootstraps after one step, 1 at the end of the rollout or episode
     epsilon_start: float = 1.0  # epsilon at the start
     epsilon_finish: float = 0.02  # epsilon at the end
     exploration_fraction: float = 0.2  # fraction of the updates over which epsilon falls linearly
     max_grad_norm: float = 10.0  # limit of the gradient's global norm; 0 for none
-    layer_norm: bool = True  # before each activation; keeps learning stable without a target network
+    layer_norm: bool = True  # normalize layers before each activation; keeps learning stable without a target network
     conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
-    hidden_sizes: tuple[int, ...] = (64, 64)  # of the dense layers
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # of the hidden layers
-    unroll: int = 8  # steps, also of gradients, that a GPU runs as one: fewer kernels, but a longer compilation
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the dense hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
+    unroll: int = 8  # rollout and gradient steps that are unrolled on a GPU: fewer kernels, but a longer compilation
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -156,8 +156,8 @@ def q_lambda_target(rewards, next_values, terminated, truncated, gamma, q_lambda
     """Lambda-returns of Q(lambda) with time limits (arXiv 2407.04811, section 4). All [T, N].
 
     G_t = r_t + gamma (1 - terminated) B_t, with B_t = max_a Q(s', a) where the episode was truncated or the rollout
-    ends, and B_t = lambda G_{t+1} + (1 - lambda) max_a Q(s', a) elsewhere. `next_values` are max_a Q(s', a) of the
-    observations s' that the steps led to, before any reset.
+    ends, and B_t = lambda G_{t+1} + (1 - lambda) max_a Q(s', a) elsewhere. `next_values` are max_a Q(s', a) for
+    the observation s' after the step, before auto-reset.
     """
 
     def step(next_target, inputs):
@@ -166,7 +166,7 @@ def q_lambda_target(rewards, next_values, terminated, truncated, gamma, q_lambda
         target = reward + gamma * jnp.where(terminated, 0.0, mixed)
         return target, target
 
-    # Beyond the last step there is no target, so that the next value stands in for it.
+    # After the last step there is no target, and the next value replaces it.
     steps = rewards, next_values, terminated, truncated
     return jax.lax.scan(step, next_values[-1], steps, reverse=True, unroll=16)[1]
 
@@ -189,7 +189,7 @@ def random_order(key, size: int):
 
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
     rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
@@ -203,7 +203,7 @@ class Transition(NamedTuple):
     obs: jax.Array
     action: jax.Array
     reward: jax.Array
-    next_value: jax.Array  # max_a Q of what the step led to, before any reset
+    next_value: jax.Array  # max_a Q of the observation after the step, before auto-reset
     terminated: jax.Array
     truncated: jax.Array
     info: dict  # statistics of episodes
@@ -257,14 +257,14 @@ def make_learner(config: Config):
         )
 
     def collect(state, key, epsilon):
-        """Act for `num_steps` steps, at random with probability `epsilon`, else greedily."""
+        """Act epsilon-greedily for `num_steps` steps."""
 
         def step(carry, inputs):
             obs, q, env_state = carry
             explore, random_action, env_keys = inputs
             action = jnp.where(explore, random_action, q.argmax(axis=-1).astype(jnp.int32))
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
-            both = jnp.stack([after, info.pop("final_observation")])  # to act on next; to bootstrap from
+            both = jnp.stack([after, info.pop("final_observation")])  # for the next action, and to bootstrap from
             q, final_q = network.apply(state.params, both)
             transition = Transition(
                 obs=obs,
@@ -286,7 +286,7 @@ def make_learner(config: Config):
         return state._replace(obs=obs, env_state=env_state), rollout
 
     def make_batch(state, rollout):
-        """A rollout and its targets as one flat batch."""
+        """Compute the targets of a rollout, and flatten both into one batch."""
         steps = rollout.reward, rollout.next_value, rollout.terminated, rollout.truncated
         targets = q_lambda_target(*steps, config.gamma, config.q_lambda)
         batch = {"obs": rollout.obs, "action": rollout.action, "target": targets}
@@ -352,11 +352,11 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
+    """Draw the script's own figures at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
+@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -367,7 +367,7 @@ def make_gymnax_env(name: str, params: dict):
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
         env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -393,7 +393,7 @@ def make_env(config):
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -435,10 +435,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -447,7 +447,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -476,7 +476,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -504,7 +504,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")

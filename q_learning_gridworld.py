@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -78,25 +78,25 @@ def register_config(cls):
 class Config:
     """Hyperparameters and the grid. The defaults take a few seconds on two CPU cores."""
 
-    env_name: Literal["GridWorld"] = "GridWorld"  # the only one; cells are row and column, 0 0 at the top left
+    env_name: Literal["GridWorld"] = "GridWorld"  # the only environment; cells are row and column, 0 0 at the top left
     height: int = 8  # rows of the grid
     width: int = 12  # columns of the grid
-    start: tuple[int, int] = (7, 11)  # the cell that episodes start in, and that the cliff puts the agent back to
-    random_starts: bool = False  # episodes start in any free cell that the goal can be reached from
-    goal: tuple[int, int] = (0, 0)  # reaching it ends the episode
+    start: tuple[int, int] = (7, 11)  # cell in which episodes start, and to which the cliff puts the agent back
+    random_starts: bool = False  # start episodes in any free cell from which the goal can be reached
+    goal: tuple[int, int] = (0, 0)  # goal cell; reaching it ends the episode
     walls: tuple[tuple[int, int], ...] = ()  # cells that cannot be entered
     cliff: tuple[tuple[int, int], ...] = ()  # cells that put the agent back to the start
-    cliff_terminates: bool = False  # the cliff ends the episode instead
-    step_reward: float = 0.0  # of a step to any other cell, or against a wall or the border
-    goal_reward: float = 1.0  # of the step to the goal
-    cliff_reward: float = -100.0  # of the step onto the cliff
-    max_steps_in_episode: int = 1000  # time limit
+    cliff_terminates: bool = False  # the cliff ends the episode instead of putting the agent back
+    step_reward: float = 0.0  # reward of a step to any other cell, or against a wall or the border
+    goal_reward: float = 1.0  # reward of the step to the goal
+    cliff_reward: float = -100.0  # reward of the step onto the cliff
+    max_steps_in_episode: int = 1000  # time limit of an episode
     total_timesteps: int = 300_000  # environment steps per agent
     num_steps: int = 1000  # steps per update; each of them learns, an update only reports
     lr: float = 0.1  # step size alpha
-    gamma: float = 0.9  # discount
+    gamma: float = 0.9  # discount factor
     epsilon: float = 0.1  # probability of a random action
-    q_init: float = 0.0  # what every Q(s, a) starts at
+    q_init: float = 0.0  # initial value of every Q(s, a)
     snapshot_interval: int = 0  # steps between snapshots of Q, kept in snapshots.npz; 0 for none
 
     @property
@@ -112,12 +112,12 @@ class Config:
 
 
 def td_error(value, reward, terminated, next_values, gamma):
-    """What equation 6.8 of Sutton & Barto moves Q(s, a) by, divided by alpha. `next_values` [4] are Q(s', .)."""
+    """The temporal-difference error in equation 6.8 of Sutton & Barto. `next_values` [4] are Q(s', .)."""
     return reward + gamma * jnp.where(terminated, 0.0, next_values.max()) - value
 
 
 def plain_step(q, cell, key, env, config):
-    """One step of Q-learning as one would write it. Training takes the same step, from `draw` to `td_error`, faster."""
+    """One step of Q-learning in its plain form. Training takes the same step faster, from `draw` to `td_error`."""
     explore_key, random_key, tie_key = jax.random.split(key, 3)
     greedy = jax.random.categorical(tie_key, jnp.where(q[cell] == q[cell].max(), 0.0, -jnp.inf))  # random among equals
     explore, random_action = jax.random.uniform(explore_key) < config.epsilon, jax.random.randint(random_key, (), 0, 4)
@@ -128,13 +128,13 @@ def plain_step(q, cell, key, env, config):
 
 
 def draw(key, num_steps: int, epsilon):
-    """Whether to explore, and a number below 12, for each of `num_steps` choices, from one random word: [num_steps]."""
+    """Whether to explore, and a number below 12, for each of `num_steps` choices, both from one random word."""
     words = jax.random.bits(key, (num_steps,), jnp.uint32)
     return (words >> 16) < epsilon * 2**16, (words & 0xFFFF) * 12 >> 16
 
 
 def twelve_choices(members: int) -> int:
-    """Twelve actions, two bits each, all that are in the set `members` equally often: 1, 2, 3 and 4 divide 12."""
+    """Twelve actions of two bits. Each member of the set is among them equally often: 1, 2, 3 and 4 divide 12."""
     actions = [action for action in range(4) if members >> action & 1]
     return sum(actions[i % len(actions)] << 2 * i for i in range(12)) if actions else 0
 
@@ -143,18 +143,18 @@ CHOICES = np.array([twelve_choices(members) for members in range(16)], np.uint32
 
 
 def epsilon_greedy(values, explore, number):
-    """An action of the largest of `values` [4], random among equals; exploring is as if all four were equal."""
+    """The action of the largest of `values` [4], random among equals. To explore, all four count as equal."""
     members = jnp.where(explore | (values == values.max()), jnp.array([1, 2, 4, 8]), 0).sum()  # the set of equals
     return (jnp.asarray(CHOICES)[members] >> 2 * number & 3).astype(jnp.int32)
 
 
 def pick(values, action):
-    """`values[action]` [4] as a sum: a plain look-up XLA repeats on CPUs after Q is written, and keeps a copy of Q."""
+    """`values[action]` [4] as a sum: XLA repeats a plain look-up on CPUs after Q is written, and copies Q for it."""
     return jnp.where(jnp.arange(4) == action, values, 0.0).sum()
 
 
 def episode_statistics(state, rewards, done):
-    """Metrics of the episodes that ended in this update, and the return so far of the one that did not: [num_steps]."""
+    """Metrics of the episodes that ended in this update, and the return so far of the current one. All [num_steps]."""
     episodes, steps = done.sum(), jnp.arange(len(done))
     last = jnp.where(done, steps, -1).max()  # the last step that ended an episode
     ended = jnp.where(steps <= last, rewards, 0.0).sum() + state.episode_return
@@ -175,7 +175,7 @@ class RunnerState(NamedTuple):
 
     q: jax.Array  # [cells, 4]
     env_state: Any  # GridState
-    episode_return: jax.Array  # so far, of the episode that goes on
+    episode_return: jax.Array  # of the current episode so far
     update_count: jax.Array
     snapshots: jax.Array | None  # Q after each `snapshot_interval` steps: [snapshots, cells, 4]; None for none
     key: jax.Array
@@ -212,7 +212,7 @@ def make_learner(config: Config):
         )
 
     def learn(unroll, config, carry, inputs):
-        """The steps of an update, each acts and learns. `inputs` are drawn ahead for all of them: [num_steps]."""
+        """Act and learn in each step of an update. `inputs` are drawn ahead for all steps: [num_steps]."""
 
         def step(carry, inputs):
             q, cell, time = carry
@@ -228,7 +228,7 @@ def make_learner(config: Config):
         return jax.lax.scan(step, carry, inputs, unroll=unroll)
 
     def learn_fast(*args):
-        """On CPUs agents go one after the other: only the loop of a single one becomes one function. GPUs unroll it."""
+        """On CPUs agents go one after the other: only a loop of one agent becomes one function. GPUs unroll it."""
         one_by_one = jax.custom_batching.sequential_vmap(functools.partial(learn, 1))
         return jax.lax.platform_dependent(*args, cpu=one_by_one, default=functools.partial(learn, 10))
 
@@ -241,7 +241,7 @@ def make_learner(config: Config):
         metrics, episode_return = episode_statistics(state, reward, done)
         metrics |= {"td_loss": jnp.square(delta).mean(), "q_value": value.mean()}
         snapshots = state.snapshots
-        if num_snapshots:  # until the interval is over the later ones replace the earlier; the last may go nowhere
+        if num_snapshots:  # later ones in an interval replace earlier ones; an incomplete interval is dropped
             snapshots = snapshots.at[state.update_count // (interval // config.num_steps)].set(q, mode="drop")
         state = state._replace(q=q, env_state=GridState(cell=cell, time=time), episode_return=episode_return, key=key)
         return state._replace(update_count=state.update_count + 1, snapshots=snapshots), metrics
@@ -270,7 +270,7 @@ def make_policy(config: Config):
 
 
 def greedy_path(env, q, start: int) -> tuple[list[int], bool]:
-    """The cells that greedy steps lead through, and whether they reach the goal; it ends where it would repeat."""
+    """The cells on the greedy path, and whether it reaches the goal. The path ends before it would repeat a cell."""
     path = [int(start)]
     while True:
         action = q[path[-1]].argmax()
@@ -283,7 +283,7 @@ def greedy_path(env, q, start: int) -> tuple[list[int], bool]:
 
 
 def draw_values(env, q, path: list[int], title: str, file: Path) -> None:
-    """A heat map of max Q, an arrow for the greedy action of each cell in which anything was learned, red on `path`."""
+    """A heat map of max Q, with an arrow for the greedy action in each cell that was learned, red on `path`."""
     values, hidden = q.max(axis=1), env.walls | env.cliff | (np.arange(len(q)) == env.goal)
     shown = np.where(hidden, np.nan, values)
     figure = Figure(figsize=(2 + 0.5 * min(env.width, 40), 1.7 + 0.5 * min(env.height, 40)), layout="constrained")
@@ -316,10 +316,10 @@ def draw_values(env, q, path: list[int], title: str, file: Path) -> None:
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Draw and print what the median agent has learned, and save the snapshots. `runner_state` is [num_seeds, ...]."""
+    """Draw and print values and path of the median agent; save the snapshots. `runner_state` is [num_seeds, ...]."""
     env, _ = make_env(config)
     q, distances = np.asarray(runner_state.q), env.distances()
-    start = env.starts[distances[env.starts].argmax()]  # the farthest, where there are several
+    start = env.starts[distances[env.starts].argmax()]  # the farthest from the goal
     paths = [greedy_path(env, each, start) for each in q]
     lengths = [len(path) - 1 for path, reaches_goal in paths if reaches_goal]
     median = np.argsort(q[:, start].max(axis=1), kind="stable")[(len(q) - 1) // 2]
@@ -355,7 +355,7 @@ class GridWorld:
     A move into a wall or over the border leaves the agent where it is. The goal ends the episode. The cliff puts the
     agent back to the start or, with `cliff_terminates`, ends the episode.
 
-    `next_cell` and `outcome`, [cells, 4] each, and `starts` are all there is to the dynamics.
+    The tables `next_cell` and `outcome`, [cells, 4] each, and `starts` define the dynamics.
     """
 
     def __init__(self, height, width, start, goal, walls=(), cliff=(), cliff_terminates=False, random_starts=False):
@@ -376,7 +376,7 @@ class GridWorld:
             raise ValueError(f"start = {start}: must be a free cell that goal = {goal} can be reached from")
 
     def make_table(self, start):
-        """Where each action leads to from each cell, and its outcome: [cells, 4] each."""
+        """The next cell and the outcome of each action in each cell: [cells, 4] each."""
         cells = np.arange(self.height * self.width)
         rows, columns = (np.stack(np.divmod(cells, self.width), axis=1)[:, None] + MOVES).transpose(2, 0, 1)
         reached = rows.clip(0, self.height - 1) * self.width + columns.clip(0, self.width - 1)
@@ -387,7 +387,7 @@ class GridWorld:
         return reached.astype(np.int32), outcome
 
     def distances(self) -> np.ndarray:
-        """Steps from each cell to the goal, inf where it cannot be reached: [cells]."""
+        """Steps from each cell to the goal, inf if it cannot be reached: [cells]."""
         distance = np.full(len(self.next_cell), np.inf)
         while True:
             after = np.where(self.terminated(self.outcome), np.inf, distance[self.next_cell])
@@ -426,14 +426,14 @@ class GridWorld:
 
 
 def make_env(config: Config):
-    """`(env, env_params)`: gymnax's interface; the parameters, rewards and time limit, are those of the config."""
+    """`(env, env_params)`: gymnax's interface; rewards and time limit come from the config."""
     fields = "height", "width", "start", "goal", "walls", "cliff", "cliff_terminates", "random_starts"
     return GridWorld(**{name: getattr(config, name) for name in fields}), config
 
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -475,10 +475,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -487,7 +487,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -516,7 +516,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -544,7 +544,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")

@@ -22,14 +22,12 @@
 """Twin delayed deep deterministic policy gradient for continuous actions, the whole training in one jit.
 
 Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods" (arXiv 1802.09477, algorithm 1):
-the smaller of two target critics, target actions that are smoothed by noise, a policy that is updated less often.
+the smaller of two target critics, target actions smoothed by noise, and a policy that is updated less often.
 
-Beside the paper: many environments per agent, any number of gradient steps per update, exploration whose noise may be
-correlated in time. An episode that ends by its time limit is bootstrapped from its last observation; one that
-terminates is not. Before all learning, `init` fills the replay with steps of uniformly random actions.
-
-The replay is a ring in `runner_state`, written in place: `buffer_size` steps and never more. A step takes 4 bytes times
-(2 obs_dim + action_dim + 1) and one more: with the defaults 33 bytes, 0.66 MB per agent, 169 MB for 256 seeds.
+Differences from the paper: many environments per agent, any number of gradient steps per update, and exploration noise
+that may be correlated in time. An episode that its time limit truncates is bootstrapped from its last observation.
+Before learning, `init` fills the replay with uniformly random actions. The replay is a ring of `buffer_size` steps in
+`runner_state`. A step takes 4 (2 obs_dim + action_dim + 1) + 1 bytes: with the defaults 0.66 MB per agent.
 
     python td3.py --env-name Pendulum-v1 --num-seeds 8
 
@@ -51,7 +49,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-os.environ.setdefault(  # one device per core that this process may use, for seeds to spread over
+os.environ.setdefault(  # one device per core of this process, for seeds to spread over
     "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
 )
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
@@ -77,7 +75,7 @@ from matplotlib.figure import Figure
 from safetensors.flax import save_file
 from tqdm import tqdm
 
-with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional parts it did not find
+with contextlib.redirect_stdout(io.StringIO()):  # brax prints which optional packages it lacks
     import brax.envs
 
 
@@ -98,27 +96,27 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "Pendulum-v1"  # a brax or a gymnax environment with continuous actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # such as max_steps_in_episode, or brax's backend
-    total_timesteps: int = 20_000  # environment steps per agent, with those of the warm-up
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode, backend
+    total_timesteps: int = 20_000  # environment steps per agent, warm-up included
     num_envs: int = 4  # environments per agent
     num_steps: int = 1  # steps per environment and update
-    gradient_steps: int = 4  # per update, each on a batch of its own
-    batch_size: int = 256  # steps that a gradient step learns from
-    buffer_size: int = 20_000  # steps that the replay holds, rounded down to a multiple of num_envs * num_steps
-    learning_starts: int = 1000  # steps with random actions before learning, rounded up to such a multiple
+    gradient_steps: int = 4  # gradient steps per update, each on a batch of its own
+    batch_size: int = 256  # transitions per gradient step
+    buffer_size: int = 20_000  # capacity of the replay in steps, rounded down to a multiple of num_envs * num_steps
+    learning_starts: int = 1000  # random steps before learning, rounded up to a multiple of num_envs * num_steps
     policy_lr: float = 1e-3  # Adam's learning rate for the policy
     q_lr: float = 1e-3  # Adam's learning rate for the critics
-    gamma: float = 0.99  # discount
-    tau: float = 0.005  # Polyak factor of the target networks, applied with each step of the policy
-    policy_delay: int = 2  # gradient steps of the critics for each one of the policy; must divide gradient_steps
-    target_noise: float = 0.2  # standard deviation of the noise on the actions of targets
-    noise_clip: float = 0.5  # and its largest value
-    exploration_noise: float = 0.1  # standard deviation of the noise on actions, in units in which they are in [-1, 1]
-    noise_correlation: float = 0.0  # of the noise in successive steps of exploration, random actions too; 0 is white
-    reward_scale: float = 1.0  # that rewards are multiplied with
-    normalize_obs: bool = False  # by the running mean and variance of this agent
-    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor and of each critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # of the hidden layers
+    gamma: float = 0.99  # discount factor
+    tau: float = 0.005  # Polyak factor of the target networks, applied in each policy update
+    policy_delay: int = 2  # critic updates per policy update; must divide gradient_steps
+    target_noise: float = 0.2  # standard deviation of the noise on target actions
+    noise_clip: float = 0.5  # largest absolute value of the noise on target actions
+    exploration_noise: float = 0.1  # standard deviation of the exploration noise on actions in [-1, 1]
+    noise_correlation: float = 0.0  # correlation of exploration noise in successive steps, warm-up included; 0: white
+    reward_scale: float = 1.0  # factor that rewards are multiplied by
+    normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of the actor and of each critic
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -197,7 +195,7 @@ def noisy_action(action, noise):
 
 
 def smoothed_action(action, noise, noise_clip):
-    """The action of a target, clip(mu'(s') + clip(noise)) (arXiv 1802.09477, section 5.3). All [..., action_dim]."""
+    """The target action, clip(mu'(s') + clip(noise)) (arXiv 1802.09477, section 5.3). All [..., action_dim]."""
     return jnp.clip(action + jnp.clip(noise, -noise_clip, noise_clip), -1.0, 1.0)
 
 
@@ -207,7 +205,7 @@ def clipped_double_target(reward, terminated, next_q, gamma):
 
 
 def td_loss(q, target):
-    """Mean squared error over the batch, the sum of both critics' (arXiv 1802.09477, algorithm 1). [2, B], [B]."""
+    """Mean squared error over the batch, summed over both critics (arXiv 1802.09477, algorithm 1). [2, B], [B]."""
     return jnp.square(q - target).mean(axis=-1).sum()
 
 
@@ -217,12 +215,12 @@ def policy_loss(q):
 
 
 def correlated(noise, white, correlation):
-    """The next noise of a process whose every value has unit variance, as `noise` and `white` have. All [...]."""
+    """The next value of correlated noise. Unit variance, if `noise` and `white` have unit variance. All [...]."""
     return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
 
 
 def random_action(noise):
-    """Uniform in [-1, 1] where `noise` is standard normal: twice its distribution function, less 1."""
+    """Map standard normal `noise` to uniform in [-1, 1]: twice the distribution function, minus 1."""
     return jax.lax.erf(noise / math.sqrt(2.0))
 
 
@@ -255,22 +253,22 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 
 
 class Transition(NamedTuple):
-    """One step; a rollout, with leading axes [num_steps, num_envs]; or the replay, [rollouts, num_steps, num_envs]."""
+    """One step. A rollout has shape [num_steps, num_envs], the replay, a ring, [num_rollouts, num_steps, num_envs]."""
 
     obs: jax.Array
     action: jax.Array  # in [-1, 1]
     reward: jax.Array
-    next_obs: jax.Array  # what the step led to, before any reset
+    next_obs: jax.Array  # observation after the step, before auto-reset
     terminated: jax.Array
 
 
 def add_to_replay(replay: Transition, rollout: Transition, count) -> Transition:
-    """Write a rollout into the ring, over its oldest one. `count` were written before."""
+    """Overwrite the oldest rollout in the ring. `count` rollouts were written before."""
     return jax.tree.map(lambda ring, leaf: ring.at[count % len(ring)].set(leaf), replay, rollout)
 
 
 def sample_replay(key, replay: Transition, count, shape: tuple[int, ...]) -> Transition:
-    """Draw steps [*shape] uniformly from those in the ring, into which `count` rollouts were written."""
+    """Draw steps [*shape] uniformly from the ring, into which `count` rollouts were written."""
     num_rollouts, num_steps, num_envs = replay.reward.shape
     index = jax.random.randint(key, shape, 0, jnp.minimum(count, num_rollouts) * num_steps * num_envs)
     return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[3:])[index], replay)
@@ -278,7 +276,7 @@ def sample_replay(key, replay: Transition, count, shape: tuple[int, ...]) -> Tra
 
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
-    """`jax.lax.scan` of which a GPU runs `unroll` steps as one: fewer kernels. A CPU would only compile for longer."""
+    """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
     rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
@@ -297,7 +295,7 @@ class RunnerState(NamedTuple):
     obs: jax.Array  # [num_envs, obs_dim]
     env_state: Any  # [num_envs, ...]
     obs_statistics: RunningMeanStd
-    noise: jax.Array  # [num_envs, action_dim], of exploration in the last step
+    noise: jax.Array  # [num_envs, action_dim], exploration noise of the last step
     key: jax.Array
 
     @property
@@ -334,7 +332,7 @@ def make_learner(config: Config):
     optimizers = {name: optax.flatten(optax.adam(lr)) for name, lr in rates.items()}
 
     def init(rng):
-        """Initial networks, and the replay with the steps of the warm-up."""
+        """Initialize the networks, and fill the replay with the steps of the warm-up."""
         actor_key, critic_key, env_key, noise_key, warmup_key, key = jax.random.split(rng, 6)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         noise = jax.random.normal(noise_key, (config.num_envs, actor.action_dim))
@@ -363,7 +361,7 @@ def make_learner(config: Config):
         return normalize(statistics, obs) if config.normalize_obs else obs
 
     def collect(state, key, act):
-        """Take `num_steps` steps with actions `act(obs, noise)`, into the replay."""
+        """Take `num_steps` steps with actions `act(obs, noise)`, and store them."""
 
         def step(carry, inputs):
             obs, env_state, noise = carry
@@ -417,10 +415,10 @@ def make_learner(config: Config):
         return descend("critics", grads, params, opt_state), metrics
 
     def gradient_steps(carry, inputs):
-        """`policy_delay` steps of the critics, then one of the policy and of the target networks."""
+        """Update the critics `policy_delay` times, then the policy and the target networks once."""
         params, target_params, opt_state = carry
         batches, noise = inputs  # [policy_delay, batch_size, ...]
-        noise = config.target_noise * noise  # the target networks are the same in all of these steps
+        noise = config.target_noise * noise  # the target networks do not change in these steps
         next_action = smoothed_action(actor.apply(target_params["actor"], batches.next_obs), noise, config.noise_clip)
         next_q = critics(target_params["critics"], batches.next_obs, next_action)
         targets = clipped_double_target(batches.reward, batches.terminated, next_q, config.gamma)
@@ -477,11 +475,11 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Pictures of this script's own, drawn at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
+    """Draw the script's own figures at the end of `main`: none here. `runner_state` is [num_seeds, ...]."""
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments ask for their own numbers when made, also inside a jit
+@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -492,7 +490,7 @@ def make_gymnax_env(name: str, params: dict):
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
         env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # of another type, or unknown to its constructor
+    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -516,17 +514,17 @@ class BraxParams:
 class BraxEnv:
     """A brax environment behind gymnax's interface: six-value `step`, auto-reset, `final_observation`.
 
-    An episode begins in one of `start_states`: to look one up is much cheaper than brax's reset.
+    An episode begins in one of `start_states`, because looking one up is much cheaper than brax's reset.
     """
 
     def __init__(self, name: str, **kwargs):
-        backend = "generalized" if name == "swimmer" else "spring"  # by far the quickest to compile; swimmer has none
+        backend = "generalized" if name == "swimmer" else "spring"  # spring compiles fastest; it has no swimmer
         self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
 
     @functools.cached_property
     def start_states(self):  # brax states [1024, ...]
         with jax.ensure_compile_time_eval():
-            quickly = {"xla_backend_optimization_level": 0}  # to compile takes longer than to run
+            quickly = {"xla_backend_optimization_level": 0}  # compiling takes longer than running
             reset = jax.jit(jax.vmap(self.env.reset), compiler_options=quickly)
             return reset(jax.random.split(jax.random.key(0), 1024))
 
@@ -579,7 +577,7 @@ def make_env(config):
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def mean_return(metrics) -> np.ndarray:
-    """Of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
+    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
         return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
@@ -621,10 +619,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: and --config FILE.yaml, whose hyperparameters count where no flag is given
-        num_seeds: agents trained at once, spread over as many devices as divide them
-        seed: of the key that the agents' keys are split from
-        run_dir: a new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME where not given
+        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
+        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        seed: seed of the random key that the agents' keys are split from
+        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -633,7 +631,7 @@ def main(
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
         keys = jax.random.split(jax.random.key(seed), num_seeds)
         init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails where there is one: no run is overwritten
+        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
@@ -662,7 +660,7 @@ def main(
     advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training; what there is gets written
+    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
@@ -690,7 +688,7 @@ def main(
 
 
 def read_flags(words) -> list[str]:
-    """The command line, with the flags of --config FILE before it, so that it wins, and 5e5 for a whole number."""
+    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words:
         place = words.index("--config")
