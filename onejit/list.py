@@ -40,16 +40,15 @@ def describe(run_dir: Path) -> list[str]:
     age = show_age(time.time() - changed(run_dir))
     try:
         record = runs.read_record(run_dir)
-        settings, steps = record["settings"], record.get("steps_done")
+        settings = record["settings"]
         what = [settings["script"], runs.task_of(settings), str(settings["num_seeds"])]
         state, done = "stopped", "-"
         if "finished" in record or (run_dir / "results.csv").is_file() or not (run_dir / "run.json").is_file():
             state, done = "finished", "100 %"
         elif runs.is_locked(run_dir):
             state = "running"
-        if done == "-" and steps is not None:
-            total = settings["num_seeds"] * settings.get("total_timesteps", 0) * record.get("num_trials", 1)
-            done = f"{100 * steps / total:.0f} %" if steps <= total else "-"  # of a generation, for one, it is not
+        if done == "-" and record.get("steps_total"):
+            done = f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
         reached = "a sweep" if "words" in record else returns(run_dir, record) if state == "finished" else "-"
     except Exception as error:  # of a record that somebody damaged: many kinds
         return [str(run_dir), *"---", f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80], "-", "-", age]

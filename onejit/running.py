@@ -43,7 +43,7 @@ if not jax.config.jax_compilation_cache_dir:  # as there
 GIB = 2**30
 HEARTBEAT = 20  # seconds without a sign of life after which the other processes give up
 
-# --- many processes --- processes ---
+# --- processes ---
 
 
 def connect(hosts) -> None:
@@ -503,31 +503,37 @@ def make_reader(program: Program):
 
 
 class Lines:
-    """What of tqdm is used here, as lines for a log file: one every half a minute, and the last."""
+    """The part of tqdm that is used here, as lines for a log file: one line every half a minute, and a last one."""
 
     def __init__(self, total: int, every: float = 30.0):
-        self.total, self.every, self.done, self.note = total, every, 0, ""
-        self.begun = self.written = time.monotonic()
+        self.total, self.every, self.note = total, every, ""
+        self.n = self.initial = self.last_print_n = 0
+        self.begun = self.updated = self.written = time.monotonic()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        if self.done:
+        if self.n:
             self.show()
+
+    def unpause(self):
+        """Leave the time since the last update out of the speed."""
+        now = time.monotonic()
+        self.begun, self.updated = self.begun + now - self.updated, now
 
     def set_postfix_str(self, note: str, refresh=False):
         self.note = note
 
     def update(self, steps: int):
-        self.done += steps
-        if time.monotonic() - self.written >= self.every:
+        self.n, self.updated = self.n + steps, time.monotonic()
+        if self.updated - self.written >= self.every:
             self.show()
 
     def show(self):
         self.written = time.monotonic()
-        speed = self.done / max(self.written - self.begun, 1e-9)
-        self.write(f"{self.done / self.total:.1%} of {self.total:,} steps, {speed:,.0f} steps/s {self.note}".rstrip())
+        speed = (self.n - self.initial) / max(self.updated - self.begun, 1e-9)
+        self.write(f"{self.n / self.total:.1%} of {self.total:,} steps, {speed:,.0f} steps/s {self.note}".rstrip())
 
     @staticmethod
     def write(text: str, file=None):
@@ -539,6 +545,13 @@ def progress_bar(total: int, disable: bool):
     if disable or sys.stderr.isatty():
         return tqdm(total=total, unit="step", unit_scale=True, disable=disable)
     return Lines(total)
+
+
+def count_restored(progress, steps: int) -> None:
+    """Add steps of an earlier session to a bar or to Lines. They do not count for the speed."""
+    if is_first():  # elsewhere the bar is disabled, and has none of these
+        for name in ("n", "initial", "last_print_n"):
+            setattr(progress, name, getattr(progress, name) + steps)
 
 
 class Stopped(Exception):
@@ -592,7 +605,8 @@ def latest(values: list) -> int:
 
 
 def train_slice(program: Program, floats, key_data, manager, watch, *, interval=60.0, save_last=False, eval_interval=0,
-                before_save=lambda: None, after_save=lambda: None, caught=(), seconds=None):  # fmt: skip
+                begin=lambda: None, before_save=lambda: None, after_save=lambda: None,
+                caught=(), seconds=None):  # fmt: skip
     """Train a slice from its last checkpoint, or from the start, to the end. Returns its `carry`.
 
     `floats` {name: [size]} and `key_data` [size, words] are NumPy's. Between chunks of about a second, `watch(first,
@@ -606,6 +620,7 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some
     carry = restore(manager, done, program) if done else program.start(floats, put(key_data, program.spread))
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
+    begin()
     while done < program.num_updates:
         begun, last, returns = time.perf_counter(), min(done + chunk, program.num_updates), None
         if eval_interval:

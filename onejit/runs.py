@@ -109,21 +109,38 @@ def versions() -> dict:
     return {"python": sys.version.split()[0], **dict(sorted(found.items()))}
 
 
+def steps_of(config) -> int:
+    """Environment steps of one agent in one update."""
+    return config.num_envs * config.num_steps
+
+
+def total_steps(config, num_seeds: int) -> int:
+    """Environment steps of a whole run. In evolve_objective `total_timesteps` is of one inner training."""
+    return num_seeds * config.num_updates * steps_of(config)
+
+
+def now() -> str:
+    return f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
+
+
 def make_record(script, config, options, command: list[str]) -> dict:
-    """What run.json says of a run that begins: settings, command, script, device, versions, commit."""
+    """The contents of run.json when a run begins: settings, command, script, device, versions, commit."""
     import jax
 
     path = Path(script.__file__).resolve()
     return {
         "settings": {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed} | plain(config),
         "command": shlex.join(["onejit", *command]),
-        "started": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}",
+        "started": now(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores",
         "versions": versions(),
         "commit": git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip(),  # not by a tag
         "path": str(path),
         "sha256": file_hash(path),
         "folders": [str(path.parent), os.getcwd()],  # where modules that the script imports may lie
+        "seconds": {"compile": 0.0, "train": 0.0, "evaluate": 0.0},
+        "steps_done": 0,
+        "steps_total": total_steps(config, options.num_seeds),
     }
 
 

@@ -17,7 +17,6 @@ compile group of its own. With `--optuna`, each batch of trials is proposed from
 import contextlib
 import csv
 import dataclasses
-import datetime
 import importlib.util
 import io
 import itertools
@@ -42,7 +41,8 @@ from safetensors import safe_open
 from safetensors.numpy import save as as_safetensors
 
 from onejit import command_line, running, runs, statistics, train
-from onejit.sweep_pictures import draw_curves, draw_heat_map, draw_returns, show, steps_of
+from onejit.runs import steps_of
+from onejit.sweep_pictures import draw_curves, draw_heat_map, draw_returns, show
 
 TOOL = "onejit sweep"
 DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
@@ -226,7 +226,6 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
         run_dir = Path(running.agree(str(options.run_dir or Path("runs", Path(script.__file__).stem, stamp))))
         running.only_first(runs.check_new, run_dir)
         record = runs.make_record(script, config, options, command) | {"words": join_flags(flags), "slices": []}
-        record |= {"seconds": {"compile": 0.0, "train": 0.0, "evaluate": 0.0}, "steps_done": 0}
         record["num_trials"] = options.samples if options.optuna else len(trials)
     return Request(script, config, options, run_dir, swept, trials, record, [], {})
 
@@ -368,14 +367,14 @@ def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> N
                 running.only_first(finish_slice, request, group, metrics, agent, first, name, progress)
                 del metrics, agent
             else:
-                count(request, progress, (last - first) * group.config.num_updates * steps_of(group.config))
+                count_restored(request, progress, runs.total_steps(group.config, last - first))
                 (found,) = read_slice(request.run_dir / "slices" / f"{name}.npz", OF_RUNS[:1]).values()
                 note_returns(request, group, first, found)
 
 
-def count(request: Request, progress, steps: int) -> None:
+def count_restored(request: Request, progress, steps: int) -> None:
     request.record["steps_done"] += steps
-    progress.update(steps)
+    running.count_restored(progress, steps)
 
 
 def train_slice(request: Request, group: Group, program, first: int, last: int, name: str, progress, caught) -> tuple:
@@ -390,16 +389,18 @@ def train_slice(request: Request, group: Group, program, first: int, last: int, 
         returns = script.mean_return(metrics)[: last - first]
         if not np.isnan(returns).all():
             progress.set_postfix_str(f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}", refresh=False)
-        count(request, progress, (ended - begun) * steps)
+        request.record["steps_done"] += (ended - begun) * steps
+        progress.update((ended - begun) * steps)
 
     with running.open_checkpoints(request.run_dir / "unfinished" / name, keep=1) as manager:
         begun = manager.latest_step() or 0
         if begun:
-            count(request, progress, begun * steps)
+            count_restored(request, progress, begun * steps)
             if running.is_first():
                 said = f"resume: {begun} of {program.num_updates} updates of the next slice are done"
                 progress.write(said, file=sys.stdout)
         how = dict(interval=options.checkpoint_interval, before_save=partial(write_record, request), caught=caught)
+        how["begin"] = progress.unpause
         carry = running.train_slice(program, floats, keys, manager, watch, seconds=request.record["seconds"], **how)
     found = carry["metrics"], carry["runner_state"].agent
     return jax.tree.map(lambda leaf: leaf[: last - first], running.fetch(program, found))
@@ -618,7 +619,7 @@ def write_results(request: Request) -> None:
     runs.write(run_dir / "table.txt", "\n".join(line for table in tables for line in table) + "\n")
     keep_agents(request, metrics)
     runs.write(run_dir / "metrics.npz", partial(np.savez_compressed, **stack_metrics(metrics), **steps))
-    request.record["finished"] = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
+    request.record["finished"] = runs.now()
     write_record(request)
     for name in ("slices", "unfinished"):
         shutil.rmtree(run_dir / name, ignore_errors=True)
@@ -632,23 +633,23 @@ def write_results(request: Request) -> None:
 # --- main ---
 
 
-def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> tuple[Iterable[Group], int]:
-    """The groups to come, and their steps. Checks the configs, makes the directory and locks it. Raises ValueError."""
+def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> Iterable[Group]:
+    """The groups to train. Checks the configs, makes the directory and locks it. Raises ValueError."""
     options, num_trials = request.options, request.record["num_trials"]
     groups = make_groups(request) or [Group(request.config, range(num_trials))]
     for group in groups:
         with running.naming_the_field(request.script, group.config):  # before anything is compiled
             request.script.make_learner(group.config)
+    steps = (runs.total_steps(each.config, len(each.trials) * options.num_seeds) for each in groups)
+    request.record |= {"steps_done": 0, "steps_total": sum(steps)}  # what is on disk is counted again
     if is_new:
         running.only_first(runs.begin_run, request.run_dir, request.config, request.record)
         until_the_end.enter_context(running.holding(request.run_dir))
-    request.record["steps_done"] = 0  # what is on disk is counted again
     if running.is_first():
         how = f", {options.batch} at a time by Optuna" if options.optuna else ""
         many = f"{num_trials} trials x {options.num_seeds} seeds in {len(groups)} compile group(s)"
         print(f"{many}, {len(jax.devices())} device(s){how}")
-    steps = sum(len(each.trials) * each.config.num_updates * steps_of(each.config) for each in groups)
-    return propose_groups(request) if options.optuna else groups, steps * options.num_seeds
+    return propose_groups(request) if options.optuna else groups
 
 
 def main(args=None) -> Path:
@@ -663,11 +664,12 @@ def main(args=None) -> Path:
         if (request := read_request(words, until_the_end)) is None:
             return Path(words[1])
         run_dir = request.run_dir
-        groups, steps = begin(request, is_new, until_the_end)
+        groups = begin(request, is_new, until_the_end)
         until_the_end = until_the_end.pop_all()
     with until_the_end, stop(1, (OSError,), about=f"run_dir = {run_dir}: "), failures():
         go_on = running.stopping(TOOL, f"{TOOL} --resume {run_dir} goes on")
-        with go_on, running.progress_bar(steps, not running.is_first()) as bar, running.catching_signals() as caught:
+        bar = running.progress_bar(request.record["steps_total"], not running.is_first())
+        with go_on, bar, running.catching_signals() as caught:
             with stop(kinds=(ValueError,)):
                 try:
                     run_groups(request, groups, bar, caught)

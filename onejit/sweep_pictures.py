@@ -8,11 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from onejit import statistics
-
-
-def steps_of(config) -> int:
-    """Of one agent in one update."""
-    return config.num_envs * config.num_steps
+from onejit.runs import steps_of
 
 
 def show(value) -> str:

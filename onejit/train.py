@@ -13,7 +13,6 @@ fit in memory at once run in slices. With the same command on each of many hosts
 
 import contextlib
 import dataclasses
-import datetime
 import hashlib
 import importlib.util
 import json
@@ -109,6 +108,7 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
         config = extend(script, config, int(given.total_timesteps))
         record["settings"]["total_timesteps"] = config.total_timesteps
         record.pop("finished", None)
+    record["steps_total"] = runs.total_steps(config, options.num_seeds)
     if "finished" in record:
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
@@ -217,7 +217,7 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Pr
         running.only_first(runs.write_config, request.run_dir, config)  # which may have been extended
     else:
         program = running.largest_slice(compile_size, options.num_seeds, running.padding(options.num_seeds), memory)
-        record |= {"slice": program.size, "seconds": {"compile": 0.0, "train": 0.0, "evaluate": 0.0}, "steps_done": 0}
+        record["slice"] = program.size
         running.only_first(runs.begin_run, request.run_dir, config, record)
         until_the_end.enter_context(running.holding(request.run_dir))
     record["seconds"]["compile"] += time.perf_counter() - begun
@@ -227,7 +227,7 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Pr
             f"{config.env_name}: {options.num_seeds} seeds in {-(-options.num_seeds // program.size)} slice(s) of "
             f"{program.size} on {program.num_devices} device(s), {program.bytes / running.GIB:.3g} GiB of "
             f"{memory / running.GIB:.3g} free on each{short}; {config.num_updates} updates of "
-            f"{config.num_envs * config.num_steps} steps; compiled in {time.perf_counter() - begun:.1f} s"
+            f"{runs.steps_of(config)} steps; compiled in {time.perf_counter() - begun:.1f} s"
         )
     return program
 
@@ -241,14 +241,14 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
     """
     config, options, size, record = request.config, request.options, program.size, request.record
     keys, parts, seconds = running.seed_keys(options), [], record["seconds"]
-    steps, warmup = config.num_envs * config.num_steps, getattr(config, "warmup_timesteps", 0)  # of one agent
+    steps, warmup = runs.steps_of(config), getattr(config, "warmup_timesteps", 0)  # of one agent
     first_process = running.is_first()
 
     def write_record():
         runs.write(request.run_dir / "run.json", json.dumps(record, indent=2))
 
     with (
-        running.progress_bar(options.num_seeds * config.num_updates * steps, not first_process) as progress,
+        running.progress_bar(record["steps_total"], not first_process) as progress,
         running.catching_signals() as caught,
     ):
         for first in range(0, options.num_seeds, size):
@@ -261,7 +261,7 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
                 if done and first_process:
                     which = f"seeds {first} to {seeds.stop - 1}"
                     progress.write(f"{which}: {done} of {config.num_updates} updates are done")
-                progress.update(done * len(seeds) * steps)
+                running.count_restored(progress, done * len(seeds) * steps)
                 log, flush, close = open_tracker(request, name, warmup + done * steps)
 
                 def watch(first, last, metrics, returns, seeds=seeds, log=log):
@@ -276,6 +276,7 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
 
                 how = dict(interval=options.checkpoint_interval, eval_interval=options.eval_interval, seconds=seconds)
                 how |= dict(save_last=True, before_save=flush, after_save=write_record, caught=caught)
+                how["begin"] = progress.unpause
                 try:
                     carry = running.train_slice(program, {}, keys[run], manager, watch, **how)
                 finally:
@@ -325,7 +326,7 @@ def finish(request: Request, trained: dict, runner_state) -> None:
     lost = statistics.diverged(trained["agent"])
     for name, values in returns.items():
         record |= statistics.summarize(name, values, lost)
-    record["finished"] = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
+    record["finished"] = runs.now()
     runs.write(run_dir / "run.json", json.dumps(record, indent=2))
     print(f"results in {run_dir}")
 
@@ -340,7 +341,7 @@ def save_evaluations(request: Request, during: dict, folder: Path) -> None:
     """`evaluations.npz` with `timesteps` [n] and `returns` [num_seeds, n], and each seed's best agent."""
     config, interval = request.config, request.options.eval_interval
     updates = interval * (1 + np.arange(during["returns"].shape[1]))
-    timesteps = getattr(config, "warmup_timesteps", 0) + updates * config.num_envs * config.num_steps
+    timesteps = getattr(config, "warmup_timesteps", 0) + updates * runs.steps_of(config)
     np.savez_compressed(folder / "evaluations.npz", timesteps=timesteps, returns=during["returns"])
     best = {name: np.asarray(leaf) for name, leaf in flatten_dict(during["best"]["agent"], sep=".").items()}
     metadata = {"script": Path(request.script.__file__).stem, "seed": str(request.options.seed)}

@@ -8,9 +8,10 @@ import time
 import numpy as np
 import pytest
 import yaml
+from conftest import small_config
 from safetensors.numpy import save_file
 
-from onejit import __main__, runs
+from onejit import __main__, runs, train
 from onejit import list as list_runs
 
 
@@ -18,7 +19,7 @@ def make_run(folder, record=None, finished=False, **settings):
     """A run directory of `onejit train` as far as `list` reads it."""
     settings = {"script": "ppo", "num_seeds": 2, "seed": 0, "env_name": "CartPole-v1"} | settings
     folder.mkdir(parents=True)
-    record = {"settings": {"total_timesteps": 500} | settings, "steps_done": 250} | (record or {})
+    record = {"settings": settings, "steps_done": 250, "steps_total": 1000} | (record or {})
     if finished:
         record |= {"finished": "2026-11-23 12:00:00", "final return": {"mean": 123.4567, "worst": -7.5}}
     (folder / "run.json").write_text(json.dumps(record))
@@ -50,7 +51,7 @@ def test_states(tmp_path, capsys):
     make_run(tmp_path / "a" / "finished", finished=True)
     make_run(tmp_path / "stopped")
     make_run(tmp_path / "diverged", {"finished": "x", "final return": {"mean": None, "worst": None}}, num_seeds=8)
-    make_run(tmp_path / "generations", {"steps_done": 10_000})
+    make_run(tmp_path / "older", {"steps_total": None})
     make_run(tmp_path / "sweep", {"words": ["ppo"]})
     (make_run(tmp_path / "whole_sweep", {"words": ["ppo"]}) / "results.csv").write_text("")
     (make_run(tmp_path / "damaged") / "run.json").write_text("{")
@@ -66,13 +67,22 @@ def test_states(tmp_path, capsys):
         "stopped": [*what, "stopped", "25 %", "-"],
         "running": [*what, "running", "90 %", "-"],
         "diverged": [*what[:2], "8", "finished", "100 %", "none"],
-        "generations": [*what, "stopped", "-", "-"],
+        "older": [*what, "stopped", "-", "-"],
         "sweep": [*what, "stopped", "25 %", "a sweep"],
         "whole_sweep": [*what, "finished", "100 %", "a sweep"],
         "of_a_script": ["mine", "Catch-bsuite rows=7", "3", "finished", "100 %", "2, worst 1"],
     }
     assert rows(capsys, tmp_path)["running"][3] == "stopped", "the lock is released"
     assert not (tmp_path / "stopped" / ".lock").exists(), "to look changes nothing"
+
+
+def test_progress_counts_the_steps_of_all_updates(script, tmp_path):
+    """In evolve_objective `total_timesteps` is of one of the many trainings in a generation."""
+    config = small_config(script, num_updates=8)
+    record = runs.make_record(script, config, train.Options(num_seeds=3), [])
+    record["steps_done"] = 3 * 2 * config.num_envs * config.num_steps
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    assert list_runs.describe(tmp_path)[4:6] == ["stopped", "25 %"]
 
 
 def test_ages(tmp_path, capsys):

@@ -222,6 +222,33 @@ def test_progress_in_a_log_file_is_lines(capfd, monkeypatch):
     assert len(said) == 4 and "\r" not in "".join(said)
 
 
+def test_speed_in_a_log_file_is_of_the_updates_of_this_session(finished, tmp_path, capfd, monkeypatch):
+    """Compiling and restoring take a thousand seconds here, each new update two, and 4 x 100 steps."""
+    copy = shutil.copytree(finished, tmp_path / "run")
+    now, restore, make_reader = [0.0], running.restore, running.make_reader
+
+    def restore_slowly(*args):
+        now[0] += 1000.0
+        return restore(*args)
+
+    def read_slowly(program):
+        read = make_reader(program)
+
+        def slowly(metrics, first, last):
+            now[0] += 2.0 * (last - first)
+            return read(metrics, first, last)
+
+        return slowly
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr(running, "time", clock)
+    monkeypatch.setattr(running, "restore", restore_slowly)
+    monkeypatch.setattr(running, "make_reader", read_slowly)
+    train.main(["--resume", copy, "--total-timesteps=4000"])
+    assert now[0] == 1000.0 + 2.0 * NUM_UPDATES
+    assert "\n100.0% of 16,000 steps, 200 steps/s return" in capfd.readouterr().err
+
+
 def test_report_sees_what_main_shows_it(script, tmp_path, monkeypatch):
     """The directory holds the metrics then: a picture of the script's own may be of them."""
     seen = []
