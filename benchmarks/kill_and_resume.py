@@ -3,8 +3,9 @@
     python benchmarks/kill_and_resume.py sweep      # onejit sweep, in slices
     python benchmarks/kill_and_resume.py train      # onejit train, in slices
 
-Exits with 1 where the two differ in any bit of their results, or where a file is left half written. Each kill is a
-SIGKILL after a random time, up to the time that it takes to start and some more seconds.
+Exits with 1 if the two differ in any bit of their results, or if a file is left half written. Each kill is a SIGKILL
+after a random time, up to the time that a start takes and some more seconds. It is a stress test that takes many
+minutes and is random, and therefore stands here and not in tests/, which kill a run at chosen moments.
 """
 
 import argparse

@@ -641,7 +641,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
         with running.naming_the_field(request.script, group.config):  # before anything is compiled
             request.script.make_learner(group.config)
     steps = (runs.total_steps(each.config, len(each.trials) * options.num_seeds) for each in groups)
-    request.record |= {"steps_done": 0, "steps_total": sum(steps)}  # what is on disk is counted again
+    request.record.update(steps_done=0, steps_total=sum(steps))  # slices on disk are counted again
     if is_new:
         running.only_first(runs.begin_run, request.run_dir, request.config, request.record)
         until_the_end.enter_context(running.holding(request.run_dir))

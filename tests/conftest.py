@@ -13,10 +13,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share a GPU
 os.environ["JAX_NUM_CPU_DEVICES"] = "1"  # read when JAX is imported; subprocesses choose their own
 
+import contextlib  # noqa: E402
 import dataclasses  # noqa: E402
 import functools  # noqa: E402
 import gc  # noqa: E402
 import importlib  # noqa: E402
+import resource  # noqa: E402
+import shutil  # noqa: E402
+import struct  # noqa: E402
 import subprocess  # noqa: E402
 from collections.abc import Mapping  # noqa: E402
 
@@ -46,6 +50,10 @@ def repository_files(pattern: str) -> list[Path]:
 
 
 SCRIPTS = [path.stem for path in repository_files("*.py")]
+MOST_LINES = {  # of each script, and of the package without its adapters; limits may only become smaller
+    "q_learning_gridworld": 573, "dqn": 580, "apex_dqn": 673, "pqn": 533, "ppo": 635, "ppo_continuous": 700,
+    "dpo_continuous": 714, "ppo_rnn": 740, "sac": 733, "td3": 717, "evolve_objective": 810, "onejit": 3890,
+}  # fmt: skip
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
@@ -200,3 +208,60 @@ def assert_close(out, other):
     assert jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
     for a, b in zip(*map(arrays, trees), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def events(directory) -> list[tuple[str, int, float]]:
+    """`(tag, step, value)` of TensorBoard's files: length (8 bytes), checksum (4), event, checksum (4)."""
+    from tensorboardX.proto import event_pb2
+
+    found = []
+    for file in sorted(directory.glob("events*")):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event.FromString(data[12 : 12 + length])
+            found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
+            data = data[16 + length :]
+    return found
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that mounts a file system of so many bytes, which only root can, and otherwise skips the test."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(size: int, options: str = "rw"):
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "tmpfs", place]
+        if os.name != "posix" or os.geteuid() or not shutil.which("mount") or subprocess.run(command).returncode:
+            pytest.skip("only root can mount a file system")
+        return place
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", place])
+
+
+@pytest.fixture
+def full_disk(small_disk, tmp_path):
+    """`with full_disk(kind, size) as (folder, message)`: writing more into the folder fails with this message.
+
+    "disk" is a file system of so many bytes, for which the test must run as root. "files" limits the size of each file.
+    """
+
+    @contextlib.contextmanager
+    def fill(kind: str, size: int):
+        if kind == "disk":
+            yield small_disk(size), "No space left on device"
+            return
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        least = jax.config.jax_persistent_cache_min_compile_time_secs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # its files would be cut off, too
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield tmp_path, "File too large"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+    return fill

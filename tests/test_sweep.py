@@ -22,10 +22,9 @@ import numpy as np
 import pytest
 import scipy.stats
 import yaml
-from conftest import ROOT, assert_same, jit_quickly
+from conftest import ROOT, assert_same, events, jit_quickly, slow
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file
-from test_train import events
 
 from onejit import command_line, render, running, runs, statistics, sweep, sweep_pictures
 from onejit import list as list_runs
@@ -812,23 +811,6 @@ def test_package_that_is_missing(option, package, monkeypatch, tmp_path, capfd):
 # --- disks ---
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A function that mounts a file system of so many bytes, or skips the test; it is gone afterwards."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def mount(size: int, options: str = "rw"):
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "tmpfs", place]).returncode:
-            pytest.skip("may not mount a file system")
-        return place
-
-    if os.name != "posix" or os.geteuid() or not shutil.which("mount"):
-        pytest.skip("only root can mount a file system")
-    yield mount
-    subprocess.run(["umount", place])
-
-
 @pytest.mark.slow
 def test_disk_full(small_disk, tmp_path, capfd):
     """The second slice does not fit on the disk. With more room, the sweep goes on after the first."""
@@ -850,15 +832,15 @@ def test_disk_full(small_disk, tmp_path, capfd):
     assert not list(copy.rglob("*.partial"))
 
 
-def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
+@pytest.mark.parametrize(("kind", "size"), [("files", 36_000), slow("disk", 190_000)])
+def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path, capfd):
     """Checkpoints grow as metrics, at first zeros, fill up. The last that was committed stays good."""
-    disk = small_disk(190_000)
     args = [SMALL[0], SIZES[0], *GRID, "--total-timesteps=400000", "--lr", "0.1", "0.5", "--num-seeds=4"]
     args += ["--checkpoint-interval=1e-9"]
-    with pytest.raises(SystemExit) as stop:
+    with full_disk(kind, size) as (disk, cause), pytest.raises(SystemExit) as stop:
         sweep.main([*args, f"--run-dir={disk / 'run'}"])
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and "cannot be written: No space left on device" in message, message
+    assert stop.value.code == 1 and f"cannot be written: {cause}" in message, message
     del stop
     gc.collect()  # or it meets Orbax's failed tasks while Python parses; their report parses too: a SystemError in 3.11
     copy = shutil.copytree(disk / "run", tmp_path / "larger")

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tyro
-from conftest import ROOT, assert_same, slow
+from conftest import ROOT, assert_same, events, slow
 from flax.traverse_util import flatten_dict
 
 from onejit import command_line, playing, running, runs, statistics, sweep, train
@@ -760,31 +759,14 @@ def test_help(script, capsys):
 # --- disks ---
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A function that mounts a file system of so many bytes, or skips the test; it is gone afterwards."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def mount(size: int, options: str = "rw"):
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "tmpfs", place]).returncode:
-            pytest.skip("may not mount a file system")
-        return place
-
-    if os.name != "posix" or os.geteuid() or not shutil.which("mount"):
-        pytest.skip("only root can mount a file system")
-    yield mount
-    subprocess.run(["umount", place])
-
-
-def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
+@pytest.mark.parametrize(("kind", "size"), [("files", 36_000), slow("disk", 160_000)])
+def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path, capfd):
     """Checkpoints grow as metrics, at first zeros, fill up. The last that was committed stays good."""
-    disk = small_disk(160_000)
     args = [*without("--total-timesteps"), "--total-timesteps=400000", "--checkpoint-interval=1e-9"]
-    with pytest.raises(SystemExit) as stop:
+    with full_disk(kind, size) as (disk, cause), pytest.raises(SystemExit) as stop:
         train.main([*args, f"--run-dir={disk / 'run'}"])
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and "No space left on device" in message and "cannot be written" in message, message
+    assert stop.value.code == 1 and message.endswith(f"cannot be written: {cause}"), message
     del stop
     gc.collect()  # or it meets Orbax's failed tasks while Python parses; their report parses too: a SystemError in 3.11
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
@@ -794,7 +776,21 @@ def test_disk_full_while_a_checkpoint_is_written(small_disk, tmp_path, capfd):
     assert_same_results(whole, copy)
 
 
-@pytest.mark.parametrize("room", [slow(1), 4, slow(8)])
+@pytest.mark.parametrize("size", [1000, slow(10_000)])
+def test_results_that_cannot_be_written(finished, size, full_disk, tmp_path, capfd):
+    """--resume writes them when there is room."""
+    copy = unfinished(finished, tmp_path / "run", "*.npz", "*.npy", "*.png", "*.safetensors")
+    with full_disk("files", size), pytest.raises(SystemExit) as stop:
+        train.main(["--resume", copy])
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1 and message.startswith("onejit train: error: run_dir = "), message
+    assert "File too large" in message and not (copy / "metrics.npz").exists(), message
+    train.main(["--resume", copy])
+    assert_same_results(finished, copy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [1, 4, 8])
 def test_disk_full_while_results_are_written(finished, small_disk, capfd, room):
     """With so many pages left; --resume writes them when there is more."""
     copy = unfinished(finished, small_disk(1_000_000) / "run", "*.npz", "*.npy", "*.png", "*.safetensors")
@@ -818,21 +814,6 @@ def test_read_only_run_directory(small_disk, capfd):
 
 
 # --- tracking ---
-
-
-def events(directory) -> list[tuple[str, int, float]]:
-    """`(tag, step, value)` of TensorBoard's files: length (8 bytes), checksum (4), event, checksum (4)."""
-    from tensorboardX.proto import event_pb2
-
-    found = []
-    for file in sorted(directory.glob("events*")):
-        data = file.read_bytes()
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            event = event_pb2.Event.FromString(data[12 : 12 + length])
-            found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
-            data = data[16 + length :]
-    return found
 
 
 def test_tensorboard(script, tmp_path):
