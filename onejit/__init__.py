@@ -1,4 +1,4 @@
-"""onejit for operators: one command that trains, resumes, sweeps, compares and renders what the scripts define.
+"""onejit for operators: one command that trains, resumes, sweeps, compares and renders agents of the scripts.
 
 The scripts themselves never import this package.
 """

@@ -1,4 +1,4 @@
-"""The command line: flags, hosts, and how mistakes are reported."""
+"""The command line: flags, hosts, tables, and reports of mistakes."""
 
 import contextlib
 import dataclasses
@@ -19,13 +19,13 @@ from jax.experimental import multihost_utils
 
 
 def nearest(name, known) -> str:
-    """'; did you mean ...?', or nothing where no known name is close."""
+    """'; did you mean NAME?' with the closest known name, or nothing if none is close."""
     found = difflib.get_close_matches(str(name), list(map(str, known)), n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 def flags_of(command) -> list[str]:
-    """The flags of a dataclass, or of a function, some of whose arguments may be dataclasses."""
+    """The flags of a dataclass or of a function. Arguments of the function may be dataclasses."""
     hints = typing.get_type_hints(command) if inspect.isfunction(command) else {"": command}
     found = {name: getattr(each, "__origin__", each) for name, each in hints.items() if name != "return"}  # unmarked
     names = [
@@ -36,13 +36,13 @@ def flags_of(command) -> list[str]:
 
 
 def parse(command, words: list[str], **how):
-    """`tyro.cli`, but that a wrong flag is a ValueError that names it."""
+    """`tyro.cli` that raises a ValueError, which names the flag, for a wrong flag."""
 
     def refuse(event):
         argument, tokens = getattr(event, "argument", None), getattr(event, "tokens", ())
         if unknown := [word for word in tokens if word.startswith("--")]:
             raise ValueError(f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}")
-        if tokens:  # after another value, most likely; the flag before tells of which field
+        if tokens:  # most likely after another value; the flag before it names the field
             after_value = [
                 i for i in range(1, len(words)) if words[i] == tokens[0] and not words[i - 1].startswith("--")
             ]
@@ -53,44 +53,41 @@ def parse(command, words: list[str], **how):
             value = getattr(event, "value", "")
             raise ValueError(f"{argument.display_name()} {value}: {reason}")
 
-    # A private name of tyro's: without it the mistake is told as tyro does, in a box, with exit code 2 too.
+    # A private name of tyro's. Without it tyro prints the mistake in a box, also with exit code 2.
     hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", None)
     with hook(refuse) if hook else contextlib.nullcontext():
         return tyro.cli(command, args=words, **how)
 
 
 def read_flags(script, words: list[str]) -> list[str]:
-    """The script's own `read_flags`: what --config FILE holds comes first. Raises ValueError."""
+    """The script's own `read_flags`, which puts the flags of --config FILE first. Raises ValueError."""
     try:
         return script.read_flags(words)
-    except Exception as error:  # of YAML, of what it holds, of files
+    except Exception as error:  # many kinds: of YAML, of its content, of files
         place = next((i for i, word in enumerate(words) if word.startswith("--config")), 0)
         raise ValueError(f"{' '.join(words[place : place + 2])}: {type(error).__name__}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """The machine, or many: then the same command on each."""
+    """To train on several machines, give the same command on each of them."""
 
-    coordinator: str | None = None  # HOST:PORT where process 0 listens
-    num_processes: int | None = None  # number of processes in all
+    coordinator: str | None = None  # HOST:PORT on which process 0 listens
+    num_processes: int | None = None  # total number of processes
     process_id: int | None = None  # number of this process, from 0
-    distributed: tyro.conf.FlagCreatePairsOff[bool] = False  # take the three above from SLURM and the like
+    distributed: tyro.conf.FlagCreatePairsOff[bool] = False  # take the other three from the cluster, such as SLURM
 
 
 def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
-    """`(first word, the options of hosts, all words but the first)`: what is needed before a script is imported.
-
-    Raises ValueError.
-    """
+    """`(first word, the options of hosts, all other words)`, before a script is imported. Raises ValueError."""
     if not words or (words[0].startswith("-") and words[0] != "--resume"):
-        raise ValueError("SCRIPT: must come first, a script's name or path; or --resume RUN_DIR")
+        raise ValueError("SCRIPT: must come first, the name or path of a script; or --resume RUN_DIR")
     hosts, _ = parse(Hosts, words[1:], return_unknown_args=True, add_help=False)
     return words[0], hosts, words[1:]
 
 
 def without_clashes(options, config):
-    """The dataclass `options`. A field that `config` has too gets the flag `--onejit-NAME`."""
+    """The dataclass `options`. The flag of a field that `config` has as well becomes `--onejit-NAME`."""
     taken = {field.name for field in dataclasses.fields(config)}
     renamed = [
         (field.name, Annotated[field.type, tyro.conf.arg(name=f"onejit-{field.name}")], field)
@@ -101,10 +98,7 @@ def without_clashes(options, config):
 
 
 def parse_with(script, words: list[str], options, description: str):
-    """`(config, options, hosts)` from the flags of a script, of the dataclass `options` and of `Hosts`.
-
-    Raises ValueError.
-    """
+    """`(config, options, hosts)` from the flags of a script, of `options` and of `Hosts`. Raises ValueError."""
     options = without_clashes(options, script.Config)
 
     def command(
@@ -132,7 +126,7 @@ def parse_with(script, words: list[str], options, description: str):
 
 
 def align(rows: list[list[str]]) -> str:
-    """Cells as columns of text."""
+    """Align rows of cells as columns of text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -142,19 +136,19 @@ def align(rows: list[list[str]]) -> str:
 
 @contextlib.contextmanager
 def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), about: str = ""):
-    """Print an exception of these kinds as one line, with what it is `about`, and exit with `code`."""
+    """Print an exception of these kinds as one line that begins with `about`, and exit with `code`."""
     try:
         yield
     except kinds as error:
         print(f"{tool}: error: {about}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
         if jax.distributed.is_initialized():
-            os._exit(code)  # an ordinary exit would wait for processes that may be gone
+            os._exit(code)  # a normal exit would wait for processes that may be gone
         raise SystemExit(code) from None
 
 
 @contextlib.contextmanager
 def failures_in_one_line(tool: str):
-    """One line and exit code 1, not a traceback, where memory runs out or another process is gone."""
+    """Print one line and exit with 1 if memory runs out or another process is gone."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, multihost_utils.ProcessFailureError) as error:
@@ -163,4 +157,4 @@ def failures_in_one_line(tool: str):
             raise
         cause = "out of memory, try --memory" if "RESOURCE_EXHAUSTED" in text else "another process may be gone"
         print(f"{tool}: error: {cause}: {text}", file=sys.stderr, flush=True)
-        os._exit(1)  # an ordinary exit would wait for the other processes
+        os._exit(1)  # a normal exit would wait for the other processes

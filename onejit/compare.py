@@ -4,12 +4,12 @@
     onejit compare a=runs/1 a=runs/2 b=runs/3 b=runs/4 --scale CartPole-v1 0 500 Catch-bsuite -1 1
 
 After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv 2108.13264.
-Runs are directories that a script or `onejit train` has written; only their data is read, and no script is executed.
+Runs are directories that a script or `onejit train` has written. Only their data is read, and no script is executed.
 Runs with the same label are one method. The default label is the name of the script, followed by the settings that
 differ between its runs in one environment.
 
-All intervals are 95 % intervals: by Student's t for the mean, and by the stratified bootstrap (section 4.1 of the
-paper) for all others. A seed that diverged or has no return counts as the worst.
+All intervals are 95 % intervals: Student's t for the mean, and the stratified bootstrap (section 4.1 of the paper) for
+all other statistics. A seed that diverged or has no return counts as the worst.
 """
 
 import csv
@@ -31,13 +31,13 @@ from onejit.runs import OF_THE_TASK, load_metrics, read_agents, read_record, tas
 
 
 class Run(NamedTuple):
-    """What one run directory holds."""
+    """The content of a run directory."""
 
     path: str
     settings: dict  # the script's name and the hyperparameters
-    label: str  # of the method; empty where none was given
-    task: str  # the environment and what was changed of it
-    returns: dict  # by (seed, number of the agent), -inf where not finite
+    label: str  # of the method; empty if none was given
+    task: str  # the environment and its changed parameters
+    returns: dict  # {(seed, number of the agent): return}, -inf if not finite
 
 
 # --- runs ---
@@ -48,7 +48,7 @@ def read_run(argument: str, kind: str) -> Run:
     label, _, path = ("", "", argument) if Path(argument).exists() else argument.rpartition("=")
     record = read_record(path)
     if "words" in record:
-        raise ValueError(f"{path}: is a sweep, which compares its trials itself in results.csv; give runs")
+        raise ValueError(f"{path}: is a sweep, whose trials are compared in its results.csv; give runs")
     settings, metrics = record["settings"], load_metrics(path)
     agent, _ = read_agents(Path(path) / "agent.safetensors")
     if kind == "greedy" and "evaluation" not in metrics:
@@ -64,13 +64,13 @@ def read_run(argument: str, kind: str) -> Run:
 
 
 def differing(runs) -> list[str]:
-    """Names of the settings that runs of one environment do not agree on, the script among them."""
+    """Names of the settings, including the script, in which runs of one environment differ."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in OF_THE_TASK)
     return [name for name in names if len({json.dumps(run.settings.get(name)) for run in runs}) > 1]
 
 
 def label_runs(runs: list[Run]) -> list[Run]:
-    """The same runs, those without a label named after their script and what sets them apart."""
+    """The same runs, all with a label. The default label is the script and the settings in which its runs differ."""
     alike = defaultdict(list)
     for run in runs:
         if not run.label:
@@ -99,17 +99,17 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
             )
         if twice := returns.keys() & run.returns.keys():
             seed, agent = min(twice)
-            raise ValueError(f"{run.path}: agent {agent} of seed {seed} is there twice, in {others[0].path} too")
+            raise ValueError(f"{run.path}: agent {agent} of seed {seed} occurs twice, also in {others[0].path}")
         returns |= run.returns
     tasks = sorted({run.task for run in runs})
     for method, found in methods.items():
         if missing := [task for task in tasks if task not in found]:
-            raise ValueError(f"{method} has no run on {', '.join(missing)}, but others have: all need the same ones")
+            raise ValueError(f"{method} has no run on {', '.join(missing)}; all methods need the same environments")
     return {method: {task: methods[method][task] for task in tasks} for method in methods}
 
 
 def rescale(methods, scales) -> tuple[dict, bool]:
-    """Returns as scores, `(return - low) / (high - low)`, and whether they are. Raises ValueError."""
+    """Scores `(return - low) / (high - low)`, and True. For one environment without a scale, returns and False."""
     tasks, bounds = list(next(iter(methods.values()))), {}
     for name, low, high in scales:
         if not (named := [task for task in tasks if name in (task, task.split()[0])]):
@@ -120,7 +120,7 @@ def rescale(methods, scales) -> tuple[dict, bool]:
     if missing := [task for task in tasks if task not in bounds]:
         if len(tasks) == 1:
             return methods, False
-        raise ValueError(f"scale: returns of several environments are not alike; give --scale {missing[0]} LOW HIGH")
+        raise ValueError(f"scale: environments have different returns; give --scale {missing[0]} LOW HIGH")
 
     scores = {method: {} for method in methods}
     for method, task in itertools.product(methods, tasks):
@@ -133,7 +133,7 @@ def rescale(methods, scales) -> tuple[dict, bool]:
 
 
 def aggregate(methods, scaled: bool) -> list[dict]:
-    """A row for each method and statistic, the method of the highest interquartile mean first."""
+    """A row for each method and statistic, the method with the highest interquartile mean first."""
     columns = {
         "mean": statistics.estimate_mean,
         "worst seed": lambda samples: {"value": float(min(map(np.min, samples))), "low": np.nan, "high": np.nan},
@@ -154,7 +154,7 @@ def aggregate(methods, scaled: bool) -> list[dict]:
 
 
 def compare_pairs(methods, order) -> list[dict]:
-    """A row for each pair of methods and statistic. Paired are agents of one seed and number in both methods."""
+    """A row for each pair of methods and statistic. Agents with the same seed and number form pairs."""
     rows = []
     for x, y in itertools.combinations(order, 2):
         both = list(zip(methods[x].values(), methods[y].values(), strict=True))
@@ -195,7 +195,7 @@ def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
     axes.use_sticky_edges = False  # a bar must not end at the frame
     axes.margins(x=0.08)
     axes.set_ylim(max(len(rows), 2) - 0.4, -0.6)
-    if rows[0]["versus"]:  # where neither is better
+    if rows[0]["versus"]:  # neither is better here
         axes.axvline(0.5 if name == "probability of improvement" else 0.0, color="0.4", linestyle=":")
     axes.set(title=name, xlabel="probability" if name == "probability of improvement" else unit)
     axes.grid(axis="x", alpha=0.3)
@@ -233,8 +233,8 @@ def main(
 
     Args:
         runs: run directories as DIR or LABEL=DIR; runs with the same label are one method
-        returns: compare the returns at the end of training, or the returns of the greedy evaluation
-        scale: ENV LOW HIGH, the returns that become the scores 0 and 1; needed for several environments
+        returns: returns to compare: final for the end of training, greedy for the evaluation
+        scale: ENV LOW HIGH, the returns with scores 0 and 1; needed for several environments
         out: folder for compare.csv and compare.png; runs/compare-TIME by default
     """
     if not runs:
@@ -245,7 +245,7 @@ def main(
     rows = aggregate(scores, scaled)
     rows += compare_pairs(scores, dict.fromkeys(row["method"] for row in rows))
     title, unit = f"{returns} return on {', '.join(tasks)}", "score" if scaled else "return"
-    print(f"{title}{', as a score between LOW and HIGH' if scaled else ''}; in brackets 95 % intervals\n")
+    print(f"{title}{', as a score between LOW and HIGH' if scaled else ''}; 95 % intervals in brackets\n")
     print(table([row for row in rows if not row["versus"]]))
     if pairs := [row for row in rows if row["versus"]]:
         print(f"\n{table(pairs)}")
@@ -256,7 +256,7 @@ def main(
         stored += [{"environment": task} | row for row in alone]
     out = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06d}")
     write(out / "compare.csv", as_csv(stored))
-    shown = [row for row in rows if row["statistic"] != "worst seed"]  # which has no interval
+    shown = [row for row in rows if row["statistic"] != "worst seed"]  # it has no interval
     write(out / "compare.png", partial(draw, shown, title, unit))
     print(f"\nresults in {out}")
     return out

@@ -3,11 +3,10 @@
     onejit export runs/ppo/cartpole
     onejit export runs/ppo/cartpole --out exported/ppo-cartpole --no-video
 
-The folder can be used without onejit: it holds the script, and the card has the code that loads an agent.
+The folder can be used without onejit: it contains the script, and the model card has the code that loads an agent.
 """
 
 import contextlib
-import json
 import math
 import shutil
 from pathlib import Path
@@ -32,13 +31,13 @@ CARD = """---
 
 ## How to reproduce it
 
-The agents were trained by
+The agents were trained with
 
 ```bash
 {command}
 ```
 
-and this folder holds all that is needed to train them again:
+To train them again from the files in this folder:
 
 ```bash
 python {script}.py --config config.yaml --num-seeds {num_seeds} --seed {seed}
@@ -48,8 +47,8 @@ Commit {commit}. Versions: {versions}. Hardware: {device}.
 
 ## How to use it
 
-`agent.safetensors` holds all agents: the first axis of each array is the seed. `{script}.py` defines the policy and the
-environment; the top of the file names the packages that it needs.{note} In this folder:
+`agent.safetensors` contains all agents: the first axis of each array is the seed. `{script}.py` defines the policy and
+the environment, and its header lists the packages that it needs.{note} In this folder, run:
 
 ```python
 import jax
@@ -62,7 +61,7 @@ import {script}
 flags = {script}.read_flags(["--config", "config.yaml"])
 config = tyro.cli(tyro.conf.FlagConversionOff[{script}.Config], args=flags)
 agents = unflatten_dict(load_file("agent.safetensors"), sep=".")
-agent = jax.tree.map(lambda leaf: leaf[{best}], agents)  # the best one
+agent = jax.tree.map(lambda leaf: leaf[{best}], agents)  # the best agent
 env, env_params = {script}.make_env(config)
 start, act = {script}.make_policy(config)
 obs, state = env.reset(jax.random.key(0), env_params)
@@ -85,7 +84,7 @@ def make_table(record: dict) -> str:
 
 
 def front_matter(record: dict) -> str:
-    """What a model hub reads: tags, and the mean greedy return or, without one, the mean final return."""
+    """Metadata for a model hub: tags, and the mean greedy return or, without an evaluation, the mean final return."""
     settings, found = record["settings"], record.get("greedy return") or record["final return"]
     value = "diverged" if found["mean"] is None else f"{found['mean']:.4g}"
     if None not in (found["mean"], found["mean_high"]):
@@ -101,12 +100,12 @@ def front_matter(record: dict) -> str:
 
 
 def copy_files(run_dir: Path, record: dict, folder: Path) -> str:
-    """Copy the files of a run, and the module of an environment of the user's. Returns what the card says of it."""
+    """Copy the files of a run, and the module of the user's own environment. Returns a note for the model card."""
     for name in COPIED:
         if (run_dir / name).is_file():
             shutil.copy(run_dir / name, folder / name)
-    public = {name: value for name, value in record.items() if name not in ("path", "folders")}  # of this machine
-    runs.write(folder / "run.json", json.dumps(public, indent=2))
+    public = {name: value for name, value in record.items() if name not in ("path", "folders")}  # paths on this machine
+    runs.write_record(folder, public)
     module = record["settings"]["env_name"].rpartition(":")[0]
     places = [Path(place, f"{module}.py") for place in record.get("folders", []) if module]
     if own := next(filter(Path.is_file, places), None):
@@ -120,11 +119,11 @@ def main(
     video: bool = True,
     force: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> Path:
-    """Write the folder, all of it or nothing. Returns it. Raises ValueError.
+    """Write the folder, completely or not at all. Returns its path. Raises ValueError.
 
     Args:
         run_dir: a finished run of `onejit train`
-        out: the new folder; RUN_DIR-export by default
+        out: new folder; RUN_DIR-export by default
         video: play an episode of the best agent, and add it as replay.gif
         force: use the run's copy of the script although it was edited
     """
@@ -137,7 +136,7 @@ def main(
     settings, metrics = record["settings"], runs.load_metrics(run_dir)
     out = out or run_dir.with_name(f"{run_dir.name}-export")
     if out.exists():
-        raise ValueError(f"out = {out}: is there already")
+        raise ValueError(f"out = {out}: already exists")
     agents, _ = runs.read_agents(run_dir / "agent.safetensors")
     best = int(statistics.rank_agents(metrics, statistics.diverged(agents))[0][-1])
     folder = out.with_name(f"{out.name}.partial")

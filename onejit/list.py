@@ -1,10 +1,10 @@
-"""List runs: what they are, how far they got, and what they reached.
+"""List runs with their script, environment, state, progress and return.
 
     onejit list
     onejit list runs/ppo
 
-A run is finished, running (a process holds its lock) or stopped. The progress of a run that is not finished is that of
-its last checkpoint. The return is the mean and the worst final return over seeds.
+A run is finished, running (a process holds its lock) or stopped. The progress of a run is the progress at its last
+checkpoint. The return is the mean and the worst final return over seeds.
 """
 
 import os
@@ -21,12 +21,12 @@ TITLES = ["run", "script", "environment", "seeds", "state", "done", "final retur
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run directories below a folder, the one that was changed last at the end."""
+    """The run directories below a folder, sorted by their last change."""
     found = []
     for place, folders, files in os.walk(folder):
         if "run.json" in files or {AGENTS, "config.yaml"} <= set(files):
             found.append(Path(place))
-            folders.clear()  # such as checkpoints
+            folders.clear()  # do not search checkpoints
     return sorted(found, key=changed)
 
 
@@ -36,7 +36,7 @@ def changed(run_dir: Path) -> float:
 
 
 def describe(run_dir: Path) -> list[str]:
-    """The row of a run. One that cannot be read says so."""
+    """The row of a run. The row of an unreadable run gives the reason."""
     age = show_age(time.time() - changed(run_dir))
     try:
         record = runs.read_record(run_dir)
@@ -50,13 +50,13 @@ def describe(run_dir: Path) -> list[str]:
         if done == "-" and record.get("steps_total"):
             done = f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
         reached = "a sweep" if "words" in record else returns(run_dir, record) if state == "finished" else "-"
-    except Exception as error:  # of a record that somebody damaged: many kinds
+    except Exception as error:  # many kinds: the record is damaged
         return [str(run_dir), *"---", f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80], "-", "-", age]
     return [str(run_dir), *what, state, done, reached, age]
 
 
 def returns(run_dir: Path, record: dict) -> str:
-    """What was reached. A script's own `main` leaves metrics alone."""
+    """Mean and worst return. For a run of a script's own `main` they are computed from its metrics."""
     found = record.get("final return")
     if found is None:
         values, (agents, _) = statistics.final_return(runs.load_metrics(run_dir)), runs.read_agents(run_dir / AGENTS)
@@ -76,10 +76,10 @@ def main(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
     """Print a table of the runs and sweeps below a folder. Raises ValueError.
 
     Args:
-        folder: where to look, at any depth
+        folder: folder to search, with all its subfolders
     """
     if not (found := find_runs(folder)):
-        raise ValueError(f"folder = {folder}: holds no run of a script, onejit train or onejit sweep")
+        raise ValueError(f"folder = {folder}: contains no run of a script, onejit train or onejit sweep")
     print(command_line.align([TITLES, *map(describe, found)]))
 
 

@@ -15,7 +15,7 @@ import tyro
 
 from onejit import command_line, runs
 
-DOCSTRING = re.compile(r'^""".*?"""', re.DOTALL | re.MULTILINE)  # the header of comments comes before it
+DOCSTRING = re.compile(r'^""".*?"""', re.DOTALL | re.MULTILINE)  # a header of comments precedes it
 
 
 def summary(text: str) -> str:
@@ -24,7 +24,7 @@ def summary(text: str) -> str:
 
 
 def renamed(text: str, old: str, new: str) -> str:
-    """A script under a new name: its docstring says what it was copied from, its commands start the copy."""
+    """The text of a script under a new name. The docstring names the original, and its commands start the copy."""
     docstring = DOCSTRING.search(text)[0]
     mine = re.sub(rf"\bpython {old}\.py", f"python {new}.py", docstring.removeprefix('"""'))
     title = f'"""{new}: say here what it does. It began as a copy of onejit\'s {old}.py.'
@@ -32,10 +32,10 @@ def renamed(text: str, old: str, new: str) -> str:
 
 
 def check_name(path: Path, text: str) -> None:
-    """Raise ValueError for a file name that Python could not import, or that hides a module which the script needs."""
+    """Raise ValueError if Python cannot import the file name, or if it hides a module that the script needs."""
     needed = set(re.findall(r"(?m)^(?:import|from) (\w+)", text)) | {"onejit"}
     if not path.stem.isidentifier() or path.stem in sys.stdlib_module_names | needed:
-        raise ValueError(f"path = {path}: must have a name that Python can import, and that is no other module's")
+        raise ValueError(f"path = {path}: must have a name that Python can import and that no other module has")
 
 
 def main(
@@ -47,7 +47,7 @@ def main(
 
     Args:
         script: name of the script to start from, such as ppo_continuous
-        path: the new file, or a folder for it; my_SCRIPT.py by default
+        path: new file, or folder for it; my_SCRIPT.py by default
         list: list the scripts to start from
     """
     known = runs.known_scripts()
@@ -57,7 +57,7 @@ def main(
     name = script.removesuffix(".py")
     if name not in known:
         near = command_line.nearest(name, known)
-        raise ValueError(f"script = {script}: is not a script of onejit; there are {', '.join(known)}{near}")
+        raise ValueError(f"script = {script}: is not a script of onejit; known scripts are {', '.join(known)}{near}")
     path = path or Path(f"my_{name}.py")
     if path.is_dir():
         path /= f"my_{name}.py"
@@ -66,7 +66,7 @@ def main(
     text = known[name].read_text(encoding="utf-8")
     check_name(path, text)
     if path.exists():
-        raise ValueError(f"path = {path}: is there already")
+        raise ValueError(f"path = {path}: already exists")
     runs.write(path, renamed(text, name, path.stem))
     print(f"{path} is a copy of {name}.py. It trains with `uv run {path}` or `onejit train {path}`.")
     return path

@@ -1,16 +1,16 @@
-"""What a GPU would run of a script's whole training, told without one: kernels, memory, a lower bound of the time.
+"""Plan a script's training on a GPU without one: its kernels, its memory and a lower bound of its time.
 
     onejit plan ppo --num-seeds 2048 --gpu h100
     onejit plan sac --config configs/sac/pendulum.yaml --gpu rtx4090 --kernels
 
-XLA compiles `jit(vmap(make_train(config)))` for the GPU that onejit/gpus/NAME.txt describes, and its output is read.
-A plan, not a measurement; it needs the CUDA wheels of JAX (requirements-gpu.txt) but neither GPU nor driver.
+XLA compiles `jit(vmap(make_train(config)))` for the GPU in onejit/gpus/NAME.txt, and the compiled program is analysed.
+This is a plan, not a measurement. It needs the CUDA wheels of JAX (requirements-gpu.txt), but neither GPU nor driver.
 
-A kernel is each instruction that is not a mere name for a value; a sort or a call of a library is one too, though it
-may start several. Those of a loop count as often as it runs: once where XLA does not know its trip count, and of a
-conditional the longest branch, both of which are said. Bytes are what each kernel reads and writes, of a buffer that it
-slices, gathers from or updates in place only that part. A kernel takes at least what its start costs and what its bytes
-take at the GPU's bandwidth. Caches, which save time, and arithmetic, which costs it, are left out.
+A kernel is an instruction that computes something. A sort or a call of a library counts as one kernel, although it may
+start several. The kernels of a loop count once per trip, or once if XLA does not know the trip count. A conditional
+counts as its longest branch. The table marks both. Bytes are what a kernel reads and writes; if it slices, gathers from
+or updates a buffer in place, only that part counts. A kernel takes at least the time of its start and the time of its
+bytes at the GPU's bandwidth. The plan leaves out caches, which save time, and arithmetic, which costs time.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ import importlib.util
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,30 +27,30 @@ from jax.experimental import topologies
 from onejit import command_line, running, runs
 
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"}
-SLICES, UPDATES = ("slice", "dynamic-slice", "gather"), {"dynamic-update-slice": 1, "scatter": -1}  # which is written
-FIELDS = ("device_description_str", "device_memory_size", "memory_bandwidth")  # of a GPU, which are needed here too
-PARTS = {  # by which the loop around a step is known: a method `step` of an environment's, a derivative
+SLICES, UPDATES = ("slice", "dynamic-slice", "gather"), {"dynamic-update-slice": 1, "scatter": -1}  # operand written
+FIELDS = ("device_description_str", "device_memory_size", "memory_bandwidth")  # of a GPU, used here as well
+PARTS = {  # how to recognize a step: the method `step` of an environment, a derivative
     "environment": lambda each: any(re.fullmatch(r"\w+\.step", function) for *_, function in each.frames),
     "gradient": lambda each: "jvp(" in each.op_name,
 }
-STEPS = {  # the fields of a config that are how many there are in an update; a loop may take several at a time
+STEPS = {  # config fields whose product is the number of steps in an update; a loop may take several steps at a time
     "environment": ("num_steps", "num_slices"),
     "gradient": ("inner_updates", "num_slices", "update_epochs", "num_minibatches", "gradient_steps"),
 }
-POOL = 0.75  # of a GPU's memory, which JAX takes unless told otherwise
+POOL = 0.75  # share of a GPU's memory that JAX uses by default
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """One plan."""
+    """Options of a plan."""
 
     num_seeds: int = 256  # agents that train at once on the GPU
-    gpu: str = "h100"  # a name in onejit/gpus, or a file like those
-    launch_us: float = 2.0  # microseconds that the start of a kernel costs at least
-    most_seeds: bool = True  # look for the most seeds that fit, which compiles up to four times more
-    kernels: bool = False  # list the kernels of each loop, and what in the script each comes from
-    json: Path | None = None  # a file for other programs
-    memory: float | None = None  # GiB of the GPU to use; three quarters of it by default, as JAX does
+    gpu: str = "h100"  # name in onejit/gpus, or file in the same format
+    launch_us: float = 2.0  # least time for the start of a kernel, in microseconds
+    most_seeds: bool = True  # search for the largest number of seeds that fits, with up to four more compilations
+    kernels: bool = False  # list the kernels of each loop, and their origin in the script
+    json: Path | None = None  # JSON file to write, for other programs
+    memory: float | None = None  # GiB of the GPU to use; three quarters of its memory by default, as in JAX
 
 
 # --- the program as XLA prints it ---
@@ -69,7 +68,7 @@ class Instruction(NamedTuple):
 
 
 def shape_bytes(shape: str) -> int:
-    """Of a shape such as `(f32[8,2]{1,0}, s32[])`."""
+    """The size of a shape such as `(f32[8,2]{1,0}, s32[])`."""
     size = 0
     for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", shape):
         bits = 8 if kind == "pred" else int(re.search(r"\d+|$", kind)[0] or 0)
@@ -78,7 +77,7 @@ def shape_bytes(shape: str) -> int:
 
 
 def read_frames(text: str) -> dict:
-    """`{number: [(file, line, function), ...]}` of the tables above the program, in which a parent comes first."""
+    """`{number: [(file, line, function), ...]}` from the tables above the program, where parents come first."""
     tables, frames = {}, {0: []}
     for title, lines in re.findall(r"^(\w+)\n((?:\d+ .*\n)+)", text, re.MULTILINE):
         rows = re.findall(r"^(\d+) (.*)$", lines, re.MULTILINE)
@@ -90,7 +89,7 @@ def read_frames(text: str) -> dict:
 
 
 def read_program(text: str) -> dict:
-    """`{computation: {name: Instruction}}` in order; "ENTRY" is run first, the last instruction is the result."""
+    """`{computation: {name: Instruction}}` in order. "ENTRY" runs first. The last instruction is the result."""
     text, program = re.sub(r"/\*.*?\*/", "", text), {}
     frames = read_frames(text)
     called = r"(?:body|calls|to_apply|\w+_computation|branch_computations)=\{?((?:(?:, )?%[\w.\-]+)+)"
@@ -110,26 +109,26 @@ def read_program(text: str) -> dict:
 
 
 def bytes_moved(program: dict, around: dict, kernel: Instruction) -> int:
-    """What a kernel of the computation `around` reads and writes."""
+    """Bytes that a kernel of the computation `around` reads and writes."""
     if kernel.opcode == "fusion":
         body = program[kernel.called[0]]
-    else:  # is read as a fusion of itself
+    else:  # treat it as a fusion of one kernel
         body = {name: around[name]._replace(opcode="parameter", operands=[]) for name in kernel.operands}
         body[kernel.name] = kernel
     outputs, moved = [next(reversed(body))], 0.0
-    for each in map(body.get, outputs):  # which grow meanwhile
+    for each in map(body.get, outputs):  # the list grows in the loop
         if each.opcode in ("tuple", "bitcast"):
             outputs += each.operands
         else:
             moved += body[each.operands[UPDATES[each.opcode]]].bytes if each.opcode in UPDATES else each.bytes
-    needed = dict.fromkeys(body, 0.0) | dict.fromkeys(outputs, 1.0)  # which part of each value
+    needed = dict.fromkeys(body, 0.0) | dict.fromkeys(outputs, 1.0)  # part of each value that is needed
     for each in reversed(body.values()):
         for name in each.operands:
             part, is_first = needed[each.name], name == each.operands[0]
             if is_first and each.opcode in SLICES:
                 part *= min(1.0, each.bytes / max(1, body[name].bytes))
             if is_first and each.opcode in UPDATES and each.name in outputs:
-                part = 0.0  # what is not overwritten stays where it is
+                part = 0.0  # the rest of the buffer stays in place
             needed[name] = min(1.0, needed[name] + part)
     return round(moved + sum(needed[each.name] * each.bytes for each in body.values() if each.opcode == "parameter"))
 
@@ -142,7 +141,7 @@ class Loop(NamedTuple):
 
     at: Instruction | None
     trips: int
-    runs: int  # of its body in the whole training
+    runs: int  # runs of its body in the whole training
     depth: int
     kernels: list  # (instruction, bytes) of its body without inner loops
     inner: list
@@ -157,7 +156,7 @@ class Loop(NamedTuple):
 
 
 def find_loops(program: dict, name="ENTRY", loop=None) -> Loop:
-    """The loops of a computation as a tree; what it runs outside of them goes to `loop`."""
+    """The loops of a computation as a tree. Kernels outside of these loops go to `loop`."""
     loop = loop or Loop(None, 1, 1, 0, [], [], set())
     for each in program[name].values():
         if each.opcode == "while":
@@ -174,9 +173,9 @@ def find_loops(program: dict, name="ENTRY", loop=None) -> Loop:
 
 
 def step_loop(loops: list[Loop], is_part) -> tuple[Loop, int] | None:
-    """The loop around a step, the one that runs most often, and the kernels of the step.
+    """The loop around a step that runs most often, and the number of kernels in the step.
 
-    Inner loops that are part of the step belong to it, as those of a physics engine; others, such as learning, do not.
+    Inner loops of the step, such as in a physics engine, belong to it. Other inner loops, such as learning, do not.
     """
     found = []
     for loop in loops[1:]:
@@ -187,7 +186,7 @@ def step_loop(loops: list[Loop], is_part) -> tuple[Loop, int] | None:
 
 
 def at_a_time(config, name: str, runs: int) -> int:
-    """Steps of a kind, a name of STEPS, that a loop takes in one run of its body, of which there are `runs`."""
+    """Steps of the kind `name` in STEPS in one run of a loop's body, which runs `runs` times."""
     return max(1, config.num_updates * math.prod(getattr(config, field, 1) for field in STEPS[name]) // runs)
 
 
@@ -195,7 +194,7 @@ def at_a_time(config, name: str, runs: int) -> int:
 
 
 def read_gpu(name: str) -> list[str]:
-    """The description of a GPU as XLA reads it, then what its FIELDS say. Raises ValueError."""
+    """The description of a GPU for XLA, and the values of its FIELDS. Raises ValueError."""
     folder = Path(__file__).parent / "gpus"
     path = next((each for each in (folder / f"{name}.txt", Path(name)) if each.is_file()), None)
     if path is None:
@@ -204,18 +203,18 @@ def read_gpu(name: str) -> list[str]:
     text = path.read_text()
     found = [re.search(rf'^\s*{field}: *"?(.+?)"?\s*$', text, re.MULTILINE) for field in FIELDS]
     if not all(found):
-        raise ValueError(f"gpu = {name}: does not say {FIELDS[found.index(None)]}")
+        raise ValueError(f"gpu = {name}: lacks {FIELDS[found.index(None)]}")
     return [text, *(each[1] for each in found)]
 
 
 def compiler(script, config, description: str):
-    """`compile_size(num_seeds)` for the GPU that is described. Raises ValueError."""
+    """`compile_size(num_seeds)` for the GPU in the description. Raises ValueError."""
     if not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         raise ValueError("gpu: needs the CUDA wheels of JAX: pip install -r requirements-gpu.txt")
     try:
         topology = topologies.get_topology_desc(platform="cuda", target_config=description, topology="1x1x1")
-    except Exception as error:  # of XLA and its plugin
-        raise ValueError(f"gpu: XLA does not take its description ({error})") from error
+    except Exception as error:  # many kinds: of XLA and its plugin
+        raise ValueError(f"gpu: XLA rejects its description ({error})") from error
 
     def compile_size(num_seeds: int):
         on_gpu = jax.sharding.SingleDeviceSharding(topology.devices[0])
@@ -228,7 +227,7 @@ def compiler(script, config, description: str):
 
 
 def most_seeds(compile_size, tried: dict, limit: float) -> int:
-    """The most seeds whose program was compiled and fits, each guess on the line through the last two of `tried`."""
+    """The most seeds whose compiled program fits. Each guess is on the line through the last two in `tried`."""
     for _ in range(4):
         (seeds_a, bytes_a), (seeds_b, bytes_b) = list(tried.items())[-2:]
         guess = int(seeds_b + (limit - bytes_b) * (seeds_b - seeds_a) / ((bytes_b - bytes_a) or 1))
@@ -239,7 +238,7 @@ def most_seeds(compile_size, tried: dict, limit: float) -> int:
 
 
 def make_plan(script, config, options: Options, memory: float | None) -> dict:
-    """What `--json` writes, in bytes and seconds. `memory`: GiB of the GPU to use. Raises ValueError."""
+    """The plan that `--json` writes, in bytes and seconds. `memory`: GiB of the GPU to use. Raises ValueError."""
     description, device, capacity, bandwidth = read_gpu(options.gpu)
     limit = memory * running.GIB if memory else POOL * float(capacity)
     compile_size = compiler(script, config, description)
@@ -250,7 +249,7 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
     def seconds(kernel, size):
         return max(options.launch_us / 1e6, size / float(bandwidth))
 
-    def place(each):  # the two innermost functions in the script, if any
+    def place(each):  # the two innermost functions in the script, if there are any
         own = [frame for frame in each.frames if frame[0] == script.__file__] or each.frames
         names = dict.fromkeys(function.rpartition(".")[2] for *_, function in reversed(own[:2]))
         return f"{' > '.join(names)} ({Path(own[0][0]).name}:{own[0][1]})" if own else ""
@@ -268,7 +267,7 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
         }  # fmt: skip
 
     steps = {name: step_loop(loops, is_part) for name, is_part in PARTS.items()}
-    if not steps["environment"]:  # a script that does without `env.step`
+    if not steps["environment"]:  # a script without `env.step`
         most = max(loops, key=lambda loop: loop.runs)
         steps["environment"] = most, most.total()
 
@@ -293,7 +292,7 @@ def show(plan: dict, kernels: bool) -> None:
     print(f"{plan['script']} {plan['settings']['env_name']}, {plan['num_seeds']:,} seeds on one {plan['gpu']}")
     print(f"a plan, not a measurement\n\nmemory   {needed} ({', '.join(parts)}), {limit}: {fits}")
     if plan["most_seeds"]:
-        print(f"         {plan['most_seeds']:,} seeds are the most that were seen to fit")
+        print(f"         {plan['most_seeds']:,} seeds are the most that were found to fit")
     print(f"kernels  {whole['kernels']:,} in the whole training")
     for name, step in plan["steps"].items():
         runs = f"{step['runs']:,} times" + (f", {step['at_a_time']} steps at a time" * (step["at_a_time"] > 1))
@@ -301,7 +300,7 @@ def show(plan: dict, kernels: bool) -> None:
         print(f"         {kernels_of_one:,g} in each {name} step: {step['loop']}, which runs {runs}")
     starts, moves = whole["kernels"] * plan["seconds_per_launch"], whole["bytes"] / plan["bytes_per_second"]
     print(f"bytes    {whole['bytes'] / 1e12:.3g} TB")
-    print(f"time     {whole['seconds']:.3g} s at least; the starts alone {starts:.3g} s, the bytes {moves:.3g} s\n")
+    print(f"time     {whole['seconds']:.3g} s at least; starts of kernels {starts:.3g} s, bytes {moves:.3g} s\n")
     width = max(len(row["loop"]) + 2 * row["depth"] for row in loops)
     print(f"{'loop':{width}}{'trips':>9}{'runs':>13}{'kernels':>12}{'MB':>17}{'of the time':>13}")
     for row in loops:
@@ -312,16 +311,13 @@ def show(plan: dict, kernels: bool) -> None:
             print(f"{indent}  {size / 1e6:10.3f} MB  {name}  {place}  {operation}")
 
 
-def main(args=None) -> None:
-    """The command line."""
-    words = sys.argv[1:] if args is None else args
-    if words[:1] in (["-h"], ["--help"]):
-        raise SystemExit(print(__doc__))
+def main(words) -> None:
+    """Plan as the command line says."""
     name, _, words = command_line.split_words(words)
     script = runs.load_script(name)
     config, options, hosts = command_line.parse_with(script, words, Options, description=__doc__)
     if hosts != command_line.Hosts():
-        raise ValueError("coordinator, num_processes, process_id, distributed: a plan is of one GPU")
+        raise ValueError("coordinator, num_processes, process_id, distributed: a plan is for one GPU")
     plan = make_plan(script, config, options, options.memory)
     show(plan, options.kernels)
     if options.json:

@@ -11,11 +11,11 @@ class Episode(NamedTuple):
 
     env_state: Any  # before each step, without the statistics of LogWrapper
     reward: jax.Array
-    valid: jax.Array  # whether the step is of the episode: False after its end
+    valid: jax.Array  # whether the step belongs to the episode: False after its end
 
 
 def make_player(script, config):
-    """`play(agent, key) -> Episode`: one greedy episode of one agent, through the script's policy and environment."""
+    """`play(agent, key) -> Episode`: one greedy episode of one agent with the script's policy and environment."""
     env, env_params = script.make_env(config)
     start, act = script.make_policy(config)
 
@@ -36,12 +36,12 @@ def make_player(script, config):
 
 
 def evaluation_keys(seed: int, episodes: int):
-    """The same episodes for all agents."""
+    """The keys of the greedy episodes. All agents play the same episodes."""
     return jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**31), episodes)
 
 
 def greedy_returns(script, config, options):
-    """`evaluate(agents) -> returns` [num_seeds, eval_episodes], of agents [num_seeds, ...]."""
+    """`evaluate(agents) -> returns`: agents [num_seeds, ...], returns [num_seeds, eval_episodes]."""
     play = make_player(script, config)
 
     def episodic_return(agent, key):

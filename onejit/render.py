@@ -27,7 +27,7 @@ from string import Template
 from types import SimpleNamespace
 from typing import Literal
 
-# Before pygame and MuJoCo are imported: both draw without a screen, MuJoCo by the processor where OSMesa is there.
+# Set before pygame and MuJoCo are imported: both draw without a screen, MuJoCo on the CPU if OSMesa is installed.
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -48,7 +48,7 @@ from PIL import Image, ImageDraw
 
 from onejit import command_line, playing, runs, statistics
 
-with contextlib.redirect_stdout(io.StringIO()):  # brax says which optional parts it did not find
+with contextlib.redirect_stdout(io.StringIO()):  # brax prints which optional packages it lacks
     import brax.envs
     import brax.io.json
 
@@ -61,23 +61,23 @@ DRAWN_BY_GYMNAX = (
 )
 
 
-# --- who plays, and what ---
+# --- agents and episodes ---
 
 
 def check_agents(script, config, agents, path: Path) -> None:
-    """Raise ValueError if arrays of `path` [num_seeds, ...] are not what the script's networks hold."""
+    """Raise ValueError if arrays of `path` [num_seeds, ...] do not fit the script's networks."""
     init, _ = script.make_learner(config)
     expected = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
     expected = {name: leaf.shape for name, leaf in expected.items()}
     held = {name: leaf.shape[1:] for name, leaf in flatten_dict(agents, sep=".").items()}
     for name in sorted(expected.keys() | held.keys()):
         if held.get(name) != expected.get(name):
-            here, there = (each.get(name, "not there") for each in (held, expected))
+            here, there = (each.get(name, "missing") for each in (held, expected))
             raise ValueError(f"{path}: does not fit {script.__file__}: {name} is {here}, but {there} in its networks")
 
 
 def rank(run_dir: Path, agents, best: bool) -> tuple[np.ndarray, str]:
-    """Agents from worst to best, and by what. Raises ValueError."""
+    """Agents from worst to best, and the criterion. Raises ValueError."""
     lost = statistics.diverged(agents)
     if len(lost) == 1:
         return np.zeros(1, int), ""
@@ -89,7 +89,7 @@ def rank(run_dir: Path, agents, best: bool) -> tuple[np.ndarray, str]:
 
 
 def choose_agents(wanted, order) -> dict[str, int]:
-    """File names and agents, each agent once: of two, none is the median. Raises ValueError."""
+    """File names and agents, each agent once: two agents have no median. Raises ValueError."""
     places = {"best": order[-1], "worst": order[0], "median": order[(len(order) - 1) // 2]}
     chosen = {}
     for name in sorted(wanted, key=lambda name: name == "median"):
@@ -104,7 +104,7 @@ def choose_agents(wanted, order) -> dict[str, int]:
 def play(script, config, agents, key):
     """The greedy episode of `key` of each of `agents` [n, ...]: `[(states, rewards), ...]`, both [T].
 
-    States are those of the environment inside all wrappers, before the steps.
+    The states before each step, of the environment inside all wrappers.
     """
     episodes = jax.device_get(jax.jit(jax.vmap(playing.make_player(script, config), (0, None)))(agents, key))
     lengths = episodes.valid.sum(axis=1)
@@ -123,7 +123,7 @@ def unwrap(env):
 
 
 def is_brax(env) -> bool:
-    """Whether it is the scripts' adapter of a brax environment, whose states are (brax state, time)."""
+    """Whether it is the scripts' adapter of a brax environment. Its states are (brax state, time)."""
     return isinstance(getattr(env, "env", None), brax.envs.Env)
 
 
@@ -146,7 +146,7 @@ def new_figure(width=4.0, height=4.0):
 
 
 def gymnax_frames(env, env_params, states, rewards, steps):
-    """By gymnax's visualizer."""
+    """Frames from gymnax's visualizer."""
     try:
         states = [state_at(states, i) for i in range(len(rewards))]
         drawn = Visualizer(env, env_params, states)
@@ -159,7 +159,7 @@ def gymnax_frames(env, env_params, states, rewards, steps):
 
 
 def grid_world_frames(env, states, rewards, steps):
-    """Walls dark, the cliff red, the goal a star, the agent a dot with the path it came."""
+    """Walls are dark, the cliff is red, the goal is a star, and the agent is a dot with its path."""
     figure, axes = new_figure(1.0 + 0.4 * min(env.width, 20), 1.4 + 0.4 * min(env.height, 20))
     shown = np.where(env.walls, 1, np.where(env.cliff, 2, 0)).reshape(env.height, env.width)
     axes.imshow(np.array([[255, 255, 255], [77, 77, 77], [222, 120, 110]], np.uint8)[shown])
@@ -179,16 +179,16 @@ def grid_world_frames(env, states, rewards, steps):
 
 
 def observe_all(env, env_params, states) -> np.ndarray:
-    """The observations of an episode, [T, ...], those that number a state one-hot."""
+    """The observations of an episode, [T, ...]. Numbers of states become one-hot vectors."""
     if not hasattr(env, "observe"):
-        raise ValueError("env_name: nothing is known of how to draw this environment, and it has no `observe`")
+        raise ValueError("env_name: this environment cannot be drawn; it has neither `frame` nor `observe`")
     obs = jax.vmap(lambda state: env.observe(jax.random.key(0), state, None, env_params))(states)
     space = env.observation_space(env_params)
     return np.asarray(jax.nn.one_hot(obs, space.n) if hasattr(space, "n") else obs, float)
 
 
 def grid_frames(title: str, obs, rewards, steps):
-    """Observations [T, H, W] in grey, or [T, H, W, C] with a colour for each channel, later ones on top."""
+    """Observations [T, H, W] in grey, or [T, H, W, C] with a colour for each channel, later channels on top."""
     if obs.ndim == 4:
         colors = np.vstack([[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]])
         pictures = colors[((obs > 0) * (1 + np.arange(obs.shape[-1]))).max(axis=-1)]
@@ -225,19 +225,19 @@ def captioned(picture, i: int, episodic_return: float):
 
 
 def own_frames(env, env_params, states, rewards, steps):
-    """By the environment's own `frame(state, params)`."""
+    """Frames from the environment's own `frame(state, params)`."""
     for i, episodic_return in zip(steps, np.cumsum(rewards)[steps], strict=True):
         yield captioned(env.frame(state_at(states, i), env_params), i, episodic_return)
 
 
 def mujoco_frames(env, states, rewards, steps, width=480, height=360):
-    """A brax environment, drawn by MuJoCo from its `track` camera where it has one."""
+    """Frames of a brax environment, drawn by MuJoCo from the `track` camera if there is one."""
     model, returns = env.sys.mj_model, np.cumsum(rewards)
     names = [model.cam(i).name for i in range(model.ncam)]
     camera = "track" if "track" in names else 0 if names else -1  # -1 looks at the middle from afar
     try:
         renderer = mujoco.Renderer(model, height=height, width=width)
-    except Exception as error:  # each way to draw raises its own
+    except Exception as error:  # each renderer raises its own kind
         raise ValueError(
             f"MuJoCo cannot draw without a screen here ({type(error).__name__}: {error}): install libosmesa6, set "
             "MUJOCO_GL, or use --formats html"
@@ -252,10 +252,10 @@ def mujoco_frames(env, states, rewards, steps, width=480, height=360):
 
 
 def frames_of(config, env, env_params, states, rewards):
-    """`(frames, seconds)`: a function that yields the frames anew at each call, and the time between two of them."""
+    """`(frames, seconds)`: a function that yields the frames at each call, and the time between two frames."""
     steps = range(len(rewards))
     dt = float(getattr(env.env if is_brax(env) else env, "dt", 0.1))
-    every = max(1, round(1 / (30 * dt)))  # about 30 frames in a second, as fast as in life
+    every = max(1, round(1 / (30 * dt)))  # about 30 frames per second, in real time
     if is_brax(env):
         return partial(mujoco_frames, env.env, states[0].pipeline_state, rewards, steps[::every]), every * dt
     if hasattr(env, "frame"):
@@ -275,18 +275,18 @@ def frames_of(config, env, env_params, states, rewards):
 
 def save_gif(frames, seconds: float, file) -> None:
     pictures = (Image.fromarray(frame).quantize() for frame in frames())
-    duration = 10 * max(2, round(100 * seconds))  # GIF counts hundredths; browsers slow down what is faster than two
+    duration = 10 * max(2, round(100 * seconds))  # in ms; GIF counts 1/100 s, and browsers slow down below 2/100 s
     next(pictures).save(file, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
 
 
 def save_mp4(frames, seconds: float, file) -> None:
-    import imageio_ffmpeg  # its own `write_frames` forks a process that has threads, and does not see ffmpeg fail
+    import imageio_ffmpeg  # its `write_frames` forks a process with threads, and misses failures of ffmpeg
 
     frames = frames()
     first = next(frames)
     size = f"{first.shape[1]}x{first.shape[0]}"
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{1 / seconds:.3f}", "-i", "-"]
-    even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]  # as H.264 needs
+    even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]  # H.264 needs even sizes
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *even, "-f", "mp4", file.name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         with contextlib.suppress(BrokenPipeError):
@@ -298,9 +298,9 @@ def save_mp4(frames, seconds: float, file) -> None:
 
 
 def viewer_modules() -> dict[str, str]:
-    """The modules of brax's viewer and of what it imports, by the names that they are imported by. Raises ValueError.
+    """The modules of brax's viewer and its dependencies, by the names under which they are imported. Raises ValueError.
 
-    Modules that are inlined have no address, so that they cannot import each other by relative ones.
+    Inlined modules have no address, and relative imports therefore become imports by name.
     """
     packages, own = PACKAGES, Path(brax.__file__).parent / "visualizer" / "js"
     files = {
@@ -317,14 +317,14 @@ def viewer_modules() -> dict[str, str]:
 
 
 def make_page(title: str, env, states) -> str:
-    """A page that plays brax states [T, ...] in brax's viewer, with all that it needs inside. Raises ValueError."""
+    """A self-contained page that plays brax states [T, ...] in brax's viewer. Raises ValueError."""
     modules = viewer_modules()
     x = jax.tree.map(lambda leaf: np.round(np.asarray(leaf, np.float64), 5), states.x)
     each = [SimpleNamespace(x=state_at(x, i)) for i in range(len(x.pos))]
     system = brax.io.json.dumps(env.sys.tree_replace({"opt.timestep": float(env.dt)}), each)
     coded = {name: base64.b64encode(source.encode()).decode() for name, source in modules.items()}
     imports = {name: f"data:text/javascript;base64,{code}" for name, code in coded.items()}
-    system = system.replace("</", "<\\/")  # ends no script
+    system = system.replace("</", "<\\/")  # must not end the script
     page = Template((VIEWER / "page.html").read_text(encoding="utf-8"))
     return page.substitute(title=html.escape(title), imports=json.dumps(imports), system=system)
 
@@ -341,7 +341,7 @@ def save_episode(form: str, path: Path, title: str, config, env, env_params, sta
 
 
 def check_formats(formats, env):
-    """The formats to write, checked before anything is played. Raises ValueError."""
+    """Check the formats before anything is played, or choose them. Raises ValueError."""
     bodies = is_brax(env) and hasattr(env.env, "sys")
     if is_brax(env) and not bodies:
         raise ValueError("env_name: this brax environment has no bodies to draw")
@@ -352,7 +352,7 @@ def check_formats(formats, env):
     for package in needed + ["imageio_ffmpeg"] * ("mp4" in formats):
         if importlib.util.find_spec(package) is None:
             name = package.replace("_", "-")
-            raise ValueError(f"formats: {', '.join(formats)} of this environment needs {name}; pip install {name}")
+            raise ValueError(f"formats: {', '.join(formats)} needs {name} for this environment; pip install {name}")
     if "html" in formats:
         viewer_modules()
     return formats
@@ -368,16 +368,16 @@ def main(
     best: tyro.conf.FlagCreatePairsOff[bool] = False,
     force: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> list[Path]:
-    """Play and write. Returns the paths of the files it wrote. Raises ValueError.
+    """Play episodes and write files. Returns the paths of the files. Raises ValueError.
 
     Args:
         run_dir: a finished run of a script or of `onejit train`
-        agents: best, median, worst, or numbers from 0 on
+        agents: best, median, worst, or numbers of agents, from 0
         formats: file formats; gif by default, and html as well for brax environments
-        episode: number of the greedy episode, from 0 on
+        episode: number of the greedy episode, from 0
         max_steps: number of steps to draw; 0 draws all
         out: folder for the files; RUN_DIR/render by default, RUN_DIR/render_best with --best
-        best: play each seed's best agent of the evaluations during training, instead of the agent after training
+        best: play each seed's best agent in the evaluations during training, not its agent after training
         force: use the run's copy of the script although it was edited
     """
     if episode < 0 or max_steps < 0:

@@ -1,8 +1,8 @@
 """Many runs of a script in slices that fit in memory, over the devices of one or of many processes.
 
 A run is one agent: a random key and, in a sweep, its own values of some float fields. All runs of a slice train in one
-program, with the axis of runs spread over all devices, and under `vmap` if a device has several of them. `onejit train`
-and `onejit sweep` are built on this.
+program. The axis of runs is spread over all devices, with a `vmap` if a device has several runs. `onejit train` and
+`onejit sweep` are built on this module.
 """
 
 import contextlib
@@ -34,29 +34,29 @@ from onejit.command_line import Hosts
 if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     with contextlib.suppress(RuntimeError):  # JAX has started
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        jax.config.update("jax_num_cpu_devices", cores)  # one per core, for runs to spread over, as in scripts
+        jax.config.update("jax_num_cpu_devices", cores)  # one per core, as in scripts
 
-if not jax.config.jax_compilation_cache_dir:  # as there
+if not jax.config.jax_compilation_cache_dir:  # as in scripts
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
     jax.config.update("jax_compilation_cache_max_size", 2**31)
 
 GIB = 2**30
-HEARTBEAT = 20  # seconds without a sign of life after which the other processes give up
+HEARTBEAT = 20  # seconds without a sign of life from a process until the others give up
 
 # --- processes ---
 
 
 def connect(hosts) -> None:
-    """Join the other processes, where there are any. Raises ValueError."""
+    """Join the other processes, if there are any. Raises ValueError."""
     given = {name: getattr(hosts, name) for name in ("coordinator", "num_processes", "process_id")}
     missing = [name for name, value in given.items() if value is None]
     if hosts.distributed and len(missing) < 3:
-        raise ValueError("distributed: finds out coordinator, num_processes and process_id itself; give none of them")
+        raise ValueError("distributed: finds coordinator, num_processes and process_id itself; give none of them")
     if not hosts.distributed:
         if len(missing) == 3:
             return
         if missing:
-            raise ValueError(f"{missing[0]}: is needed too, as coordinator, num_processes and process_id go together")
+            raise ValueError(f"{missing[0]}: is missing; coordinator, num_processes and process_id go together")
         if not 0 <= hosts.process_id < hosts.num_processes:
             raise ValueError(f"process_id = {hosts.process_id}: must be from 0 to num_processes - 1")
         host, colon, port = hosts.coordinator.rpartition(":")
@@ -70,12 +70,12 @@ def connect(hosts) -> None:
 
 
 def read_resumed(words: list[str], tool: str, key: str, options, until_the_end: contextlib.ExitStack):
-    """`(run_dir, record, given)` of `--resume RUN_DIR`; `key` is in the record of a run of this tool.
+    """Lock the run of `--resume RUN_DIR`, and return `(run_dir, record, given)`. Raises ValueError.
 
-    The run is locked, `until_the_end` holds it. Raises ValueError.
+    Records of this tool's runs have `key`. `until_the_end` holds the lock.
     """
     if not words or words[0].startswith("-"):
-        raise ValueError("resume: needs RUN_DIR, the run to go on with")
+        raise ValueError("resume: needs RUN_DIR, the run to continue")
 
     def command(given: options = options(), hosts: Hosts = Hosts()):  # noqa: B008
         return given
@@ -83,19 +83,19 @@ def read_resumed(words: list[str], tool: str, key: str, options, until_the_end: 
     given = command_line.parse(command, words[1:], config=(tyro.conf.OmitArgPrefixes,))
     record = runs.read_record(Path(words[0]))
     if key not in record:
-        raise ValueError(f"resume: {words[0]} was not begun by onejit {tool}, and has no checkpoints")
+        raise ValueError(f"resume: {words[0]} was not started by onejit {tool}, and has no checkpoints")
     until_the_end.enter_context(holding(Path(words[0])))
     record = runs.read_record(Path(words[0]))  # again: another process may have finished the run before the lock
     now = runs.versions()
     changed = [f"{name} {old} -> {now.get(name)}" for name, old in record["versions"].items() if now.get(name) != old]
     if changed and is_first():
-        print(f"resume: note: other versions than when the run began: {', '.join(changed)}", file=sys.stderr)
+        print(f"resume: note: versions have changed since the run began: {', '.join(changed)}", file=sys.stderr)
     return Path(words[0]), record, given
 
 
 @contextlib.contextmanager
 def holding(run_dir: Path):
-    """The lock of a run directory, held by process 0. Raises ValueError."""
+    """Hold the lock of a run directory, in process 0. Raises ValueError."""
     held = []
     only_first(lambda: held.append(runs.lock(run_dir)))
     try:
@@ -110,7 +110,7 @@ def is_first() -> bool:
 
 
 def agree(value):
-    """What process 0 has, on all of them: a value that JSON can hold."""
+    """The value that process 0 has, on all processes. JSON must be able to hold it."""
     if jax.process_count() == 1:
         return value
     text = json.dumps(value).encode() if is_first() else b""
@@ -120,7 +120,7 @@ def agree(value):
 
 
 def only_first(function, *args):
-    """Call it on process 0 alone, and give all what it returns, or raise the ValueError or OSError that it raised."""
+    """Call a function on process 0 alone. All processes get its result, or its ValueError or OSError."""
     answer = {}
     if is_first():
         try:
@@ -137,9 +137,9 @@ def only_first(function, *args):
 
 
 def cgroup_memory(root=Path("/sys/fs/cgroup"), own=Path("/proc/self/cgroup")) -> float:
-    """Bytes that this process's control group, and those above it, still allow; infinity where there is no limit.
+    """Bytes that this process's control group and its parents still allow; infinity without a limit.
 
-    What the kernel holds of files it can give back at once, and does not count.
+    The kernel's cache of files does not count, because the kernel can free it at once.
     """
     free, lines = math.inf, own.read_text().splitlines() if own.is_file() else []
     for line in lines:
@@ -161,7 +161,7 @@ def cgroup_memory(root=Path("/sys/fs/cgroup"), own=Path("/proc/self/cgroup")) ->
 
 
 def host_memory() -> float:
-    """Bytes of memory that this process may still take."""
+    """Bytes of memory that this process can still allocate."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
@@ -171,7 +171,7 @@ def host_memory() -> float:
 
 
 def free_memory(limit_gib: float | None) -> float:
-    """Bytes that may be used on each device, the least of all processes."""
+    """Bytes that may be used on each device, the minimum over all processes."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     if limit_gib:
         free = limit_gib * GIB
@@ -183,7 +183,7 @@ def free_memory(limit_gib: float | None) -> float:
 
 
 def program_bytes(compiled, held: int = 0) -> int:
-    """Bytes on each device while the program runs, as XLA has planned it, beside arguments `held` bytes of others."""
+    """Bytes on each device while the program runs, as XLA has planned it; `held` is the least size of its arguments."""
     stats = compiled.memory_analysis()
     arrays = max(held, stats.argument_size_in_bytes) + stats.output_size_in_bytes - stats.alias_size_in_bytes
     return arrays + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes
@@ -193,28 +193,28 @@ def program_bytes(compiled, held: int = 0) -> int:
 
 
 class Program(NamedTuple):
-    """What trains a slice of `size` runs."""
+    """The compiled functions that train a slice of `size` runs."""
 
     size: int
     num_updates: int
     num_devices: int
     bytes: int  # on each device
     start: Any  # (floats, key_data) -> carry
-    advance: Any  # (carry without its evaluation, floats, first, last) -> the same after updates [first, last)
-    evaluate: Any  # agents -> returns [size, eval_episodes]; None where not asked for
-    remember: Any  # (evaluation, agents, returns, index) -> evaluation; None where there is none during training
-    abstract: Any  # shapes, types and sharding of `carry`
+    advance: Any  # (carry without its evaluation, floats, first, last) -> carry after updates [first, last)
+    evaluate: Any  # agents -> returns [size, eval_episodes]; None without an evaluation
+    remember: Any  # (evaluation, agents, returns, index) -> evaluation; None without one during training
+    abstract: Any  # shapes, types and shardings of `carry`
     spread: Any  # sharding of arrays [size, ...]
     whole: Any  # sharding of arrays that every device has
 
 
 def padding(runs: int) -> int:
-    """What the number of runs in a slice must be a multiple of, for `runs` to keep all devices busy."""
+    """The number whose multiples are sizes of slices that keep all devices busy with `runs` runs."""
     return jax.device_count() if jax.process_count() > 1 else min(runs, jax.device_count())
 
 
 def shardings(size: int):
-    """`(devices, spread, whole)`: all devices, or in a single process as many as divide `size`. Raises ValueError."""
+    """`(devices, spread, whole)`. A single process uses as many devices as divide `size`. Raises ValueError."""
     devices = jax.devices()
     if jax.process_count() == 1:
         devices = devices[: max(n for n in range(1, len(devices) + 1) if size % n == 0)]
@@ -225,16 +225,16 @@ def shardings(size: int):
 
 
 @functools.lru_cache(maxsize=4)
-def make_learner(script, config):  # once for slices of all sizes: to make an environment may take seconds
+def make_learner(script, config):  # once for slices of all sizes: making an environment may take seconds
     return tuple(map(jax.jit, script.make_learner(config)))  # each is traced once
 
 
 def training_functions(script, config, names, vmap):
-    """`start` and `advance` as in `main`, but that each run may have its own value of the float fields `names`.
+    """`start` and `advance` as in `main`, but each run may have its own values of the float fields `names`.
 
     They carry `{"runner_state": [size, ...], "metrics": {name: [size, num_updates]}}`.
     """
-    same = None if names else make_learner(script, config)  # not in what JAX traces: it would keep its tracers
+    same = None if names else make_learner(script, config)  # outside of what JAX traces, where it would keep tracers
 
     def learner(floats):
         return same or script.make_learner(dataclasses.replace(config, **floats))
@@ -268,17 +268,17 @@ def over_one(function):
 
 
 def compile_slice(script, config, names, size: int, options=None) -> Program:
-    """Compile the training of `size` runs, the fields `names` traced. With `options` the evaluation too.
+    """Compile the training of `size` runs with the fields `names` traced, and with `options` the evaluation.
 
-    `options` have `seed`, `eval_episodes` and `eval_interval`. Raises ValueError where the config cannot train.
+    `options` have `seed`, `eval_episodes` and `eval_interval`. Raises ValueError if the config cannot train.
     """
     devices, spread, whole = shardings(size)
     key_words = jax.random.key_data(jax.random.key(0)).shape
     floats = {name: jax.ShapeDtypeStruct((size,), jnp.float32, sharding=spread) for name in names}
     key_data = jax.ShapeDtypeStruct((size, *key_words), jnp.uint32, sharding=spread)
-    over_runs = partial(jax.shard_map, mesh=spread.mesh, out_specs=spread.spec, check_vma=False)  # nothing crosses
+    over_runs = partial(jax.shard_map, mesh=spread.mesh, out_specs=spread.spec, check_vma=False)  # runs are independent
     with naming_the_field(script, config):
-        vmap = jax.vmap if size > len(devices) else over_one  # on CPUs faster than vmap, as in `main`
+        vmap = jax.vmap if size > len(devices) else over_one  # faster than vmap on CPUs, as in `main`
         start, advance = training_functions(script, config, names, vmap)
         start = jax.jit(over_runs(start, in_specs=spread.spec), out_shardings=spread)
         advance = over_runs(advance, in_specs=(spread.spec, spread.spec, whole.spec, whole.spec))
@@ -287,7 +287,7 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
         start = start.lower(floats, key_data)
         advance = advance.lower(abstract, floats, 0, 1)
     start, advance, evaluate, remember = start.compile(), advance.compile(), None, None
-    held = start.memory_analysis().output_size_in_bytes  # of all that training carries, on each device
+    held = start.memory_analysis().output_size_in_bytes  # bytes of the carry on each device
     needed = max(program_bytes(start), program_bytes(advance))
     if options is not None and options.eval_episodes:
         agents = abstract["runner_state"].agent
@@ -300,14 +300,14 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
             start = with_evaluation(start, make)
             abstract |= {"evaluation": make.eval_shape(agents)}
         needed = max(needed, program_bytes(evaluate, held))
-    if devices[0].platform == "cpu":  # where a checkpoint's copy lies in the same memory
+    if devices[0].platform == "cpu":  # a checkpoint's copy is in the same memory
         needed += held
     functions = start, advance, evaluate, remember
     return Program(size, config.num_updates, len(devices), needed, *functions, abstract, spread, whole)
 
 
 def with_evaluation(start, make):
-    """`start` whose carry has what `make` makes of the agents."""
+    """`start`, with the result of `make(agents)` added to its carry."""
 
     def start_with(floats, key_data):
         carry = start(floats, key_data)
@@ -317,7 +317,7 @@ def with_evaluation(start, make):
 
 
 def no_evaluation(agents, count: int) -> dict:
-    """What is remembered of `count` evaluations to come: mean returns [size, count], and each seed's best agent."""
+    """The memory of `count` evaluations before the first: mean returns [size, count], and each seed's best agent."""
     size = len(jax.tree.leaves(agents)[0])
     never = jnp.full((size,), -jnp.inf)
     best = {"return": never, "agent": jax.tree.map(jnp.copy, agents)}
@@ -325,7 +325,7 @@ def no_evaluation(agents, count: int) -> dict:
 
 
 def remember_best(evaluation: dict, agents, returns, index) -> dict:
-    """The evaluation after another one: `returns` [size, episodes] are those of `agents` [size, ...]."""
+    """Add the evaluation number `index`, in which `agents` [size, ...] reached `returns` [size, episodes]."""
     mean = returns.mean(axis=1)
     better = mean > evaluation["best"]["return"]
 
@@ -338,10 +338,10 @@ def remember_best(evaluation: dict, agents, returns, index) -> dict:
 
 @contextlib.contextmanager
 def naming_the_field(script, config):
-    """Where no program can be made for a config, raise a ValueError that names the field to blame.
+    """If no program can be made for a config, raise a ValueError that names the field to blame.
 
-    It is the one with whose default a program can be made. Where the default config fails as well the mistake is in
-    the script, and its own exception is raised.
+    A program can be made if this field has its default. If the default config fails as well, the mistake is in the
+    script, and the script's own exception is raised.
     """
 
     def works(config) -> bool:
@@ -353,10 +353,13 @@ def naming_the_field(script, config):
 
     try:
         yield
-    except Exception as error:  # of the script, of an environment, of JAX for sizes that cannot be
+    except Exception as error:  # many kinds: of the script, of an environment, of JAX for impossible sizes
+        import brax.envs
+        import gymnax
+
         default, values = script.Config(), runs.plain(config)
         if isinstance(error, ValueError) and str(error).startswith(tuple(values)):
-            near = command_line.nearest(config.env_name, known_environments())
+            near = command_line.nearest(config.env_name, [*gymnax.registered_envs, *brax.envs._envs])
             if near and str(error).startswith("env_name = "):
                 raise ValueError(f"{error}{near}") from error
             raise
@@ -368,19 +371,11 @@ def naming_the_field(script, config):
         raise ValueError(f"{named}: {error} ({type(error).__name__})") from error
 
 
-def known_environments() -> list[str]:
-    """The names that scripts know without an import: gymnax's and brax's."""
-    import brax.envs
-    import gymnax
-
-    return [*gymnax.registered_envs, *brax.envs._envs]
-
-
 def largest_slice(compile_size, total: int, step: int, memory: float) -> Program:
-    """The program of the largest slices of `total` runs that fit in `memory` bytes, all of about the same size.
+    """The program of the largest slices of `total` runs that fit in `memory` bytes. Raises ValueError.
 
-    `compile_size(size)` compiles a slice; sizes are multiples of `step`. Memory grows by the same amount with each
-    run: the first guess is in proportion, each further one lies on the line through the last two. Raises ValueError.
+    Slices have about the same size, a multiple of `step`. `compile_size(size)` compiles a slice. Memory grows linearly
+    with the number of runs: the first guess is in proportion, further guesses lie on the line through the last two.
     """
     size, tried = -(-total // step) * step, []
     while True:
@@ -389,7 +384,7 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
             return program
         if size == step:
             least, free = program.bytes / GIB, memory / GIB
-            raise ValueError(f"memory: {step} run(s) at once need {least:.3g} GiB on a device, {free:.3g} are free")
+            raise ValueError(f"memory: {step} run(s) at once need {least:.3g} GiB on a device, {free:.3g} GiB are free")
         tried.append((size, program.bytes))
         (size_a, bytes_a), (size_b, bytes_b) = tried[-2:] if len(tried) > 1 else [(0, 0), tried[0]]
         each = max(1.0, (bytes_a - bytes_b) / (size_a - size_b))
@@ -402,17 +397,17 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
 
 
 def seed_keys(options) -> np.ndarray:
-    """The agents' random keys as `main` makes them, as their data: [num_seeds, words]."""
+    """The data of the agents' random keys, which are the keys that `main` makes: [num_seeds, words]."""
     return np.asarray(jax.random.key_data(jax.random.split(jax.random.key(options.seed), options.num_seeds)))
 
 
 def put(array: np.ndarray, sharding):
-    """An array that every process has, spread over the devices of all."""
+    """Spread an array that every process has over the devices of all processes."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def fetch(program: Program, tree) -> dict:
-    """Arrays that are spread over all processes, as NumPy's, one after the other to save memory."""
+    """Gather arrays from all processes into NumPy arrays, one after the other to save memory."""
     if jax.process_count() == 1:
         return jax.tree.map(np.asarray, tree)
     return jax.tree.map(lambda leaf: np.asarray(jax.jit(lambda x: x, out_shardings=program.whole)(leaf)), tree)
@@ -427,12 +422,12 @@ def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
 
 
 def without_empty(tree):
-    """None for arrays of no entries, as physics may have: Orbax writes none."""
+    """Replace empty arrays, which physics engines may have, by None: Orbax does not write them."""
     return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
 
 
 def save(manager, step: int, carry) -> None:
-    """Write a checkpoint. Raises OSError where it cannot be written."""
+    """Write a checkpoint. Raises OSError."""
     try:
         lengths = {name: leaf.shape[1] for name, leaf in grown(carry).items()}
         manager.save(step, args=ocp.args.StandardSave(without_empty(carry)), custom_metadata=lengths)
@@ -452,7 +447,7 @@ def grown(carry) -> dict:
 
 
 def restore(manager, step: int, program: Program):
-    """The `carry` of a checkpoint, lengthened for the updates of `program`. Raises OSError where it cannot be read."""
+    """Read the `carry` of a checkpoint, and lengthen it for the updates of `program`. Raises OSError."""
     name = f"{Path(manager.directory).name}/{step}"
     try:
         lengths = manager.metadata(step).custom_metadata
@@ -472,13 +467,13 @@ def restore(manager, step: int, program: Program):
 
 
 def path_of(path) -> str:
-    """The name under which `grown` has a leaf of `carry`."""
+    """The name of a leaf of `carry` in `grown`."""
     keys = [str(getattr(key, "key", "")) for key in path]
     return "evaluation" if keys == ["evaluation", "returns"] else ".".join(keys)
 
 
 def lengthen(array, like):
-    """`array` with more columns, which are NaN or 0, to have the shape of `like`."""
+    """Add columns of NaN or 0 to `array`, up to the shape of `like`."""
     if array.shape == like.shape:
         return array
     fill = jnp.nan if jnp.issubdtype(like.dtype, jnp.floating) else 0
@@ -487,7 +482,7 @@ def lengthen(array, like):
 
 
 def make_reader(program: Program):
-    """`read(metrics, first, last) -> {name: [size, last - first]}` in NumPy, on all processes."""
+    """`read(metrics, first, last) -> {name: [size, last - first]}`, NumPy arrays on all processes."""
 
     @partial(jax.jit, static_argnums=2, out_shardings=program.whole)
     def window(metrics, first, width):
@@ -541,7 +536,7 @@ class Lines:
 
 
 def progress_bar(total: int, disable: bool):
-    """A bar on a terminal, lines elsewhere."""
+    """A progress bar on a terminal, otherwise lines."""
     if disable or sys.stderr.isatty():
         return tqdm(total=total, unit="step", unit_scale=True, disable=disable)
     return Lines(total)
@@ -555,7 +550,7 @@ def count_restored(progress, steps: int) -> None:
 
 
 class Stopped(Exception):
-    """A signal has ended training; there is a checkpoint of all that was done."""
+    """A signal ended training; a checkpoint holds all updates so far."""
 
     def __init__(self, number: int):
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -564,7 +559,7 @@ class Stopped(Exception):
 
 @contextlib.contextmanager
 def stopping(tool: str, go_on: str):
-    """One line and the exit code of the signal where one ends training; `go_on` says how it goes on."""
+    """If a signal ends training, print one line that ends with `go_on`, and exit with the signal's code."""
     try:
         yield
     except (Stopped, KeyboardInterrupt) as error:
@@ -572,15 +567,15 @@ def stopping(tool: str, go_on: str):
         text = f"{error if isinstance(error, Stopped) else 'stopped at once'}; {go_on}"
         print(f"{tool}: {text}", file=sys.stderr, flush=True)
         if jax.distributed.is_initialized():
-            os._exit(code)  # an ordinary exit would wait for processes that may be gone
+            os._exit(code)  # a normal exit would wait for processes that may be gone
         raise SystemExit(code) from None
 
 
 @contextlib.contextmanager
 def catching_signals():
-    """Yields a list that receives the first SIGINT or SIGTERM, for training to end at a checkpoint.
+    """Yield a list that receives the first SIGINT or SIGTERM. Training then ends with a checkpoint.
 
-    A second signal acts at once, as without this.
+    A second signal has its usual effect.
     """
     caught, before = [], {}
 
@@ -589,7 +584,7 @@ def catching_signals():
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    with contextlib.suppress(ValueError):  # not in the main thread, where signals are not handled
+    with contextlib.suppress(ValueError):  # signals are only handled in the main thread
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield caught
@@ -599,7 +594,7 @@ def catching_signals():
 
 
 def latest(values: list) -> int:
-    """The first of `values`, 0 where there is none, or that of another process."""
+    """The first of `values` on any process, or 0."""
     value = np.int32(values[0] if values else 0)
     return int(value if jax.process_count() == 1 else np.max(multihost_utils.process_allgather(value)))
 
@@ -609,15 +604,16 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
                 caught=(), seconds=None):  # fmt: skip
     """Train a slice from its last checkpoint, or from the start, to the end. Returns its `carry`.
 
-    `floats` {name: [size]} and `key_data` [size, words] are NumPy's. Between chunks of about a second, `watch(first,
-    last, metrics, returns)` gets the metrics of updates [first, last), and the returns [size, episodes] of an
-    evaluation after them, or None, on process 0 only. Every `interval` seconds there is a checkpoint, with 0 none but
-    the last. Process 0 decides on both, since the clocks of processes differ. A signal in `caught` ends training with
-    a checkpoint and the exception `Stopped`. `seconds` {"train", "evaluate"} are added to.
+    `floats` {name: [size]} and `key_data` [size, words] are NumPy arrays. `begin()` is called before the first update.
+    After each chunk of about a second, process 0 calls `watch(first, last, metrics, returns)` with the metrics of
+    updates [first, last), and with the returns [size, episodes] of an evaluation after them, or None. A checkpoint is
+    written every `interval` seconds, unless it is 0, and at the end with `save_last`. Process 0 decides when, because
+    clocks differ. A signal in `caught` ends training with a checkpoint and the exception `Stopped`. The times are added
+    to `seconds` {"train", "evaluate"}.
     """
     seconds = {"train": 0.0, "evaluate": 0.0} if seconds is None else seconds
     floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
-    done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some
+    done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
     carry = restore(manager, done, program) if done else program.start(floats, put(key_data, program.spread))
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
     begin()

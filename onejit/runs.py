@@ -1,4 +1,4 @@
-"""Scripts, and run directories: what is written into them, and how it is read again.
+"""Scripts and run directories: writing and reading.
 
 A run directory holds what a script's `save_results` writes: `config.yaml`, `metrics.npz`, `learning_curve.png` and
 `agent.safetensors`. `onejit train` adds a copy of the script, `run.json`, evaluations and checkpoints.
@@ -30,7 +30,7 @@ from onejit import command_line
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
 CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "make_env", "main"]
-OF_MAIN = ["mean_return", "read_flags", "save_results"]  # what this package takes of the block `main`
+OF_MAIN = ["mean_return", "read_flags", "save_results"]  # what this package uses from the block `main`
 OF_THE_TASK = ("env_name", "env_params")
 PACKAGES = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "numpy"}
 
@@ -38,15 +38,15 @@ PACKAGES = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "nump
 
 
 def known_scripts() -> dict[str, Path]:
-    """The scripts that come with onejit, by name: those of the checkout, or of the installed package."""
+    """The scripts that come with onejit, by name, in the checkout or in the installed package."""
     folder = PACKAGE / "scripts"
     return {path.stem: path for path in sorted((folder if folder.is_dir() else ROOT).glob("*.py"))}
 
 
 def load_script(name):
-    """The module of a script: `ppo` and `ppo.py` are files of the working directory or of onejit, others are paths.
+    """Import a script. `ppo` and `ppo.py` are files in the working directory or in onejit. Raises ValueError.
 
-    Puts the script's folder and the working directory on the path, as `env_name: MODULE:NAME` needs. Raises ValueError.
+    For `env_name: MODULE:NAME`, the script's folder and the working directory are added to `sys.path`.
     """
     file, known = Path(name if str(name).endswith(".py") else f"{name}.py"), known_scripts()
     path = file.resolve() if file.is_file() else known.get(file.stem) if file.name == str(file) else None
@@ -55,7 +55,7 @@ def load_script(name):
         raise ValueError(f"script = {name}: no such file; scripts here are {', '.join(known)}{near}")
     sys.path[:0] = [each for each in (str(path.parent), os.getcwd()) if each not in sys.path]
     place = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    own_name = f"script_{path.stem}_{place}"  # so that a script called json.py does no harm, nor two of one name
+    own_name = f"script_{path.stem}_{place}"  # json.py would hide a module; two scripts may share a name
     loaded = (each for each in map(sys.modules.get, (path.stem, own_name)) if each is not None)
     module = next((each for each in loaded if Path(getattr(each, "__file__", None) or "").resolve() == path), None)
     if module is None:
@@ -63,7 +63,7 @@ def load_script(name):
         module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # whatever somebody's file does
+        except Exception as error:  # of any kind: it is the user's file
             del sys.modules[own_name]
             raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
     if missing := [each for each in CONTRACT + OF_MAIN if not hasattr(module, each)]:
@@ -73,12 +73,12 @@ def load_script(name):
 
 
 def plain(config) -> dict:
-    """A config as YAML and JSON can hold it."""
+    """A config as a dict for YAML and JSON."""
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(config).items()}
 
 
 def read_config(script, file: Path):
-    """The config that config.yaml holds, read as the script reads it. Raises ValueError."""
+    """Read config.yaml as the script reads it. Raises ValueError."""
     try:
         marked = tyro.conf.FlagConversionOff[script.Config]
         return command_line.parse(marked, command_line.read_flags(script, ["--config", str(file)]))
@@ -90,9 +90,9 @@ def read_config(script, file: Path):
 
 
 def write(path: Path, content) -> None:
-    """Write a file whole or not at all; `content` is a string, or a function that writes to a binary file.
+    """Write a file completely or not at all. Raises OSError, which names the file.
 
-    Raises OSError, whose text says which file.
+    `content` is a string, or a function that writes to a binary file.
     """
     temporary = path.with_name(path.name + ".partial")
     try:
@@ -134,10 +134,10 @@ def make_record(script, config, options, command: list[str]) -> dict:
         "started": now(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores",
         "versions": versions(),
-        "commit": git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip(),  # not by a tag
+        "commit": git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip(),  # not a tag
         "path": str(path),
         "sha256": file_hash(path),
-        "folders": [str(path.parent), os.getcwd()],  # where modules that the script imports may lie
+        "folders": [str(path.parent), os.getcwd()],  # where the script may import modules from
         "seconds": {"compile": 0.0, "train": 0.0, "evaluate": 0.0},
         "steps_done": 0,
         "steps_total": total_steps(config, options.num_seeds),
@@ -145,7 +145,7 @@ def make_record(script, config, options, command: list[str]) -> dict:
 
 
 def git(path: Path, *words) -> str:
-    """What git prints in the folder of a file; nothing where there is no git, or no repository."""
+    """The output of git in the folder of a file; empty without git or a repository."""
     command = ["git", "-C", path.parent, *words]
     return subprocess.run(command, capture_output=True, text=True).stdout if shutil.which("git") else ""
 
@@ -155,25 +155,29 @@ def file_hash(path) -> str:
 
 
 def check_new(run_dir: Path) -> None:
-    """Raise ValueError where a run directory cannot be made: no run is overwritten."""
+    """Raise ValueError if a run directory exists: no run is overwritten."""
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
-        raise ValueError(f"run_dir = {run_dir}: is there already; --resume {run_dir} goes on with a run")
+        raise ValueError(f"run_dir = {run_dir}: already exists; --resume {run_dir} continues a run")
 
 
 def write_config(run_dir: Path, config) -> None:
     write(run_dir / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
 
 
-def begin_run(run_dir: Path, config, record: dict) -> None:
-    """Make the run directory with config.yaml, run.json and the script, all of it or nothing. Raises ValueError.
+def write_record(run_dir: Path, record: dict) -> None:
+    write(run_dir / "run.json", json.dumps(record, indent=2))
 
-    Next to the copy of the script lies what was changed in it since the commit that run.json names, as `script.diff`.
+
+def begin_run(run_dir: Path, config, record: dict) -> None:
+    """Make the run directory with config.yaml, run.json and the script, completely or not at all. Raises ValueError.
+
+    `script.diff` holds the changes of the script since the commit in run.json, if there are any.
     """
     check_new(run_dir)
     temporary, script = run_dir.with_name(run_dir.name + ".partial"), Path(record["path"])
     try:
         write_config(temporary, config)
-        write(temporary / "run.json", json.dumps(record, indent=2))
+        write_record(temporary, record)
         shutil.copyfile(script, temporary / script.name)
         if diff := git(script, "diff", "HEAD", "--", script):
             write(temporary / "script.diff", diff)
@@ -183,7 +187,7 @@ def begin_run(run_dir: Path, config, record: dict) -> None:
 
 
 def lock(run_dir: Path):
-    """Held for as long as the result lives: no other process may write into the directory. Raises ValueError."""
+    """Lock a run directory against other processes, for as long as the result lives. Raises ValueError."""
     held = filelock.FileLock(Path(run_dir) / ".lock")
     try:
         held.acquire(timeout=0)
@@ -195,16 +199,16 @@ def lock(run_dir: Path):
 
 
 def is_locked(run_dir: Path) -> bool:
-    """Whether a process is writing into a run directory. Leaves nothing behind."""
+    """Whether a process is writing into a run directory. Changes nothing."""
     path = Path(run_dir) / ".lock"
-    if not path.is_file():  # which trying it would make
+    if not path.is_file():  # trying the lock would make the file
         return False
     try:
         with filelock.FileLock(path).acquire(timeout=0):
             return False
     except filelock.Timeout:
         return True
-    except OSError:  # of a directory that cannot be written
+    except OSError:  # the directory is read-only
         return False
 
 
@@ -213,19 +217,19 @@ def is_locked(run_dir: Path) -> bool:
 
 @contextlib.contextmanager
 def reading(path: Path):
-    """Raise ValueError where a file of a run is not there, or is not what it was."""
+    """Raise ValueError if a file of a run is missing or damaged."""
     try:
         yield
     except FileNotFoundError:
-        raise ValueError(f"{path}: is not there; a run that has ended holds it") from None
-    except Exception as error:  # of JSON, YAML, NumPy, safetensors and what they hold: many kinds
+        raise ValueError(f"{path}: does not exist; it is written when a run ends") from None
+    except Exception as error:  # many kinds: of JSON, YAML, NumPy, safetensors and their content
         raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
 
 
 def read_record(run_dir) -> dict:
-    """What run.json says; `settings` is in it, with script, num_seeds and seed. Raises ValueError.
+    """Read run.json. `settings` are the config, script, num_seeds and seed. Raises ValueError.
 
-    Where a script's own `main` wrote the run there is no run.json: then `settings` is all, and of other files.
+    A script's own `main` writes no run.json. The record of its run has `settings` alone, from other files.
     """
     record, agents, config = (Path(run_dir) / name for name in ("run.json", "agent.safetensors", "config.yaml"))
     if record.is_file():
@@ -234,7 +238,7 @@ def read_record(run_dir) -> dict:
             names = ["script", "num_seeds", "seed", *found["settings"]]
             return found | {"settings": {name: found["settings"][name] for name in names}}
     if not agents.is_file():
-        raise ValueError(f"{run_dir}: is not the directory of a run, it has neither run.json nor agent.safetensors")
+        raise ValueError(f"{run_dir}: is not a run directory; it has neither run.json nor agent.safetensors")
     arrays, metadata = read_agents(agents)
     with reading(config):
         settings = {"script": metadata["script"], "num_seeds": len(next(iter(arrays.values())))}
@@ -242,28 +246,25 @@ def read_record(run_dir) -> dict:
 
 
 def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
-    """The copy of the script in the run directory, None where there is none.
-
-    Raises ValueError if it was edited, unless `force`.
-    """
+    """The copy of the script in the run directory, or None. Raises ValueError if it was edited, unless `force`."""
     copy = Path(run_dir, f"{record['settings']['script']}.py")
     if not copy.is_file():
         return None
     if not force and file_hash(copy) != record.get("sha256"):
-        raise ValueError(f"{copy}: has been edited since the run began; --force takes it as it is now")
+        raise ValueError(f"{copy}: has been edited since the run began; --force uses the edited script")
     return copy
 
 
 def script_of(run_dir, record: dict, force: bool = False):
-    """The script of a run: its copy in the run directory, which must not have been edited unless `force`.
+    """Import a run's script, from its copy in the run directory. Raises ValueError if it was edited, unless `force`.
 
-    A script's own `main` leaves no copy: then it is the file of that name in the working directory or of onejit, which
-    is said. Raises ValueError.
+    A script's own `main` leaves no copy. Then the file of that name in the working directory or in onejit is used, and
+    a message says this.
     """
     copy = copy_of_script(run_dir, record, force)
     if copy is None:
         script = load_script(record["settings"]["script"])
-        print(f"{run_dir} has no copy of its script; {script.__file__} stands in for it")
+        print(f"{run_dir} has no copy of its script; {script.__file__} is used instead")
         return script
     known = [each for each in record.get("folders", []) if Path(each).is_dir() and each not in sys.path]
     sys.path[:0] = known
@@ -271,15 +272,15 @@ def script_of(run_dir, record: dict, force: bool = False):
 
 
 def read_agents(path: Path) -> tuple[dict, dict]:
-    """Arrays [num_seeds, ...] by their names joined by dots, and the metadata, script and seed. Raises ValueError."""
+    """Arrays [num_seeds, ...] by dotted names, and the metadata "script" and "seed". Raises ValueError."""
     with reading(path), safe_open(path, framework="numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
-    """`(script, config, agent)` of a run that has ended, of a script or of `onejit train`. Raises ValueError.
+    """`(script, config, agents)` of a finished run of a script or of `onejit train`. Raises ValueError.
 
-    `agent` is what `make_policy` takes, in NumPy, of all agents: leaves [num_seeds, ...].
+    `agents` has NumPy leaves [num_seeds, ...]. The `act` of `make_policy` takes one of these agents.
     """
     record, (arrays, _) = read_record(run_dir), read_agents(Path(run_dir) / file)
     script = script_of(run_dir, record, force)
@@ -287,13 +288,13 @@ def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
 
 
 def task_of(settings: dict) -> str:
-    """The environment and what was changed of it."""
-    params = settings.get("env_params", {})  # which the GridWorld has none of
+    """The environment and its changed parameters."""
+    params = settings.get("env_params", {})  # the GridWorld has none
     return " ".join([settings["env_name"], *(f"{name}={value}" for name, value in sorted(params.items()))])
 
 
 def load_metrics(run_dir) -> dict:
-    """`{name: [num_seeds, updates]}`, and `evaluation` [num_seeds, episodes] where there was one. Raises ValueError."""
+    """`{name: [num_seeds, updates]}`, and `evaluation` [num_seeds, episodes] if there is one. Raises ValueError."""
     path, evaluation = Path(run_dir) / "metrics.npz", Path(run_dir) / "evaluation.npy"
     with reading(path), np.load(path) as stored:
         metrics = dict(stored)

@@ -1,4 +1,4 @@
-"""Statistics over seeds: final returns, intervals, and what compares methods."""
+"""Statistics over seeds: final returns, intervals, and comparisons of methods."""
 
 import numpy as np
 import scipy.special
@@ -7,7 +7,7 @@ from flax.traverse_util import flatten_dict
 
 RESAMPLES = 2000
 
-# --- of one run ---
+# --- one run ---
 
 
 def final_return(metrics) -> np.ndarray:
@@ -19,12 +19,12 @@ def final_return(metrics) -> np.ndarray:
 
 
 def interquartile_mean(values, axis=0):
-    """The mean of the middle half (arXiv 2108.13264, section 4.3). What is not finite is the worst there is."""
+    """The mean of the middle half (arXiv 2108.13264, section 4.3). A value that is not finite counts as the worst."""
     return middle_mean(np.where(np.isfinite(values), values, -np.inf), axis)
 
 
 def middle_mean(values, axis):
-    """scipy.stats.trim_mean(values, 0.25, axis), in a twentieth of its time: the bootstrap calls it often."""
+    """scipy.stats.trim_mean(values, 0.25, axis), 20 times as fast, because the bootstrap calls it often."""
     cut = values.shape[axis] // 4
     inner = np.sort(values, axis=axis).take(range(cut, values.shape[axis] - cut), axis=axis)
     return inner.mean(axis=axis)
@@ -36,7 +36,7 @@ def mean_interval(values) -> list:
     One seed has no interval: low and high are NaN.
     """
     values, degrees = np.asarray(values, float), len(values) - 1
-    with np.errstate(divide="ignore", invalid="ignore"):  # of one seed
+    with np.errstate(divide="ignore", invalid="ignore"):  # for one seed
         margin = scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
     mean = values.mean(axis=0)
     return [mean, mean - margin, mean + margin]
@@ -45,8 +45,8 @@ def mean_interval(values) -> list:
 def interval(values, statistic=interquartile_mean, level=95) -> list:
     """A statistic over seeds and its bootstrap interval of `level` %: [seeds, ...] -> value, low, high, each [...].
 
-    Seeds are drawn jointly for all that follows the first axis. A seed that diverged is never left out: it counts as
-    -inf, and so may value or low where there are many. One seed has no interval: low and high are NaN.
+    Seeds are drawn jointly for all later axes. A seed that diverged counts as -inf and is never left out: with many of
+    them, value or low may be -inf. One seed has no interval: low and high are NaN.
     """
     values, rng = np.where(np.isfinite(values), values, -np.inf), np.random.default_rng(0)
     if len(values) == 1:
@@ -58,20 +58,20 @@ def interval(values, statistic=interquartile_mean, level=95) -> list:
     return [
         statistic(values),
         *np.percentile(drawn, [50 - level / 2, 50 + level / 2], axis=0, method="nearest"),
-    ]  # never between -inf and x
+    ]  # "nearest", because -inf cannot be interpolated
 
 
 def diverged(agent) -> np.ndarray:
     """Which seeds have parameters that are not finite: leaves [num_seeds, ...] -> [num_seeds].
 
-    Their returns say nothing: of values that are not finite, the greedy action is the first one.
+    The returns of these seeds are meaningless, because the greedy action of NaN values is always the first action.
     """
     leaves = [np.asarray(leaf) for leaf in flatten_dict(agent).values()]
     return ~np.all([np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves], axis=0)
 
 
 def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
-    """Agents from worst to best, and by what. One that has finished no episode, or `diverged` [agents], is worst."""
+    """Agents from worst to best, and the criterion. First come agents without an episode, or `diverged` [agents]."""
     if "evaluation" in metrics:
         returns, by = metrics["evaluation"].mean(axis=1), "the mean of their greedy episodes"
     else:
@@ -80,15 +80,15 @@ def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
 
 
 def show(value, low, high) -> str:
-    """`500 (429.8 to 504)`, or the value alone where there is no interval."""
+    """`500 (429.8 to 504)`, or the value alone without an interval."""
     return f"{value:.4g}" + ("" if np.isnan(low) else f" ({low:.4g} to {high:.4g})")
 
 
 def summarize(name: str, returns, lost=None) -> dict:
-    """Print what was reached over seeds, and return it for run.json. `returns` and `lost`, who diverged: [num_seeds].
+    """Print statistics over seeds, and return them for run.json. `returns`, and `lost` if diverged: [num_seeds].
 
-    Seeds that diverged, or have no return, count as -inf in the interquartile mean. The mean and the worst agent are of
-    the other seeds, whose number is printed.
+    Seeds that diverged or have no return count as -inf in the interquartile mean. The mean and the worst agent leave
+    them out, and the number of the remaining seeds is printed.
     """
     seeds = len(returns)
     lost = np.zeros(seeds, bool) if lost is None else lost
@@ -108,7 +108,7 @@ def summarize(name: str, returns, lost=None) -> dict:
     return {name: found | {"no_episode": int(silent.sum())}}
 
 
-# --- of several methods: samples are arrays [..., seeds], one for each environment, of any numbers of seeds ---
+# --- several methods: samples are arrays [..., seeds], one for each environment, each with its own number of seeds ---
 
 
 def pooled_interquartile_mean(*samples):
@@ -117,21 +117,21 @@ def pooled_interquartile_mean(*samples):
 
 
 def finite_mean(sample):
-    """Over the scores that are finite, -inf where none is; the tables say how many there are."""
+    """The mean over finite scores, -inf if none is finite. The tables give their number."""
     finite = np.isfinite(sample)
     total, count = np.where(finite, sample, 0.0).sum(axis=-1), finite.sum(axis=-1)
     return np.where(count > 0, total / np.maximum(count, 1), -np.inf)
 
 
 def median(*samples):
-    """The median over environments of the mean over seeds, as is usual; of one environment the median over seeds."""
+    """The median over environments of the mean over seeds. For one environment, the median over seeds."""
     if len(samples) == 1:
         return np.median(samples[0], axis=-1)
     return np.median([finite_mean(sample) for sample in samples], axis=0)
 
 
 def optimality_gap(*samples):
-    """By how much the mean misses 1, scores above 1 counted as 1 (arXiv 2108.13264, section 4.3)."""
+    """The gap from the mean to 1, where scores above 1 count as 1 (arXiv 2108.13264, section 4.3)."""
     return 1.0 - finite_mean(np.minimum(np.concatenate(samples, axis=-1), 1.0))
 
 
@@ -139,7 +139,7 @@ def probability_of_improvement(*samples):
     """P(X > Y), equal scores counted half, averaged over environments (arXiv 2108.13264, section 4.3).
 
     The first half of `samples` is X in each environment, the second half is Y. The Mann-Whitney U of an environment is
-    the number of pairs that X wins; ranks give it without looking at each pair.
+    the number of pairs that X wins, and is computed from ranks.
     """
     won = []
     for x, y in zip(samples[: len(samples) // 2], samples[len(samples) // 2 :], strict=True):
@@ -150,9 +150,9 @@ def probability_of_improvement(*samples):
 
 
 def estimate_mean(samples) -> dict:
-    """The mean over environments of the mean over seeds, and its interval by Student's t, over finite scores alone.
+    """The mean over environments of the mean over seeds, and its interval by Student's t. Only finite scores count.
 
-    Of several environments the degrees of freedom are Welch's. NaN is the interval of an environment with one seed.
+    For several environments the degrees of freedom are Welch's. With one seed in an environment the interval is NaN.
     """
     samples = [each[np.isfinite(each)] for each in map(np.asarray, samples)]
     if not all(map(len, samples)):
@@ -168,16 +168,16 @@ def estimate_mean(samples) -> dict:
 
 
 def difference(a: float, b: float) -> float:
-    """Of paired scores: two that are not finite are equally bad."""
+    """The difference of paired scores: two scores that are not finite are equally bad."""
     return 0.0 if a == b else a - b
 
 
 def estimate(statistic, samples) -> dict:
-    """A statistic of `samples` [seeds] and its stratified bootstrap interval, NaN where a sample has one seed."""
+    """A statistic of `samples` [seeds] and its stratified bootstrap interval, NaN if a sample has one seed."""
     rng, found, low, high = np.random.default_rng(0), [], np.nan, np.nan
     with np.errstate(invalid="ignore"):  # a paired difference may be inf - inf
         for _ in range(RESAMPLES // 100 if min(map(len, samples)) > 1 else 0):
             found.append(statistic(*(each[rng.integers(len(each), size=(100, len(each)))] for each in samples)))
-        if found:  # "nearest": there is nothing between -inf and a number
+        if found:  # "nearest", because -inf cannot be interpolated
             low, high = np.percentile(np.concatenate(found), [2.5, 97.5], method="nearest")
         return {"value": float(statistic(*samples)), "low": float(low), "high": float(high)}

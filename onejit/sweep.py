@@ -6,10 +6,10 @@
     onejit sweep path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
     onejit sweep --resume RUN_DIR
 
-A hyperparameter with several values is swept over; several of them make a grid. One with a single value is set for all
-trials. `uniform LOW HIGH`, `log-uniform LOW HIGH` and `one-minus-log-uniform LOW HIGH` draw `--samples` values of a
-float; each point of a grid gets the same draws. If a field holds several values, commas join the values of one trial:
-`--hidden-sizes 64,64 256,256`. All float fields share one compilation. Each combination of the other fields is a
+A hyperparameter with several values is swept over, and several such hyperparameters make a grid. A single value holds
+for all trials. `uniform LOW HIGH`, `log-uniform LOW HIGH` and `one-minus-log-uniform LOW HIGH` draw `--samples` values
+of a float; each point of a grid gets the same draws. If a field holds several values, commas join the values of one
+trial: `--hidden-sizes 64,64 256,256`. All float fields share one compilation. Each combination of the other fields is a
 compile group of its own. With `--optuna`, each batch of trials is proposed from the returns of the batches before it.
 `onejit sweep SCRIPT --help` lists all flags; docs/sweep.md describes the results.
 """
@@ -20,7 +20,6 @@ import dataclasses
 import importlib.util
 import io
 import itertools
-import json
 import math
 import os
 import re
@@ -46,9 +45,9 @@ from onejit.sweep_pictures import draw_curves, draw_heat_map, draw_returns, show
 
 TOOL = "onejit sweep"
 DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
-PACKAGES = {"tensorboard": ["tensorboardX"], "wandb": ["wandb"]}  # that the values of options need
+PACKAGES = {"tensorboard": ["tensorboardX"], "wandb": ["wandb"]}  # that values of options need
 PACKAGES |= {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}
-OF_RUNS = ("run.final_return", "run.first_not_finite", "run.diverged")  # of each run, in a slice next to the metrics
+OF_RUNS = ("run.final_return", "run.first_not_finite", "run.diverged")  # arrays of a slice that are not metrics
 
 # --- what to run ---
 
@@ -57,49 +56,49 @@ OF_RUNS = ("run.final_return", "run.first_not_finite", "run.diverged")  # of eac
 class Options:
     """Options of a sweep."""
 
-    num_seeds: int = 4  # agents of each trial; all trials use the same random keys
+    num_seeds: int = 4  # agents per trial; all trials use the same random keys
     samples: int | None = None  # number of draws of the fields with a distribution
-    optuna: Literal["tpe", "cmaes", "random"] | None = None  # let this sampler of Optuna propose the samples
-    batch: int = 8  # trials that Optuna proposes, and that train, at a time
+    optuna: Literal["tpe", "cmaes", "random"] | None = None  # sampler of Optuna that proposes the samples
+    batch: int = 8  # number of trials that Optuna proposes at a time, and that train together
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
     run_dir: Path | None = None  # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME by default
-    keep: int = 5  # number of best trials whose agents are kept
-    track: Literal["tensorboard", "wandb"] | None = None  # where the final returns of each trial go
-    checkpoint_interval: float = 60.0  # seconds between checkpoints of the slice that trains; 0 for none
+    keep: int = 5  # number of best trials whose agents are saved
+    track: Literal["tensorboard", "wandb"] | None = None  # tracker for the final returns of each trial
+    checkpoint_interval: float = 60.0  # seconds between checkpoints of the current slice; 0 for none
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumeOptions:
-    """What can be given with --resume RUN_DIR."""
+    """Options that can be given with --resume RUN_DIR."""
 
     memory: float | None = None  # GiB of each device to use for programs that have not been compiled yet
     force: tyro.conf.FlagCreatePairsOff[bool] = False  # use the sweep's copy of the script although it was edited
 
 
 class Group(NamedTuple):
-    """Trials that train in one program, because they differ in float fields alone."""
+    """Trials that train in one program, because they differ only in float fields."""
 
     config: Any
     trials: list[int]
 
 
 class Request(NamedTuple):
-    """What the command line asks for, and in lists and dicts what came of it."""
+    """What the command line requests. Lists and dicts collect what the sweep has done so far."""
 
     script: Any
-    config: Any  # of the fields that are not swept
+    config: Any  # has the fields that are not swept
     options: Options
     run_dir: Path
-    swept: dict  # field: its words on the command line
-    trials: list  # of {swept field: value}; Optuna's are added as they are proposed
+    swept: dict  # {field: its words on the command line}
+    trials: list  # a {swept field: value} per trial; Optuna's are added when they are proposed
     record: dict  # run.json
-    groups: list[Group]  # that have begun
-    returns: dict  # trial: final return of each seed, -inf where not finite, NaN to come; on process 0 alone
+    groups: list[Group]  # groups that have started
+    returns: dict  # {trial: final return of each seed}, -inf if not finite, NaN if not known yet; on process 0
 
 
 def split_flags(words: list[str]) -> dict[str, list[str]]:
-    """Each flag with its words; the last of a name wins. Raises ValueError."""
+    """`{flag: its words}`; the last flag of a name wins. Raises ValueError."""
     flags, values = {}, None
     for word in words:
         if word.startswith("--"):
@@ -126,13 +125,13 @@ def is_swept(script, name: str, words: list[str]) -> bool:
 
 
 def read_values(script, name: str, words: list[str]) -> list:
-    """Words of the command line as values of a field, read as the script reads them. Raises ValueError."""
+    """Read words of the command line as values of a field, as the script reads them. Raises ValueError."""
     values = []
     for word in words:
         flag = [f"--{name}", *(word.split(",") if holds_several(script, name) else [word])]
         values.append(getattr(command_line.parse_with(script, flag, Options, description="")[0], name))
     if len(set(values)) < len(values):
-        raise ValueError(f"{name}: the same value twice in {' '.join(words)}")
+        raise ValueError(f"{name}: has the same value twice in {' '.join(words)}")
     return values
 
 
@@ -140,7 +139,7 @@ def read_distribution(script, name: str, words: list[str]) -> tuple[str, float, 
     """`(kind, low, high)`. Raises ValueError."""
     kind, *bounds = words
     if not isinstance(getattr(script.Config(), name), float):
-        raise ValueError(f"{name}: only float fields can be drawn; give a list of values")
+        raise ValueError(f"{name}: is not a float field, and cannot be drawn; give a list of values")
     if len(bounds) != 2:
         raise ValueError(f"{name}: {kind} takes LOW and HIGH")
     low, high = read_values(script, name, bounds)
@@ -161,7 +160,7 @@ def draw(script, name: str, words: list[str], samples: int, rng) -> np.ndarray:
 
 
 def check_options(script, swept: dict[str, list[str]], options: Options) -> None:
-    """Raises ValueError, as do the functions that read values."""
+    """Raise ValueError if options do not fit together."""
     drawn = [name for name, words in swept.items() if words[0] in DISTRIBUTIONS]
     if not swept:
         raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
@@ -175,17 +174,17 @@ def check_options(script, swept: dict[str, list[str]], options: Options) -> None
         if missing := [each for each in PACKAGES.get(value, ()) if importlib.util.find_spec(each) is None]:
             raise ValueError(f"{name} = {value}: needs a package; pip install {' '.join(missing)}")
     if options.optuna == "cmaes" and len(drawn) < 2:
-        raise ValueError("optuna = cmaes: needs at least two fields with a distribution; tpe does with one")
+        raise ValueError("optuna = cmaes: needs at least two fields with a distribution; tpe needs one")
     if options.batch != Options.batch and not options.optuna:
         raise ValueError(f"batch = {options.batch}: goes with --optuna")
     fixed = [name for name in swept if not isinstance(getattr(script.Config(), name), float)]
     if options.optuna and fixed:
-        raise ValueError(f"{fixed[0]}: Optuna chooses values of float fields alone; others need a compilation each")
+        raise ValueError(f"{fixed[0]}: is not a float field; Optuna can only choose values of float fields")
 
 
 def make_trials(script, swept: dict[str, list[str]], samples: int | None, seed: int) -> list[dict]:
-    """All combinations of the listed values, and with each of them the drawn ones. Raises ValueError."""
-    rng = np.random.RandomState(seed)  # whose stream never changes: a resumed sweep draws the same
+    """All combinations of the listed values, each with all drawn points. Raises ValueError."""
+    rng = np.random.RandomState(seed)  # its stream never changes: a resumed sweep draws the same values
     listed = {name: words for name, words in swept.items() if words[0] not in DISTRIBUTIONS}
     drawn = {name: words for name, words in swept.items() if words[0] in DISTRIBUTIONS}
     columns = {name: draw(script, name, words, samples, rng) for name, words in drawn.items()}
@@ -202,7 +201,7 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     if name == "--resume":
         run_dir, record, given = running.read_resumed(words, "sweep", "words", ResumeOptions, until_the_end)
         if "finished" in record:
-            shutil.rmtree(run_dir / "slices", ignore_errors=True)  # where a kill came between the two
+            shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
             print(f"{run_dir} has finished: there is nothing left to do")
             return None
         script, memory = runs.script_of(run_dir, record, given.force), given.memory
@@ -238,7 +237,7 @@ def float_names(request: Request) -> list[str]:
 
 
 def make_groups(request: Request) -> list[Group]:
-    """Of all trials of a grid."""
+    """The groups of all trials of a grid."""
     groups, floats = {}, float_names(request)
     for index, trial in enumerate(request.trials):
         static = tuple((name, value) for name, value in trial.items() if name not in floats)
@@ -247,9 +246,9 @@ def make_groups(request: Request) -> list[Group]:
 
 
 def propose_groups(request: Request):
-    """Groups of `batch` trials from Optuna, which is told the returns of a group when the next one is asked for.
+    """Groups of `batch` trials from Optuna, which learns the returns of a group before it proposes the next one.
 
-    A resumed sweep asks and tells again what it did before: samplers are seeded. Raises ValueError.
+    A resumed sweep repeats this from the start, because samplers are seeded. Raises ValueError.
     """
     options, trials, known = request.options, request.trials, request.record.setdefault("proposed", [])
     study = make_study(request) if running.is_first() else None
@@ -276,7 +275,7 @@ def make_study(request: Request):
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     options, samplers = request.options, optuna.samplers
     make = {
-        "tpe": partial(samplers.TPESampler, constant_liar=True),  # spreads the trials of a batch
+        "tpe": partial(samplers.TPESampler, constant_liar=True),  # spreads out the trials of a batch
         "cmaes": partial(samplers.CmaEsSampler, popsize=max(4, options.batch), warn_independent_sampling=False),
         "random": samplers.RandomSampler,
     }
@@ -284,7 +283,7 @@ def make_study(request: Request):
 
 
 def make_space(request: Request) -> dict:
-    """Optuna's distribution of each swept field; of 1 - value where that is what is log-uniform."""
+    """Optuna's distribution of each swept field. For one-minus-log-uniform it is the distribution of 1 - value."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     space = {}
@@ -301,12 +300,8 @@ def make_space(request: Request) -> dict:
 # --- running ---
 
 
-def write_record(request: Request) -> None:
-    runs.write(request.run_dir / "run.json", json.dumps(request.record, indent=2))
-
-
 def compile_group(request: Request, group: Group, number: int, progress) -> running.Program:
-    """The program of the compile group `number`, in slices of the size that it began with. Raises ValueError."""
+    """The program of the compile group `number`. A resumed group keeps its size of slices. Raises ValueError."""
     begun, memory, sizes = time.perf_counter(), running.free_memory(request.options.memory), request.record["slices"]
     compile_size = partial(running.compile_slice, request.script, group.config, floats := float_names(request))
     total = len(group.trials) * request.options.num_seeds
@@ -317,10 +312,10 @@ def compile_group(request: Request, group: Group, number: int, progress) -> runn
         sizes.append(program.size)
     seconds = time.perf_counter() - begun
     request.record["seconds"]["compile"] += seconds
-    running.only_first(write_record, request)
+    running.only_first(runs.write_record, request.run_dir, request.record)
     if running.is_first():
         trial = request.trials[group.trials[0]]
-        label = show({name: value for name, value in trial.items() if name not in floats}) or "floats alone"
+        label = show({name: value for name, value in trial.items() if name not in floats}) or "float fields only"
         short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
         progress.write(
             f"group {number} ({label}): {total} runs of {group.config.num_updates} updates, "
@@ -347,11 +342,11 @@ def read_slice(file: Path, names=None) -> dict:
 
 
 def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> None:
-    """Compile and train one group after the other. Raises ValueError, OSError, Stopped."""
+    """Compile and train group by group. Raises ValueError, OSError, Stopped."""
     program, number, sizes = None, -1, request.record["slices"]
     for index, group in enumerate(groups):
         if not request.groups or request.groups[-1].config != group.config:
-            program, number = None, number + 1  # its memory is free before the next one compiles
+            program, number = None, number + 1  # free its memory before the next one compiles
         request.groups.append(group)
         total = len(group.trials) * request.options.num_seeds
         done = running.agree([first for first, _ in finished_slices(request.run_dir, index)])
@@ -367,20 +362,20 @@ def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> N
                 running.only_first(finish_slice, request, group, metrics, agent, first, name, progress)
                 del metrics, agent
             else:
-                count_restored(request, progress, runs.total_steps(group.config, last - first))
+                count(request, progress, runs.total_steps(group.config, last - first), restored=True)
                 (found,) = read_slice(request.run_dir / "slices" / f"{name}.npz", OF_RUNS[:1]).values()
                 note_returns(request, group, first, found)
 
 
-def count_restored(request: Request, progress, steps: int) -> None:
+def count(request: Request, progress, steps: int, restored: bool = False) -> None:
     request.record["steps_done"] += steps
-    running.count_restored(progress, steps)
+    running.count_restored(progress, steps) if restored else progress.update(steps)
 
 
 def train_slice(request: Request, group: Group, program, first: int, last: int, name: str, progress, caught) -> tuple:
     """Train the runs [first, last) of a group. Returns metrics and agents, [last - first, ...], in NumPy."""
     script, options, steps = request.script, request.options, (last - first) * steps_of(group.config)
-    run = np.minimum(np.arange(first, first + program.size), len(group.trials) * options.num_seeds - 1)  # to fill up
+    run = np.minimum(np.arange(first, first + program.size), len(group.trials) * options.num_seeds - 1)  # fills up
     trials = [request.trials[trial] for trial in np.array(group.trials)[run // options.num_seeds]]
     floats = {name: [trial[name] for trial in trials] for name in float_names(request)}
     keys = running.seed_keys(options)[run % options.num_seeds]
@@ -389,25 +384,24 @@ def train_slice(request: Request, group: Group, program, first: int, last: int, 
         returns = script.mean_return(metrics)[: last - first]
         if not np.isnan(returns).all():
             progress.set_postfix_str(f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}", refresh=False)
-        request.record["steps_done"] += (ended - begun) * steps
-        progress.update((ended - begun) * steps)
+        count(request, progress, (ended - begun) * steps)
 
     with running.open_checkpoints(request.run_dir / "unfinished" / name, keep=1) as manager:
         begun = manager.latest_step() or 0
         if begun:
-            count_restored(request, progress, begun * steps)
+            count(request, progress, begun * steps, restored=True)
             if running.is_first():
                 said = f"resume: {begun} of {program.num_updates} updates of the next slice are done"
                 progress.write(said, file=sys.stdout)
-        how = dict(interval=options.checkpoint_interval, before_save=partial(write_record, request), caught=caught)
-        how["begin"] = progress.unpause
+        how = dict(interval=options.checkpoint_interval, caught=caught)
+        how |= dict(begin=progress.unpause, before_save=partial(runs.write_record, request.run_dir, request.record))
         carry = running.train_slice(program, floats, keys, manager, watch, seconds=request.record["seconds"], **how)
     found = carry["metrics"], carry["runner_state"].agent
     return jax.tree.map(lambda leaf: leaf[: last - first], running.fetch(program, found))
 
 
 def finish_slice(request: Request, group: Group, metrics, agent, first: int, name: str, progress) -> None:
-    """Write a slice whole, throw its checkpoints away, and tell of runs that are not finite. Raises OSError."""
+    """Write a complete slice, delete its checkpoints, and report runs that are not finite. Raises OSError."""
     folder, seeds, final = request.run_dir / "slices", request.options.num_seeds, statistics.final_return(metrics)
     bad, lost = first_not_finite(metrics), statistics.diverged(agent)
     returns = np.where((bad < 0) & ~lost & np.isfinite(final), final, -np.inf)
@@ -422,18 +416,18 @@ def finish_slice(request: Request, group: Group, metrics, agent, first: int, nam
     of_runs = dict(zip(OF_RUNS, (returns, bad, lost), strict=True))
     runs.write(folder / f"{name}.npz", partial(np.savez, **metrics, **of_runs))
     shutil.rmtree(request.run_dir / "unfinished" / name)
-    write_record(request)
+    runs.write_record(request.run_dir, request.record)
     worse = {trial for trials in rank_trials(request).values() for trial in trials}.difference(best_trials(request))
     for file in folder.glob("*.safetensors"):
         number, first, last = map(int, file.stem.split("-"))
         if number < len(request.groups) and worse.issuperset(
             request.groups[number].trials[first // seeds : -(-last // seeds)]
         ):
-            file.unlink()  # none of these agents can be among the best any more
+            file.unlink()  # none of these agents can be among the best anymore
 
 
 def note_returns(request: Request, group: Group, first: int, returns) -> list[int]:
-    """Take note of the final returns of the runs from `first` on. Returns the trials that have now ended."""
+    """Note the final returns of the runs from `first` on. Returns the trials that have now ended."""
     ended, seeds = [], request.options.num_seeds
     for run, value in enumerate(returns, start=first):
         trial = group.trials[run // seeds]
@@ -443,7 +437,7 @@ def note_returns(request: Request, group: Group, first: int, returns) -> list[in
 
 
 def track(request: Request, trial: int) -> None:
-    """A run of TensorBoard or W&B for a trial. Raises OSError."""
+    """Track a trial as a run of TensorBoard or W&B. Raises OSError."""
     config, swept = config_of(request, trial), request.trials[trial]
     record = request.record | {"settings": request.record["settings"] | runs.plain(config)}
     log, _, close = train.open_tracker(request._replace(record=record), f"trial-{trial}", 0)
@@ -455,9 +449,9 @@ def track(request: Request, trial: int) -> None:
 
 
 def first_not_finite(metrics: dict) -> np.ndarray:
-    """The first update in which a loss is not finite, -1 where there is none: [runs, updates] -> [runs].
+    """The first update in which a loss is not finite, or -1: [runs, updates] -> [runs].
 
-    Other metrics may be NaN, as where no episode ended.
+    Other metrics may be NaN, for example if no episode ended.
     """
     bad = np.zeros(metrics["episodes"].shape, bool)
     for name, each in metrics.items():
@@ -471,7 +465,7 @@ def config_of(request: Request, trial: int):
 
 
 def rank_trials(request: Request) -> dict[str, list[int]]:
-    """The trials of each environment that have ended, best first."""
+    """The finished trials of each environment, best first."""
     tasks = {}
     for trial, returns in sorted(request.returns.items()):
         if not np.isnan(returns).any():
@@ -481,15 +475,15 @@ def rank_trials(request: Request) -> dict[str, list[int]]:
 
 
 def best_trials(request: Request) -> list[int]:
-    """Whose agents are kept: of each environment."""
+    """The trials of each environment whose agents are saved."""
     best = [trial for trials in rank_trials(request).values() for trial in trials[: request.options.keep]]
     return [trial for trial in best if np.isfinite(statistics.interquartile_mean(request.returns[trial]))]
 
 
 def keep_agents(request: Request, metrics: list[dict]) -> None:
-    """A directory for each of the best trials, as `onejit train` writes it. Raises OSError."""
+    """Write a directory for each of the best trials, like a run of `onejit train`. Raises OSError."""
     folder, seeds, record = request.run_dir / "agents", request.options.num_seeds, request.record
-    shutil.rmtree(folder, ignore_errors=True)  # of an end before this one
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
     kept = ("command", "started", "device", "versions", "commit", "sha256", "folders")
     for trial in best_trials(request):
         number, group = next((i, each) for i, each in enumerate(request.groups) if trial in each.trials)
@@ -514,27 +508,27 @@ def keep_agents(request: Request, metrics: list[dict]) -> None:
 
 
 class Result(NamedTuple):
-    """What a trial reached."""
+    """The result of a trial."""
 
     trial: int
     config: Any
-    values: dict  # of the swept fields, but those of the environment
+    values: dict  # of the swept fields, without the environment's
     metrics: dict  # {name: [seeds, updates]}
-    returns: np.ndarray  # final return of each seed, -inf where it is not finite: [seeds]
-    not_finite: np.ndarray  # first update of each seed with such a loss, or -1: [seeds]
-    diverged: np.ndarray  # whose parameters are not finite: [seeds]
-    mean: float  # interquartile
+    returns: np.ndarray  # final return of each seed, -inf if it is not finite: [seeds]
+    not_finite: np.ndarray  # first update of each seed with a loss that is not finite, or -1: [seeds]
+    diverged: np.ndarray  # whether the parameters are not finite: [seeds]
+    mean: float  # interquartile mean
     low: float  # of its 95 % interval, NaN for one seed
     high: float
 
     def of_finite(self) -> tuple[float, float]:
-        """Mean and worst return of the seeds that are finite, or -inf."""
+        """Mean and worst return of the finite seeds, or -inf."""
         finite = self.returns[np.isfinite(self.returns)]
         return (float(finite.mean()), float(finite.min())) if len(finite) else (-np.inf, -np.inf)
 
 
 def collect(request: Request) -> list[dict]:
-    """Metrics and OF_RUNS of each trial: {name: [seeds, ...]}. Raises OSError where a file cannot be read."""
+    """Metrics and OF_RUNS of each trial: {name: [seeds, ...]}. Raises OSError if a file cannot be read."""
     trials, seeds = [None] * len(request.trials), request.options.num_seeds
     for number, group in enumerate(request.groups):
         parts = [read_slice(file) for _, file in finished_slices(request.run_dir, number)]
@@ -546,7 +540,7 @@ def collect(request: Request) -> list[dict]:
 
 
 def summarize(request: Request, metrics: list[dict]) -> list[Result]:
-    """In the order of the trials; takes OF_RUNS out of `metrics`. Seeds are drawn jointly, as trials share the keys."""
+    """Results in the order of trials. Pops OF_RUNS from `metrics`. Seeds are drawn jointly: all trials share keys."""
     of_runs = [[each.pop(name) for name in OF_RUNS] for each in metrics]
     intervals, found = statistics.interval(np.stack([each[0] for each in of_runs], axis=1)), []
     for i, (trial, *numbers) in enumerate(zip(request.trials, *intervals, strict=True)):
@@ -567,7 +561,7 @@ def make_table(ranked: list[Result]) -> list[str]:
 
 
 def make_csv(request: Request, found: list[Result]) -> str:
-    """A row per trial and seed, in the order of the trials. A return that is not finite is -inf."""
+    """A row per trial and seed, in the order of trials. A return that is not finite is -inf."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     of_seeds = ["seed", "final_return", "first_update_not_finite", "diverged"]
@@ -581,7 +575,7 @@ def make_csv(request: Request, found: list[Result]) -> str:
 
 
 def stack_metrics(metrics: list[dict]) -> dict:
-    """{name: [trials, seeds, updates]}; where a trial has fewer updates, or lacks a metric, NaN, or 0 for counts."""
+    """{name: [trials, seeds, updates]}. Missing updates and missing metrics of a trial are NaN, or 0 for counts."""
     updates = max(each["episodes"].shape[1] for each in metrics)
 
     def padded(each, name, like):
@@ -594,7 +588,7 @@ def stack_metrics(metrics: list[dict]) -> dict:
 
 
 def write_results(request: Request) -> None:
-    """The trials of an environment make a table, which ranks them, and pictures. Raises OSError."""
+    """Write a ranking of the trials and pictures for each environment, and all other results. Raises OSError."""
     run_dir, metrics = request.run_dir, collect(request)
     found, ranks = summarize(request, metrics), rank_trials(request)
     steps = {"warmup_timesteps": [getattr(each.config, "warmup_timesteps", 0) for each in found]}
@@ -620,7 +614,7 @@ def write_results(request: Request) -> None:
     keep_agents(request, metrics)
     runs.write(run_dir / "metrics.npz", partial(np.savez_compressed, **stack_metrics(metrics), **steps))
     request.record["finished"] = runs.now()
-    write_record(request)
+    runs.write_record(request.run_dir, request.record)
     for name in ("slices", "unfinished"):
         shutil.rmtree(run_dir / name, ignore_errors=True)
     for table in tables:
@@ -652,22 +646,20 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     return propose_groups(request) if options.optuna else groups
 
 
-def main(args=None) -> Path:
-    """The command line. Returns the run directory."""
-    words = sys.argv[1:] if args is None else [str(each) for each in args]
-    if words[:1] in (["-h"], ["--help"]):
-        raise SystemExit(print(__doc__))
+def main(words) -> Path:
+    """Sweep as the command line says. Returns the run directory."""
+    words = [str(each) for each in words]
     stop, failures = partial(command_line.errors_in_one_line, TOOL), partial(command_line.failures_in_one_line, TOOL)
     is_new = words[:1] != ["--resume"]
-    with running.stopping(TOOL, "nothing was begun"), stop(), failures(), contextlib.ExitStack() as until_the_end:
-        running.connect(command_line.split_words(words)[1])  # before a script is imported, which starts JAX
+    with running.stopping(TOOL, "nothing was started"), stop(), failures(), contextlib.ExitStack() as until_the_end:
+        running.connect(command_line.split_words(words)[1])  # before importing a script, which starts JAX
         if (request := read_request(words, until_the_end)) is None:
             return Path(words[1])
         run_dir = request.run_dir
         groups = begin(request, is_new, until_the_end)
         until_the_end = until_the_end.pop_all()
     with until_the_end, stop(1, (OSError,), about=f"run_dir = {run_dir}: "), failures():
-        go_on = running.stopping(TOOL, f"{TOOL} --resume {run_dir} goes on")
+        go_on = running.stopping(TOOL, f"{TOOL} --resume {run_dir} continues")
         bar = running.progress_bar(request.record["steps_total"], not running.is_first())
         with go_on, bar, running.catching_signals() as caught:
             with stop(kinds=(ValueError,)):
@@ -675,7 +667,7 @@ def main(args=None) -> Path:
                     run_groups(request, groups, bar, caught)
                 except ValueError:
                     if is_new and not request.record["slices"]:
-                        running.only_first(shutil.rmtree, run_dir)  # there is nothing but the mistake in it
+                        running.only_first(shutil.rmtree, run_dir)  # it is empty
                     raise
             running.only_first(write_results, request)
     return run_dir

@@ -1,4 +1,4 @@
-"""The pictures of `onejit sweep`. `ranked` are the trials of an environment, `onejit.sweep.Result`, best first."""
+"""Figures of `onejit sweep`. `ranked` holds the `onejit.sweep.Result` of an environment's trials, best first."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from onejit.runs import steps_of
 
 
 def show(value) -> str:
-    """A value as in a table, or the values of a trial by their fields."""
+    """A value as text for tables, or a trial's values with their fields."""
     if isinstance(value, dict):
         return ", ".join(f"{name} = {show(each)}" for name, each in value.items())
     if isinstance(value, (tuple, Mapping)):  # as on the command line
@@ -21,7 +21,7 @@ def show(value) -> str:
 
 
 def interval_over_trials(returns: np.ndarray) -> list:
-    """Interquartile mean of all returns [trials, seeds], and its interval; seeds are drawn jointly here too."""
+    """Interquartile mean of all returns [trials, seeds], and its interval. Seeds are drawn jointly."""
 
     def over_all(drawn):  # [seeds, ..., trials] -> [...]
         return statistics.interquartile_mean(np.concatenate(np.moveaxis(drawn, -1, 0)))
@@ -39,7 +39,7 @@ def draw_curves(script, ranked: list, title: str, file) -> None:
         parts = [{name: values[:, a:b] for name, values in each.metrics.items()} for a, b in itertools.pairwise(edges)]
         curves = np.stack([script.mean_return(part) for part in parts], axis=1)
         curves[~kept] = -np.inf
-        whole = np.isfinite(curves[kept]).all(axis=0)  # where each of them has finished an episode
+        whole = np.isfinite(curves[kept]).all(axis=0)  # where each seed has finished an episode
         numbers = np.array(statistics.interval(curves[:, whole]))
         center, low, high = np.where(np.isfinite(numbers), numbers, np.nan)
         steps = getattr(each.config, "warmup_timesteps", 0) + edges[1:][whole] * steps_of(each.config)
@@ -51,7 +51,7 @@ def draw_curves(script, ranked: list, title: str, file) -> None:
 
 
 def place(axes, which: str, name: str, values: list, as_numbers: bool = True) -> np.ndarray:
-    """Where values stand on the axis "x" or "y", which is set: numbers as they are, other values one by one."""
+    """Set up the axis "x" or "y", and return the positions of values: numbers, or indices of other values."""
     how, numbers = {"label": name}, all(type(value) in (int, float) for value in values)
     if numbers and as_numbers:
         how["scale"] = "log" if min(values) > 0 and max(values) / min(values) >= 10 else "linear"
@@ -64,7 +64,7 @@ def place(axes, which: str, name: str, values: list, as_numbers: bool = True) ->
 
 
 def draw_returns(ranked: list, title: str, file) -> None:
-    """Final return against each swept field: a point per trial, and the mean per value where trials share values."""
+    """Final return against each swept field: a point per trial, and the mean per value if trials share values."""
     names, means = list(ranked[0].values), np.array([each.mean for each in ranked])
     returns, shown = np.stack([each.returns for each in ranked]), np.isfinite(means)
     figure = Figure(figsize=(max(5, 4 * len(names)), 4), layout="constrained")
@@ -86,7 +86,7 @@ def draw_returns(ranked: list, title: str, file) -> None:
 
 
 def draw_heat_map(ranked: list, title: str, file) -> None:
-    """Final return over two fields, a coloured point per trial: where they form a grid, with its number."""
+    """Final return over two fields: a coloured point per trial, with its number if the points form a grid."""
     figure = Figure(figsize=(6.5, 5), layout="constrained")
     axes, means, names = figure.subplots(), np.array([each.mean for each in ranked]), list(ranked[0].values)
     values = [[each.values[name] for each in ranked] for name in names]

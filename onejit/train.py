@@ -1,25 +1,23 @@
-"""Train a script as its own command line does, with what one file should not carry.
+"""Train a script as its own command line does, and add checkpoints, resuming, evaluation, tracking and several hosts.
 
     onejit train ppo --config configs/ppo/cartpole.yaml --num-seeds 1024 --track tensorboard
     onejit train path/to/my_algorithm.py --num-seeds 64 --eval-interval 50 --memory 8
     onejit train --resume runs/ppo/my_run
     onejit train --resume runs/ppo/my_run --total-timesteps 2e6
 
-All flags of the script work here too; `onejit train ppo --help` lists them. The run directory also holds a copy of the
-script, checkpoints and a record. `--resume` continues a run, and takes everything else from the run directory. With a
-larger `--total-timesteps` it extends a run that has no schedule, such as an annealed learning rate. Seeds that do not
-fit in memory at once run in slices. With the same command on each of many hosts they spread over all devices.
+All flags of the script work here, too; `onejit train ppo --help` lists them. The run directory also holds a copy of the
+script, checkpoints and a record. `--resume` continues a run and takes all settings from the run directory. A larger
+`--total-timesteps` extends a run, unless it has a schedule such as an annealed learning rate. Seeds that do not fit in
+memory together run in slices. With the same command on several hosts, seeds spread over the devices of all hosts.
 """
 
 import contextlib
 import dataclasses
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shutil
-import sys
 import time
 from functools import partial
 from operator import itemgetter
@@ -35,38 +33,38 @@ from safetensors.numpy import save as as_safetensors
 
 from onejit import command_line, running, runs, statistics
 
-TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # the package of each
+TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # the package that each needs
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """One run."""
+    """Options of a run."""
 
     num_seeds: int = 4  # number of agents, each with its own random key
     seed: int = 0  # seed of the key that the agents' keys are split from
     run_dir: Path | None = None  # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
-    eval_episodes: int = 16  # greedy episodes per agent in an evaluation, the same ones for all agents; 0 for none
+    eval_episodes: int = 16  # greedy episodes per agent in an evaluation; all agents play the same; 0 for none
     eval_interval: int = 0  # updates between evaluations during training; 0 evaluates after training only
     checkpoint_interval: float = 60.0  # seconds between checkpoints; with 0 only the last one is written
-    track: Literal["tensorboard", "wandb"] | None = None  # where curves of the mean and the worst seed go
+    track: Literal["tensorboard", "wandb"] | None = None  # tracker for curves of the mean and of the worst seed
     track_seeds: tyro.conf.FlagCreatePairsOff[bool] = False  # track a curve for each seed as well
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
 
 
-KEPT = ("eval_episodes", "eval_interval", "checkpoint_interval", "track", "track_seeds")  # for a run that is resumed
+KEPT = ("eval_episodes", "eval_interval", "checkpoint_interval", "track", "track_seeds")  # recorded for --resume
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumeOptions:
-    """What can be given with --resume RUN_DIR."""
+    """Options that can be given with --resume RUN_DIR."""
 
-    total_timesteps: float | None = None  # environment steps per agent, more than before, which extends the run
+    total_timesteps: float | None = None  # more environment steps per agent than before, to extend the run
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
     force: tyro.conf.FlagCreatePairsOff[bool] = False  # use the run's copy of the script although it was edited
 
 
 class Request(NamedTuple):
-    """What the command line asks for."""
+    """What the command line requests."""
 
     script: Any
     config: Any
@@ -76,10 +74,7 @@ class Request(NamedTuple):
 
 
 def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
-    """Connects to other hosts, where there are any, before it imports the script. None if the run has finished.
-
-    Raises ValueError.
-    """
+    """Connect to other hosts, then import the script. None if the run has finished. Raises ValueError."""
     name, hosts, words = command_line.split_words(words)
     running.connect(hosts)
     if name == "--resume":
@@ -116,10 +111,10 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
 
 
 def extend(script, config, total_timesteps: int):
-    """`config` with more steps. Raises ValueError if updates would then be other ones."""
+    """`config` with more steps. Raises ValueError if this would change the updates."""
     longer = dataclasses.replace(config, total_timesteps=total_timesteps)
     if longer.num_updates <= config.num_updates:
-        raise ValueError(f"total_timesteps = {total_timesteps}: the run has {config.total_timesteps} already")
+        raise ValueError(f"total_timesteps = {total_timesteps}: the run already has {config.total_timesteps}")
     if describe_update(script, config) != describe_update(script, longer):
         raise ValueError(
             f"total_timesteps = {total_timesteps}: cannot be changed, because a schedule of the script depends on it, "
@@ -129,7 +124,7 @@ def extend(script, config, total_timesteps: int):
 
 
 def describe_update(script, config) -> str:
-    """The compiled program of an update, without what it says of the lines that it comes from."""
+    """The compiled program of an update, without references to lines of the script."""
     init, update = script.make_learner(config)
     lowered = jax.jit(update).lower(jax.eval_shape(init, jax.random.key(0)))
     text = lowered.compile().as_text()
@@ -140,18 +135,18 @@ def describe_update(script, config) -> str:
 
 
 def open_tracker(request: Request, name: str, steps_done: int):
-    """`log(step, {name: value})`, `flush()` and `close()` of a TensorBoard or W&B run for one slice. Raises OSError."""
+    """`(log, flush, close)` of a TensorBoard or W&B run for one slice; `log(step, {name: value})`. Raises OSError."""
     run_dir, record = request.run_dir, request.record
     if not request.options.track or not running.is_first():
         return lambda step, values: None, lambda: None, lambda: None
     if request.options.track == "tensorboard":
-        from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter's `flush` leaves what is in its queue
+        from tensorboardX.event_file_writer import EventsWriter  # `flush` of SummaryWriter leaves its queue
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
 
         (run_dir / "tensorboard" / name).mkdir(parents=True, exist_ok=True)
         writer = EventsWriter(str(run_dir / "tensorboard" / name / "events"))
-        # A resumed run writes again what came after its checkpoint: TensorBoard drops the older points.
+        # A resumed run writes the points after its checkpoint again; this makes TensorBoard drop the older ones.
         writer.write_event(Event(step=steps_done + 1, session_log=SessionLog(status=SessionLog.START)))
 
         def log(step, values):
@@ -173,17 +168,17 @@ def open_tracker(request: Request, name: str, steps_done: int):
             dir=str(run_dir),
             config=settings,
         )
-    except Exception as error:  # of the network, of a login: many kinds
+    except Exception as error:  # many kinds: of the network, of a login
         raise OSError(f"track = wandb: cannot be started ({error})") from error
     run.define_metric("*", step_metric="environment_steps")
     return lambda step, values: run.log(values | {"environment_steps": step}), lambda: None, run.finish
 
 
 def curves(script, metrics: dict, seeds: range, evaluation=None, each_seed: bool = False) -> dict:
-    """What is tracked of the updates of a chunk, NaN left out.
+    """The tracked values of a chunk of updates, without NaN.
 
-    `metrics` {name: [seeds, updates]}, `evaluation` [seeds, episodes] or None. Of returns: the mean over the seeds with
-    an episode that ended, its 95 % interval, and the worst seed. Of other metrics: the mean over seeds and updates.
+    `metrics` {name: [seeds, updates]}, `evaluation` [seeds, episodes] or None. Returns are tracked as the mean over the
+    seeds that ended an episode, its 95 % interval, and the worst seed; other metrics as means over seeds and updates.
     """
     returns = script.mean_return(metrics)
     values = returns_over_seeds("episodic_return", returns)
@@ -208,13 +203,13 @@ def returns_over_seeds(name: str, returns) -> dict:
 
 
 def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Program:
-    """The program of a slice, and what is needed printed. Begins a new run, and locks it. Raises ValueError."""
+    """Compile the program of a slice, print its memory, and begin and lock a new run. Raises ValueError."""
     script, config, options, record = request.script, request.config, request.options, request.record
     begun, memory = time.perf_counter(), running.free_memory(options.memory)
     compile_size = partial(running.compile_slice, script, config, [], options=options)
-    if "slice" in record:  # a resumed run keeps the slices that it began with, and so its numbers
+    if "slice" in record:  # a resumed run keeps its slices, and therefore its numbers
         program = compile_size(record["slice"])
-        running.only_first(runs.write_config, request.run_dir, config)  # which may have been extended
+        running.only_first(runs.write_config, request.run_dir, config)  # it may have been extended
     else:
         program = running.largest_slice(compile_size, options.num_seeds, running.padding(options.num_seeds), memory)
         record["slice"] = program.size
@@ -233,28 +228,25 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Pr
 
 
 def train(request: Request, program: running.Program) -> tuple[dict, Any]:
-    """Train and evaluate all slices, and record how long it took.
+    """Train and evaluate all slices, and record the time.
 
-    Returns `metrics` {name: [num_seeds, num_updates]}, `agent` with leaves [num_seeds, ...] and, where asked for,
-    `evaluation` [num_seeds, eval_episodes] and what was evaluated during training, in NumPy on every process. And the
-    runner state of all agents on their devices, None where one slice in one process does not hold them all.
+    Returns a dict of NumPy arrays, on every process: `metrics` {name: [num_seeds, num_updates]}, `agent` with leaves
+    [num_seeds, ...] and, if requested, `evaluation` [num_seeds, eval_episodes] and the evaluations `during` training.
+    Also returns the runner state of all agents on their devices, or None unless one slice in one process holds them.
     """
     config, options, size, record = request.config, request.options, program.size, request.record
     keys, parts, seconds = running.seed_keys(options), [], record["seconds"]
     steps, warmup = runs.steps_of(config), getattr(config, "warmup_timesteps", 0)  # of one agent
     first_process = running.is_first()
 
-    def write_record():
-        runs.write(request.run_dir / "run.json", json.dumps(record, indent=2))
-
     with (
         running.progress_bar(record["steps_total"], not first_process) as progress,
         running.catching_signals() as caught,
     ):
         for first in range(0, options.num_seeds, size):
-            state = None  # the last slice's memory is needed
+            state = None  # free the memory of the slice before
             seeds = range(first, min(first + size, options.num_seeds))
-            run = np.minimum(np.arange(first, first + size), options.num_seeds - 1)  # the last one fills up a slice
+            run = np.minimum(np.arange(first, first + size), options.num_seeds - 1)  # the last seed fills up a slice
             name = "" if size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
             with running.open_checkpoints(request.run_dir / "checkpoints" / name, keep=2) as manager:
                 done = manager.latest_step() or 0
@@ -275,8 +267,8 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
                     progress.update((last - first) * len(seeds) * steps)
 
                 how = dict(interval=options.checkpoint_interval, eval_interval=options.eval_interval, seconds=seconds)
-                how |= dict(save_last=True, before_save=flush, after_save=write_record, caught=caught)
-                how["begin"] = progress.unpause
+                how |= dict(save_last=True, caught=caught, begin=progress.unpause, before_save=flush)
+                how["after_save"] = partial(runs.write_record, request.run_dir, record)
                 try:
                     carry = running.train_slice(program, {}, keys[run], manager, watch, **how)
                 finally:
@@ -301,13 +293,13 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
 
 
 def finish(request: Request, trained: dict, runner_state) -> None:
-    """What the script's `main` writes at its end, each file whole or not at all, and the record. Raises OSError."""
+    """Write the files of the script's `main`, each completely or not at all, and the record. Raises OSError."""
     run_dir, record, folder = request.run_dir, request.record, request.run_dir / "results.partial"
-    shutil.rmtree(folder, ignore_errors=True)  # of an end before this one
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
     folder.mkdir()
     try:
         request.script.save_results(request.config, request.options.seed, trained["agent"], trained["metrics"], folder)
-        (folder / "agent.safetensors").chmod(0o666 & ~umask())  # which safetensors makes for its owner alone
+        shutil.copymode(folder / "metrics.npz", folder / "agent.safetensors")  # only its owner could read it
         if "during" in trained:
             save_evaluations(request, trained["during"], folder)
     except SafetensorError as error:
@@ -327,14 +319,8 @@ def finish(request: Request, trained: dict, runner_state) -> None:
     for name, values in returns.items():
         record |= statistics.summarize(name, values, lost)
     record["finished"] = runs.now()
-    runs.write(run_dir / "run.json", json.dumps(record, indent=2))
+    runs.write_record(run_dir, record)
     print(f"results in {run_dir}")
-
-
-def umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def save_evaluations(request: Request, during: dict, folder: Path) -> None:
@@ -348,11 +334,9 @@ def save_evaluations(request: Request, during: dict, folder: Path) -> None:
     (folder / "best_agent.safetensors").write_bytes(as_safetensors(best, metadata))
 
 
-def main(args=None) -> Path:
-    """The command line. Returns the run directory."""
-    words = sys.argv[1:] if args is None else [str(each) for each in args]
-    if words[:1] in (["-h"], ["--help"]):
-        raise SystemExit(print(__doc__))
+def main(words) -> Path:
+    """Train as the command line says. Returns the run directory."""
+    words = [str(each) for each in words]
     tool, failures = "onejit train", partial(command_line.failures_in_one_line, "onejit train")
     stop = partial(command_line.errors_in_one_line, tool)
     with stop(), failures(), contextlib.ExitStack() as until_the_end:
@@ -362,7 +346,7 @@ def main(args=None) -> Path:
         program = prepare(request, until_the_end)
         until_the_end = until_the_end.pop_all()
     with until_the_end, stop(1, (OSError,), about=f"run_dir = {run_dir}: "), failures():
-        with running.stopping(tool, f"onejit train --resume {run_dir} goes on"):
+        with running.stopping(tool, f"onejit train --resume {run_dir} continues"):
             trained, runner_state = train(request, program)
         running.only_first(finish, request, trained, runner_state)
     return run_dir

@@ -46,6 +46,6 @@ def test_as_the_page_says(tmp_path):
     command = [sys.executable, "-m", "onejit", "render", ROOT / "agents" / "ppo_catch", "--out", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert f"{ROOT / 'ppo.py'} stands in for it" in done.stdout and "return 1 in" in done.stdout
+    assert f"{ROOT / 'ppo.py'} is used instead" in done.stdout and "return 1 in" in done.stdout
     with Image.open(tmp_path / "out" / "best_agent0.gif") as picture:
         assert picture.n_frames > 3

@@ -265,13 +265,13 @@ def test_bad_input(tmp_path, capsys):
     (sweep / "run.json").write_text(json.dumps({"settings": settings, "words": ["ppo", "--lr", "1e-3"]}))
     (sweep / "results.csv").write_text("trial")
     cases = {
-        (tmp_path / "none",): "none: is not the directory of a run",
-        (empty,): "empty: is not the directory of a run",
+        (tmp_path / "none",): "none: is not a run directory",
+        (empty,): "empty: is not a run directory",
         (old,): "agent.safetensors",
         (cut,): "metrics.npz: cannot be read",
-        (unfinished,): "metrics.npz: is not there",
-        (sweep,): "sweep: is a sweep, which compares its trials itself in results.csv",
-        (good, good): "agent 0 of seed 0 is there twice",
+        (unfinished,): "metrics.npz: does not exist",
+        (sweep,): "sweep: is a sweep, whose trials are compared in its results.csv",
+        (good, good): "agent 0 of seed 0 occurs twice",
         (f"a={good}", f"a={other}"): "differ in gamma; give each a label",
         (good, "--returns", "greedy"): "has no greedy returns",
         (good, "--scale", "CartPol-v1", "0", "1"): "no run is on CartPol-v1, only on CartPole-v1",

@@ -102,8 +102,8 @@ def refused(capsys, *words) -> str:
 def test_bad_input(copied, tmp_path, capsys):
     record = json.loads((copied / "run.json").read_text())
     (tmp_path / "there").mkdir()
-    assert "none: is not the directory of a run" in refused(capsys, tmp_path / "none")
-    assert "there: is there already" in refused(capsys, copied, "--out", tmp_path / "there")
+    assert "none: is not a run directory" in refused(capsys, tmp_path / "none")
+    assert "there: already exists" in refused(capsys, copied, "--out", tmp_path / "there")
     assert "--viedo: is not a flag; did you mean --video?" in refused(capsys, copied, "--viedo")
     script = copied / "q_learning_gridworld.py"
     source = script.read_text()

@@ -137,7 +137,7 @@ def test_a_run_of_a_script_itself(copied, capsys):
     assert path == copied / "render" / f"worst_agent{final.argmin()}.gif" and len(frames_of_gif(path)) == 3
     said = capsys.readouterr().out
     assert "the return at the end of training" in said
-    assert f"{copied} has no copy of its script; {ROOT / 'q_learning_gridworld.py'} stands in for it" in said
+    assert f"{copied} has no copy of its script; {ROOT / 'q_learning_gridworld.py'} is used instead" in said
 
 
 def test_neither_checkpoints_nor_replay_are_read(copied):
@@ -224,7 +224,7 @@ def test_agents_that_do_not_fit_the_script(copied, refuses):
     harm_agents(path, lambda arrays: {name: table[:, :-1]})
     refuses([copied], f"{path}: does not fit {copied / 'q_learning_gridworld.py'}: {name} is (39, 4), but (40, 4)")
     harm_agents(path, lambda arrays: {"another": table})
-    refuses([copied], f"{path}: does not fit", "another is (40, 4), but not there")
+    refuses([copied], f"{path}: does not fit", "another is (40, 4), but missing")
 
 
 def test_a_run_of_an_older_script(copied):
@@ -386,7 +386,7 @@ def test_page_without_packages(pendulum, no_packages):
 
 
 def test_bad_input(run_dir, tmp_path, refuses):
-    refuses([tmp_path / "none"], "none: is not the directory of a run")
+    refuses([tmp_path / "none"], "none: is not a run directory")
     refuses([run_dir, "--agents", "best", "5"], "agents: 5 is neither", "0 to 4")
     refuses([run_dir, "--agents", "good"], "agents: good")
     refuses([run_dir, "--formats", "html"], "formats: html is for brax")
@@ -417,7 +417,7 @@ def test_runs_that_are_damaged(copied, refuses):
     agent.write_bytes(agent.read_bytes()[:100])
     refuses([copied], "agent.safetensors: cannot be read")
     agent.unlink()
-    refuses([copied], "agent.safetensors: is not there")
+    refuses([copied], "agent.safetensors: does not exist")
     (copied / "run.json").write_text("{")
     refuses([copied], "run.json: cannot be read")
 

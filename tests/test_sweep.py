@@ -26,7 +26,7 @@ from conftest import ROOT, assert_same, events, jit_quickly, slow
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 
-from onejit import command_line, render, running, runs, statistics, sweep, sweep_pictures
+from onejit import __main__, command_line, render, running, runs, statistics, sweep, sweep_pictures
 from onejit import list as list_runs
 
 SIZES = ["--num-steps=200", "--total-timesteps=2000"]  # 10 updates
@@ -514,10 +514,10 @@ def test_refuses(args, words, tmp_path, capfd, monkeypatch):
 
 def test_help(capsys):
     with pytest.raises(SystemExit) as stop:
-        sweep.main(["--help"])
+        __main__.main(["sweep", "--help"])
     assert not stop.value.code and "onejit sweep SCRIPT --help" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
-        sweep.main(["ppo", "--help"])
+        __main__.main(["sweep", "ppo", "--help"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0
     assert all(word in shown for word in ("--samples", "--num-seeds", "--memory", "--coordinator", "log-uniform"))
@@ -594,7 +594,7 @@ def test_stopped_while_a_group_compiles(tmp_path, monkeypatch, capfd):
             sweep.main([*args, f"--run-dir={tmp_path / 'run'}"])
     assert stop.value.code == 130
     said = capfd.readouterr().err.splitlines()
-    assert said[-1] == f"onejit sweep: stopped by SIGINT; onejit sweep --resume {tmp_path / 'run'} goes on"
+    assert said[-1] == f"onejit sweep: stopped by SIGINT; onejit sweep --resume {tmp_path / 'run'} continues"
     assert record_of(tmp_path / "run")["slices"] == [2, 2] and "finished" not in record_of(tmp_path / "run")
     assert list_runs.describe(tmp_path / "run")[4:6] == ["stopped", "50 %"]
     with monkeypatch.context() as patch:
@@ -613,8 +613,8 @@ def stop_at(monkeypatch):
     def arrange(number, steps):
         count, sent = sweep.count, []
 
-        def count_and_stop(request, progress, done):
-            count(request, progress, done)
+        def count_and_stop(request, progress, done, **how):
+            count(request, progress, done, **how)
             if request.record["steps_done"] >= steps and not sent:
                 sent.append(os.kill(os.getpid(), number))
 
@@ -632,7 +632,7 @@ def test_stopped_by_a_signal_and_resumed(finished, stop_at, tmp_path, capfd, num
         sweep.main([*SWEEP, f"--run-dir={run_dir}"])
     before, said = record_of(run_dir), capfd.readouterr().err.splitlines()
     assert stop.value.code == code
-    assert said[-1] == f"onejit sweep: stopped by {name}; onejit sweep --resume {run_dir} goes on"
+    assert said[-1] == f"onejit sweep: stopped by {name}; onejit sweep --resume {run_dir} continues"
     assert 0 < before["steps_done"] < 48_000 and before["seconds"]["train"] > 0
     sweep.main(["--resume", run_dir])
     assert re.search(r"resume: [1-9] of 10 updates of the next slice are done", capfd.readouterr().out)

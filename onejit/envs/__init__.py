@@ -1,7 +1,7 @@
-"""Environments of other libraries, behind gymnax's interface.
+"""Environments of other libraries with gymnax's interface.
 
-`--env-name onejit.envs.MODULE:NAME` imports a module of these, which registers that library's environments with gymnax
-under the library's own names. docs/environments.md says what each returns.
+`--env-name onejit.envs.MODULE:NAME` imports one of these modules, which registers the library's environments with
+gymnax under their own names. docs/environments.md describes the observations, actions and rewards of each.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from gymnax.environments import environment
 
 @struct.dataclass
 class State(environment.EnvState):
-    """gymnax's `time`, which the time limit goes by, and the state that the library itself steps."""
+    """gymnax's `time`, which the time limit is compared with, and the state of the library."""
 
     inner: Any
 
 
 @contextlib.contextmanager
 def needs(package: str):
-    """Around the import of a library: says what to install where there is none."""
+    """A context for the import of a library. If it is missing, the error says what to install."""
     try:
         yield
     except ImportError as error:
@@ -33,23 +33,23 @@ def needs(package: str):
 
 
 def register(names, make) -> None:
-    """`make(name, **arguments)` is called when gymnax makes the environment, and once for the same arguments."""
+    """Register environments. gymnax calls `make(name, **arguments)`, once for the same arguments."""
     for name in names:
         gymnax.register(name, functools.cache(functools.partial(make, name)))
 
 
 def start_from(reset, start_states: int):
-    """`reset` where `start_states` is 0, otherwise a function that looks up one of so many results of it.
+    """A function that looks up one of `start_states` results of `reset`, or `reset` itself if `start_states` is 0.
 
-    gymnax resets in each step and mostly throws the result away: where a reset costs much, to look one up does not.
+    gymnax resets in each step, and mostly discards the result. If a reset is expensive, looking one up is much cheaper.
     """
     if not start_states:
         return reset
 
     @functools.cache
-    def make():  # numbers, also where this runs inside a jit
+    def make():  # concrete numbers, also inside a jit
         with jax.ensure_compile_time_eval():
-            batch = math.gcd(start_states, 32)  # more at once take longer on a CPU: they do not fit in its cache
+            batch = math.gcd(start_states, 32)  # larger batches do not fit in a CPU's cache
             keys = jax.random.split(jax.random.key(0), start_states).reshape(-1, batch)
             states = jax.jit(lambda keys: jax.lax.map(jax.vmap(reset), keys))(keys)
             return jax.tree.map(lambda leaf: leaf.reshape(start_states, *leaf.shape[2:]), states)

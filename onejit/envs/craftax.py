@@ -2,7 +2,7 @@
 
     python pqn.py --env-name onejit.envs.craftax:Craftax-Classic-Symbolic-v1
 
-To make a world takes a CPU 14 times as long as a step: episodes begin in one of `start_states` worlds.
+Making a world takes 14 times as long as a step on a CPU. Episodes therefore begin in one of `start_states` worlds.
 """
 
 import functools
@@ -22,7 +22,7 @@ NAMES = ("Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1", "Craftax-Sy
 
 
 class Craftax(environment.Environment):
-    """`parameters` are Craftax's own, such as `day_length`; they cannot change once it is made."""
+    """`parameters` are Craftax's own, such as `day_length`. They are fixed when the environment is made."""
 
     def __init__(self, name: str, start_states: int = 0, **parameters):
         self.env = make_craftax_env_from_name(name, auto_reset=False)
@@ -56,7 +56,7 @@ class Craftax(environment.Environment):
         library = type(self.env).__module__.split(".envs.")[0]
         renderer = importlib.import_module(f"{library}.renderer")
         size = importlib.import_module(f"{library}.constants").BLOCK_PIXEL_SIZE_IMG
-        return jax.jit(renderer.make_craftax_pixel_renderer(size))  # reads the textures, for a minute the first time
+        return jax.jit(renderer.make_craftax_pixel_renderer(size))  # reads textures, the first time for a minute
 
     def frame(self, state, params):
         return np.asarray(self.draw(state.inner)).astype(np.uint8)

@@ -2,7 +2,7 @@
 
     python ppo.py --env-name onejit.envs.jumanji:Snake-v1
 
-Observations become one vector, action masks with them; several whole numbers of one action become one number.
+Observations and action masks become one vector. Actions of several whole numbers become one number.
 """
 
 import math
@@ -19,12 +19,12 @@ from onejit.envs import State, needs, register, start_from
 with needs("jumanji"):
     import jumanji
 
-NO_LIMIT = 4000  # steps in an episode of a game that ends by itself
-COUNTS_DOWN = ("SearchAndRescue-v0",)  # its reward falls to 0 at the time limit, which is part of the task
+NO_LIMIT = 4000  # time limit for a game without one
+COUNTS_DOWN = ("SearchAndRescue-v0",)  # the reward falls to 0 at the time limit, which is part of the task
 
 
 class Jumanji(environment.Environment):
-    """`arguments` are those of the environment's constructor, such as `time_limit`."""
+    """`arguments` go to the environment's constructor, such as `time_limit`."""
 
     def __init__(self, name: str, start_states: int = 0, **arguments):
         self.env = jumanji.make(name, **arguments)
@@ -47,7 +47,7 @@ class Jumanji(environment.Environment):
             numbers = jnp.stack(jnp.unravel_index(action, self.choices)).reshape(spec.shape)
             action = (numbers + spec.minimum).astype(spec.dtype)
         inner, timestep = self.env.step(state.inner, action)
-        state, reward = State(time=state.time + 1, inner=inner), timestep.reward.sum()  # over agents, where several
+        state, reward = State(time=state.time + 1, inner=inner), timestep.reward.sum()  # over all agents
         return self.flat(timestep.observation), state, reward.astype(jnp.float32), timestep.last(), {}
 
     def flat(self, observation):
@@ -59,7 +59,7 @@ class Jumanji(environment.Environment):
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """How many values each of the whole numbers of an action has."""
+        """The number of values of each whole number in an action."""
         spec = self.env.action_spec
         sizes = np.asarray(spec.maximum) - np.asarray(spec.minimum) + 1
         return tuple(np.ravel(np.broadcast_to(sizes, spec.shape)).tolist())
@@ -73,7 +73,7 @@ class Jumanji(environment.Environment):
         return spaces.Discrete(math.prod(self.choices))
 
     def frame(self, state, params):
-        with warnings.catch_warnings(action="ignore"):  # that there is no screen
+        with warnings.catch_warnings(action="ignore"):  # a warning that there is no screen
             self.env.render(state.inner)
         figure = pyplot.gcf()
         figure.set_dpi(40)  # it is 10 by 10 inches

@@ -3,7 +3,7 @@
     python ppo.py --env-name onejit.envs.navix:Navix-Empty-8x8-v0
     python ppo.py --env-name onejit.envs.navix:Navix-DoorKey-5x5-v0 --env-params observation symbolic_first_person
 
-An episode has 100 steps in all rooms, as `navix.make` has it.
+An episode has 100 steps in all rooms, the default of `navix.make`.
 """
 
 import jax
@@ -21,7 +21,7 @@ OBSERVATIONS = [f"{kind}{view}" for kind in KINDS for view in ("", "_first_perso
 
 
 class Navix(environment.Environment):
-    """`arguments` are those of `navix.make`, such as `max_steps`; `observation` names one of its functions."""
+    """`arguments` go to `navix.make`, such as `max_steps`. `observation` names a function of `navix.observations`."""
 
     def __init__(self, name: str, observation: str = "symbolic", start_states: int = 0, **arguments):
         if observation not in OBSERVATIONS:
@@ -38,14 +38,14 @@ class Navix(environment.Environment):
         return timestep.observation, State(time=jnp.int32(0), inner=timestep)
 
     def step_env(self, key, state, action, params):
-        running = state.inner.replace(step_type=navix.StepType.TRANSITION)  # it would reset where its own limit passed
+        running = state.inner.replace(step_type=navix.StepType.TRANSITION)  # or it resets after its own limit
         timestep = self.env.step(running, action)
         state = State(time=state.time + 1, inner=timestep)
         return timestep.observation, state, timestep.reward, timestep.is_termination(), {}
 
     def observation_space(self, params):
         space = self.env.observation_space
-        bounds = jnp.iinfo(space.dtype)  # some observations exceed those that the library gives
+        bounds = jnp.iinfo(space.dtype)  # some observations exceed the bounds of the library
         return spaces.Box(bounds.min, bounds.max, space.shape, space.dtype)
 
     def action_space(self, params=None):

@@ -2,7 +2,7 @@
 
     python ppo_continuous.py --env-name onejit.envs.playground:CartpoleBalance
 
-Robots fetch their models from GitHub when they are made first; the control suite (CheetahRun, ...) has its own.
+Robots download their models from GitHub the first time; the control suite (CheetahRun, ...) includes its models.
 """
 
 import subprocess
@@ -24,12 +24,12 @@ class Playground(environment.Environment):
     def __init__(self, name: str, start_states: int = 1024, **overrides):
         config = registry.get_default_config(name).lock()
         try:
-            config.update_from_flattened_dict({"impl": "jax"} | overrides)  # runs everywhere; warp on NVIDIA GPUs alone
+            config.update_from_flattened_dict({"impl": "jax"} | overrides)  # runs everywhere; warp needs NVIDIA GPUs
             self.env = registry.load(name, config=config)
         except KeyError as error:
             raise ValueError(error.args[0]) from error
         except subprocess.CalledProcessError as error:
-            raise OSError(f"{name}: its models cannot be fetched ({error})") from error
+            raise OSError(f"{name}: its models cannot be downloaded ({error})") from error
         self.limit, self.dt = config.episode_length, self.env.dt
         self.start = start_from(self.env.reset, start_states)
 
@@ -38,14 +38,14 @@ class Playground(environment.Environment):
         return environment.EnvParams(max_steps_in_episode=self.limit)
 
     def observe(self, inner):
-        return inner.obs["state"] if isinstance(inner.obs, Mapping) else inner.obs  # what a policy sees on a robot
+        return inner.obs["state"] if isinstance(inner.obs, Mapping) else inner.obs  # what a robot's policy observes
 
     def reset_env(self, key, params):
         inner = self.start(key)
         return self.observe(inner), State(time=jnp.int32(0), inner=inner)
 
     def step_env(self, key, state, action, params):
-        """A step that is not finite, where physics blew up, terminates with reward 0 and a finite observation."""
+        """A step that is not finite, because physics blew up, terminates with reward 0 and a finite observation."""
         inner = self.env.step(state.inner, action)
         obs, reward = self.observe(inner), inner.reward
         finite = jnp.isfinite(obs).all() & jnp.isfinite(reward)
@@ -60,10 +60,10 @@ class Playground(environment.Environment):
         return spaces.Box(-1.0, 1.0, (self.env.action_size,))
 
     def frame(self, state, params):
-        camera = 0 if self.env.mj_model.ncam else -1  # its first one, or from afar
+        camera = 0 if self.env.mj_model.ncam else -1  # the first camera, or a view from afar
         try:
             return self.env.render(state.inner, height=360, width=480, camera=camera)
-        except Exception as error:  # each way to draw raises its own
+        except Exception as error:  # each renderer raises its own kind
             raise ValueError(f"MuJoCo cannot draw here ({error}): install libosmesa6, or set MUJOCO_GL") from error
 
 
