@@ -1,5 +1,5 @@
-# Everything runs in .venv, which is made with PYTHON. The packages have the versions that were tested, those of
-# constraints.txt. They are installed again when that file or a requirements file changes.
+# All targets run in .venv, which is made with PYTHON. Packages have the tested versions in constraints.txt. They are
+# installed again when this file or a requirements file changes.
 PYTHON ?= python3
 VENV := .venv
 CONSTRAIN := -c constraints.txt
@@ -9,28 +9,28 @@ ARGS ?=
 
 .PHONY: run test test-all newest tools docs pins sync clean
 
-run: $(VENV)/.installed  ## the default run; make run ARGS="--env-name Pendulum-v1" gives it flags
+run: $(VENV)/.installed  ## train with the defaults; make run ARGS="--env-name Pendulum-v1" passes flags
 	$(RUN) ppo_continuous.py $(ARGS)
 
-test: $(VENV)/.installed-dev  ## the linter and the fast tests
+test: $(VENV)/.installed-dev  ## run the linter and the fast tests
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m pytest $(ARGS)
 
-test-all: $(VENV)/.installed-dev  ## the linter and all tests, the slow ones too
+test-all: $(VENV)/.installed-dev  ## run the linter and all tests, including slow tests
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -m "" $(ARGS)
 
-newest:  ## the fast tests with the newest versions of all packages, in an environment that is made for them
+newest:  ## run the fast tests with the newest versions of all packages, in a new environment
 	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest CONSTRAIN=
 
-tools: $(VENV)/.installed-tools  ## the command `onejit`, the packages for trackers and pictures, and those of brax's viewer
+tools: $(VENV)/.installed-tools  ## install the command `onejit`, packages for trackers and figures, and brax's viewer
 
-docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/
+docs: $(VENV)/.installed-docs  ## build the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
-pins: $(VENV)/.created  ## write constraints.txt: the newest versions at the date that the scripts' headers name
+pins: $(VENV)/.created  ## write constraints.txt with the newest versions at the date in the scripts' headers
 	$(RUN) -m pip install --quiet uv
 	$(RUN) -m uv pip compile --quiet --upgrade --universal --fork-strategy fewest --python-version 3.11 \
 		--exclude-newer "$$(sed -n 's/^# exclude-newer = "\(.*\)"/\1/p' ppo_continuous.py)" \
@@ -40,11 +40,11 @@ pins: $(VENV)/.created  ## write constraints.txt: the newest versions at the dat
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
 	$(PYTHON) tests/sync_blocks.py $(ARGS)
 
-clean:  ## remove what make made; runs/ stays
+clean:  ## remove everything that make made; runs/ stays
 	rm -rf $(VENV) .venv-newest .cache site .jax_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-# A stamp, not .venv itself: a virtual environment that was left half made has to be made again.
+# A stamp file, not .venv itself, because an incomplete virtual environment must be made again.
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("needs Python 3.11 or later: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv --clear $(VENV)
