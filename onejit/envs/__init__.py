@@ -33,8 +33,14 @@ def needs(package: str):
 
 
 def register(names, make) -> None:
-    """`make(name, **arguments)` is called when gymnax makes the environment, and once for the same arguments."""
+    """`make(name, **arguments)` is called when gymnax makes the environment, and once for the same arguments.
+
+    A name that is registered already, such as gymnax's own CartPole-v1, then means the new environment.
+    """
     for name in names:
+        if name in gymnax.registered_envs:
+            gymnax.registered_envs.remove(name)
+            del gymnax.registration._registry[name]
         gymnax.register(name, functools.cache(functools.partial(make, name)))
 
 
