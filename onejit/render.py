@@ -230,6 +230,15 @@ def own_frames(env, env_params, states, rewards, steps):
         yield captioned(env.frame(state_at(states, i), env_params), i, episodic_return)
 
 
+def host_frames(env, states, rewards, steps):
+    """By an environment outside JAX, which plays the episode again."""
+    try:
+        for i, picture in zip(steps, env.frames(states, steps), strict=True):
+            yield captioned(picture, i, np.cumsum(rewards)[i])
+    except Exception as error:  # each library raises its own
+        raise ValueError(f"env_name: this environment cannot be drawn here ({error})") from error
+
+
 def mujoco_frames(env, states, rewards, steps, width=480, height=360):
     """A brax environment, drawn by MuJoCo from its `track` camera where it has one."""
     model, returns = env.sys.mj_model, np.cumsum(rewards)
@@ -258,6 +267,8 @@ def frames_of(config, env, env_params, states, rewards):
     every = max(1, round(1 / (30 * dt)))  # about 30 frames in a second, as fast as in life
     if is_brax(env):
         return partial(mujoco_frames, env.env, states[0].pipeline_state, rewards, steps[::every]), every * dt
+    if hasattr(env, "frames"):
+        return partial(host_frames, env, states, rewards, steps[::every]), every * dt
     if hasattr(env, "frame"):
         return partial(own_frames, env, env_params, states, rewards, steps[::every]), every * dt
     if hasattr(states, "cell"):

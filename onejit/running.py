@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from onejit import command_line, playing, runs
 from onejit.command_line import Hosts
+from onejit.envs import host
 
 if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     with contextlib.suppress(RuntimeError):  # JAX has started
@@ -41,6 +42,7 @@ if not jax.config.jax_compilation_cache_dir:  # as there
     jax.config.update("jax_compilation_cache_max_size", 2**31)
 
 GIB = 2**30
+EPISODE = ("obs", "env_state", "first", "hidden", "noise", "discounted_return", "tail")  # fields that belong to one
 HEARTBEAT = 20  # seconds without a sign of life after which the other processes give up
 
 # --- many processes --- processes ---
@@ -471,6 +473,22 @@ def restore(manager, step: int, program: Program):
         raise OSError(f"resume: the checkpoint {name} cannot be restored: {cause}") from error
 
 
+def is_on_host(runner_state) -> bool:
+    """Whether the environments run outside JAX."""
+    leaves = jax.tree.leaves(runner_state, is_leaf=lambda each: isinstance(each, host.HostState))
+    return any(isinstance(each, host.HostState) for each in leaves)
+
+
+def with_new_episodes(program: Program, runner_state, floats, key_data, done: int):
+    """A restored runner state whose environments start new episodes, because no checkpoint holds their state."""
+    if is_first():
+        text = "the state of environments outside JAX is in no checkpoint: new episodes begin"
+        print(f"resume: note: {text}", file=sys.stderr)
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(jax.random.wrap_key_data(jnp.asarray(key_data)))
+    new = program.start(floats, put(np.asarray(jax.random.key_data(keys)), program.spread))["runner_state"]
+    return runner_state._replace(**{name: getattr(new, name) for name in EPISODE if hasattr(new, name)})
+
+
 def path_of(path) -> str:
     """The name under which `grown` has a leaf of `carry`."""
     keys = [str(getattr(key, "key", "")) for key in path]
@@ -603,8 +621,11 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
     """
     seconds = {"train": 0.0, "evaluate": 0.0} if seconds is None else seconds
     floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
+    host.close_all()  # what an earlier slice has left
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some
     carry = restore(manager, done, program) if done else program.start(floats, put(key_data, program.spread))
+    if done and is_on_host(program.abstract["runner_state"]):
+        carry["runner_state"] = with_new_episodes(program, carry["runner_state"], floats, key_data, done)
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
     while done < program.num_updates:
         begun, last, returns = time.perf_counter(), min(done + chunk, program.num_updates), None

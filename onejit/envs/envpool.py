@@ -19,8 +19,9 @@ with needs("envpool"), warnings.catch_warnings(action="ignore"):
 
 
 class Pool(Batch):
-    def __init__(self, env, name, arguments, seeds, limit):
+    def __init__(self, env, name, arguments, seeds, limit, draw=False):
         given = arguments if limit == env.limit else arguments | {"max_episode_steps": limit}
+        given = given | {"render_mode": "rgb_array"} if draw else given
         with warnings.catch_warnings(action="ignore"):  # that bounds are rounded to float32
             self.envs = envpool.make_gymnasium(
                 name, num_envs=len(seeds), seed=seeds, num_threads=min(env.threads, len(seeds)), **given
@@ -35,6 +36,9 @@ class Pool(Batch):
 
     def reset_rows(self, rows):
         return in_float32(self.space, self.envs.reset(rows.astype(np.int32))[0])
+
+    def frame(self):
+        return np.asarray(self.envs.render())[0]
 
     def close(self):
         self.envs.close()

@@ -25,9 +25,10 @@ NO_LIMIT = 100_000  # steps in an episode of an environment that has no time lim
 
 
 class Vector(Batch):
-    def __init__(self, env, name, arguments, seeds, limit):
+    def __init__(self, env, name, arguments, seeds, limit, draw=False):
         if limit != NO_LIMIT:
             arguments = arguments | {"max_episode_steps": limit}
+        arguments = arguments | {"render_mode": "rgb_array"} if draw else arguments
         mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
         with warnings.catch_warnings(action="ignore"):
             self.envs = gymnasium.make_vec(name, num_envs=len(seeds), vector_kwargs=mode, **arguments)
@@ -42,6 +43,9 @@ class Vector(Batch):
     def reset_rows(self, rows):
         mask = np.isin(np.arange(self.envs.num_envs), rows)
         return in_float32(self.space, self.envs.reset(options={"reset_mask": mask})[0])[rows]
+
+    def frame(self):
+        return np.asarray(self.envs.render()[0])
 
     def close(self):
         self.envs.close()

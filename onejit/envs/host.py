@@ -22,9 +22,9 @@ from jax.experimental import buffer_callback
 
 
 class Batch:
-    """The interface of a batched environment of n rows on the host, with a Python method for each call. NumPy only.
+    """A batched environment of n rows on the host. Its methods take and return NumPy arrays.
 
-    `make(seeds, limit)` of `HostEnv` returns one; an adapter defines `envs`, `step`, `reset_rows`, `first` and `close`.
+    `make(seeds, limit, draw=False)` of `HostEnv` returns one; with `draw` it is one row that can be drawn.
     """
 
     first: np.ndarray  # observations after the first reset [n, *obs_shape]
@@ -35,6 +35,10 @@ class Batch:
 
     def reset_rows(self, rows):
         """Begin a new episode in `rows` [k]. Returns their observations [k, *obs_shape]."""
+        raise NotImplementedError
+
+    def frame(self):
+        """A picture [H, W, 3] of bytes."""
         raise NotImplementedError
 
     def close(self):
@@ -106,7 +110,7 @@ def call_host(function, shapes, *args):
 
 
 class HostEnv(environment.Environment):
-    """gymnax's interface for `make(seeds, limit) -> Batch`. Spaces are gymnax's; `limit` steps end an episode."""
+    """gymnax's interface for `make(seeds, limit, draw=False) -> Batch`. Spaces are gymnax's; `limit` steps end an episode."""
 
     def __init__(self, make, observation_space, action_space, limit: int):
         self.make, self.spaces, self.limit = make, (observation_space, action_space), limit
@@ -158,6 +162,21 @@ class HostEnv(environment.Environment):
             out[...] = 0
 
         return call_host(call, done, state.batch)
+
+    def frames(self, states, steps):
+        """Pictures of the steps `steps` of an episode, played again in an environment of its own.
+
+        states: [T], the episode's, before each step.
+        """
+        batch = self.make([int(states.seed[0])], self.limit, draw=True)
+        try:
+            for step in range(steps[-1] + 1):
+                if step:
+                    batch.step(np.asarray(states.action[step])[None])
+                if step in steps:
+                    yield batch.frame()
+        finally:
+            batch.close()
 
     # --- on the host ---
 
