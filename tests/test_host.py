@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import ClassVar
 
 import gymnax
 import jax
@@ -24,7 +25,7 @@ LIMIT = 5
 class Echo(host.Batch):
     """Rewards are the actions; observations are (seed % 1000, episode, step). Episodes end by action 3 or LIMIT."""
 
-    calls = []  # the number of rows of each step
+    calls: ClassVar = []  # the number of rows of each step
 
     def __init__(self, seeds, limit, draw=False):
         self.seeds, self.limit = np.asarray(seeds), limit
@@ -191,17 +192,18 @@ def test_rows_may_change_places():
 
 
 def test_an_error_of_the_environment_ends_the_run():
+    run, keys = jax.jit(functools.partial(rollout, echo_env())), jax.random.split(jax.random.key(0), 2)
     with pytest.raises(jax.errors.JaxRuntimeError, match="the robot is on fire"):
-        jax.block_until_ready(jax.jit(functools.partial(rollout, echo_env()))(jax.random.split(jax.random.key(0), 2), jnp.full((3, 2), 4)))  # fmt: skip
+        jax.block_until_ready(run(keys, jnp.full((3, 2), 4)))
 
 
 def test_the_time_limit_may_be_changed():
     env = echo_env()
     params = env.default_params.replace(max_steps_in_episode=3)
-    obs, state = env.reset(jax.random.key(0), params)
+    _, state = env.reset(jax.random.key(0), params)
     ends = []
     for _ in range(6):
-        *_, state, reward, terminated, truncated, info = env.step(jax.random.key(0), state, 0, params)
+        _, state, _, _, truncated, _ = env.step(jax.random.key(0), state, 0, params)
         ends.append(bool(truncated))
     assert ends == [False, False, True] * 2
 
@@ -255,7 +257,6 @@ def test_resume_begins_new_episodes(tmp_path, capsys):
 
 def test_a_picture_of_each_step_of_an_episode():
     env = echo_env()
-    _, steps, _ = rollout(env, jax.random.split(jax.random.key(0), 1), jnp.zeros((4, 1), int))
     _, state = env.reset(jax.random.key(0))
     states = [state]
     for _ in range(3):
@@ -308,7 +309,7 @@ def test_ends_and_observations_are_the_library_s_own(module, name, arguments):
 
 def test_images_have_their_channels_last_and_stay_bytes():
     env = make("envpool", "Pong-v5")
-    obs, state = env.reset(jax.random.key(0))
+    obs, _ = env.reset(jax.random.key(0))
     assert obs.shape == (84, 84, 4) == env.observation_space(None).shape and obs.dtype == np.uint8
     assert obs.max() > 100
 
@@ -320,7 +321,7 @@ def test_dictionaries_become_vectors():
 
 
 def test_actions_that_no_script_has():
-    with pytest.raises(ValueError, match="^env_name: actions of"):
+    with pytest.raises(ValueError, match=r"^env_name: actions of"):
         make("envpool", "Sudoku-v0")
 
 

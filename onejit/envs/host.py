@@ -1,9 +1,9 @@
 """Environments that run outside JAX, in C++ or Python, stepped from inside a jitted training.
 
-`HostEnv` puts a batched environment behind gymnax's interface. Every `step` is one call on the host for all environments
-of all seeds of a device, however `vmap`, `lax.scan` and `shard_map` are nested. The batched environment itself stays
-outside: the state in JAX is a ticket that names the batch, the row and the number of steps taken. The ticket goes
-through every step, and data dependence therefore keeps the steps in order.
+`HostEnv` puts a batched environment behind gymnax's interface. Every `step` is one call on the host for all
+environments of all seeds of a device, however `vmap`, `lax.scan` and `shard_map` are nested. The batched environment
+itself stays outside: the state in JAX is a ticket that names the batch, the row and the number of steps taken. The
+ticket goes through every step, and data dependence therefore keeps the steps in order.
 
 What is lost: the environments step on the CPU, and their state cannot be saved. A state can be stepped only once.
 """
@@ -114,7 +114,7 @@ class HostEnv(environment.Environment):
 
     def __init__(self, make, observation_space, action_space, limit: int):
         self.make, self.spaces, self.limit = make, (observation_space, action_space), limit
-        self.threads = max(1, processors() // jax.local_device_count())  # for each batch: devices step at the same time
+        self.threads = max(1, processors() // jax.local_device_count())  # for a batch: devices step at the same time
 
     @property
     def default_params(self):
