@@ -7,6 +7,7 @@ The environments step on the CPU: see onejit/envs/host.py for what is lost by th
 """
 
 import functools
+import os
 import warnings
 
 import numpy as np
@@ -18,14 +19,17 @@ with needs("envpool"), warnings.catch_warnings(action="ignore"):
     import envpool
 
 
+def processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 class Pool(Batch):
     def __init__(self, env, name, arguments, seeds, limit, draw=False):
         given = arguments if limit == env.limit else arguments | {"max_episode_steps": limit}
         given = given | {"render_mode": "rgb_array"} if draw else given
         with warnings.catch_warnings(action="ignore"):  # that bounds are rounded to float32
-            self.envs = envpool.make_gymnasium(
-                name, num_envs=len(seeds), seed=seeds, num_threads=min(env.threads, len(seeds)), **given
-            )
+            threads = min(processors(), len(seeds))  # all, although devices share them: EnvPool waits with the GIL held
+            self.envs = envpool.make_gymnasium(name, num_envs=len(seeds), seed=seeds, num_threads=threads, **given)
         self.space, self.start = self.envs.observation_space, getattr(self.envs.action_space, "start", 0)
         self.kind = self.envs.action_space.dtype
         self.first = in_float32(self.space, self.envs.reset()[0])

@@ -10,7 +10,6 @@ What is lost: the environments step on the CPU, and their state cannot be saved.
 
 import atexit
 import itertools
-import os
 import threading
 
 import jax
@@ -114,7 +113,6 @@ class HostEnv(environment.Environment):
 
     def __init__(self, make, observation_space, action_space, limit: int):
         self.make, self.spaces, self.limit = make, (observation_space, action_space), limit
-        self.threads = max(1, processors() // jax.local_device_count())  # for a batch: devices step at the same time
 
     @property
     def default_params(self):
@@ -212,10 +210,6 @@ class HostEnv(environment.Environment):
         for to, value in zip(out[:5], results, strict=True):
             to[...] = value[rows].reshape(to.shape)
         out[5][...], out[6][...] = number, rows.reshape(lead)
-
-
-def processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def in_float32(space, arrays):
