@@ -109,7 +109,7 @@ def call_host(function, shapes, *args):
 
 
 class HostEnv(environment.Environment):
-    """gymnax's interface for `make(seeds, limit, draw=False) -> Batch`. Spaces are gymnax's; `limit` steps end an episode."""
+    """gymnax's interface for `make(seeds, limit, draw=False) -> Batch`, with gymnax's spaces and a time limit."""
 
     def __init__(self, make, observation_space, action_space, limit: int):
         self.make, self.spaces, self.limit = make, (observation_space, action_space), limit
