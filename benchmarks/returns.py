@@ -40,6 +40,8 @@ MEASURED, PAGE, FIGURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "resu
 PLANS_FILE = MEASURED / "plans.json"
 SEED = 100
 
+MUJOCO = ("halfcheetah", "hopper", "walker2d", "ant", "swimmer", "reacher")
+MUJOCO += ("inverted_pendulum", "inverted_double_pendulum")
 SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-timesteps STEPS
     32: """ppo/cartpole ppo/cartpole_fast pqn/cartpole dqn/cartpole ppo/acrobot pqn/acrobot dqn/acrobot
         ppo/mountaincar pqn/mountaincar ppo_continuous/mountaincar_continuous ppo_continuous/pendulum
@@ -53,22 +55,14 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
     16: """ppo_rnn/cartpole_masked apex_dqn/cartpole apex_dqn/acrobot apex_dqn/catch dqn/mountaincar
         sac/pendulum td3/pendulum
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
-    10: " ".join(
-        f"ppo_continuous/mujoco_{robot}"
-        for robot in (
-            *("halfcheetah", "hopper", "walker2d", "ant", "swimmer", "reacher"),
-            *("inverted_pendulum", "inverted_double_pendulum"),
-        )
-    ),
+    10: " ".join(f"ppo_continuous/mujoco_{robot}" for robot in MUJOCO),
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders apex_dqn/breakout sac/hopper td3/hopper
         sac/inverted_double_pendulum td3/inverted_double_pendulum
         ppo/breakout@1e7 ppo/asterix@1e7 ppo/freeway@1e7 ppo/spaceinvaders@1e7 ppo/seaquest@1e7
         pqn/breakout@1e7 pqn/asterix@1e7 pqn/freeway@1e7 pqn/spaceinvaders@1e7 pqn/seaquest@1e7
         dqn/breakout@5e6 dqn/asterix@5e6 dqn/freeway@5e6 dqn/spaceinvaders@5e6 dqn/seaquest@5e6""",
-    6: " ".join(
-        f"{name}/mujoco_{robot}" for name in ("sac", "td3") for robot in ("halfcheetah", "hopper", "walker2d", "ant")
-    ),
+    6: " ".join(f"{name}/mujoco_{robot}" for name in ("sac", "td3") for robot in MUJOCO[:4]),
 }
 
 
@@ -81,7 +75,10 @@ ROWS = {  # a row whose config is not there yet is none
     row: seeds for seeds, rows in SEEDS.items() for row in rows.split() if (ROOT / config_of(row)).exists()
 }
 ALSO = {  # further flags of rows: of the script, and of onejit train if they begin with --eval
-    f"pqn/{game}": ["--total-timesteps", "1e6"] for game in ("breakout", "asterix", "freeway", "spaceinvaders")
+    **{f"pqn/{game}": ["--total-timesteps", "1e6"] for game in ("breakout", "asterix", "freeway", "spaceinvaders")},
+    **{f"ppo_continuous/mujoco_{robot}": ["--eval-interval", "61"] for robot in MUJOCO},  # 8 times
+    **{f"sac/mujoco_{robot}": ["--eval-interval", "25000"] for robot in MUJOCO},
+    **{f"td3/mujoco_{robot}": ["--eval-interval", "12500"] for robot in MUJOCO},
 }
 PLANNED = {  # rows for a GPU: seeds
     **{f"ppo_continuous/{robot}": 32 for robot in ("ant", "halfcheetah", "walker2d", "humanoid")},
@@ -358,6 +355,12 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
         f"dpo_continuous/{name}": OF_PPO
         for name in ("hopper", "pendulum", "reacher", "pointrobot", "inverted_pendulum", "inverted_double_pendulum")
     },
+    **{
+        f"ppo_continuous/mujoco_{robot}": "7 settings on HalfCheetah-v4, 2 agents each, seed 7; none for this task"
+        for robot in MUJOCO
+    },
+    **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO},
+    **{f"td3/mujoco_{robot}": "none: the authors' settings" for robot in MUJOCO},
     "ppo/seaquest": OF_BREAKOUT,
     "dqn/breakout": "none",
     "apex_dqn/breakout": "none",
