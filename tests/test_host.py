@@ -1,6 +1,7 @@
 """Environments outside JAX: one call per step and device, in order, with the ends and resets of the library's own."""
 
 import functools
+import importlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -273,8 +274,21 @@ def test_a_picture_of_each_step_of_an_episode():
 def make(module, name, **arguments):
     """The environment of an adapter, or a skipped test."""
     pytest.importorskip(module, reason=f"{module} is not installed: pip install -r requirements-environments.txt")
-    __import__(f"onejit.envs.{module}")
+    importlib.import_module(f"onejit.envs.{module}")
     return gymnax.make(name, **arguments)[0]
+
+
+@pytest.mark.parametrize("module, name", [("envpool", "Hopper-v4"), ("gymnasium", "CartPole-v1")])
+def test_the_seed_of_a_row_is_the_library_s(module, name):
+    env, keys = make(module, name), jax.random.split(jax.random.key(0), 3)
+    first, *_ = rollout(env, keys, jnp.zeros((1, 3, *env.action_space().shape), int))
+    library = importlib.import_module(module)
+    for seed, obs in zip(seeds_of(keys), first, strict=True):
+        if module == "gymnasium":
+            own, _ = library.make(name).reset(seed=seed)
+        else:
+            own = library.make_gymnasium(name, num_envs=1, seed=seed).reset()[0][0]
+        np.testing.assert_array_equal(obs, np.float32(own))
 
 
 @pytest.mark.parametrize(
