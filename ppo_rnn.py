@@ -208,7 +208,7 @@ class Body(nn.Module):
         `first` [T, ...] tells which are the first of an episode.
         """
         activation = getattr(nn, self.activation)
-        x = obs / 255.0 if obs.dtype == jnp.uint8 else obs
+        x = obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
         for features, size, stride in self.convolutions:
             x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride)))
         x = x.reshape(*first.shape, -1)
@@ -622,7 +622,8 @@ def make_env(config):
     if not bounded and not isinstance(space, spaces.Discrete):
         raise ValueError(f"env_name = {config.env_name}: must have discrete or bounded continuous actions")
     env = RescaleAction(env) if bounded else env
-    if config.torso == "nature" and (config.observe or config.observe_previous):
+    is_image = len(env.observation_space(env_params).shape) == 3
+    if is_image and config.torso == "nature" and (config.observe or config.observe_previous):
         raise ValueError("torso = nature: must be grid with observe and observe_previous, which make vectors of images")
     return LogWrapper(Observe(env, env_params, config.observe, config.observe_previous)), env_params
 

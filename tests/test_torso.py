@@ -171,6 +171,7 @@ def test_no_other_type_is_needed_to_store_bytes(script, dtype):
 def test_entries_of_images_are_vectors(overrides):
     with pytest.raises(ValueError, match="torso = nature: must be grid with observe"):
         ppo_rnn.make_learner(make_config(ppo_rnn, "nature", **overrides))
+    ppo_rnn.make_learner(make_config(ppo_rnn, "nature", env_name="CartPole-v1", **overrides))
     size = 1 if "observe" in overrides else 84 * 84 + 2 + 1
     assert (size, 8) in kernels(ppo_rnn, make_config(ppo_rnn, "grid", **overrides))
 
@@ -191,12 +192,15 @@ def test_entries_of_images_are_vectors(overrides):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_learns_from_pictures(script, num_updates, overrides):
-    """Which half is bright tells the action. Dense layers alone would do; that they learn shows that gradients pass."""
+    """Which half is bright tells the action. All kernels change, those of the convolutions too."""
     config = make_config(script, num_updates=num_updates, **overrides)
+    initial = jit_quickly(lambda key: script.make_learner(config)[0](key).agent["params"])(jax.random.key(0))
     out = jit_quickly(script.make_train(config))(jax.random.key(0))
     start, act = script.make_policy(config)
     agent, picture = out["runner_state"].agent, toys.Brightness().picture
     assert [int(act(agent, start(), picture(sign))[0]) for sign in (-1, 1)] == [0, 1]
+    for old, new in zip(jax.tree.leaves(initial), jax.tree.leaves(agent["params"]), strict=True):
+        assert np.ndim(old) < 2 or np.abs(old - new).max() > 1e-4
 
 
 def test_acting_and_the_loss_see_the_same_pictures():
