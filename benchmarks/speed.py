@@ -113,7 +113,7 @@ def script_training(script: str, steps: int, **settings):
 
 
 def ppo(options, steps, env_name="CartPole-v1", settings=CLASSIC, activation="tanh"):
-    ours = script_training("ppo", steps, env_name=env_name, conv_features=0, activation=activation, **settings)
+    ours = script_training("ppo", steps, env_name=env_name, torso="flat", activation=activation, **settings)
     if not options.purejaxrl:
         return ours, None
     module = load(options.purejaxrl / "purejaxrl" / "ppo.py", "purejaxrl_ppo")

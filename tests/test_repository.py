@@ -98,8 +98,8 @@ def test_blocks_of_a_script_are_not_long(path, sync):
 def test_scripts_are_read_in_one_sitting(path):
     """The limits of a script's length, and how far down its first equation may stand."""
     limits = {
-        "pqn": 535, "dqn": 580, "apex_dqn": 673, "ppo": 637, "ppo_continuous": 702, "ppo_rnn": 740,
-        "dpo_continuous": 721, "sac": 735, "td3": 722, "q_learning_gridworld": 573, "evolve_objective": 811,
+        "pqn": 545, "dqn": 594, "apex_dqn": 687, "ppo": 647, "ppo_continuous": 702, "ppo_rnn": 770,
+        "dpo_continuous": 721, "sac": 735, "td3": 722, "q_learning_gridworld": 573, "evolve_objective": 823,
     }  # fmt: skip
     lines = path.read_text().splitlines()
     assert len(lines) <= limits[path.stem]
