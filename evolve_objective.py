@@ -120,7 +120,7 @@ class Config:
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
     normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
+    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
     hidden_sizes: tuple[int, ...] = (32, 32)  # sizes of the dense hidden layers of actor and critic
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the hidden layers
 
@@ -160,13 +160,24 @@ def orthogonal(scale: float):
     return init
 
 
+# --- block torso: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
+def convolutions(torso: str, obs_shape: tuple[int, ...]):
+    """(features, size, stride) of each convolution of images [H, W, C]; none for other observations."""
+    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[torso]
+    if len(obs_shape) == 3 and min(obs_shape[:2]) < {"flat": 1, "grid": 3, "nature": 36}[torso]:
+        raise ValueError(f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any")
+    return layers if len(obs_shape) == 3 else ()
+
+
+def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
+    """Squares of size x size, `stride` (its divisor) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
+    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # of blocks; n x n blocks are a square
+    x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
+    x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
+    return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
+
+
 # --- networks ---
-
-
-def patches(x):
-    """The 3 x 3 neighbourhood of each inner cell: [..., H, W, C] -> [..., H - 2, W - 2, 9 C]."""
-    height, width = x.shape[-3] - 2, x.shape[-2] - 2  # a dense layer of them convolves, ten times as fast as nn.Conv
-    return jnp.concatenate([x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)], axis=-1)
 
 
 class Network(nn.Module):
@@ -174,7 +185,7 @@ class Network(nn.Module):
 
     obs_shape: tuple[int, ...]
     num_states: int  # of an environment whose observation is the number of its state; 0 of all others
-    conv_features: int
+    convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
     activation: str
     num_actions: int  # 0 of the critic
@@ -182,9 +193,10 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs):  # [..., *obs_shape] -> logits [..., num_actions], or values [...]
         activation = getattr(nn, self.activation)
+        obs = obs / 255.0 if obs.dtype == jnp.uint8 and self.obs_shape else obs
         x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
-        if len(self.obs_shape) == 3 and self.conv_features:
-            x = activation(nn.Dense(self.conv_features, kernel_init=orthogonal(math.sqrt(2)))(patches(x)))
+        for features, size, stride in self.convolutions:
+            x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride)))
         x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
@@ -363,7 +375,7 @@ def make_networks(config: Config, env, env_params):
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
     if num_states and config.normalize_obs:
         raise ValueError(f"normalize_obs = True: must be False, observations of {config.env_name} are state numbers")
-    layers = config.conv_features, config.hidden_sizes, config.activation
+    layers = convolutions(config.torso, space.shape), config.hidden_sizes, config.activation
     actor = Network(space.shape, num_states, *layers, num_actions=env.action_space(env_params).n)
     return actor, Network(space.shape, num_states, *layers, num_actions=0)
 

@@ -116,6 +116,7 @@ class Config:
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
     cell: Literal["gru", "none"] = "gru"  # memory cell; none replaces it by a dense layer
     cell_size: int = 64  # size of the memory, or of the dense layer in its place
+    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
     hidden_sizes: tuple[int, ...] = (64,)  # sizes of the dense layers before the memory
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the dense layers
 
@@ -147,6 +148,23 @@ def unrolled_scan(step, carry, xs, unroll=8):
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
+# --- block torso: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
+def convolutions(torso: str, obs_shape: tuple[int, ...]):
+    """(features, size, stride) of each convolution of images [H, W, C]; none for other observations."""
+    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[torso]
+    if len(obs_shape) == 3 and min(obs_shape[:2]) < {"flat": 1, "grid": 3, "nature": 36}[torso]:
+        raise ValueError(f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any")
+    return layers if len(obs_shape) == 3 else ()
+
+
+def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
+    """Squares of size x size, `stride` (its divisor) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
+    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # of blocks; n x n blocks are a square
+    x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
+    x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
+    return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
+
+
 # --- networks ---
 
 
@@ -159,10 +177,8 @@ class Gru(nn.Module):
     def __call__(self, hidden, x, first):  # [..., size], [T, ..., features], [T, ...] -> [T, ..., size]
         x = nn.Dense(3 * self.size)(x)  # of all steps and gates at once; only the rest has to wait for the memory
         kernels = [self.param(name, orthogonal(1.0), (self.size, self.size)) for name in ("reset", "update", "new")]
-        kernel, bias = (
-            jnp.concatenate(kernels, axis=1),
-            self.param("bias", nn.initializers.zeros, (self.size,), jnp.float32),
-        )
+        kernel = jnp.concatenate(kernels, axis=1)
+        bias = self.param("bias", nn.initializers.zeros, (self.size,), jnp.float32)
 
         def step(hidden, inputs):
             x, first = inputs
@@ -177,22 +193,27 @@ class Gru(nn.Module):
 
 
 class Body(nn.Module):
-    """Dense layers and the memory, which the actor and the critic share."""
+    """A convolution of images, dense layers and the memory, which the actor and the critic share."""
 
     cell: str
     cell_size: int
+    convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
     activation: str
 
     @nn.compact
-    def __call__(self, hidden, x, first):
-        """Observations [T, ..., obs_dim] to the memory after each [T, ..., cell_size], from the memory before them.
+    def __call__(self, hidden, obs, first):
+        """Observations [T, ..., *obs_shape] to the memory after each [T, ..., cell_size], from the memory before them.
 
         `first` [T, ...] tells which are the first of an episode.
         """
+        activation = getattr(nn, self.activation)
+        x = obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
+        for features, size, stride in self.convolutions:
+            x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride)))
+        x = x.reshape(*first.shape, -1)
         for size in self.hidden_sizes if self.cell == "gru" else (*self.hidden_sizes, self.cell_size):
-            x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
-            x = getattr(nn, self.activation)(x)
+            x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
         return Gru(self.cell_size)(hidden, x, first) if self.cell == "gru" else x
 
 
@@ -321,7 +342,7 @@ class RunnerState(NamedTuple):
     params: dict  # of "body", "actor" and "critic"
     opt_state: Any
     update_count: jax.Array  # updates so far
-    obs: jax.Array  # [num_envs, obs_dim]
+    obs: jax.Array  # [num_envs, *obs_shape]
     first: jax.Array  # [num_envs], whether `obs` is the first of its episode
     hidden: jax.Array  # [num_envs, cell_size], the memory before `obs`; not yet reset if `obs` is the first
     env_state: Any  # [num_envs, ...]
@@ -338,7 +359,8 @@ class RunnerState(NamedTuple):
 
 def make_networks(config: Config, env, env_params):
     continuous = bool(env.action_space(env_params).shape)
-    body = Body(config.cell, config.cell_size, config.hidden_sizes, config.activation)
+    layers = convolutions(config.torso, env.observation_space(env_params).shape), config.hidden_sizes, config.activation
+    body = Body(config.cell, config.cell_size, *layers)
     return body, Actor(env.action_dim, continuous), Critic()
 
 
@@ -409,7 +431,7 @@ def make_learner(config: Config):
         if config.normalize_obs:  # values and loss use the observations that the policy acted on
             old, raw = state.obs_statistics, rollout.obs
             rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
-            state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, -1)))
+            state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:])))
         return state._replace(obs=obs, first=first, hidden=hidden, env_state=env_state), rollout
 
     def make_batch(state, rollout, hidden):
@@ -551,7 +573,7 @@ class RescaleAction(GymnaxWrapper):
 class Observe(GymnaxWrapper):
     """Observations as vectors: one-hot for numbers of states, otherwise the entries `seen`. With `previous` the
     previous action and reward follow; both are zeros at the start of an episode. `final_observation` has the action and
-    the reward of the episode's last step.
+    the reward of the episode's last step. Images are unchanged without `seen` and `previous`.
     """
 
     def __init__(self, env, env_params, seen: tuple[int, ...], previous: bool):
@@ -563,12 +585,17 @@ class Observe(GymnaxWrapper):
         if any(not 0 <= index < size for index in seen):
             raise ValueError(f"observe = {seen}: must be indices of {size} entries, from 0 to {size - 1}")
         self.seen = np.asarray(seen or range(size))
+        self.is_image = len(space.shape) == 3 and not seen and not previous
 
     def observation_space(self, params):
+        if self.is_image:
+            return self._env.observation_space(params)
         return spaces.Box(-jnp.inf, jnp.inf, (len(self.seen) + self.previous * (self.action_dim + 1),))
 
     def see(self, obs, action, reward):
-        """obs [*obs_shape] or a number, action [action_dim], reward [] -> [obs_dim]"""
+        """obs [*obs_shape] or a number, action [action_dim], reward [] -> [obs_dim], or an image as it is"""
+        if self.is_image:
+            return obs
         obs = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32).reshape(-1)
         return jnp.concatenate([obs[self.seen], action, reward[None]]) if self.previous else obs[self.seen]
 
@@ -595,6 +622,9 @@ def make_env(config):
     if not bounded and not isinstance(space, spaces.Discrete):
         raise ValueError(f"env_name = {config.env_name}: must have discrete or bounded continuous actions")
     env = RescaleAction(env) if bounded else env
+    is_image = len(env.observation_space(env_params).shape) == 3
+    if is_image and config.torso == "nature" and (config.observe or config.observe_previous):
+        raise ValueError("torso = nature: must be grid with observe and observe_previous, which make vectors of images")
     return LogWrapper(Observe(env, env_params, config.observe, config.observe_previous)), env_params
 
 

@@ -101,7 +101,7 @@ class Config:
     exploration_fraction: float = 0.2  # fraction of the updates over which epsilon falls linearly
     max_grad_norm: float = 10.0  # limit of the gradient's global norm; 0 for none
     layer_norm: bool = True  # normalize layers before each activation; keeps learning stable without a target network
-    conv_features: int = 16  # of the 3 x 3 convolution that grids [H, W, C] go through first; 0 flattens them
+    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the dense hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
     unroll: int = 8  # rollout and gradient steps that are unrolled on a GPU: fewer kernels, but a longer compilation
@@ -114,13 +114,24 @@ class Config:
         return self.total_timesteps // (self.num_envs * self.num_steps)
 
 
+# --- block torso: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
+def convolutions(torso: str, obs_shape: tuple[int, ...]):
+    """(features, size, stride) of each convolution of images [H, W, C]; none for other observations."""
+    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[torso]
+    if len(obs_shape) == 3 and min(obs_shape[:2]) < {"flat": 1, "grid": 3, "nature": 36}[torso]:
+        raise ValueError(f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any")
+    return layers if len(obs_shape) == 3 else ()
+
+
+def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
+    """Squares of size x size, `stride` (its divisor) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
+    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # of blocks; n x n blocks are a square
+    x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
+    x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
+    return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
+
+
 # --- networks ---
-
-
-def patches(x):
-    """The 3 x 3 neighbourhood of each inner cell: [..., H, W, C] -> [..., H - 2, W - 2, 9 C]."""
-    height, width = x.shape[-3] - 2, x.shape[-2] - 2  # a dense layer of them convolves, ten times as fast as nn.Conv
-    return jnp.concatenate([x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)], axis=-1)
 
 
 class QNetwork(nn.Module):
@@ -129,7 +140,7 @@ class QNetwork(nn.Module):
     obs_shape: tuple[int, ...]
     num_states: int  # of an environment whose observation is the number of its state; 0 of all others
     num_actions: int
-    conv_features: int
+    convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool
@@ -140,9 +151,10 @@ class QNetwork(nn.Module):
             x = nn.Dense(size, kernel_init=nn.initializers.he_normal())(x)
             return getattr(nn, self.activation)(nn.LayerNorm()(x) if self.layer_norm else x)
 
+        obs = obs / 255.0 if obs.dtype == jnp.uint8 and self.obs_shape else obs
         x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
-        if len(self.obs_shape) == 3 and self.conv_features:
-            x = layer(self.conv_features, patches(x))
+        for features, size, stride in self.convolutions:
+            x = layer(features, patches(x, size, stride))
         x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
         for size in self.hidden_sizes:
             x = layer(size, x)
@@ -228,7 +240,7 @@ class RunnerState(NamedTuple):
 def make_network(config: Config, env, env_params):
     space, num_actions = env.observation_space(env_params), env.action_space(env_params).n
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
-    layers = config.conv_features, config.hidden_sizes, config.activation
+    layers = convolutions(config.torso, space.shape), config.hidden_sizes, config.activation
     return QNetwork(space.shape, num_states, num_actions, *layers, config.layer_norm)
 
 

@@ -10,8 +10,9 @@
     PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn beside PureJaxRL; pqn beside PureJaxQL;
-sac and td3 beside rejax; ppo_torch beside CleanRL's ppo.py; gridworld beside the port that one writes first. A row
-whose peer is not there is left out, which is said.
+sac and td3 beside rejax; ppo_torch, ppo_mujoco and sac_mujoco beside CleanRL's files for PyTorch; envpool_steps beside
+a plain loop over EnvPool; gridworld beside the port that one writes first. A row whose peer is not there is left out,
+which is said.
 
 The contestants are `jit(vmap(train))` of both on one device, a single seed without `vmap`, and, with several seeds and
 several devices (each CPU core is one), the script's seeds spread over them, as `main` and onejit train do it. A
@@ -112,7 +113,7 @@ def script_training(script: str, steps: int, **settings):
 
 
 def ppo(options, steps, env_name="CartPole-v1", settings=CLASSIC, activation="tanh"):
-    ours = script_training("ppo", steps, env_name=env_name, conv_features=0, activation=activation, **settings)
+    ours = script_training("ppo", steps, env_name=env_name, torso="flat", activation=activation, **settings)
     if not options.purejaxrl:
         return ours, None
     module = load(options.purejaxrl / "purejaxrl" / "ppo.py", "purejaxrl_ppo")
@@ -125,16 +126,84 @@ def ppo_torch(options, steps):
     ours = script_training("ppo", steps, **CLASSIC)
     if not options.cleanrl or not options.cleanrl_python:
         return ours, None
-    command = [options.cleanrl_python, options.cleanrl / "cleanrl" / "ppo.py", "--no-cuda", "--total-timesteps"]
+    return ours, torch_process(options, "ppo.py", "--total-timesteps", str(steps))
+
+
+MUJOCO = dict(num_envs=1, num_steps=2048, update_epochs=10, num_minibatches=32, lr=3e-4, clip_eps=0.2, ent_coef=0.0)
+
+
+def torch_process(options, file: str, *flags):
+    """`run(keys)` of a file of CleanRL: the seconds of its training, without its imports, from the speed it prints."""
+    command = [options.cleanrl_python, options.cleanrl / "cleanrl" / file, "--no-cuda", *flags]
 
     def run(keys):
-        """The seconds of its training, without its imports, from the speed that it prints last."""
         with tempfile.TemporaryDirectory() as folder:  # for what it writes
-            done = subprocess.run([*command, str(steps)], capture_output=True, text=True, check=True, cwd=folder)
-        return steps / float(re.findall(r"SPS: (\d+)", done.stdout)[-1])
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+        return int(flags[-1]) / float(re.findall(r"SPS: (\d+)", done.stdout)[-1])
 
     run.is_process = True
-    return ours, run
+    return run
+
+
+def ppo_mujoco(options, steps):
+    """HalfCheetah-v4, stepped by EnvPool here and by Gymnasium there, CleanRL's hyperparameters."""
+    if not importlib.util.find_spec("envpool") or not options.cleanrl_python or not options.cleanrl:
+        return None, None
+    ours = script_training("ppo_continuous", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **MUJOCO)
+    return ours, torch_process(options, "ppo_continuous_action.py", "--total-timesteps", str(steps))
+
+
+def sac_mujoco(options, steps):
+    """The same for SAC: 256 x 256, batches of 256, a gradient step of the critics per environment step."""
+    if not importlib.util.find_spec("envpool") or not options.cleanrl_python or not options.cleanrl:
+        return None, None
+    networks = dict(num_envs=1, num_steps=1, gradient_steps=1, batch_size=256, buffer_size=1_000_000)
+    more = networks | dict(learning_starts=5000, policy_lr=3e-4, q_lr=1e-3, hidden_sizes=(256, 256))
+    ours = script_training("sac", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **more)
+    flags = ["--env-id", "HalfCheetah-v4", "--total-timesteps", str(steps)]
+    return ours, torch_process(options, "sac_continuous_action.py", *flags)
+
+
+def envpool_steps(options, steps):
+    """Random actions in 64 environments: inside jit, and in a plain loop over the same library."""
+    if not importlib.util.find_spec("envpool"):
+        return None, None
+    return random_steps(steps, 64)
+
+
+def envpool_steps_8(options, steps):
+    return random_steps(steps, 8) if importlib.util.find_spec("envpool") else (None, None)
+
+
+def random_steps(steps: int, num_envs: int):
+    import envpool
+
+    importlib.import_module("onejit.envs.envpool")
+    env, params = gymnax.make("HalfCheetah-v4")
+    actions = np.random.default_rng(0).uniform(-1, 1, (num_envs, 6))
+    pool = envpool.make_gymnasium("HalfCheetah-v4", num_envs=num_envs, seed=0, num_threads=os.cpu_count())
+
+    def ours(key):
+        step = jax.vmap(env.step, (None, 0, 0, None))
+
+        def body(state, _):
+            _, state, reward, *_ = step(key, state, jnp.asarray(actions, jnp.float32), params)
+            return state, reward.mean()
+
+        _, state = jax.vmap(env.reset, (0, None))(jax.random.split(key, num_envs), params)
+        return jax.lax.scan(body, state, None, steps // num_envs)[1]
+
+    def theirs(keys):
+        pool.reset()
+        begun = time.perf_counter()
+        for _ in range(steps // num_envs):
+            _, _, terminated, truncated, _ = pool.step(actions)
+            if (terminated | truncated).any():
+                pool.reset(np.flatnonzero(terminated | truncated).astype(np.int32))
+        return time.perf_counter() - begun
+
+    theirs.is_process = True
+    return ours, theirs
 
 
 def ppo_minatar(options, steps):
@@ -270,6 +339,10 @@ def gridworld(options, steps):
 ROWS = {  # (function, seeds on a CPU, seeds on a GPU, steps of all seeds in one training, what divides an agent's)
     "ppo": (ppo, (1, 8, 32), (2048,), 400_000, 512),
     "ppo_torch": (ppo_torch, (1,), (1,), 100_000, 512),
+    "ppo_mujoco": (ppo_mujoco, (1,), (1,), 20_480, 2048),
+    "sac_mujoco": (sac_mujoco, (1,), (1,), 8192, 2),
+    "envpool_steps_8": (envpool_steps_8, (1,), (1,), 40_960, 64),
+    "envpool_steps": (envpool_steps, (1,), (1,), 81_920, 64),
     "ppo_minatar": (ppo_minatar, (1, 8), (256,), 131_072, 8192),
     "ppo_continuous": (ppo_continuous, (1, 4), (64,), 81_920, 20_480),
     "ppo_ant": (ppo_ant, (), (64,), 81_920, 20_480),

@@ -18,6 +18,7 @@ def make_player(script, config):
     """`play(agent, key) -> Episode`: one greedy episode of one agent with the script's policy and environment."""
     env, env_params = script.make_env(config)
     start, act = script.make_policy(config)
+    release = getattr(env, "release", None)  # of an environment that runs outside JAX
 
     def play(agent, key):
         def step(carry, key):
@@ -30,7 +31,10 @@ def make_player(script, config):
         reset_key, step_key = jax.random.split(key)
         obs, env_state = env.reset(reset_key, env_params)
         keys = jax.random.split(step_key, int(env_params.max_steps_in_episode))
-        return jax.lax.scan(step, (obs, env_state, start(), jnp.asarray(True)), keys)[1]
+        (_, env_state, *_), episode = jax.lax.scan(step, (obs, env_state, start(), jnp.asarray(True)), keys)
+        if release is None:
+            return episode
+        return episode._replace(reward=episode.reward + release(getattr(env_state, "env_state", env_state)))  # adds 0
 
     return play
 

@@ -102,10 +102,7 @@ def choose_agents(wanted, order) -> dict[str, int]:
 
 
 def play(script, config, agents, key):
-    """The greedy episode of `key` of each of `agents` [n, ...]: `[(states, rewards), ...]`, both [T].
-
-    The states before each step, of the environment inside all wrappers.
-    """
+    """A greedy episode of each of `agents` [n, ...]: `[(states before each step, rewards), ...]`, both [T]."""
     episodes = jax.device_get(jax.jit(jax.vmap(playing.make_player(script, config), (0, None)))(agents, key))
     lengths = episodes.valid.sum(axis=1)
     return [(state_at(episodes.env_state, (i, slice(n))), episodes.reward[i, :n]) for i, n in enumerate(lengths)]
@@ -230,6 +227,15 @@ def own_frames(env, env_params, states, rewards, steps):
         yield captioned(env.frame(state_at(states, i), env_params), i, episodic_return)
 
 
+def host_frames(env, states, rewards, steps):
+    """By an environment outside JAX, which plays the episode again."""
+    try:
+        for i, picture in zip(steps, env.frames(states, steps), strict=True):
+            yield captioned(picture, i, np.cumsum(rewards)[i])
+    except Exception as error:  # each library raises its own
+        raise ValueError(f"env_name: this environment cannot be drawn here ({error})") from error
+
+
 def mujoco_frames(env, states, rewards, steps, width=480, height=360):
     """Frames of a brax environment, drawn by MuJoCo from the `track` camera if there is one."""
     model, returns = env.sys.mj_model, np.cumsum(rewards)
@@ -258,6 +264,8 @@ def frames_of(config, env, env_params, states, rewards):
     every = max(1, round(1 / (30 * dt)))  # about 30 frames per second, in real time
     if is_brax(env):
         return partial(mujoco_frames, env.env, states[0].pipeline_state, rewards, steps[::every]), every * dt
+    if hasattr(env, "frames"):
+        return partial(host_frames, env, states, rewards, steps[::every]), every * dt
     if hasattr(env, "frame"):
         return partial(own_frames, env, env_params, states, rewards, steps[::every]), every * dt
     if hasattr(states, "cell"):
@@ -298,10 +306,7 @@ def save_mp4(frames, seconds: float, file) -> None:
 
 
 def viewer_modules() -> dict[str, str]:
-    """The modules of brax's viewer and its dependencies, by the names under which they are imported. Raises ValueError.
-
-    Inlined modules have no address, and relative imports therefore become imports by name.
-    """
+    """The modules of brax's viewer and its dependencies, by the names of their imports. Raises ValueError."""
     packages, own = PACKAGES, Path(brax.__file__).parent / "visualizer" / "js"
     files = {
         "three": packages / "three/build/three.module.js",
@@ -313,6 +318,7 @@ def viewer_modules() -> dict[str, str]:
     except FileNotFoundError as error:
         command = f"npm ci --prefix {os.path.relpath(VIEWER)}"
         raise ValueError(f"formats: html needs {error.filename}; run `{command}` once, or use --formats gif") from None
+    # Inlined modules have no address: relative imports become imports by name.
     return {name: re.sub(r"from '\./(\w+)\.js'", r"from '\1'", source) for name, source in sources.items()}
 
 

@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from onejit import command_line, playing, runs
 from onejit.command_line import Hosts
+from onejit.envs import host
 
 if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     with contextlib.suppress(RuntimeError):  # JAX has started
@@ -41,6 +42,7 @@ if not jax.config.jax_compilation_cache_dir:  # as in scripts
     jax.config.update("jax_compilation_cache_max_size", 2**31)
 
 GIB = 2**30
+EPISODE = ("obs", "env_state", "first", "hidden", "noise", "discounted_return", "tail")  # of an episode
 HEARTBEAT = 20  # seconds without a sign of life from a process until the others give up
 
 # --- processes ---
@@ -70,10 +72,7 @@ def connect(hosts) -> None:
 
 
 def read_resumed(words: list[str], tool: str, key: str, options, until_the_end: contextlib.ExitStack):
-    """Lock the run of `--resume RUN_DIR`, and return `(run_dir, record, given)`. Raises ValueError.
-
-    Records of this tool's runs have `key`. `until_the_end` holds the lock.
-    """
+    """Lock and read the run of `--resume RUN_DIR`. Records of this tool have `key`. Raises ValueError."""
     if not words or words[0].startswith("-"):
         raise ValueError("resume: needs RUN_DIR, the run to continue")
 
@@ -137,10 +136,7 @@ def only_first(function, *args):
 
 
 def cgroup_memory(root=Path("/sys/fs/cgroup"), own=Path("/proc/self/cgroup")) -> float:
-    """Bytes that this process's control group and its parents still allow; infinity without a limit.
-
-    The kernel's cache of files does not count, because the kernel can free it at once.
-    """
+    """Bytes that the control groups of this process still allow, or infinity. The kernel's cache of files is free."""
     free, lines = math.inf, own.read_text().splitlines() if own.is_file() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -297,7 +293,7 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
             remember = jax.jit(remember_best, donate_argnums=0, out_shardings=spread)
             count = config.num_updates // options.eval_interval
             make = jax.jit(partial(no_evaluation, count=count), out_shardings=spread)
-            start = with_evaluation(start, make)
+            start = partial(start_with_evaluation, start, make)
             abstract |= {"evaluation": make.eval_shape(agents)}
         needed = max(needed, program_bytes(evaluate, held))
     if devices[0].platform == "cpu":  # a checkpoint's copy is in the same memory
@@ -306,14 +302,10 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     return Program(size, config.num_updates, len(devices), needed, *functions, abstract, spread, whole)
 
 
-def with_evaluation(start, make):
-    """`start`, with the result of `make(agents)` added to its carry."""
-
-    def start_with(floats, key_data):
-        carry = start(floats, key_data)
-        return carry | {"evaluation": make(carry["runner_state"].agent)}
-
-    return start_with
+def start_with_evaluation(start, make, floats, key_data):
+    """The carry of `start`, with the result of `make(agents)` added."""
+    carry = start(floats, key_data)
+    return carry | {"evaluation": make(carry["runner_state"].agent)}
 
 
 def no_evaluation(agents, count: int) -> dict:
@@ -466,6 +458,22 @@ def restore(manager, step: int, program: Program):
         raise OSError(f"resume: the checkpoint {name} cannot be restored: {cause}") from error
 
 
+def is_on_host(runner_state) -> bool:
+    """Whether the environments run outside of JAX."""
+    leaves = jax.tree.leaves(runner_state, is_leaf=lambda each: isinstance(each, host.HostState))
+    return any(isinstance(each, host.HostState) for each in leaves)
+
+
+def with_new_episodes(program: Program, runner_state, floats, key_data, done: int):
+    """A restored runner state whose environments start new episodes, because no checkpoint holds their state."""
+    if is_first():
+        text = "checkpoints do not contain the state of environments outside of JAX; new episodes begin"
+        print(f"resume: note: {text}", file=sys.stderr)
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(jax.random.wrap_key_data(jnp.asarray(key_data)))
+    new = program.start(floats, put(np.asarray(jax.random.key_data(keys)), program.spread))["runner_state"]
+    return runner_state._replace(**{name: getattr(new, name) for name in EPISODE if hasattr(new, name)})
+
+
 def path_of(path) -> str:
     """The name of a leaf of `carry` in `grown`."""
     keys = [str(getattr(key, "key", "")) for key in path]
@@ -573,10 +581,7 @@ def stopping(tool: str, go_on: str):
 
 @contextlib.contextmanager
 def catching_signals():
-    """Yield a list that receives the first SIGINT or SIGTERM. Training then ends with a checkpoint.
-
-    A second signal has its usual effect.
-    """
+    """Yield a list that receives the first SIGINT or SIGTERM, which ends training. A second one acts as usual."""
     caught, before = [], {}
 
     def note(number, frame):
@@ -613,8 +618,11 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
     """
     seconds = {"train": 0.0, "evaluate": 0.0} if seconds is None else seconds
     floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
+    host.close_all()  # left by an earlier slice
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
     carry = restore(manager, done, program) if done else program.start(floats, put(key_data, program.spread))
+    if done and is_on_host(program.abstract["runner_state"]):
+        carry["runner_state"] = with_new_episodes(program, carry["runner_state"], floats, key_data, done)
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
     begin()
     while done < program.num_updates:

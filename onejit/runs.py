@@ -136,7 +136,7 @@ def make_record(script, config, options, command: list[str]) -> dict:
         "versions": versions(),
         "commit": git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip(),  # not a tag
         "path": str(path),
-        "sha256": file_hash(path),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "folders": [str(path.parent), os.getcwd()],  # where the script may import modules from
         "seconds": {"compile": 0.0, "train": 0.0, "evaluate": 0.0},
         "steps_done": 0,
@@ -150,18 +150,14 @@ def git(path: Path, *words) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout if shutil.which("git") else ""
 
 
-def file_hash(path) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
 def check_new(run_dir: Path) -> None:
     """Raise ValueError if a run directory exists: no run is overwritten."""
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
         raise ValueError(f"run_dir = {run_dir}: already exists; --resume {run_dir} continues a run")
 
 
-def write_config(run_dir: Path, config) -> None:
-    write(run_dir / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+def write_config(path: Path, config) -> None:
+    write(path, yaml.safe_dump(plain(config), sort_keys=False))
 
 
 def write_record(run_dir: Path, record: dict) -> None:
@@ -176,7 +172,7 @@ def begin_run(run_dir: Path, config, record: dict) -> None:
     check_new(run_dir)
     temporary, script = run_dir.with_name(run_dir.name + ".partial"), Path(record["path"])
     try:
-        write_config(temporary, config)
+        write_config(temporary / "config.yaml", config)
         write_record(temporary, record)
         shutil.copyfile(script, temporary / script.name)
         if diff := git(script, "diff", "HEAD", "--", script):
@@ -250,7 +246,7 @@ def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
     copy = Path(run_dir, f"{record['settings']['script']}.py")
     if not copy.is_file():
         return None
-    if not force and file_hash(copy) != record.get("sha256"):
+    if not force and hashlib.sha256(copy.read_bytes()).hexdigest() != record.get("sha256"):
         raise ValueError(f"{copy}: has been edited since the run began; --force uses the edited script")
     return copy
 

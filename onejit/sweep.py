@@ -34,7 +34,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 import tyro
-import yaml
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import safe_open
 from safetensors.numpy import save as as_safetensors
@@ -246,10 +245,7 @@ def make_groups(request: Request) -> list[Group]:
 
 
 def propose_groups(request: Request):
-    """Groups of `batch` trials from Optuna, which learns the returns of a group before it proposes the next one.
-
-    A resumed sweep repeats this from the start, because samplers are seeded. Raises ValueError.
-    """
+    """Groups of `batch` trials, which Optuna proposes from earlier returns. A resumed sweep repeats the proposals."""
     options, trials, known = request.options, request.trials, request.record.setdefault("proposed", [])
     study = make_study(request) if running.is_first() else None
     space = make_space(request) if running.is_first() else {}
@@ -391,8 +387,8 @@ def train_slice(request: Request, group: Group, program, first: int, last: int, 
         if begun:
             count(request, progress, begun * steps, restored=True)
             if running.is_first():
-                said = f"resume: {begun} of {program.num_updates} updates of the next slice are done"
-                progress.write(said, file=sys.stdout)
+                which = f"{begun} of {program.num_updates} updates of the next slice"
+                progress.write(f"resume: {which} are done", file=sys.stdout)
         how = dict(interval=options.checkpoint_interval, caught=caught)
         how |= dict(begin=progress.unpause, before_save=partial(runs.write_record, request.run_dir, request.record))
         carry = running.train_slice(program, floats, keys, manager, watch, seconds=request.record["seconds"], **how)
@@ -449,10 +445,7 @@ def track(request: Request, trial: int) -> None:
 
 
 def first_not_finite(metrics: dict) -> np.ndarray:
-    """The first update in which a loss is not finite, or -1: [runs, updates] -> [runs].
-
-    Other metrics may be NaN, for example if no episode ended.
-    """
+    """The first update with a loss that is not finite, or -1: [runs, updates] -> [runs]. Other metrics may be NaN."""
     bad = np.zeros(metrics["episodes"].shape, bool)
     for name, each in metrics.items():
         if name.endswith("loss"):
@@ -600,8 +593,7 @@ def write_results(request: Request) -> None:
         suffix = f"-{re.sub(r'[^-.=0-9A-Za-z]+', '_', task)}" if len(ranks) > 1 else ""
         tables.append([f"{task}:", *make_table(ranked), ""] if len(ranks) > 1 else make_table(ranked))
         if math.isfinite(ranked[0].mean):
-            best = runs.plain(ranked[0].config)
-            runs.write(run_dir / f"best{suffix}.yaml", yaml.safe_dump(best, sort_keys=False))
+            runs.write_config(run_dir / f"best{suffix}.yaml", ranked[0].config)
         title = f"{Path(request.script.__file__).stem} on {task}, {request.options.num_seeds} seeds each"
         pictures = {"learning_curves": partial(draw_curves, request.script, ranked[:5])}
         if len(ranked) > 1:

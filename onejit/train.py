@@ -209,7 +209,7 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Pr
     compile_size = partial(running.compile_slice, script, config, [], options=options)
     if "slice" in record:  # a resumed run keeps its slices, and therefore its numbers
         program = compile_size(record["slice"])
-        running.only_first(runs.write_config, request.run_dir, config)  # it may have been extended
+        running.only_first(runs.write_config, request.run_dir / "config.yaml", config)  # it may have been extended
     else:
         program = running.largest_slice(compile_size, options.num_seeds, running.padding(options.num_seeds), memory)
         record["slice"] = program.size

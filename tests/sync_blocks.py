@@ -7,7 +7,8 @@
 A block runs from its banner, `# --- block NAME: ... ---`, to the next banner (a line that begins with `# --- `) or to
 the end of the file. With another banner, such as `# --- NAME ---`, it belongs to the script and is left alone. A
 function or class that the master has not is never overwritten. ppo_continuous.py holds the masters, ppo.py those of
-`discrete` and `scan`. Exits with 1 where --check finds a difference, with 2 after an error; no file is changed then.
+`discrete`, `scan` and `torso`. Exits with 1 where --check finds a difference, with 2 after an error; no file is changed
+then.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def find_blocks(text: str) -> dict[str, str]:
 def read_masters() -> dict[str, str]:
     blocks = find_blocks((ROOT / "ppo_continuous.py").read_text(encoding="utf-8"))
     others = find_blocks((ROOT / "ppo.py").read_text(encoding="utf-8"))
-    return blocks | {name: others[name] for name in ("discrete", "scan")}
+    return blocks | {name: others[name] for name in ("discrete", "scan", "torso")}
 
 
 def defined(block: str) -> set[str]:

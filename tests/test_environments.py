@@ -103,14 +103,16 @@ def test_navix(name, observation, limit):
     env, params = make("navix", name, observation=observation, max_steps=limit)
     assert params.max_steps_in_episode == limit and make("navix", name)[1].max_steps_in_episode == 100
     its = navix.make(name, max_steps=limit, observation_fn=getattr(navix.observations, observation))
+    dtype = jnp.uint8 if observation == "rgb" else jnp.int32  # what is not a picture must not be divided by 255
 
     def reset(key):
         timestep = its.reset(key)
-        return timestep.observation, timestep
+        return timestep.observation.astype(dtype), timestep
 
     def step(key, timestep, action):
         timestep = its.step(timestep, action)
-        return timestep.observation, timestep, timestep.reward, timestep.is_termination(), timestep.is_truncation()
+        obs = timestep.observation.astype(dtype)
+        return obs, timestep, timestep.reward, timestep.is_termination(), timestep.is_truncation()
 
     own = SimpleNamespace(reset=reset, step=step)
     ends = ("truncated",) if "DoorKey" in name else ("terminated", "truncated")
@@ -296,7 +298,7 @@ def test_a_time_limit_is_bootstrapped():
         lr=5e-3,
         gamma=0.8,
         vf_clip_eps=float("inf"),
-        conv_features=0,
+        torso="flat",
         hidden_sizes=(16,),
         max_grad_norm=0.0,
     )

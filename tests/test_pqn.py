@@ -100,7 +100,7 @@ def test_each_epoch_sees_each_step_once(monkeypatch):
 @pytest.mark.parametrize("layer_norm", [True, slow(False)])
 @pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar"])
 def test_network_against_numpy(name, layer_norm):
-    config = pqn.Config(env_name=name, layer_norm=layer_norm, hidden_sizes=(7, 6), conv_features=3)
+    config = pqn.Config(env_name=name, layer_norm=layer_norm, hidden_sizes=(7, 6))
     network = pqn.make_network(config, *pqn.make_env(config))
     x = np.random.default_rng(0).random((5, *network.obs_shape))
     params = network.init(jax.random.key(0), x)

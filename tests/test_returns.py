@@ -24,6 +24,7 @@ def found(**more) -> dict:
     curve = {"steps": [10, 20], "return": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5]}
     few = {"row": "ppo/cartpole", "script": "ppo", "environment": "CartPole-v1", "total_timesteps": 499_712}
     few |= {"final_return": [490.0, 500.0], "greedy_return": [480.0, 500.0], "curve": curve}
+    few |= {"device": "2 x cpu, 2 CPU cores", "processor": "A CPU"}
     return few | {"seconds": 60.0, "processor_seconds": 90.0} | more
 
 
@@ -36,11 +37,15 @@ def test_learning_curve_against_plain_means():
 
     rng = np.random.default_rng(0)
     metrics = {"episodes": rng.integers(1, 5, (8, 6)).astype(float), "episodic_return": rng.normal(size=(8, 6))}
-    metrics["episodes"][2, 4] = 0  # an update without an episode in one seed: no point there
-    metrics["episodic_return"][2, 4] = np.nan
+    for seed, update in ((2, 4), *((seed, 1) for seed in range(5)), *((seed, 3) for seed in range(4))):
+        metrics["episodes"][seed, update] = 0
+        metrics["episodic_return"][seed, update] = np.nan
     curve = returns.learning_curve(Script, Config, metrics)
-    assert curve["steps"] == [120, 140, 160, 180, 220]
-    expected = [np.sort(metrics["episodic_return"][:, i])[2:6].mean() for i in (0, 1, 2, 3, 5)]
+    assert curve["steps"] == [120, 160, 180, 200, 220]  # without update 1, where 3 of 8 seeds end an episode
+    assert curve["seeds"] == [8, 8, 4, 7, 8]
+    sorted_returns = [np.sort(metrics["episodic_return"][:, i]) for i in (0, 2, 3, 4, 5)]  # NaN last
+    middle = [slice(2, 6), slice(2, 6), slice(1, 3), slice(1, 6), slice(2, 6)]
+    expected = [each[part].mean() for each, part in zip(sorted_returns, middle, strict=True)]
     np.testing.assert_allclose(curve["return"], expected, atol=1e-4)
     assert all(
         low <= mean <= high for low, mean, high in zip(curve["low"], curve["return"], curve["high"], strict=True)
@@ -53,6 +58,7 @@ def test_learning_curve_against_plain_means():
         ([480.0] * 4, [481.0] * 4, 499_712, True),  # public: 500 within 1e5 steps
         ([480.0] * 4, [500.0] * 4, 499_712, False),
         ([480.0] * 4, [481.0] * 4, 80_000, False),  # which had more steps
+        ([480.0] * 4, [481.0] * 4, 91_000, True),  # at most 1.1 times
     ],
 )
 def test_a_row_below_what_is_public_is_marked(final, greedy, steps, below):
@@ -101,23 +107,101 @@ def test_returns_are_stored_as_json_holds_them():
 
 def test_thresholds_are_on_the_page():
     text = returns.PAGE.read_text()
-    assert not [name for name, (value, _) in returns.THRESHOLDS.items() if f"| {name} | {value:g} |" not in text]
+    measured = {row["environment"].partition(",")[0] for row in returns.read_measured()}
+    expected = {name: value for name, (value, _) in returns.THRESHOLDS.items() if name in measured}
+    assert expected and not [name for name, value in expected.items() if f"| {name} | {value:g} |" not in text]
+
+
+def test_scores_under_other_rules_are_shown_and_not_compared():
+    row = found(row="dqn/asterix", script="dqn", environment="Asterix-MinAtar", total_timesteps=5_000_000)
+    row |= {"final_return": [1.0, 1.0], "greedy_return": [1.0, 1.0]}
+    shown = cells(row)["public"]
+    assert "17 at 5e6" in shown and "with sticky actions, not comparable" in shown
+    assert "54.95 at 1e8" in shown and "more steps" in shown
+    assert returns.comparable(row)[0] is None and not returns.falls_short(row)
+    assert returns.threshold_of(row) == 8.9 and returns.threshold_of(row | {"total_timesteps": 1_000_000}) == 1.23
+
+
+def test_every_public_score_has_a_source_and_scripts():
+    for environment, scores in returns.PUBLIC.items():
+        for each in scores:
+            assert set(each.scripts) <= set(returns.DISCRETE + returns.CONTINUOUS), environment
+            assert re.match(r"\[([^]]+)\]\(https://", each.source)[1] in returns.SOURCES, environment
+
+
+@pytest.mark.parametrize(
+    ("more", "short"),
+    [
+        ({"settings": {"num_envs": 128}}, True),  # 390 steps of episodes of about 495
+        ({"settings": {"num_envs": 64}}, False),
+        ({"settings": {"num_envs": 128}, "final_return": [100.0, 110.0]}, False),  # shorter episodes
+        ({"settings": {"num_envs": 128}, "episodes_at_end": 1.5}, False),  # counted
+        ({"settings": {"num_envs": 4}, "episodes_at_end": 0.5}, True),
+        ({"settings": {"num_envs": 4096}, "environment": "Nothing-v0"}, False),  # nothing is known
+        ({"settings": {}}, False),
+    ],
+)
+def test_a_training_with_few_whole_episodes_shows_greedy_returns(more, short):
+    row = found(**more)
+    shown = cells(row)
+    assert (shown["final return"] == "too short") == short
+    assert short == (shown["IQM"] == "") == (shown["worst"] == "") == ("greedy" in returns.mean_and_steps(row))
+    assert (shown["greedy worst"], shown["greedy IQM"]) == ("480", "490")
+    if short:  # what counts is greedy: no failure for the final return's sake
+        assert returns.count_failed(row | {"final_return": [None, None], "greedy_return": [470.0, 500.0]}) == 1
+
+
+def test_episodes_at_the_end_are_of_an_environment():
+    class Config:
+        num_envs = 4
+
+    metrics = {"episodes": np.ones((3, 40))}
+    assert returns.episodes_at_end(Config, metrics) == 1.0
+
+
+def test_a_row_with_steps_is_its_config_and_a_flag(monkeypatch):
+    monkeypatch.setitem(returns.ALSO, "ppo/breakout@1e7", ["--eval-interval", "20", "--lr", "1e-3"])
+    script, flags, options = returns.load("ppo/breakout@1e7")
+    expected = ["--config", "configs/ppo/breakout.yaml", "--total-timesteps", "1e7", "--lr", "1e-3"]
+    assert (script.Config.__name__, flags, options) == ("Config", expected, ["--eval-interval", "20"])
+    assert "ppo/breakout" not in returns.not_measured({"ppo/breakout@1e7"})
+
+
+def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(returns.Figure, "savefig", lambda figure, path, **how: figures.append(figure))
+    row = found(evaluation_curve={"steps": [10, 20], "return": [1.0, 3.0], "low": [0.5, 2.0], "high": [2.0, 4.0]})
+    returns.draw([row], tmp_path / "figure.png")
+    styles = {line.get_label(): line.get_linestyle() for line in figures[0].axes[0].get_lines()}
+    public = "public: PPO, 500 at 1e5 steps"
+    assert styles == {"ppo/cartpole": "-", "ppo/cartpole, greedy": "--", public: "--"}
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_config_of_a_measured_row_quotes_no_return(path):
     """Its comment says where the results are, and nothing that another measurement would contradict."""
     row = json.loads(path.read_text())["row"]
-    comment = [line for line in (ROOT / "configs" / f"{row}.yaml").read_text().splitlines() if line.startswith("#")]
-    after = " after 1e6 steps" if row in returns.ALSO else ""
-    pointer = [f"# Results{after}: docs/results.md, row {row}. To measure it again:"]
-    assert comment[-2:] == [*pointer, f"#     python benchmarks/returns.py {row}"]
+    comment = [line for line in (ROOT / returns.config_of(row)).read_text().splitlines() if line.startswith("#")]
+    rows = [each for each in returns.ROWS if returns.config_of(each) == returns.config_of(row)]
+    pointers = [
+        [
+            f"# Results{after}: docs/results.md, row {each}. To measure it again:",
+            f"#     python benchmarks/returns.py {each}",
+        ]
+        for each in rows
+        for after in ("", " after 1e6 steps", f" after {each.partition('@')[2]} steps")
+    ]
+    assert comment[-2:] in pointers
     quoted = r"(final|greedy) returns? (of |is )?-?\d|interval|interquartile|-?[\d.]+ to -?[\d.]+\)|\d seeds?:"
     assert not re.findall(quoted, " ".join(comment))
 
 
 def test_rows_have_configs():
-    assert not [row for row in (*returns.ROWS, *returns.PLANNED) if not (ROOT / "configs" / f"{row}.yaml").exists()]
+    assert not [row for row in returns.PLANNED if not (ROOT / returns.config_of(row)).exists()]
+    rows = " ".join(returns.SEEDS.values()).split()
+    assert len(rows) == len(set(rows))
+    coming = {row for row in rows if "/mujoco_" in row or row == "dqn/seaquest@5e6"}  # may have no config yet
+    assert set(rows) - coming <= set(returns.ROWS) <= set(rows)
     assert set(returns.WHY) <= set(returns.ROWS) and set(returns.ALSO) <= set(returns.ROWS)
 
 
@@ -133,8 +217,8 @@ def test_what_was_measured_is_of_a_row_as_it_is(path):
     A field that has come since has its default, which does what was done before.
     """
     row = json.loads(path.read_text())
-    assert path.stem == row["row"].replace("/", "_")
-    script, flags = returns.load(row["row"])
+    assert path.stem == row["row"].replace("/", "_").replace("@", "_")
+    script, flags, _ = returns.load(row["row"])
     _, file, *also = flags
     words = command_line.read_flags(script, ["--config", str(ROOT / file), *also])
     config = command_line.parse(tyro.conf.FlagConversionOff[script.Config], words)

@@ -156,6 +156,43 @@ class ValueBrax(Env):
     observation_size, action_size, backend = 2, 1, "toy"
 
 
-for toy in (ValueContinuous, ValueDiscrete, Recall):
+class Brightness(environment.Environment):
+    """Episodes of one step. Half of a picture is bright: the upper one asks for action 1, the lower one for action 0.
+
+    With `dtype` float32 pictures are in [0, 1].
+    """
+
+    def __init__(self, size: int = 84, channels: int = 1, dtype: str = "uint8"):
+        self.shape, self.dtype = (size, size, channels), jnp.dtype(dtype)
+
+    @property
+    def default_params(self):
+        return ValueParams()
+
+    def picture(self, sign):
+        upper = jnp.arange(self.shape[0]) < self.shape[0] // 2
+        bright = jnp.where(upper == (sign > 0), 255 if self.dtype == jnp.uint8 else 1, 0).astype(self.dtype)
+        return jnp.broadcast_to(bright[:, None, None], self.shape)
+
+    def reset_env(self, key, params):
+        state = ValueState(time=jnp.zeros((), int), sign=jax.random.rademacher(key, (), float))
+        return self.picture(state.sign), state
+
+    def step_env(self, key, state, action, params):
+        reward = (action == (state.sign > 0)) * 1.0
+        return self.picture(state.sign), state.replace(time=state.time + 1), reward, jnp.ones((), bool), {}
+
+    def observation_space(self, params):
+        return spaces.Box(0, 255 if self.dtype == jnp.uint8 else 1, self.shape, self.dtype)
+
+    @property
+    def num_actions(self):
+        return 2
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+
+for toy in (ValueContinuous, ValueDiscrete, Recall, Brightness):
     gymnax.register(toy.__name__, toy)
 brax_envs.register_environment("ValueBrax", ValueBrax)

@@ -33,8 +33,14 @@ def needs(package: str):
 
 
 def register(names, make) -> None:
-    """Register environments. gymnax calls `make(name, **arguments)`, once for the same arguments."""
+    """Register environments. gymnax calls `make(name, **arguments)`, once for the same arguments.
+
+    A name that is already registered, such as gymnax's own CartPole-v1, then means the new environment.
+    """
     for name in names:
+        if name in gymnax.registered_envs:
+            gymnax.registered_envs.remove(name)
+            del gymnax.registration._registry[name]
         gymnax.register(name, functools.cache(functools.partial(make, name)))
 
 

@@ -27,6 +27,7 @@ class Navix(environment.Environment):
         if observation not in OBSERVATIONS:
             raise ValueError(f"observation = {observation}: must be one of {', '.join(OBSERVATIONS)}")
         self.env = navix.make(name, observation_fn=getattr(navix.observations, observation), **arguments)
+        self.dtype = jnp.uint8 if observation.startswith("rgb") else jnp.int32  # uint8 is brightness: scripts divide it
         self.start = start_from(self.env.reset, start_states)
 
     @property
@@ -35,18 +36,18 @@ class Navix(environment.Environment):
 
     def reset_env(self, key, params):
         timestep = self.start(key)
-        return timestep.observation, State(time=jnp.int32(0), inner=timestep)
+        return timestep.observation.astype(self.dtype), State(time=jnp.int32(0), inner=timestep)
 
     def step_env(self, key, state, action, params):
         running = state.inner.replace(step_type=navix.StepType.TRANSITION)  # or it resets after its own limit
         timestep = self.env.step(running, action)
         state = State(time=state.time + 1, inner=timestep)
-        return timestep.observation, state, timestep.reward, timestep.is_termination(), {}
+        return timestep.observation.astype(self.dtype), state, timestep.reward, timestep.is_termination(), {}
 
     def observation_space(self, params):
         space = self.env.observation_space
         bounds = jnp.iinfo(space.dtype)  # some observations exceed the bounds of the library
-        return spaces.Box(bounds.min, bounds.max, space.shape, space.dtype)
+        return spaces.Box(bounds.min, bounds.max, space.shape, self.dtype)
 
     def action_space(self, params=None):
         return spaces.Discrete(len(self.env.action_set))

@@ -1,0 +1,63 @@
+"""EnvPool: MuJoCo, Atari, the DeepMind Control Suite, Box2D, MiniGrid and more, in C++ (arXiv 2206.10558).
+
+    python sac.py --env-name onejit.envs.envpool:HalfCheetah-v4
+    python pqn.py --env-name onejit.envs.envpool:Pong-v5 --torso nature
+
+The environments step on the CPU: see onejit/envs/host.py for what is lost by that.
+"""
+
+import functools
+import os
+import warnings
+
+import numpy as np
+
+from onejit.envs import needs, register
+from onejit.envs.host import Batch, HostEnv, as_gymnax, in_float32
+
+with needs("envpool"), warnings.catch_warnings(action="ignore"):
+    import envpool
+
+
+def processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+class Pool(Batch):
+    def __init__(self, env, name, arguments, seeds, limit, draw=False):
+        given = arguments if limit == env.limit else arguments | {"max_episode_steps": limit}
+        given = given | {"render_mode": "rgb_array"} if draw else given
+        with warnings.catch_warnings(action="ignore"):  # that bounds are rounded to float32
+            threads = min(processors(), len(seeds))  # all, although devices share them: EnvPool waits with the GIL held
+            self.envs = envpool.make_gymnasium(name, num_envs=len(seeds), seed=seeds, num_threads=threads, **given)
+        self.space, self.start = self.envs.observation_space, getattr(self.envs.action_space, "start", 0)
+        self.kind = self.envs.action_space.dtype
+        self.first = in_float32(self.space, self.envs.reset()[0])
+
+    def step(self, actions):
+        obs, reward, terminated, truncated, _ = self.envs.step((actions + self.start).astype(self.kind))
+        return in_float32(self.space, obs), reward, terminated, truncated
+
+    def reset_rows(self, rows):
+        return in_float32(self.space, self.envs.reset(rows.astype(np.int32))[0])
+
+    def frame(self):
+        return np.asarray(self.envs.render())[0]
+
+    def close(self):
+        self.envs.close()
+        del self.envs  # its threads end with it
+
+
+class EnvPool(HostEnv):
+    """`arguments` are EnvPool's own for this environment, such as `frame_skip` or `repeat_action_probability`."""
+
+    def __init__(self, name: str, **arguments):
+        with warnings.catch_warnings(action="ignore"):
+            spec = envpool.make_spec(name, **arguments)
+            known = as_gymnax(spec.gymnasium_observation_space, spec.gymnasium_action_space)
+        make = functools.partial(Pool, self, name, arguments)
+        super().__init__(make, *known, limit=int(spec.config.max_episode_steps))
+
+
+register(envpool.list_all_envs(), EnvPool)

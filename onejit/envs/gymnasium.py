@@ -1,0 +1,74 @@
+"""Gymnasium: every id of its registry, also one that you registered in a module of your own.
+
+    python ppo_continuous.py --env-name onejit.envs.gymnasium:HalfCheetah-v5
+
+A module of your own makes its environments known like this, and `--env-name my_module:MyEnv-v0` then finds them:
+
+    gymnasium.register("MyEnv-v0", entry_point=MyEnv, max_episode_steps=200)
+    onejit.envs.gymnasium.register_ids("MyEnv-v0")
+
+The environments step on the CPU: see onejit/envs/host.py for what is lost by that.
+"""
+
+import functools
+import warnings
+
+import numpy as np
+
+from onejit.envs import needs, register
+from onejit.envs.host import Batch, HostEnv, as_gymnax, in_float32
+
+with needs("gymnasium"):
+    import gymnasium
+
+NO_LIMIT = 100_000  # steps in an episode of an environment that has no time limit
+
+
+class Vector(Batch):
+    def __init__(self, env, name, arguments, seeds, limit, draw=False):
+        if limit != NO_LIMIT:
+            arguments = arguments | {"max_episode_steps": limit}
+        arguments = arguments | {"render_mode": "rgb_array"} if draw else arguments
+        mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+        with warnings.catch_warnings(action="ignore"):
+            self.envs = gymnasium.make_vec(name, num_envs=len(seeds), vector_kwargs=mode, **arguments)
+        self.space, self.start = self.envs.single_observation_space, getattr(self.envs.single_action_space, "start", 0)
+        self.kind = self.envs.single_action_space.dtype
+        self.first = in_float32(self.space, self.envs.reset(seed=seeds)[0])
+
+    def step(self, actions):
+        obs, reward, terminated, truncated, _ = self.envs.step((actions + self.start).astype(self.kind))
+        return in_float32(self.space, obs).copy(), reward, terminated, truncated
+
+    def reset_rows(self, rows):
+        mask = np.isin(np.arange(self.envs.num_envs), rows)
+        return in_float32(self.space, self.envs.reset(options={"reset_mask": mask})[0])[rows]
+
+    def frame(self):
+        return np.asarray(self.envs.render()[0])
+
+    def close(self):
+        self.envs.close()
+
+
+class Gymnasium(HostEnv):
+    """`arguments` are the environment's own, and `vectorization_mode` ("sync", or "async" for processes)."""
+
+    def __init__(self, name: str, vectorization_mode: str = "sync", **arguments):
+        with warnings.catch_warnings(action="ignore"):
+            one = gymnasium.make(name, **arguments)
+        try:
+            known = as_gymnax(one.observation_space, one.action_space)
+            limit = one.spec.max_episode_steps or NO_LIMIT
+        finally:
+            one.close()
+        arguments = arguments | {"vectorization_mode": vectorization_mode}
+        super().__init__(functools.partial(Vector, self, name, arguments), *known, limit=limit)
+
+
+def register_ids(*names: str) -> None:
+    """Make ids of Gymnasium's registry known as environments of the scripts."""
+    register(names, Gymnasium)
+
+
+register_ids(*gymnasium.registry)

@@ -1,0 +1,255 @@
+"""Environments that run outside JAX, in C++ or Python, stepped from inside a jitted training.
+
+`HostEnv` puts a batched environment behind gymnax's interface. Every `step` is one call on the host for all
+environments of all seeds of a device, however `vmap`, `lax.scan` and `shard_map` are nested. The batched environment
+itself stays outside: the state in JAX is a ticket that names the batch, the row and the number of steps taken. The
+ticket goes through every step, and data dependence therefore keeps the steps in order.
+
+What is lost: the environments step on the CPU, and their state cannot be saved. A state can be stepped only once.
+"""
+
+import atexit
+import itertools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+from jax.experimental import buffer_callback
+
+
+class Batch:
+    """A batched environment of n rows on the host. Its methods take and return NumPy arrays.
+
+    `make(seeds, limit, draw=False)` of `HostEnv` returns one; with `draw` it is one row that can be drawn.
+    """
+
+    first: np.ndarray  # observations after the first reset [n, *obs_shape]
+
+    def step(self, actions):
+        """`(obs, reward, terminated, truncated)` of all rows, without any reset."""
+        raise NotImplementedError
+
+    def reset_rows(self, rows):
+        """Begin a new episode in `rows` [k]. Returns their observations [k, *obs_shape]."""
+        raise NotImplementedError
+
+    def frame(self):
+        """A picture [H, W, 3] of bytes."""
+        raise NotImplementedError
+
+    def close(self):
+        raise NotImplementedError
+
+
+@struct.dataclass
+class HostState(environment.EnvState):
+    """A ticket for one row of a batch, and what replaying an episode needs."""
+
+    batch: jax.Array  # number of the batch in this process
+    row: jax.Array
+    steps: jax.Array  # of the row since it was made; `time` counts from the start of the episode
+    seed: jax.Array
+    action: jax.Array  # of the last step, in the bounds of the environment
+
+
+class Open:
+    """A batch that is in use."""
+
+    def __init__(self, env, seeds, limit):
+        self.env, self.seeds, self.limit, self.steps = env, seeds, limit, 0
+        self.batch = env.make(seeds.tolist(), limit)
+
+
+_open: dict[int, Open] = {}
+_numbers, _lock = itertools.count(1), threading.Lock()
+
+
+def _add(entry: Open) -> int:
+    with _lock:
+        number = next(_numbers)
+        _open[number] = entry
+    return number
+
+
+def _close(numbers) -> None:
+    for number in set(numbers):
+        with _lock:
+            entry = _open.pop(number, None)
+        if entry is not None:
+            entry.batch.close()
+
+
+@atexit.register
+def close_all() -> None:
+    """Close every batch of this process. States that were made before cannot be stepped any more."""
+    _close(list(_open))
+
+
+def call_host(function, shapes, *args):
+    """Call `function(out, *args)` on NumPy arrays; it fills `out`. One call for all axes that `vmap` adds."""
+    if jax.default_backend() == "cpu":  # 14 us a call, never left out, results written in place
+
+        def call(_, out, *args):
+            function(jax.tree.map(np.asarray, out), *map(np.asarray, args))
+
+        call = buffer_callback.buffer_callback(call, shapes, has_side_effect=True, vmap_method="broadcast_all")
+        return call(*args)
+
+    def call(*args):
+        args = [np.asarray(each) for each in args]
+        lead = args[0].shape  # the first argument is a number
+        out = jax.tree.map(lambda each: np.empty(lead + each.shape, each.dtype), shapes)
+        function(out, *args)
+        return out
+
+    return jax.pure_callback(call, shapes, *args, vmap_method="broadcast_all")
+
+
+class HostEnv(environment.Environment):
+    """gymnax's interface for `make(seeds, limit, draw=False) -> Batch`, with gymnax's spaces and a time limit."""
+
+    def __init__(self, make, observation_space, action_space, limit: int):
+        self.make, self.spaces, self.limit = make, (observation_space, action_space), limit
+
+    @property
+    def default_params(self):
+        return environment.EnvParams(max_steps_in_episode=self.limit)
+
+    def observation_space(self, params):
+        return self.spaces[0]
+
+    def action_space(self, params=None):
+        return self.spaces[1]
+
+    @property
+    def shapes(self):
+        """Of an observation, and of an action."""
+        obs, action = self.spaces
+        kind = np.float32 if isinstance(action, spaces.Box) else np.int32
+        return jax.ShapeDtypeStruct(obs.shape, obs.dtype), jax.ShapeDtypeStruct(action.shape, kind)
+
+    def reset(self, key, params=None):
+        number, (obs, action) = jax.ShapeDtypeStruct((), np.int32), self.shapes
+        seed = jax.random.randint(key, (), 0, np.iinfo(np.int32).max)
+        limit = jnp.asarray((params or self.default_params).max_steps_in_episode, jnp.int32)
+        obs, batch, row = call_host(self._reset, (obs, number, number), seed, limit)
+        zero = jnp.int32(0)
+        return obs, HostState(zero, batch, row, zero, seed, jnp.zeros(action.shape, action.dtype))
+
+    def step(self, key, state, action, params=None):
+        number, flag = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.bool_)
+        reward, (obs, like) = jax.ShapeDtypeStruct((), np.float32), self.shapes
+        action = jnp.asarray(action, like.dtype).reshape(like.shape)
+        outputs = (obs, obs, reward, flag, flag, number, number)
+        ticket = state.batch, state.row, state.steps, action
+        obs, final, reward, terminated, truncated, batch, row = call_host(self._step, outputs, *ticket)
+        time = jnp.where(terminated | truncated, 0, state.time + 1)
+        state = HostState(time, batch, row, state.steps + 1, state.seed, action)
+        info = {"terminated": terminated, "truncated": truncated, "final_observation": final}
+        return obs, state, reward, terminated, truncated, info
+
+    def release(self, state) -> None:
+        """Close the batches of `state`, which nothing will step again."""
+        done = jax.ShapeDtypeStruct((), np.int32)
+
+        def call(out, batch):
+            _close(batch.ravel().tolist())
+            out[...] = 0
+
+        return call_host(call, done, state.batch)
+
+    def frames(self, states, steps):
+        """Pictures of the steps `steps` of an episode, played again in an environment of its own.
+
+        states: [T], the episode's, before each step.
+        """
+        batch = self.make([int(states.seed[0])], self.limit, draw=True)
+        try:
+            for step in range(steps[-1] + 1):
+                if step:
+                    batch.step(np.asarray(states.action[step])[None])
+                if step in steps:
+                    yield batch.frame()
+        finally:
+            batch.close()
+
+    # --- on the host ---
+
+    def _reset(self, out, seeds, limit):
+        obs, batch, row = out
+        opened = Open(self, seeds.ravel(), int(limit.flat[0]))
+        obs[...] = opened.batch.first.reshape(obs.shape)
+        batch[...], row[...] = _add(opened), np.arange(row.size).reshape(row.shape)
+
+    def _step(self, out, batch, row, steps, action):
+        lead, rows = row.shape, row.ravel()
+        number = int(batch.flat[0])
+        opened = _open.get(number)
+        if opened is None:
+            raise ValueError("these environments are closed, or belong to another process: begin with env.reset")
+        if (batch != number).any() or (steps != opened.steps).any():
+            raise ValueError("a state of an environment on the host can be stepped once, and with its whole batch")
+        if rows.size != len(opened.seeds) or not np.array_equal(np.sort(rows), np.arange(rows.size)):
+            if opened.steps:
+                raise ValueError(f"{len(opened.seeds)} environments on the host got {rows.size} actions")
+            # Several agents play the episodes of one reset, as in an evaluation: each gets environments of its own.
+            _close([number])
+            opened = Open(self, opened.seeds[rows], opened.limit)
+            number, rows = _add(opened), np.arange(rows.size)
+        inverse = np.argsort(rows)
+        flat = action.reshape(-1, *action.shape[len(lead) :])
+        obs, reward, terminated, truncated = opened.batch.step(flat[inverse])
+        opened.steps += 1
+        results = [obs, obs, reward, terminated, truncated]
+        if (ended := np.flatnonzero(np.logical_or(terminated, truncated))).size:
+            results[0] = obs.copy()
+            results[0][ended] = opened.batch.reset_rows(ended)
+        for to, value in zip(out[:5], results, strict=True):
+            to[...] = value[rows].reshape(to.shape)
+        out[5][...], out[6][...] = number, rows.reshape(lead)
+
+
+def in_float32(space, arrays):
+    """Observations of a Gymnasium space as one array [n, *shape]: images as [H, W, C] bytes, all others as numbers.
+
+    A dictionary becomes one vector; text (the "mission" of MiniGrid) is left out.
+    """
+    if isinstance(arrays, dict) or hasattr(arrays, "_fields"):
+        parts = [in_float32(space[name], arrays[name]) for name in space if name != "mission"]
+        return np.concatenate([part.reshape(len(part), -1).astype(np.float32) for part in parts], axis=1)
+    arrays = np.asarray(arrays)
+    if arrays.ndim == 4 and arrays.shape[1] < arrays.shape[3]:  # channels come first in Atari
+        arrays = np.moveaxis(arrays, 1, 3)
+    if arrays.ndim == 4 and arrays.dtype == np.uint8:
+        return arrays
+    return arrays.astype(np.float32)
+
+
+def as_gymnax(observation_space, action_space):
+    """gymnax's spaces for Gymnasium's. Raises ValueError for actions that no script has."""
+    import gymnasium
+
+    kinds = gymnasium.spaces
+    if isinstance(observation_space, kinds.Discrete):
+        obs = spaces.Discrete(int(observation_space.n))
+    else:
+        sample = jax.tree.map(lambda x: np.asarray(x)[None], zeros(observation_space))
+        sample = in_float32(observation_space, sample)[0]
+        bounds = (0, 255) if sample.dtype == np.uint8 else (-jnp.inf, jnp.inf)
+        obs = spaces.Box(*bounds, sample.shape, sample.dtype)
+    if isinstance(action_space, kinds.Discrete):
+        return obs, spaces.Discrete(int(action_space.n))
+    if isinstance(action_space, kinds.Box) and np.issubdtype(action_space.dtype, np.floating):
+        low, high = (np.asarray(each, np.float32) for each in (action_space.low, action_space.high))
+        return obs, spaces.Box(low, high, action_space.shape)
+    raise ValueError(f"env_name: actions of {action_space} are neither one number nor a vector of real numbers")
+
+
+def zeros(space):
+    """An element of a Gymnasium space, all zeros, dictionaries as dictionaries."""
+    if hasattr(space, "spaces"):
+        return {name: zeros(space[name]) for name in space}
+    return np.zeros(space.shape, space.dtype)

@@ -1,0 +1,362 @@
+"""Environments outside JAX: one call per step and device, in order, with the ends and resets of the library's own."""
+
+import functools
+import importlib
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT
+from gymnax.environments import spaces
+from gymnax.wrappers import LogWrapper
+
+import ppo
+from onejit import playing, running
+from onejit.envs import host, register
+
+LIMIT = 5
+
+
+class Echo(host.Batch):
+    """Rewards are the actions; observations are (seed % 1000, episode, step). Episodes end by action 3 or LIMIT."""
+
+    calls: ClassVar = []  # the number of rows of each step
+
+    def __init__(self, seeds, limit, draw=False):
+        self.seeds, self.limit = np.asarray(seeds), limit
+        self.episode, self.time = np.zeros(len(seeds), int), np.zeros(len(seeds), int)
+        self.first = self.obs()
+
+    def obs(self):
+        return np.stack([self.seeds % 1000, self.episode, self.time], 1).astype(np.float32)
+
+    def step(self, actions):
+        Echo.calls.append(len(actions))
+        self.time += 1
+        if (actions == 4).any():
+            raise RuntimeError("the robot is on fire")
+        terminated = actions == 3
+        return self.obs(), actions.astype(float), terminated, (self.time >= self.limit) & ~terminated
+
+    def reset_rows(self, rows):
+        self.episode[rows] += 1
+        self.time[rows] = 0
+        return self.obs()[rows]
+
+    def frame(self):
+        return np.full((40, 40, 3), 10 * self.time[0], np.uint8)
+
+    def close(self):
+        self.seeds = None
+
+
+def echo_env(name="Echo", limit=LIMIT):
+    return host.HostEnv(Echo, spaces.Box(-jnp.inf, jnp.inf, (3,)), spaces.Discrete(4), limit=limit)
+
+
+@pytest.fixture(autouse=True)
+def registry():
+    """Names that a test registers are forgotten after it: EnvPool and Gymnasium have a CartPole-v1 of their own."""
+    known, factories = list(gymnax.registered_envs), dict(gymnax.registration._registry)
+    modules = {name for name in sys.modules if name.startswith("onejit.envs")}
+    Echo.calls.clear()
+    yield
+    host.close_all()
+    gymnax.registered_envs[:] = known
+    gymnax.registration._registry.clear()
+    gymnax.registration._registry.update(factories)
+    for name in {name for name in sys.modules if name.startswith("onejit.envs.")} - modules:
+        del sys.modules[name]
+
+
+def rollout(env, keys, actions):
+    """Steps of `actions` [T, N] from `keys` [N]: obs, final observation, reward, terminated, truncated, each [T, N]."""
+    obs, state = jax.vmap(env.reset, (0, None))(keys, env.default_params)
+
+    def step(state, action):
+        step = jax.vmap(env.step, (None, 0, 0, None))
+        obs, state, reward, terminated, truncated, info = step(keys[0], state, action, env.default_params)
+        return state, (obs, info["final_observation"], reward, terminated, truncated)
+
+    state, steps = jax.lax.scan(step, state, actions)
+    return obs, steps, state
+
+
+def in_a_loop(batch, actions):
+    """The same by a plain loop over the batch."""
+    steps = []
+    for action in actions:
+        final, reward, terminated, truncated = (np.array(each) for each in batch.step(action))
+        obs, ended = final.copy(), np.flatnonzero(terminated | truncated)
+        if ended.size:
+            obs[ended] = batch.reset_rows(ended)
+        steps.append((obs, final, reward.astype(np.float32), terminated, truncated))
+    return [np.stack(each) for each in zip(*steps, strict=True)]
+
+
+def seeds_of(keys):
+    return jax.vmap(lambda key: jax.random.randint(key, (), 0, np.iinfo(np.int32).max))(keys).tolist()
+
+
+def test_a_step_is_one_call_for_all_environments_of_all_seeds():
+    env = echo_env()
+    keys = jax.random.split(jax.random.key(0), (4, 8))
+    actions = jax.random.randint(jax.random.key(1), (4, 20, 8), 0, 4)
+    first, steps, _ = jax.jit(jax.vmap(functools.partial(rollout, env)))(keys, actions)
+    assert Echo.calls == [32] * 20
+    batch = Echo(seeds_of(keys.reshape(-1)), LIMIT)
+    np.testing.assert_array_equal(first.reshape(32, 3), batch.first)
+    expected = in_a_loop(batch, np.moveaxis(np.asarray(actions), 1, 0).reshape(20, 32))
+    for found, wanted in zip(steps, expected, strict=True):
+        np.testing.assert_array_equal(np.moveaxis(np.asarray(found), 1, 0).reshape(wanted.shape), wanted)
+    assert steps[3].any() and steps[4].any()
+
+
+SHARDED = """
+import functools, sys
+sys.path.insert(0, "tests")
+import jax, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+from test_host import Echo, echo_env, rollout
+env, calls = echo_env(), []
+mesh = Mesh(jax.devices(), ("seed",))
+f = jax.vmap(functools.partial(rollout, env))
+f = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("seed"), out_specs=P("seed"), check_vma=False))
+keys = jax.random.split(jax.random.key(0), (4, 8))
+actions = jax.random.randint(jax.random.key(1), (4, 500, 8), 0, 4)
+first, steps, state = f(keys, actions)
+np.testing.assert_array_equal(steps[2], actions)
+assert Echo.calls == [16] * 1000, (len(Echo.calls), set(Echo.calls))
+assert len(set(np.asarray(state.batch).ravel().tolist())) == 2
+print("one call per step and device")
+"""
+
+
+def test_each_device_has_a_batch_of_its_own():
+    """The counts would differ if a call were elided, repeated or made for each seed; Echo's rewards are its actions."""
+    command = [sys.executable, "-c", SHARDED]
+    environment = {"JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert "one call per step and device" in done.stdout, done.stderr
+
+
+def test_without_buffers_of_the_cpu(monkeypatch):
+    """A GPU's program calls the host in another way, and gets the same."""
+    keys, actions = jax.random.split(jax.random.key(0), (2, 3)), jnp.arange(24).reshape(2, 4, 3) % 3
+    here = jax.jit(jax.vmap(functools.partial(rollout, echo_env())))(keys, actions)[:2]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    there = jax.jit(jax.vmap(functools.partial(rollout, echo_env())))(keys, actions)[:2]
+    jax.tree.map(np.testing.assert_array_equal, here, there)
+    assert Echo.calls == [6] * 8
+
+
+def test_seeds_differ_and_do_not_depend_on_each_other():
+    keys = jax.random.split(jax.random.key(3), 8)
+    run = jax.jit(functools.partial(rollout, echo_env()))
+    first = run(keys, jnp.zeros((1, 8), int))[0]
+    alone = run(keys[5:6], jnp.zeros((1, 1), int))[0]
+    assert len(set(first[:, 0].tolist())) == 8
+    np.testing.assert_array_equal(first[5], alone[0])
+
+
+def test_an_old_state_or_a_part_of_a_batch_is_refused():
+    env, key = echo_env(), jax.random.key(0)
+    step = jax.vmap(env.step, (None, 0, 0, None))
+    _, state = jax.vmap(env.reset)(jax.random.split(key, 4))
+    actions = jnp.zeros(4, int)
+    _, later, *_ = step(key, state, actions, None)
+    with pytest.raises(Exception, match="can be stepped once"):
+        jax.block_until_ready(step(key, state, actions, None))
+    with pytest.raises(Exception, match="4 environments on the host got 2 actions"):
+        jax.block_until_ready(step(key, jax.tree.map(lambda leaf: leaf[:2], later), actions[:2], None))
+    host.close_all()
+    with pytest.raises(Exception, match="are closed"):
+        jax.block_until_ready(step(key, later, actions, None))
+
+
+def test_rows_may_change_places():
+    env, key = echo_env(), jax.random.key(0)
+    step = jax.vmap(env.step, (None, 0, 0, None))
+    obs, state = jax.vmap(env.reset)(jax.random.split(key, 4))
+    order = jnp.array([2, 0, 3, 1])
+    state = jax.tree.map(lambda leaf: leaf[order], state)
+    after, state, reward, *_ = step(key, state, jnp.array([0, 1, 2, 0]), None)
+    np.testing.assert_array_equal(after[:, 0], obs[order, 0])
+    np.testing.assert_array_equal(reward, [0, 1, 2, 0])
+    np.testing.assert_array_equal(state.row, order)
+
+
+def test_an_error_of_the_environment_ends_the_run():
+    run, keys = jax.jit(functools.partial(rollout, echo_env())), jax.random.split(jax.random.key(0), 2)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the robot is on fire"):
+        jax.block_until_ready(run(keys, jnp.full((3, 2), 4)))
+
+
+def test_the_time_limit_may_be_changed():
+    env = echo_env()
+    params = env.default_params.replace(max_steps_in_episode=3)
+    _, state = env.reset(jax.random.key(0), params)
+    ends = []
+    for _ in range(6):
+        _, state, _, _, truncated, _ = env.step(jax.random.key(0), state, 0, params)
+        ends.append(bool(truncated))
+    assert ends == [False, False, True] * 2
+
+
+def small(**changes):
+    register(["Echo"], echo_env)
+    flags = dict(env_name="Echo", total_timesteps=96, num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(8,))
+    return ppo.Config(**flags | changes)
+
+
+def test_agents_are_evaluated_in_environments_of_their_own():
+    """All play the same episodes, in environments that are closed at the end; training goes on with its own."""
+    config = small()
+    init, update = (jax.jit(jax.vmap(each)) for each in ppo.make_learner(config))
+    state = init(jax.random.split(jax.random.key(0), 3))
+    state, _ = update(state)
+    before = set(host._open)
+    options = SimpleNamespace(seed=0, eval_episodes=2)
+    returns = jax.jit(playing.greedy_returns(ppo, config, options))(state.agent)
+    assert returns.shape == (3, 2) and set(host._open) == before
+    assert Echo.calls[-LIMIT:] == [6] * LIMIT
+    state, metrics = update(state)
+    assert np.isfinite(metrics["value"]).all()
+
+
+def test_a_script_trains_in_one_jit():
+    out = jax.jit(jax.vmap(ppo.make_train(small())))(jax.random.split(jax.random.key(0), 3))
+    assert Echo.calls == [12] * 24
+    assert np.isfinite(out["metrics"]["value_loss"]).all() and out["metrics"]["episodes"].sum() > 0
+
+
+def test_resume_begins_new_episodes(tmp_path, capsys):
+    config = small(anneal_lr=False)
+    program = running.compile_slice(ppo, config, [], 2)
+    key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
+    seen = []
+
+    def watch(first, last, metrics, returns):
+        seen.append(last)
+
+    with running.open_checkpoints(tmp_path / "checkpoints", keep=2) as manager:
+        with pytest.raises(running.Stopped):
+            running.train_slice(program, {}, key_data, manager, watch, caught=[15])
+        assert 0 < seen[-1] < config.num_updates
+        host.close_all()  # as in another process
+        carry = running.train_slice(program, {}, key_data, manager, watch)
+    assert seen[-1] == config.num_updates
+    assert "new episodes begin" in capsys.readouterr().err
+    assert np.isfinite(carry["metrics"]["value_loss"]).all()
+
+
+def test_a_picture_of_each_step_of_an_episode():
+    env = echo_env()
+    _, state = env.reset(jax.random.key(0))
+    states = [state]
+    for _ in range(3):
+        _, state, *_ = env.step(jax.random.key(0), state, 0)
+        states.append(state)
+    states = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
+    assert [picture[0, 0, 0] for picture in env.frames(states, range(4))] == [0, 10, 20, 30]
+    assert [picture[0, 0, 0] for picture in env.frames(states, range(0, 4, 2))] == [0, 20]
+
+
+# --- the libraries ---
+
+
+def make(module, name, **arguments):
+    """The environment of an adapter, or a skipped test."""
+    pytest.importorskip(module, reason=f"{module} is not installed: pip install -r requirements-environments.txt")
+    importlib.import_module(f"onejit.envs.{module}")
+    return gymnax.make(name, **arguments)[0]
+
+
+@pytest.mark.parametrize("module, name", [("envpool", "Hopper-v4"), ("gymnasium", "CartPole-v1")])
+def test_the_seed_of_a_row_is_the_library_s(module, name):
+    env, keys = make(module, name), jax.random.split(jax.random.key(0), 3)
+    first, *_ = rollout(env, keys, jnp.zeros((1, 3, *env.action_space().shape), int))
+    library = importlib.import_module(module)
+    for seed, obs in zip(seeds_of(keys), first, strict=True):
+        if module == "gymnasium":
+            own, _ = library.make(name).reset(seed=seed)
+        else:
+            own = library.make_gymnasium(name, num_envs=1, seed=seed).reset()[0][0]
+        np.testing.assert_array_equal(obs, np.float32(own))
+
+
+@pytest.mark.parametrize(
+    "module, name, arguments",
+    [
+        ("envpool", "Hopper-v4", {"max_episode_steps": 40}),
+        ("envpool", "CheetahRun-v1", {"max_episode_steps": 30}),
+        ("envpool", "LunarLander-v3", {}),
+        ("envpool", "CartPole-v1", {"max_episode_steps": 12}),
+        ("gymnasium", "CartPole-v1", {"max_episode_steps": 12}),
+        ("gymnasium", "Pendulum-v1", {"max_episode_steps": 12}),
+    ],
+)
+def test_ends_and_observations_are_the_library_s_own(module, name, arguments):
+    """Against a plain loop over the same environments with the same actions, bit for bit."""
+    env, keys = make(module, name, **arguments), jax.random.split(jax.random.key(0), 3)
+    space = env.action_space()
+    actions = jax.vmap(jax.vmap(space.sample))(jax.random.split(jax.random.key(1), (100, 3)))
+    first, steps, _ = jax.jit(functools.partial(rollout, env))(keys, actions)
+    batch = env.make(seeds_of(keys), env.limit)
+    np.testing.assert_array_equal(first, batch.first)
+    expected = in_a_loop(batch, np.asarray(actions))
+    batch.close()
+    for found, wanted in zip(steps, expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    terminated, truncated = steps[3], steps[4]
+    assert (terminated | truncated).any()
+    ended = np.asarray(terminated | truncated)
+    assert not np.array_equal(np.asarray(steps[0])[ended], np.asarray(steps[1])[ended])
+    assert np.array_equal(np.asarray(steps[0])[~ended], np.asarray(steps[1])[~ended])
+
+
+def test_images_have_their_channels_last_and_stay_bytes():
+    env = make("envpool", "Pong-v5")
+    obs, _ = env.reset(jax.random.key(0))
+    assert obs.shape == (84, 84, 4) == env.observation_space(None).shape and obs.dtype == np.uint8
+    assert obs.max() > 100
+
+
+def test_dictionaries_become_vectors():
+    env = make("envpool", "MiniGrid-Empty-5x5-v0")
+    obs, _ = env.reset(jax.random.key(0))
+    assert obs.shape == env.observation_space(None).shape == (1 + 7 * 7 * 3,) and obs.dtype == np.float32
+
+
+def test_actions_that_no_script_has():
+    with pytest.raises(ValueError, match=r"^env_name: actions of"):
+        make("envpool", "Sudoku-v0")
+
+
+def test_an_id_of_a_user_s_own_module(tmp_path, monkeypatch):
+    """As docs/environments.md says."""
+    pytest.importorskip("gymnasium")
+    (tmp_path / "my_games.py").write_text(
+        "import gymnasium\nimport numpy as np\nfrom onejit.envs.gymnasium import register_ids\n"
+        "class Mine(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
+        "    action_space = gymnasium.spaces.Discrete(3, start=1)\n"
+        "    def reset(self, seed=None, options=None):\n"
+        "        return np.zeros(2, np.float32), {}\n"
+        "    def step(self, action):\n"
+        "        return np.ones(2, np.float32), float(action), False, False, {}\n"
+        "gymnasium.register('Mine-v0', entry_point=Mine, max_episode_steps=6)\n"
+        "register_ids('Mine-v0')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = small(env_name="my_games:Mine-v0", total_timesteps=64)
+    out = jax.jit(ppo.make_train(config))(jax.random.key(0))
+    assert out["metrics"]["episodic_length"][-1] == 6 and 6 <= out["metrics"]["episodic_return"][-1] <= 18
+    env, params = ppo.make_env(config)
+    assert isinstance(env, LogWrapper) and params.max_steps_in_episode == 6
