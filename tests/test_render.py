@@ -408,7 +408,8 @@ def test_runs_that_are_damaged(copied, refuses):
         ("Config = 1", ("is not a training script", "it has no make_learner")),
     ):
         script.write_text(source)
-        (copied / "run.json").write_text(json.dumps(record | {"sha256": hashlib.sha256(script.read_bytes()).hexdigest()}))
+        changed = {"sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
+        (copied / "run.json").write_text(json.dumps(record | changed))
         refuses([copied], *words)
     (copied / "run.json").write_text(json.dumps(record))
     shutil.copy(ROOT / script.name, script)
