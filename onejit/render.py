@@ -358,7 +358,7 @@ def check_formats(formats, env):
     for package in needed + ["imageio_ffmpeg"] * ("mp4" in formats):
         if importlib.util.find_spec(package) is None:
             name = package.replace("_", "-")
-            raise ValueError(f"formats: {', '.join(formats)} needs {name} for this environment; pip install {name}")
+            raise ValueError(f"formats: {', '.join(formats)} of this environment needs {name}; pip install {name}")
     if "html" in formats:
         viewer_modules()
     return formats

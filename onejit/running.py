@@ -30,7 +30,6 @@ from tqdm import tqdm
 
 from onejit import command_line, playing, runs
 from onejit.command_line import Hosts
-from onejit.envs import host
 
 if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get("XLA_FLAGS", ""):
     with contextlib.suppress(RuntimeError):  # JAX has started
@@ -458,10 +457,9 @@ def restore(manager, step: int, program: Program):
         raise OSError(f"resume: the checkpoint {name} cannot be restored: {cause}") from error
 
 
-def is_on_host(runner_state) -> bool:
-    """Whether the environments run outside of JAX."""
-    leaves = jax.tree.leaves(runner_state, is_leaf=lambda each: isinstance(each, host.HostState))
-    return any(isinstance(each, host.HostState) for each in leaves)
+def holds(tree, kind: type) -> bool:
+    """Whether a part of a tree is of this class."""
+    return any(isinstance(each, kind) for each in jax.tree.leaves(tree, is_leaf=lambda each: isinstance(each, kind)))
 
 
 def with_new_episodes(program: Program, runner_state, floats, key_data, done: int):
@@ -618,10 +616,12 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
     """
     seconds = {"train": 0.0, "evaluate": 0.0} if seconds is None else seconds
     floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
+    from onejit.envs import host  # not at the top: it imports gymnax, which starts JAX before `connect`
+
     host.close_all()  # left by an earlier slice
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
     carry = restore(manager, done, program) if done else program.start(floats, put(key_data, program.spread))
-    if done and is_on_host(program.abstract["runner_state"]):
+    if done and holds(program.abstract["runner_state"], host.HostState):
         carry["runner_state"] = with_new_episodes(program, carry["runner_state"], floats, key_data, done)
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
     begin()
