@@ -77,8 +77,8 @@ ROWS = {  # a row whose config is not there yet is none
 ALSO = {  # further flags of rows: of the script, and of onejit train if they begin with --eval
     **{f"pqn/{game}": ["--total-timesteps", "1e6"] for game in ("breakout", "asterix", "freeway", "spaceinvaders")},
     **{f"ppo_continuous/mujoco_{robot}": ["--eval-interval", "61"] for robot in MUJOCO},  # 8 times
-    **{f"sac/mujoco_{robot}": ["--eval-interval", "25000"] for robot in MUJOCO},
-    **{f"td3/mujoco_{robot}": ["--eval-interval", "12500"] for robot in MUJOCO},
+    **{f"sac/mujoco_{robot}": ["--eval-interval", "25000"] for robot in MUJOCO[:4]},
+    **{f"td3/mujoco_{robot}": ["--eval-interval", "12500"] for robot in MUJOCO[:4]},
 }
 PLANNED = {  # rows for a GPU: seeds
     **{f"ppo_continuous/{robot}": 32 for robot in ("ant", "halfcheetah", "walker2d", "humanoid")},
@@ -331,6 +331,15 @@ THRESHOLDS = {  # {environment: (an agent has failed below this return, where th
     "InvertedDoublePendulum-v4": (9100, GYMNASIUM_SAYS),
 }
 WHY = {  # {row: why it is below the public return, or that nobody has found out}
+    "ppo_continuous/mujoco_halfcheetah": "eight of ten agents stay in a local optimum at 1600 to 1800, two reach 4400 "
+    "and 5000. CleanRL's agents, with nearly the same settings, reach 1443 on average. RL Zoo's figure is one agent "
+    "with settings tuned for this task.",
+    "ppo_continuous/mujoco_swimmer": "five of ten agents hardly move, one reaches 318. RL Zoo's figure is one agent "
+    "with settings tuned for this task.",
+    "ppo_continuous/mujoco_reacher": "not investigated. The settings were not tuned for this task.",
+    "ppo_continuous/mujoco_inverted_double_pendulum": "the settings were not tuned for this task. The greedy policy "
+    "falls more often than the exploring one. Agents that play in a plain loop over EnvPool do so too, so the adapter "
+    "is not the cause.",
     "ppo/acrobot": "not investigated. The public agent's last five evaluations lie between -77.5 and -78.9.",
     "dqn/acrobot": "not investigated. The public figure is of one agent.",
     "apex_dqn/acrobot": "not investigated. The public figure is of one agent.",
@@ -359,8 +368,8 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
         f"ppo_continuous/mujoco_{robot}": "7 settings on HalfCheetah-v4, 2 agents each, seed 7; none for this task"
         for robot in MUJOCO
     },
-    **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO},
-    **{f"td3/mujoco_{robot}": "none: the authors' settings" for robot in MUJOCO},
+    **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO[:4]},
+    **{f"td3/mujoco_{robot}": "none: the authors' settings" for robot in MUJOCO[:4]},
     "ppo/seaquest": OF_BREAKOUT,
     "dqn/breakout": "none",
     "apex_dqn/breakout": "none",

@@ -174,7 +174,7 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
     if program in ("python", "python3", "uv"):
         if program == "uv":
             assert words[0] == "run"
-            words = words[1:]
+            words = words[3:] if words[1] == "--with" else words[1:]
         file, words = words[0], words[1:]
         if file == "-m":
             assert words[0] in ("venv", "pytest", "pip", "mkdocs", "onejit"), words
