@@ -41,9 +41,13 @@ def shown(path: str) -> str:
         return file.read_text()
     head = f"---\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {path}\n\n"
     if file.is_file():
-        return f"{head}````{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text()}\n````\n"
+        try:
+            return f"{head}````{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text(encoding='utf-8')}\n````\n"
+        except UnicodeDecodeError:  # a picture, or weights
+            return f"{head}{file.stat().st_size:,} bytes, not text.\n"
     files = sorted(each.name for each in file.iterdir() if each.is_file())
-    return head + "".join(f"- [{name}]({name}.md)\n" for name in files)
+    here = f"source/{path}"
+    return head + "".join(f"- [{name}]({relpath(page_of(f'{path}/{name}'), here)})\n" for name in files)
 
 
 def on_files(files, config):
