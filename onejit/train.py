@@ -6,10 +6,10 @@
     onejit train --resume runs/ppo/my_run --total-timesteps 2e6
 
 All flags of the script work here, too; `onejit train ppo --help` lists them. The run directory also holds a copy of the
-script, checkpoints and a record. `--resume` continues a run and takes all settings from the run directory. A larger
-`--total-timesteps` extends a run, unless it has a schedule such as an annealed learning rate. Seeds that do not fit in
-memory together run in slices. A resumed run begins new episodes if its environments run outside JAX. With the same
-command on several hosts, seeds spread over the devices of all hosts.
+script, checkpoints and a record. `--resume` continues a run with its own settings. A larger `--total-timesteps` extends
+a run, unless it has a schedule such as an annealed learning rate. Seeds that do not fit in memory together run in
+slices. A resumed run begins new episodes if its environments run outside JAX. The same command on several hosts spreads
+seeds over all their devices.
 """
 
 import contextlib
