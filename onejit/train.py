@@ -8,8 +8,7 @@
 All flags of the script work here, too; `onejit train ppo --help` lists them. The run directory also holds the script,
 checkpoints and a record. `--resume` continues a run with its own settings. A larger `--total-timesteps` extends a run,
 unless it has a schedule, such as an annealed rate. Seeds that do not fit in memory together run in slices. A resumed
-run begins new episodes if its environments run outside JAX. Several hosts share the seeds if each runs the same
-command.
+run begins new episodes if its environments run outside JAX. Several hosts share the seeds by the same command.
 """
 
 import contextlib
