@@ -581,7 +581,7 @@ def start_and_signal(folder, number, *flags):
     command = [sys.executable, "-m", "onejit", "train", *without("--total-timesteps"), "--total-timesteps=3e6", *flags]
     process = subprocess.Popen([*command, "--run-dir=run"], cwd=folder, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + TIME_LIMIT
-    while not (folder / "run" / ".lock").exists() and time.monotonic() < deadline:
+    while not (folder / "run" / "checkpoints").exists() and time.monotonic() < deadline:  # signals are caught by then
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(number)
