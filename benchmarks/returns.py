@@ -340,6 +340,7 @@ WHY = {  # {row: why it is below the public return, or that nobody has found out
     "ppo_continuous/mujoco_inverted_double_pendulum": "the settings were not tuned for this task. The greedy policy "
     "falls more often than the exploring one. Agents that play in a plain loop over EnvPool do so too, so the adapter "
     "is not the cause.",
+    "sac/mujoco_halfcheetah": "not investigated. The settings are the paper's, without tuning.",
     "ppo/acrobot": "not investigated. The public agent's last five evaluations lie between -77.5 and -78.9.",
     "dqn/acrobot": "not investigated. The public figure is of one agent.",
     "apex_dqn/acrobot": "not investigated. The public figure is of one agent.",
