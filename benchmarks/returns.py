@@ -400,7 +400,7 @@ CONTINUOUS = ("ppo_continuous", "dpo_continuous", "sac", "td3")
 
 
 def load(row: str):
-    """The script of a row, its flags, and those of onejit train."""
+    """The script of a row, the flags of the script, and the flags of onejit train."""
     name, also = row.partition("/")[0], ALSO.get(row, [])
     pairs = [also[i : i + 2] for i in range(0, len(also), 2)]
     flags = ["--config", str(config_of(row))]
@@ -631,7 +631,7 @@ def comparable(found: dict) -> tuple:
 
 
 def public(found: dict) -> str:
-    """The cell of public scores: the one to compare with, a better one with more steps, and those of other rules."""
+    """The cell of published scores: a comparable score, a better one at more steps, and scores under other rules."""
     within, beyond = comparable(found)
     others = [each for each in of_environment(PUBLIC, found) or [] if found["script"] in each.scripts and each.rules]
     said = [] if within is None else [quote(within)]

@@ -11,8 +11,7 @@
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn beside PureJaxRL; pqn beside PureJaxQL;
 sac and td3 beside rejax; ppo_torch, ppo_mujoco and sac_mujoco beside CleanRL's files for PyTorch; envpool_steps beside
-a plain loop over EnvPool; gridworld beside the port that one writes first. A row whose peer is not there is left out,
-which is said.
+a plain loop over EnvPool; gridworld beside a plain port. If a peer is missing, its rows are skipped with a message.
 
 The contestants are `jit(vmap(train))` of both on one device, a single seed without `vmap`, and, with several seeds and
 several devices (each CPU core is one), the script's seeds spread over them, as `main` and onejit train do it. A

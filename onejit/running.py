@@ -41,7 +41,7 @@ if not jax.config.jax_compilation_cache_dir:  # as in scripts
     jax.config.update("jax_compilation_cache_max_size", 2**31)
 
 GIB = 2**30
-EPISODE = ("obs", "env_state", "first", "hidden", "noise", "discounted_return", "tail")  # of an episode
+EPISODE = ("obs", "env_state", "first", "hidden", "noise", "discounted_return", "tail")  # restart with episodes
 HEARTBEAT = 20  # seconds without a sign of life from a process until the others give up
 
 # --- processes ---

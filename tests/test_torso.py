@@ -21,7 +21,7 @@ import pqn
 SCRIPTS = [ppo, dqn, pqn, apex_dqn, ppo_rnn, evolve_objective]
 LARGE = {"flat": 84 * 84, "grid": 82 * 82 * 16, "nature": 7 * 7 * 64}  # features of an image [84, 84, 1]
 CLASSIC = {"flat": 63 * 63 * 3, "grid": 61 * 61 * 16, "nature": 4 * 4 * 64}  # of one [63, 63, 3]
-SIZES = {  # of short trainings, of which the fields that a script has are taken
+SIZES = {  # settings of short trainings; a script takes the fields that its Config has
     "num_envs": 8, "num_steps": 8, "inner_envs": 8, "inner_steps": 8, "update_epochs": 2, "num_minibatches": 2,
     "buffer_size": 512, "batch_size": 32, "learning_starts": 64, "target_update_interval": 8, "gradient_steps": 2,
     "population_size": 2, "inner_seeds": 1, "num_generations": 1, "drift_size": 2, "n_step": 1, "cell_size": 8,
@@ -193,7 +193,7 @@ def test_entries_of_images_are_vectors(overrides):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_learns_from_pictures(script, num_updates, overrides):
-    """Which half is bright tells the action. The kernels of all layers change, those of the convolutions too."""
+    """The bright half tells the right action. Training changes the kernels of all layers, convolutions included."""
     config = make_config(script, num_updates=num_updates, **overrides)
     initial = jit_quickly(lambda key: script.make_learner(config)[0](key).agent["params"])(jax.random.key(0))
     out = jit_quickly(script.make_train(config))(jax.random.key(0))

@@ -3,7 +3,7 @@
     python sac.py --env-name onejit.envs.envpool:HalfCheetah-v4
     python pqn.py --env-name onejit.envs.envpool:Pong-v5 --torso nature
 
-The environments step on the CPU: see onejit/envs/host.py for what is lost by that.
+The environments step on the CPU. docs/host_environments.md says what is lost compared with environments in JAX.
 """
 
 import functools
@@ -24,6 +24,8 @@ def processors() -> int:
 
 
 class Pool(Batch):
+    """One EnvPool, in which row i has seed i."""
+
     def __init__(self, env, name, arguments, seeds, limit, draw=False):
         given = arguments if limit == env.limit else arguments | {"max_episode_steps": limit}
         given = given | {"render_mode": "rgb_array"} if draw else given

@@ -7,7 +7,7 @@ A module of your own makes its environments known like this, and `--env-name my_
     gymnasium.register("MyEnv-v0", entry_point=MyEnv, max_episode_steps=200)
     onejit.envs.gymnasium.register_ids("MyEnv-v0")
 
-The environments step on the CPU: see onejit/envs/host.py for what is lost by that.
+The environments step on the CPU. docs/host_environments.md says what is lost compared with environments in JAX.
 """
 
 import functools
@@ -25,6 +25,8 @@ NO_LIMIT = 100_000  # steps in an episode of an environment that has no time lim
 
 
 class Vector(Batch):
+    """One vector environment of Gymnasium, in which row i has seed i."""
+
     def __init__(self, env, name, arguments, seeds, limit, draw=False):
         if limit != NO_LIMIT:
             arguments = arguments | {"max_episode_steps": limit}

@@ -41,6 +41,7 @@ class Batch:
         raise NotImplementedError
 
     def close(self):
+        """Release processes, threads and memory."""
         raise NotImplementedError
 
 
