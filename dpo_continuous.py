@@ -339,8 +339,7 @@ def make_learner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    # One flat array is fewer kernels on a GPU. Leave `flatten` out for optax.multi_transform, which needs the tree.
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
+    optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
@@ -638,23 +637,25 @@ def main(
     print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
-    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # one seed: no vmap
 
-    def start(keys):
-        state = vmap(init)(keys)
-        shapes = jax.eval_shape(vmap(update), state)[1]
-        return state, {name: jnp.zeros((len(keys), updates), each.dtype) for name, each in shapes.items()}
+    def start(key):
+        state = init(key)
+        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, metrics = vmap(update)(carry[0])
-            return state, {name: carry[1][name].at[:, i].set(metrics[name]) for name in metrics}
+            state, metrics = update(carry[0])
+            return state, {name: carry[1][name].at[i].set(metrics[name]) for name in metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    carry = jax.jit(over_seeds(start, in_specs=PartitionSpec("seed")))(keys)
-    advance = jax.jit(over_seeds(advance, in_specs=(PartitionSpec("seed"), None, None)), donate_argnums=0)
-    advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
+    def alone(f, _=0):  # one seed per device: a vmap is slower, and a loop whose carry has its axis copies the replay
+        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+
+    vmap = jax.vmap if num_seeds > num_devices else alone
+    carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
+    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
+    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written

@@ -24,8 +24,8 @@
 
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective, equation 7,
 inside the actor-critic loss, equation 9. Advantages: Schulman et al. 2016 (arXiv 1506.02438), equation 16. The memory
-is a gated recurrent unit, Cho et al. 2014 (arXiv 1406.1078), section 2.3. Previous actions and rewards as observations:
-Duan et al. 2016 (arXiv 1611.02779) and Wang et al. 2016 (arXiv 1611.05763).
+is a gated recurrent unit, Cho et al. 2014 (arXiv 1406.1078), section 2.3, or a minimal one, Feng et al. 2024 (arXiv
+2410.01201). `observe_previous`: Duan et al. 2016 (arXiv 1611.02779) and Wang et al. 2016 (arXiv 1611.05763).
 
 Differences from ppo.py: actor and critic share a network with a memory, which is zeros at the start of each episode. A
 minibatch holds whole sequences of `num_steps` steps, and the gradient goes back through all of them. The value of the
@@ -114,8 +114,8 @@ class Config:
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
     normalize_obs: bool = True  # normalize observations by the agent's running mean and variance
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
-    cell: Literal["gru", "none"] = "gru"  # memory cell; none replaces it by a dense layer
-    cell_size: int = 64  # size of the memory, or of the dense layer in its place
+    cell: Literal["gru", "mingru", "none"] = "gru"  # memory cell; none replaces it by a dense layer
+    cell_size: int = 64  # size of the memory (mingru: of its two layers together), or of the dense layer in its place
     torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
     hidden_sizes: tuple[int, ...] = (64,)  # sizes of the dense layers before the memory
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the dense layers
@@ -192,6 +192,41 @@ class Gru(nn.Module):
         return unrolled_scan(step, hidden, (x, first))[1]
 
 
+def parallel_recurrence(decay, new, start):  # [T, ...], [T, ...], [...] -> [T, ...]
+    """h_t = decay_t h_{t-1} + new_t from h_{-1} = `start`, for all t at once: two steps are a step of the same form."""
+    new = new.at[0].add(decay[0] * start)
+    return jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay, new))[1]
+
+
+def stepwise_recurrence(decay, new, start):
+    """The same result one step after another: a loop without matrix products, which CPUs run faster."""
+
+    def step(memory, inputs):
+        memory = inputs[0] * memory + inputs[1]
+        return memory, memory
+
+    return jax.lax.scan(step, start, (decay, new))[1]
+
+
+class MinGru(nn.Module):
+    """Two layers of the minimal gated recurrent unit (arXiv 2410.01201, section 3.1); the memory holds both layers'.
+
+    Gates depend only on the input, so all steps are computed at once. The second layer sees the memory of the first.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, hidden, x, first):  # [..., size], [T, ..., features], [T, ...] -> [T, ..., size]
+        layers = []
+        for start in jnp.array_split(hidden, 2, axis=-1):
+            update, new = jnp.split(nn.Dense(2 * start.shape[-1])(jnp.concatenate([x, *layers], axis=-1)), 2, axis=-1)
+            update = nn.sigmoid(update - 1.0)  # an untrained gate keeps most of the memory
+            inputs = jnp.where(first[..., None], 0.0, 1.0 - update), update * jnp.tanh(new), start
+            layers.append(jax.lax.platform_dependent(*inputs, cpu=stepwise_recurrence, default=parallel_recurrence))
+        return jnp.concatenate(layers, axis=-1)
+
+
 class Body(nn.Module):
     """A convolution of images, dense layers and the memory, which the actor and the critic share."""
 
@@ -212,9 +247,9 @@ class Body(nn.Module):
         for features, size, stride in self.convolutions:
             x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride)))
         x = x.reshape(*first.shape, -1)
-        for size in self.hidden_sizes if self.cell == "gru" else (*self.hidden_sizes, self.cell_size):
+        for size in (*self.hidden_sizes, self.cell_size) if self.cell == "none" else self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        return Gru(self.cell_size)(hidden, x, first) if self.cell == "gru" else x
+        return x if self.cell == "none" else {"gru": Gru, "mingru": MinGru}[self.cell](self.cell_size)(hidden, x, first)
 
 
 class Actor(nn.Module):
@@ -377,8 +412,7 @@ def make_learner(config: Config):
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     body, actor, critic = make_networks(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
-    # One flat array is fewer kernels on a GPU. Leave `flatten` out for optax.multi_transform, which needs the tree.
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
+    optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
 
     def init(rng):
         body_key, actor_key, critic_key, env_key, key = jax.random.split(rng, 5)
@@ -694,23 +728,25 @@ def main(
     print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
-    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # one seed: no vmap
 
-    def start(keys):
-        state = vmap(init)(keys)
-        shapes = jax.eval_shape(vmap(update), state)[1]
-        return state, {name: jnp.zeros((len(keys), updates), each.dtype) for name, each in shapes.items()}
+    def start(key):
+        state = init(key)
+        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, metrics = vmap(update)(carry[0])
-            return state, {name: carry[1][name].at[:, i].set(metrics[name]) for name in metrics}
+            state, metrics = update(carry[0])
+            return state, {name: carry[1][name].at[i].set(metrics[name]) for name in metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    carry = jax.jit(over_seeds(start, in_specs=PartitionSpec("seed")))(keys)
-    advance = jax.jit(over_seeds(advance, in_specs=(PartitionSpec("seed"), None, None)), donate_argnums=0)
-    advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
+    def alone(f, _=0):  # one seed per device: a vmap is slower, and a loop whose carry has its axis copies the replay
+        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+
+    vmap = jax.vmap if num_seeds > num_devices else alone
+    carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
+    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
+    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written

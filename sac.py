@@ -336,8 +336,7 @@ def make_learner(config: Config):
     actor, critic = make_networks(config, env, env_params)
     warmup_rollouts = config.warmup_timesteps // rollout_size
     rates = {"critics": config.q_lr, "policy": config.policy_lr}
-    # Flat arrays are fewer kernels on a GPU; optax.multi_transform needs the tree.
-    optimizers = {name: optax.flatten(optax.adam(lr)) for name, lr in rates.items()}
+    optimizers = {name: optax.adam(lr) for name, lr in rates.items()}
 
     def init(rng):
         """Initialize the networks, and fill the replay with the steps of the warm-up."""
@@ -657,23 +656,25 @@ def main(
     print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
-    vmap = jax.vmap if num_seeds > num_devices else lambda f: functools.partial(jax.lax.map, f)  # one seed: no vmap
 
-    def start(keys):
-        state = vmap(init)(keys)
-        shapes = jax.eval_shape(vmap(update), state)[1]
-        return state, {name: jnp.zeros((len(keys), updates), each.dtype) for name, each in shapes.items()}
+    def start(key):
+        state = init(key)
+        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, metrics = vmap(update)(carry[0])
-            return state, {name: carry[1][name].at[:, i].set(metrics[name]) for name in metrics}
+            state, metrics = update(carry[0])
+            return state, {name: carry[1][name].at[i].set(metrics[name]) for name in metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    carry = jax.jit(over_seeds(start, in_specs=PartitionSpec("seed")))(keys)
-    advance = jax.jit(over_seeds(advance, in_specs=(PartitionSpec("seed"), None, None)), donate_argnums=0)
-    advance = advance.lower(carry, 0, 1).compile()  # before the clock of the progress bar starts
+    def alone(f, _=0):  # one seed per device: a vmap is slower, and a loop whose carry has its axis copies the replay
+        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+
+    vmap = jax.vmap if num_seeds > num_devices else alone
+    carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
+    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
+    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written

@@ -51,14 +51,15 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         ppo_continuous/pointrobot dpo_continuous/pointrobot ppo_continuous/hopper dpo_continuous/hopper
         ppo_continuous/inverted_pendulum dpo_continuous/inverted_pendulum ppo_continuous/inverted_double_pendulum
         dpo_continuous/inverted_double_pendulum q_learning_gridworld/gridworld_8x12 q_learning_gridworld/cliff
-        q_learning_gridworld/walls""",
+        q_learning_gridworld/walls reppo/pendulum reppo/reacher""",
     16: """ppo_rnn/cartpole_masked apex_dqn/cartpole apex_dqn/acrobot apex_dqn/catch dqn/mountaincar
-        sac/pendulum td3/pendulum
+        sac/pendulum td3/pendulum rainbow/cartpole
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
-    10: " ".join(f"ppo_continuous/mujoco_{robot}" for robot in MUJOCO),
+    10: " ".join(f"ppo_continuous/mujoco_{robot}" for robot in MUJOCO) + " reppo/mujoco_halfcheetah",
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders apex_dqn/breakout sac/hopper td3/hopper
-        sac/inverted_double_pendulum td3/inverted_double_pendulum
+        sac/inverted_double_pendulum td3/inverted_double_pendulum reppo/hopper
+        rainbow/breakout rainbow/asterix rainbow/freeway rainbow/spaceinvaders rainbow/seaquest
         ppo/breakout@1e7 ppo/asterix@1e7 ppo/freeway@1e7 ppo/spaceinvaders@1e7 ppo/seaquest@1e7
         pqn/breakout@1e7 pqn/asterix@1e7 pqn/freeway@1e7 pqn/spaceinvaders@1e7 pqn/seaquest@1e7
         dqn/breakout@5e6 dqn/asterix@5e6 dqn/freeway@5e6 dqn/spaceinvaders@5e6 dqn/seaquest@5e6""",
@@ -83,6 +84,7 @@ ALSO = {  # further flags of rows: of the script, and of onejit train if they be
 PLANNED = {  # rows for a GPU: seeds
     **{f"ppo_continuous/{robot}": 32 for robot in ("ant", "halfcheetah", "walker2d", "humanoid")},
     **{f"{name}/{robot}": 8 for name in ("sac", "td3") for robot in ("ant", "halfcheetah", "walker2d")},
+    "reppo/playground_cheetah_run": 8,
     **{f"ppo/{game}": 256 for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
     **{f"pqn/{game}": 64 for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
 }
@@ -139,7 +141,7 @@ class Public(NamedTuple):
     rules: str = ""  # what is another task than here; then nothing is compared
 
 
-PPO, DQN = ("ppo", "ppo_continuous", "dpo_continuous"), ("dqn", "apex_dqn")
+PPO, DQN = ("ppo", "ppo_continuous", "dpo_continuous"), ("dqn", "apex_dqn", "rainbow")
 SOURCES = {  # {what a cell names: what its figures are}
     "RL Zoo": "one agent, mean of its greedy episodes over 150,000 steps",
     "CleanRL": "mean of 3 seeds, return of the exploring policy at the end of training",
@@ -359,7 +361,12 @@ OF_BREAKOUT = "none: the settings of Breakout"
 OF_PPO = "none: PPO's settings"
 OF_AUTHORS = "none: the authors' settings"
 TUNING = {  # {config: how many trials its settings took and with which seeds, where somebody wrote it down}
-    **{f"{name}/{game}": OF_BREAKOUT for name in ("ppo", "dqn") for game in ("asterix", "freeway", "spaceinvaders")},
+    **{
+        f"{name}/{game}": OF_BREAKOUT
+        for name in ("ppo", "dqn", "rainbow")
+        for game in ("asterix", "freeway", "spaceinvaders")
+    },
+    "rainbow/seaquest": OF_BREAKOUT,
     **{f"pqn/{game}": OF_AUTHORS for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
     **{
         f"dpo_continuous/{name}": OF_PPO
@@ -371,8 +378,14 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     },
     **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO[:4]},
     **{f"td3/mujoco_{robot}": "none: the authors' settings" for robot in MUJOCO[:4]},
+    "reppo/pendulum": "3 settings, 4 agents each, seed 7",
+    "reppo/hopper": "9 settings, 2 or 4 agents each, seed 7",
+    "reppo/reacher": "none: the settings of Pendulum-v1, a larger batch",
+    "reppo/mujoco_halfcheetah": "none",
     "ppo/seaquest": OF_BREAKOUT,
     "dqn/breakout": "none",
+    "rainbow/breakout": "5 settings, 2 agents each, 3e5 steps, seed 7",
+    "rainbow/cartpole": "3 settings, 4 agents each, 2e5 steps, seed 7",
     "apex_dqn/breakout": "none",
     "ppo/cartpole": "none: CleanRL's settings",
     "sac/mountaincar_continuous": "at least 6 settings, 6 seeds each",
@@ -392,8 +405,8 @@ REWARDS = {  # {environment: reward of each step}, from which a return tells the
     **dict.fromkeys(("Acrobot-v1", "MountainCar-v0"), -1),
     "inverted_double_pendulum": 9.3,
 }
-DISCRETE = ("ppo", "ppo_rnn", "pqn", "dqn", "apex_dqn", "q_learning_gridworld")  # of the summary
-CONTINUOUS = ("ppo_continuous", "dpo_continuous", "sac", "td3")
+DISCRETE = ("ppo", "ppo_rnn", "pqn", "dqn", "apex_dqn", "rainbow", "q_learning_gridworld")  # of the summary
+CONTINUOUS = ("ppo_continuous", "dpo_continuous", "reppo", "sac", "td3")
 
 
 # --- measuring ---

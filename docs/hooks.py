@@ -1,5 +1,6 @@
-"""What `mkdocs build` does besides (mkdocs.yml): links out of docs/, equations."""
+"""Additions to `mkdocs build` (mkdocs.yml): links out of docs/, links of function names to their lines, equations."""
 
+import ast
 import html
 import re
 from pathlib import Path, PurePosixPath
@@ -34,6 +35,48 @@ def page_of(path: str) -> str:
     return f"source/{path}.md" if (ROOT / path).is_file() else f"source/{path}/files.md"
 
 
+def lines_of(path: Path) -> dict[tuple[str, ...], int]:
+    """The line of each function and class of a script, by `(name,)` and by `(name, a function around it)`."""
+    found = {}
+
+    def visit(node, around):
+        for child in ast.iter_child_nodes(node):
+            inner = isinstance(child, (ast.FunctionDef, ast.ClassDef))
+            if inner:
+                for key in [(child.name,), *((child.name, outer) for outer in around)]:
+                    found.setdefault(key, child.lineno)
+            visit(child, [*around, child.name] if inner else around)
+
+    visit(ast.parse(path.read_text()), [])
+    return found
+
+
+def link_functions(markdown: str, script: Path, source: str) -> str:
+    """In tables with a column `function`, each name of a function becomes a link to its line.
+
+    The links are HTML, because mkdocs does not know the anchors of lines and would warn.
+    """
+    known, column, lines = lines_of(script), None, markdown.split("\n")
+
+    def link(match):
+        line = known.get((match[1], match[2]) if match[2] else (match[1],))
+        if not line:
+            return match[0]
+        rest = f" in `{match[2]}`" if match[2] else ""
+        return f'<a href="{source}#__codelineno-0-{line}">`{match[1]}`</a>{rest}'
+
+    for i, text in enumerate(lines):
+        cells = re.split(r"(?<!\\)\|", text)
+        if not text.startswith("|"):
+            column = None
+        elif column is None:
+            column = next((j for j, cell in enumerate(cells) if cell.strip() == "function"), -1)
+        elif column > 0:
+            cells[column] = re.sub(r"`(\w+)`(?: in `(\w+)`)?", link, cells[column])
+            lines[i] = "|".join(cells)
+    return "\n".join(lines)
+
+
 def shown(path: str) -> str:
     """A file of the repository as the text of a page, a folder as a list of its files."""
     file = ROOT / path
@@ -42,7 +85,8 @@ def shown(path: str) -> str:
     head = f"---\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {path}\n\n"
     if file.is_file():
         try:
-            return f"{head}````{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text(encoding='utf-8')}\n````\n"
+            language = LANGUAGES.get(file.suffix, "text")
+            return f'{head}````{{.{language} linenums="1"}}\n{file.read_text(encoding="utf-8")}\n````\n'
         except UnicodeDecodeError:  # a picture, or weights
             return f"{head}{file.stat().st_size:,} bytes, not text.\n"
     files = sorted(each.name for each in file.iterdir() if each.is_file())
@@ -77,7 +121,8 @@ def on_page_markdown(markdown, page, config, files):
     for written, anchor, path in set(targets(markdown, folder)):
         new = relpath(page_of(path), str(PurePosixPath(uri).parent))
         markdown = markdown.replace(f"]({written}{anchor})", f"]({new}{anchor})")
-    return markdown
+    script = ROOT / f"{Path(uri).stem}.py"
+    return link_functions(markdown, script, f"source/{script.name}.html") if script.exists() else markdown
 
 
 def mathml(tex: str, display: str) -> str:

@@ -83,7 +83,7 @@ def read_resumed(words: list[str], tool: str, key: str, options, until_the_end: 
     if key not in record:
         raise ValueError(f"resume: {words[0]} was not started by onejit {tool}, and has no checkpoints")
     until_the_end.enter_context(holding(Path(words[0])))
-    record = runs.read_record(Path(words[0]))  # again: another process may have finished the run before the lock
+    record = runs.read_record(Path(words[0]))  # again: another process may have just finished the run
     now = runs.versions()
     changed = [f"{name} {old} -> {now.get(name)}" for name, old in record["versions"].items() if now.get(name) != old]
     if changed and is_first():
@@ -224,7 +224,7 @@ def make_learner(script, config):  # once for slices of all sizes: making an env
     return tuple(map(jax.jit, script.make_learner(config)))  # each is traced once
 
 
-def training_functions(script, config, names, vmap):
+def training_functions(script, config, names):
     """`start` and `advance` as in `main`, but each run may have its own values of the float fields `names`.
 
     They carry `{"runner_state": [size, ...], "metrics": {name: [size, num_updates]}}`.
@@ -234,22 +234,19 @@ def training_functions(script, config, names, vmap):
     def learner(floats):
         return same or script.make_learner(dataclasses.replace(config, **floats))
 
-    def init(floats, key):
-        return learner(floats)[0](key)
-
     def update(floats, state):
         return learner(floats)[1](state)
 
     def start(floats, key_data):
-        state = vmap(init)(floats, jax.random.wrap_key_data(key_data))
-        shapes = jax.eval_shape(vmap(update), floats, state)[1]
-        metrics = {name: jnp.zeros((len(key_data), config.num_updates), each.dtype) for name, each in shapes.items()}
+        state = learner(floats)[0](jax.random.wrap_key_data(key_data))
+        shapes = jax.eval_shape(update, floats, state)[1]
+        metrics = {name: jnp.zeros(config.num_updates, each.dtype) for name, each in shapes.items()}
         return {"runner_state": state, "metrics": metrics}
 
     def advance(carry, floats, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, new = vmap(update)(floats, carry["runner_state"])
-            metrics = {name: each.at[:, i].set(new[name]) for name, each in carry["metrics"].items()}
+            state, new = update(floats, carry["runner_state"])
+            metrics = {name: each.at[i].set(new[name]) for name, each in carry["metrics"].items()}
             return {"runner_state": state, "metrics": metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
@@ -257,9 +254,10 @@ def training_functions(script, config, names, vmap):
     return start, advance
 
 
-def over_one(function):
-    """`jax.vmap(function)` for arrays whose first axis has length 1."""
-    return lambda *trees: jax.lax.map(lambda args: function(*args), trees)
+def over_one(function, _=0):
+    """`jax.vmap(function)` for an axis of length 1, which the function's loops do not carry; numbers have none."""
+    first = partial(jax.tree.map, lambda x: x[0] if jnp.ndim(x) else x)
+    return lambda *trees: jax.tree.map(lambda x: x[None], function(*first(trees)))
 
 
 def compile_slice(script, config, names, size: int, options=None) -> Program:
@@ -274,9 +272,11 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     over_runs = partial(jax.shard_map, mesh=spread.mesh, out_specs=spread.spec, check_vma=False)  # runs are independent
     with naming_the_field(script, config):
         vmap = jax.vmap if size > len(devices) else over_one  # faster than vmap on CPUs, as in `main`
-        start, advance = training_functions(script, config, names, vmap)
-        start = jax.jit(over_runs(start, in_specs=spread.spec), out_shardings=spread)
-        advance = over_runs(advance, in_specs=(spread.spec, spread.spec, whole.spec, whole.spec))
+        start, advance = training_functions(script, config, names)
+        start = jax.jit(over_runs(vmap(start), in_specs=spread.spec), out_shardings=spread)
+        advance = over_runs(
+            vmap(advance, (0, 0, None, None)), in_specs=(spread.spec, spread.spec, whole.spec, whole.spec)
+        )
         advance = jax.jit(advance, donate_argnums=0, out_shardings=spread)
         abstract = start.eval_shape(floats, key_data)
         start = start.lower(floats, key_data)
@@ -609,10 +609,10 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
 
     `floats` {name: [size]} and `key_data` [size, words] are NumPy arrays. `begin()` is called before the first update.
     After each chunk of about a second, process 0 calls `watch(first, last, metrics, returns)` with the metrics of
-    updates [first, last), and with the returns [size, episodes] of an evaluation after them, or None. A checkpoint is
-    written every `interval` seconds, unless it is 0, and at the end with `save_last`. Process 0 decides when, because
-    clocks differ. A signal in `caught` ends training with a checkpoint and the exception `Stopped`. The times are added
-    to `seconds` {"train", "evaluate"}.
+    updates [first, last), and with the returns [size, episodes] of an evaluation after them, or None. It writes a
+    checkpoint every `interval` seconds unless `interval` is 0, and one at the end if `save_last` is set. Process 0
+    decides when, because clocks differ. A signal in `caught` ends training with a checkpoint and raises `Stopped`.
+    The times are added to `seconds` {"train", "evaluate"}.
     """
     seconds = {"train": 0.0, "evaluate": 0.0} if seconds is None else seconds
     floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}

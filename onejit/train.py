@@ -168,7 +168,7 @@ def open_tracker(request: Request, name: str, steps_done: int):
             dir=str(run_dir),
             config=settings,
         )
-    except Exception as error:  # many kinds: of the network, of a login
+    except Exception as error:  # errors of the network, a missing login and others
         raise OSError(f"track = wandb: cannot be started ({error})") from error
     run.define_metric("*", step_metric="environment_steps")
     return lambda step, values: run.log(values | {"environment_steps": step}), lambda: None, run.finish

@@ -404,6 +404,45 @@ def test_every_page_is_in_the_navigation():
         assert page.name == "index.md" or f"{page.name})" in index, f"docs/index.md lacks {page.name}"
 
 
+@each_page
+def test_a_page_is_read_in_one_sitting(page):
+    """At most 1500 words, without fences and the bars of tables; two pages are tables that are made or grow."""
+    text = FENCE.sub("", page.read_text())
+    words = [word for word in text.split() if re.search(r"\w", word)]
+    assert len(words) <= 1500 or page.name in ("results.md", "tricks.md"), f"{page.name}: {len(words)} words"
+
+
+# What pages say of environments
+
+
+def test_environment_names_are_current():
+    """The section of gymnax and the names of brax, in a process of its own: other tests register more names."""
+    command = [sys.executable, ROOT / "benchmarks" / "environment_names.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_environment_names_are_written_by_the_command(tmp_path):
+    names = ROOT / "docs" / "environment_names.md"
+    page = Path(shutil.copy(names, tmp_path))
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "environment_names.py", "--out", page], check=True)
+    assert page.read_text() == names.read_text()
+
+
+# What `--help` says
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_field_has_a_help_text_that_stands_alone(name):
+    """The comment behind a field of `Config` is its text in `--help`."""
+    source = (ROOT / f"{name}.py").read_text().partition("\nclass Config:")[2].partition("\n    def ")[0]
+    texts = dict(re.findall(r"(?m)^    (\w+): .*?  # (.*)$", source))
+    assert set(texts) == fields(name), "a field without a comment, or a comment on another line"
+    for field, text in texts.items():
+        assert not re.match(r"(and|of|or|the same|likewise|as above)\b", text), f"{name}.py: {field}: {text}"
+
+
 # What pages say of scripts
 
 
@@ -455,6 +494,21 @@ def test_functions_of_the_table_are_there(name):
         for function in re.findall(r"`([^`]+)`", names):
             there = (function, "") in known or function in fields(name)
             assert there, f"{page.name}: {function} is no function of {name}.py, nor a field of its Config"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_functions_of_the_site_link_to_their_lines(name):
+    """docs/hooks.py: in the built site each name of the table leads to the line that defines it."""
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    lines = (ROOT / f"{name}.py").read_text().splitlines()
+    page = hooks.link_functions((ROOT / "docs" / f"{name}.md").read_text(), ROOT / f"{name}.py", "x.html")
+    links = re.findall(r'<a href="x\.html#__codelineno-0-(\d+)">`(\w+)`</a>', page)
+    assert len(links) >= 3
+    for line, function in links:
+        assert re.match(rf"\s*(def|class) {function}\b", lines[int(line) - 1]), function
 
 
 def readme_rows() -> dict[str, list[str]]:

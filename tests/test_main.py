@@ -366,7 +366,7 @@ def process(script, folder: Path, words, **env):
 def test_alone_in_an_empty_folder_on_four_devices(script, tmp_path):
     """And nothing crosses the devices: their program has no collective operation."""
     words, dump = [*flags(shifted_config(script)), "--num-seeds=4"], tmp_path / "dump"
-    dumps = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump} --xla_dump_hlo_module_re=.*advance.*"
+    dumps = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump} --xla_dump_hlo_module_re=.*lambda.*"
     env = {"JAX_NUM_CPU_DEVICES": "4", "XLA_FLAGS": dumps, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     running = process(script, tmp_path, words, **env)
     said, complaints = running.communicate(timeout=300)

@@ -9,7 +9,7 @@ from conftest import ROOT, SCRIPTS
 
 from onejit.runs import load_script
 
-SENTENCE = r"an agent of the default run needs ([\d.]+) MB at its peak"
+SENTENCE = r"[Aa]n agent of the default run needs ([\d.]+) MB at its peak"
 
 
 def peak_bytes(config, script, num_seeds: int) -> float:
@@ -44,7 +44,7 @@ def test_peak_of_the_default_run(name):
     assert 0.75 * stated(name) <= measured <= 1.25 * stated(name)
 
 
-@pytest.mark.parametrize("name", ["dqn", "apex_dqn"])
+@pytest.mark.parametrize("name", ["dqn", "apex_dqn", "rainbow"])
 def test_a_warm_up_needs_little_beside_the_replay(name):
     """It goes through pictures a few steps at a time: all of them at once took more than the replay itself."""
     script = load_script(name)

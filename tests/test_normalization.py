@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import toys
 from conftest import arrays, jit_quickly, slow
+from test_reppo import awake
 
 import dpo_continuous
 import ppo
 import ppo_continuous
 import ppo_rnn
+import reppo
 import sac
 import td3
 
@@ -42,7 +44,7 @@ def other_units(environment):
 for toy in (toys.ValueContinuous, toys.ValueDiscrete):
     gymnax.register(f"{toy.__name__}OtherUnits", other_units(toy))
 
-SCRIPTS = [ppo, ppo_continuous, slow(dpo_continuous), ppo_rnn, sac, td3]  # in dpo's place the fast tier has ppo's
+SCRIPTS = [ppo, ppo_continuous, slow(dpo_continuous), ppo_rnn, reppo, sac, td3]  # for dpo the fast tier has ppo
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 
 
@@ -73,6 +75,7 @@ def begin(script, init, in_other_units=False):
     state = init(jax.random.key(0))
     seen = script.RunningMeanStd(scale * mean + offset, scale**2 * var, jnp.asarray(10.0))
     state = state._replace(obs_statistics=seen)
+    state = awake(state) if script is reppo else state  # its first critic is 0 everywhere
     if "return_statistics" not in state._fields:
         return state
     returns = script.RunningMeanStd(jnp.asarray(reward * 0.3), jnp.asarray(reward**2 * 4.0), jnp.asarray(10.0))

@@ -139,7 +139,69 @@ def test_gru_is_that_of_flax():
     np.testing.assert_allclose(after, cell.apply({"params": theirs}, hidden, x[0])[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("cell", ["gru", "none"])
+def random_cell(name):
+    """A cell with a memory of 5 units, its parameters and a nonzero memory, for sequences of 3 environments."""
+    cell, keys = getattr(ppo_rnn, name)(5), jax.random.split(jax.random.key(0), 3)
+    hidden = jax.random.normal(keys[0], (3, 5))
+    params = jit_quickly(cell.init)(keys[1], hidden, jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), bool))
+    return cell, jax.tree.map(lambda leaf: leaf + jax.random.normal(keys[2], leaf.shape), params), hidden
+
+
+@pytest.fixture
+def parallel(monkeypatch, request):
+    """On CPUs the memory of a MinGru takes one step after another; a GPU's way has to be asked for."""
+    if request.param:
+        monkeypatch.setattr(ppo_rnn, "stepwise_recurrence", ppo_rnn.parallel_recurrence)
+
+
+@pytest.mark.parametrize("parallel", [False, True], indirect=True)
+def test_mingru_against_a_loop(parallel):
+    """With a reset before each of the steps, before none and before some, from a memory that is not zero."""
+    (cell, params, start), rng = random_cell("MinGru"), np.random.default_rng(0)
+    apply, x = jit_quickly(cell.apply), rng.normal(size=(9, 3, 4))
+    layers = [jax.tree.map(np.asarray, params["params"][f"Dense_{i}"]) for i in range(2)]
+    for first in (*np.eye(9, dtype=bool), np.zeros(9, bool), rng.random((9, 3)) < 0.4):
+        first = np.broadcast_to(first.reshape(9, -1), (9, 3))
+        h, expected = np.split(np.asarray(start), [3], axis=1), []
+        for t in range(9):
+            h, below = [np.where(first[t][:, None], 0.0, each) for each in h], []
+            for layer, size, memory in zip(layers, (3, 2), h, strict=True):
+                gates = np.concatenate([x[t], *below], axis=1) @ layer["kernel"] + layer["bias"]
+                update = sigmoid(gates[:, :size] - 1)
+                below.append((1 - update) * memory + update * np.tanh(gates[:, size:]))
+            h = below
+            expected.append(np.concatenate(h, axis=1))
+        np.testing.assert_allclose(apply(params, start, x, first), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["stepwise_recurrence", "parallel_recurrence"])
+def test_recurrence_against_a_loop(name):
+    """`decay` is zero at a reset, also in the first step of one column."""
+    rng = np.random.default_rng(0)
+    decay, new, h = rng.random((300, 2)), rng.normal(size=(300, 2)), rng.normal(size=2)
+    decay[rng.random((300, 2)) < 0.05], decay[0] = 0.0, [0.0, 0.9]
+    found, expected = jit_quickly(getattr(ppo_rnn, name))(decay, new, h), []
+    for t in range(300):
+        h = decay[t] * h + new[t]
+        expected.append(h)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name, parallel", [("Gru", False), ("MinGru", False), ("MinGru", True)], indirect=["parallel"])
+def test_gradients_do_not_cross_a_reset(name, parallel):
+    """The memory at step 6 depends on the steps since its episode began, at step 4 or before the sequence."""
+    cell, params, start = random_cell(name)
+    x = jax.random.normal(jax.random.key(1), (9, 3, 4))
+    first = jnp.zeros((9, 3), bool).at[4, 0].set(True)
+    memory = lambda start, x: cell.apply(params, start, x, first)[6].sum()  # noqa: E731
+    to_start, to_x = jit_quickly(jax.grad(memory, (0, 1)))(start, x)
+    assert (np.asarray(to_start != 0).any(axis=1) == [False, True, True]).all()
+    steps = np.arange(9)
+    expected = [(begin <= steps) & (steps <= 6) for begin in (4, 0, 0)]
+    np.testing.assert_array_equal((to_x != 0).any(axis=2).T, expected)
+
+
+@pytest.mark.parametrize("cell", ["gru", "mingru", "none"])
 def test_a_sequence_is_its_steps_one_after_the_other(cell):
     config = make_config(cell=cell)
     (init, whole, step), rng = make_network(config), np.random.default_rng(0)
@@ -154,7 +216,7 @@ def test_a_sequence_is_its_steps_one_after_the_other(cell):
         np.testing.assert_allclose(step_policy.logits, policy.logits[t], rtol=1e-4, atol=1e-6)
     _, _, same = whole(params, start, obs, jnp.zeros_like(first))
     _, _, other = whole(params, start.at[0].add(1.0), obs, jnp.zeros_like(first))
-    assert (np.asarray(other != same).all(axis=0) == [cell == "gru", False, False, False]).all()
+    assert (np.asarray(other != same).all(axis=0) == [cell != "none", False, False, False]).all()
 
 
 def clock(steps, length):
@@ -204,10 +266,11 @@ def test_updates_against_a_loop(limit):
 REAL = {"CartPole-v1": {}, "Pendulum-v1": {"max_steps_in_episode": 11}}
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", slow("Pendulum-v1")])
-def test_ratio_is_one_while_the_policy_is_the_same(name):
+@pytest.mark.parametrize("name, cell", [("CartPole-v1", "gru"), ("CartPole-v1", "mingru"), slow("Pendulum-v1", "gru")])
+def test_ratio_is_one_while_the_policy_is_the_same(name, cell):
     """In all minibatches of all passes, without a learning rate: each is of whole sequences, each with its memory."""
-    config = make_config(env_name=name, env_params=REAL[name], clip_eps=1e-3, normalize_obs=True, normalize_reward=True)
+    config = make_config(env_name=name, env_params=REAL[name], cell=cell, clip_eps=1e-3)
+    config = dataclasses.replace(config, normalize_obs=True, normalize_reward=True)
     start, update = programs(config)
     state, episodes = start(config, jax.random.key(0)), 0
     for _ in range(20):  # so that the policy is not that of the start, which is almost the same everywhere
@@ -299,7 +362,7 @@ def learn(num_updates, keys=None, **overrides):
     return config, out["runner_state"], out["metrics"]
 
 
-@pytest.mark.parametrize("cell", ["gru", slow("none")])
+@pytest.mark.parametrize("cell", ["gru", slow("mingru"), slow("none")])
 def test_recall_needs_memory(cell):
     """What was seen in the first of four steps tells which action is rewarded in the last; `act` remembers.
 
@@ -325,7 +388,7 @@ def test_recall_needs_memory(cell):
     returns, terminated = play(state.agent, jax.random.split(jax.random.key(1), 64))
     assert (terminated == np.array([False, False, False, True])).all()
     means = np.asarray(returns.mean(axis=1))  # of each agent
-    assert (means == 1.0).sum() >= 4 if cell == "gru" else ((means > 0.2) & (means < 0.8)).all()
+    assert (means == 1.0).sum() >= 4 if cell != "none" else ((means > 0.2) & (means < 0.8)).all()
 
 
 @pytest.mark.slow

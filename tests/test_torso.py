@@ -17,8 +17,9 @@ import evolve_objective
 import ppo
 import ppo_rnn
 import pqn
+import rainbow
 
-SCRIPTS = [ppo, dqn, pqn, apex_dqn, ppo_rnn, evolve_objective]
+SCRIPTS = [ppo, dqn, pqn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
 LARGE = {"flat": 84 * 84, "grid": 82 * 82 * 16, "nature": 7 * 7 * 64}  # features of an image [84, 84, 1]
 CLASSIC = {"flat": 63 * 63 * 3, "grid": 61 * 61 * 16, "nature": 4 * 4 * 64}  # of one [63, 63, 3]
 SIZES = {  # settings of short trainings; a script takes the fields that its Config has
@@ -151,7 +152,7 @@ def test_bytes_are_divided_by_255(script, torso):
 def test_numbers_that_are_stored_as_bytes_are_not_divided():
     """`buffer_dtype` says how to store them: 0 and 1 stay 0 and 1."""
     x = jnp.asarray(np.random.default_rng(0).integers(0, 2, (2, 10, 10, 4)), jnp.float32)
-    for script in (ppo, dqn, apex_dqn):
+    for script in (ppo, dqn, apex_dqn, rainbow):
         config = make_config(script, "grid", env_name="Breakout-MinAtar", buffer_dtype="uint8")
         apply, params = network(script, config)
         plain, _ = network(script, dataclasses.replace(config, buffer_dtype=""))
@@ -159,7 +160,7 @@ def test_numbers_that_are_stored_as_bytes_are_not_divided():
         np.testing.assert_array_equal(apply(params, x.astype(jnp.uint8)), plain(params, x))
 
 
-@pytest.mark.parametrize("script", [ppo, dqn, apex_dqn], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("script", [ppo, dqn, apex_dqn, rainbow], ids=lambda script: script.__name__)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_no_other_type_is_needed_to_store_bytes(script, dtype):
     with pytest.raises(ValueError, match=f"buffer_dtype = {dtype}: must be empty"):
@@ -187,6 +188,7 @@ def test_entries_of_images_are_vectors(overrides):
         (dqn, 25, {"num_steps": 1, "target_update_interval": 8}),
         slow(pqn, 12, {}),
         slow(apex_dqn, 25, {"num_steps": 1}),
+        slow(rainbow, 25, {"num_steps": 1, "distribution": "none"}),
         slow(ppo_rnn, 12, {}),
         slow(evolve_objective, 12, {}),
     ],
