@@ -47,6 +47,7 @@ import platform
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -501,7 +502,8 @@ class BraxEnv:
 
     def __init__(self, name: str, **kwargs):
         backend = "generalized" if name == "swimmer" else "spring"  # spring compiles fastest; it has no swimmer
-        self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
+        with warnings.catch_warnings(action="ignore"):  # that brax is no longer maintained: docs/questions.md
+            self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
 
     @functools.cached_property
     def start_states(self):  # brax states [1024, ...]
