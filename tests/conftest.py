@@ -99,8 +99,10 @@ def pytest_itemcollected(item):
     """Of the two processes that run the tests (pyproject.toml), one gets all of a script or file, and compiles once."""
     script = item.callspec.params.get("script") if hasattr(item, "callspec") else None
     item.add_marker(pytest.mark.xdist_group(script if isinstance(script, str) else item.path.stem))
+    common = item.get_closest_marker("common")  # with the scripts for the fast tier as arguments, if they are others
     quickly = PROCESSES_QUICKLY if item.path.stem == "test_processes" else COMMON_QUICKLY
-    is_common = item.get_closest_marker("common") or script in DERIVED
+    quickly = common.args if common and common.args else quickly
+    is_common = common or script in DERIVED
     if is_common and isinstance(script, str) and script in SCRIPTS and script not in quickly:
         item.add_marker(pytest.mark.slow)  # the blocks are the same in all; what is carried differs
 

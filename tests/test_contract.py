@@ -70,11 +70,9 @@ def stack(trees):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-@functools.cache
-def programs(script):
-    """The program that trains, as CPUs are given it, made twice from the same config."""
-    traced = [make(script).trace(seed_keys()) for make in (train, train.__wrapped__)]
-    return [each.lower(lowering_platforms=("cpu",)).as_text() for each in traced]
+def lowered(program) -> str:
+    """A program that trains, as CPUs are given it."""
+    return program.trace(seed_keys()).lower(lowering_platforms=("cpu",)).as_text()
 
 
 @functools.cache
@@ -195,7 +193,7 @@ def test_losses_are_finite_and_parameters_change(script):
 
 def test_training_calls_no_lapack(script):
     """On CPUs its batched calls block threads of XLA's pool while they wait for others of it: programs can hang."""
-    program, _ = programs(script)
+    program = lowered(train(script))
     assert "stablehlo" in program and "lapack" not in program
 
 
@@ -221,10 +219,10 @@ def test_same_seed_repeats_bit_for_bit(script):
     assert_same(train(script)(seed_keys()), trained(script))
 
 
+@pytest.mark.common
 def test_same_config_makes_the_same_program(script):
     """Nothing in it comes from a clock, from Python's or NumPy's random numbers, or from an object's address."""
-    program, again = programs(script)
-    assert program == again
+    assert lowered(train(script)) == lowered(train.__wrapped__(script))
 
 
 @pytest.mark.common
@@ -236,6 +234,7 @@ def test_whole_as_in_chunks(script):
     assert_close(trained(script), train_in_chunks(script, (3, 3)))
 
 
+@pytest.mark.common("ppo_continuous", "apex_dqn")
 def test_chunks_of_any_length_agree_bit_for_bit(script):
     assert_same(train_in_chunks(script, [1] * 6), train_in_chunks(script, (3, 3)))
 
@@ -259,7 +258,7 @@ def test_the_annealed_rate_stays_at_0(script):
         pytest.skip("no rate is annealed over its updates")
     state = trained(script)["runner_state"]
     for _ in range(2):
-        before, (state, _) = state, chunk(script, 1)(state)
+        before, (state, _) = state, chunk(script, 3)(state)
     assert_same(before.params, state.params)
 
 

@@ -286,7 +286,7 @@ def test_termination_is_not_bootstrapped(n_step):
 
 
 @pytest.mark.parametrize(
-    "name, stored", [("FrozenLake-misc", jnp.int32), ("Catch-bsuite", jnp.float32), ("Breakout-MinAtar", bool)]
+    "name, stored", [("FrozenLake-misc", jnp.int32), ("Catch-bsuite", jnp.float32), slow("Breakout-MinAtar", bool)]
 )
 def test_observations_of_all_kinds(name, stored):
     """A number, a matrix, a grid with channels, of which bools are exact."""

@@ -236,21 +236,25 @@ def finished(script, tmp_path_factory):
     return run_dir, said.getvalue()
 
 
+@pytest.mark.common
 def test_files_of_a_run(finished):
     names = {path.name for path in finished[0].iterdir()}
     assert names >= {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors"}
 
 
+@pytest.mark.common
 def test_config_of_a_run_makes_the_same_again(script, finished):
     assert parse(script, "--config", finished[0] / "config.yaml") == shifted_config(script)
     assert list(yaml.safe_load((finished[0] / "config.yaml").read_text())) == field_names(script)
 
 
+@pytest.mark.common
 def test_metrics_of_a_run_are_those_of_make_train(script, finished):
     metrics, out = dict(np.load(finished[0] / "metrics.npz")), trained(script)
     assert_close(out | {"metrics": metrics}, out)
 
 
+@pytest.mark.common
 def test_agents_of_a_run_are_those_of_make_train(script, finished):
     agents = unflatten_dict(load_file(finished[0] / "agent.safetensors"), sep=".")
     expected = trained(script)["runner_state"].agent

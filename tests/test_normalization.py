@@ -44,7 +44,7 @@ def other_units(environment):
 for toy in (toys.ValueContinuous, toys.ValueDiscrete):
     gymnax.register(f"{toy.__name__}OtherUnits", other_units(toy))
 
-SCRIPTS = [ppo, ppo_continuous, slow(dpo_continuous), ppo_rnn, reppo, sac, td3]  # for dpo the fast tier has ppo
+SCRIPTS = [slow(ppo), ppo_continuous, slow(dpo_continuous), ppo_rnn, reppo, sac, slow(td3)]  # slow: much like another
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 
 

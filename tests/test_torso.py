@@ -185,7 +185,7 @@ def test_entries_of_images_are_vectors(overrides):
     ("script", "num_updates", "overrides"),
     [
         (ppo, 12, {}),
-        (dqn, 25, {"num_steps": 1, "target_update_interval": 8}),
+        slow(dqn, 25, {"num_steps": 1, "target_update_interval": 8}),
         slow(pqn, 12, {}),
         slow(apex_dqn, 25, {"num_steps": 1}),
         slow(rainbow, 25, {"num_steps": 1, "distribution": "none"}),
