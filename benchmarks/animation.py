@@ -1,6 +1,6 @@
 """The picture at the top of README.md: three agents, trained by this program and drawn side by side as a GIF.
 
-    pip install -c constraints.txt -r requirements-tools.txt envpool gymnasium
+    pip install -c constraints.txt -r requirements-tools.txt envpool "gymnasium[mujoco]"
     python benchmarks/animation.py --out docs/figures/agents.gif
 
 Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout after configs/ppo/breakout.yaml, and
@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import itertools
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from PIL import Image, ImageDraw, ImageFont
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from onejit import render, runs, statistics  # noqa: E402
+from onejit import render, runs, statistics, train  # noqa: E402
 
 CONFIGS = ROOT / "configs"
 SIZE = 300  # pixels of a square picture
@@ -37,15 +36,15 @@ GAP = 12
 def best_episode(name: str, config_file: str, max_steps: int, drawn_in: str = ""):
     """`(script, config, states, rewards)`: the longest of 16 greedy episodes of the best of four trained agents.
 
-    The episodes are played in the environment `drawn_in` if there is one.
+    The episodes are played in the environment `drawn_in` if there is one. A run that is finished is used again.
     """
-    script = runs.load_script(name)
-    config = runs.read_config(script, CONFIGS / name / config_file)
-    begun = time.perf_counter()
-    out = jax.block_until_ready(jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4)))
-    final = statistics.final_return(jax.tree.map(np.asarray, out["metrics"]))
-    print(f"{name}: final returns {np.round(final, 1)}, {time.perf_counter() - begun:.0f} s with compiling")
-    best = jax.tree.map(lambda leaf: leaf[final.argmax()][None], out["runner_state"].agent)
+    run_dir = ROOT / "runs" / "animation" / Path(config_file).stem
+    if not run_dir.exists():
+        train.main([name, "--config", str(CONFIGS / name / config_file), "--num-seeds=4", f"--run-dir={run_dir}"])
+    script, config, agents = runs.load_run(run_dir)
+    final = statistics.final_return(runs.load_metrics(run_dir))
+    print(f"{name}: final returns {np.round(final, 1)}")
+    best = jax.tree.map(lambda leaf: leaf[final.argmax()][None], agents)
     config = dataclasses.replace(config, env_name=drawn_in or config.env_name)
     episodes = [render.play(script, config, best, jax.random.key(key))[0] for key in range(16)]
     states, rewards = max(episodes, key=lambda episode: len(episode[1]))
