@@ -506,7 +506,13 @@ def learning_curve(script, config, metrics) -> dict:
         (int(s[-1]) + 1) * config.num_envs * config.num_steps + getattr(config, "warmup_timesteps", 0)
         for s in stretches
     ]
-    return curve_over_seeds(steps, returns)
+    return curve_over_seeds(steps, carried_forward(returns))
+
+
+def carried_forward(returns) -> np.ndarray:
+    """Each seed's last return where it ended no episode, [num_seeds, n]: a curve reaches the end of the training."""
+    last = np.maximum.accumulate(np.where(np.isnan(returns), 0, np.arange(returns.shape[1])), axis=1)
+    return np.take_along_axis(returns, last, axis=1)
 
 
 def curve_over_seeds(steps, returns) -> dict:
@@ -719,27 +725,57 @@ def mean_and_steps(found: dict) -> str:
     return f"{mean}{' greedy' if too_short(found) else ''} at {number(found['total_timesteps'])}"
 
 
+COLORS = {  # of each script in all figures; scripts of one environment differ
+    "ppo": "tab:blue", "ppo_continuous": "tab:blue", "ppo_rnn": "navy", "dpo_continuous": "tab:cyan",
+    "reppo": "tab:brown", "pqn": "tab:orange", "dqn": "tab:green", "apex_dqn": "tab:olive", "rainbow": "tab:purple",
+    "sac": "tab:red", "td3": "tab:pink", "q_learning_gridworld": "tab:gray",
+}  # fmt: skip
+
+
 def draw(rows: list[dict], path: Path) -> None:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    """Curves of an environment with their names at the right, in the order of their last points."""
+    figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
-    drawn = set()
-    for index, found in enumerate(rows):
-        color = f"C{index}"
+    axes.spines[["top", "right"]].set_visible(False)
+    ends, drawn = [], set()  # (x, y, name, color) of a line's last point
+    longest = max(found["total_timesteps"] for found in rows)
+    for found in rows:
+        color = COLORS[found["row"].partition("/")[0]]
         for kind, style, label in (("curve", "-", ""), ("evaluation_curve", "--", ", greedy")):
             if kind in found:
                 curve = found[kind]
                 axes.plot(curve["steps"], curve["return"], style, color=color, label=found["row"] + label)
-                axes.fill_between(curve["steps"], curve["low"], curve["high"], color=color, alpha=0.2, linewidth=0)
+                axes.fill_between(curve["steps"], curve["low"], curve["high"], color=color, alpha=0.15, linewidth=0)
+                ends.append((curve["steps"][-1], curve["return"][-1], found["row"] + label, color))
         within, beyond = comparable(found)
         if (reference := within or beyond) and reference not in drawn:
             drawn.add(reference)
-            label = f"public: {reference.algorithm}, {reference.score:g} at {number(reference.steps)} steps"
-            axes.axhline(reference.score, color=color, linestyle="--", linewidth=1, label=label)
+            label = f"published: {reference.algorithm}, {reference.score:g} at {number(reference.steps)}"
+            axes.axhline(reference.score, color=color, linestyle=":", linewidth=1.2, label=label)
+            ends.append((longest, reference.score, label, color))
+    budgets = [found["total_timesteps"] for found in rows]
     axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent", ylabel="return")
-    axes.set_xscale("log" if len({found["total_timesteps"] for found in rows}) > 1 else "linear")
-    lines = sorted(axes.get_lines(), key=lambda line: line.get_label().startswith("public"))  # our curves first
-    figure.legend(handles=lines, loc="outside lower center", ncols=2, fontsize="small")
-    figure.savefig(path, dpi=90)
+    axes.set_xscale("log" if max(budgets) > 1.5 * min(budgets) else "linear")  # 499,968 and 500,000 are one budget
+    axes.margins(x=0)
+    axes.autoscale(False)
+    bottom, top = axes.get_ylim()
+    places = apart(sorted((y - bottom) / (top - bottom) for _, y, *_ in ends))
+    for place, (x, y, name, color) in zip(places, sorted(ends, key=lambda end: end[1]), strict=True):
+        how = dict(xycoords="data", textcoords=axes.transAxes, va="center", fontsize=9, color=color)
+        line = dict(arrowstyle="-", color=color, alpha=0.4, linewidth=0.8, shrinkA=0, shrinkB=0)
+        axes.annotate(name, (x, y), (1.03, place), arrowprops=line, annotation_clip=False, **how)
+    figure.savefig(path, dpi=100)
+
+
+def apart(places: list[float], least: float = 0.055) -> list[float]:
+    """Heights from 0 to 1 in ascending order, moved until they are `least` apart."""
+    places = list(places)
+    for _ in range(300):
+        for i in range(len(places) - 1):
+            if (overlap := least - (places[i + 1] - places[i])) > 0:
+                places[i], places[i + 1] = places[i] - overlap / 2, places[i + 1] + overlap / 2
+        places[0], places[-1] = max(0.0, places[0]), min(1.0, places[-1])
+    return places
 
 
 INTRO = """# Results
@@ -783,9 +819,10 @@ READING = """## How to read the tables
 A seed that diverged or ended no episode has no return, and the column *seeds* says so. It counts as failed, as the
 worst agent and as -inf in the IQM. The mean is over the other seeds.
 
-The figures show the IQM over seeds with its 95 % bootstrap interval. A dashed horizontal line is the published score
-that the row is compared with, or the one with more steps if there is no other. A dashed curve is the greedy return
-during training. A point of a curve is over the seeds that ended an episode there, if they are at least half. Curves in
+The figures show the IQM over seeds with its 95 % bootstrap interval. A script has the same color in all
+figures. A dotted line is the published score that the row is compared with, or the one with more steps if there is no
+other. A dashed curve is the greedy return during training. Where a seed ended no episode, its last return is carried
+forward. A point of a curve is over the seeds that have a return, if they are at least half. Curves in
 files without `seeds` leave out a point if any seed ended no episode."""
 
 

@@ -424,24 +424,58 @@ def markdown(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+PEERS = {
+    "ppo": "PureJaxRL, CartPole", "ppo_torch": "CleanRL, CartPole", "ppo_minatar": "PureJaxRL, Breakout",
+    "ppo_continuous": "PureJaxRL, hopper", "ppo_rnn": "PureJaxRL, CartPole", "dqn": "PureJaxRL, CartPole",
+    "pqn": "PureJaxQL, CartPole", "sac": "rejax, Pendulum", "td3": "rejax, Pendulum", "gridworld": "a plain port",
+}  # fmt: skip
+
+
 def draw(rows: list[dict], path: Path) -> None:
-    """Steps per second for each number of seeds, a panel for each row."""
-    names, columns = list(dict.fromkeys(row["row"] for row in rows)), 4
-    lines = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(3 * columns, 2.4 * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    contestants = {"peer": "peer", "bare": "script", "spread": "script, all devices"}
-    for panel in panels[len(names) :]:
-        panel.set_axis_off()
-    for name, panel in zip(names, panels, strict=False):
+    """Left, the ratio to the named peer for each row and number of seeds. Right, steps per second over the seeds."""
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    ratios, throughput = figure.subplots(1, 2, width_ratios=(3, 2))
+    rows = [row for row in rows if row["row"] in PEERS]
+    contestants = {"bare": ("one device", "tab:blue", "o"), "spread": ("over all devices", "tab:green", "D")}
+    for place, row in enumerate(rows):
+        for each, (label, color, marker) in contestants.items():
+            if found := row.get(f"{each} ratio"):
+                middle, low, high = found
+                error = [[middle - low], [high - middle]]
+                ratios.errorbar(middle, -place, xerr=error, fmt=marker, color=color, label=label, markersize=5)
+        shown = f"{middle:.2f}" if middle < 10 else f"{middle:.0f}"  # of all devices where there are several seeds
+        ratios.annotate(shown, (high, -place), (6, -3), textcoords="offset points", fontsize=9)
+    ratios.axvline(1, color="0.6", linewidth=1)
+    labels = [f"{row['row'].partition('_torch')[0]} / {PEERS[row['row']]}, seeds: {row['seeds']}" for row in rows]
+    ratios.set_yticks(range(0, -len(rows), -1), labels)
+    ratios.set(
+        xscale="log", xlabel="steps per second over those of the peer", xlim=(0.6, 260), ylim=(-len(rows) + 0.4, 0.6)
+    )
+    ratios.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
+    ratios.minorticks_off()
+    handles = dict(zip(*reversed(ratios.get_legend_handles_labels()), strict=True))
+    ratios.legend(handles.values(), handles.keys(), frameon=False, loc="upper right")
+    for index, name in enumerate(dict.fromkeys(row["row"] for row in rows)):
         of_row = [row for row in rows if row["row"] == name]
-        for shift, each in enumerate(contestants):
-            speeds = [row.get(f"{each} steps/s", 0) / 1000 for row in of_row]
-            panel.bar(np.arange(len(of_row)) + 0.27 * (shift - 1), speeds, 0.27)
-        panel.set(title=name, xlabel="seeds", ylabel="1000 steps/s")
-        panel.set_xticks(range(len(of_row)), [str(row["seeds"]) for row in of_row])
-    figure.legend(panels[0].containers, contestants.values(), loc="outside upper center", ncols=3)
-    figure.savefig(path, dpi=90)
+        if len(of_row) > 1:
+            for each, style in (("peer", ":"), ("best", "-")):
+                speeds = [
+                    row.get(f"{each} steps/s") or row.get("spread steps/s", row["bare steps/s"]) for row in of_row
+                ]
+                seeds = [row["seeds"] for row in of_row]
+                throughput.plot(seeds, speeds, style, marker="o", markersize=4, color=f"C{index}")
+            throughput.annotate(
+                name, (seeds[-1], speeds[-1]), (6, -3), textcoords="offset points", color=f"C{index}", fontsize=9
+            )
+    throughput.plot([], [], "-", color="0.4", label="script, over all devices")
+    throughput.plot([], [], ":", color="0.4", label="peer")
+    throughput.set(
+        xscale="log", yscale="log", xlabel="seeds", ylabel="steps per second, all seeds together", xlim=(0.8, 150)
+    )
+    throughput.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    throughput.minorticks_off()
+    throughput.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=100)
 
 
 def main():

@@ -37,14 +37,15 @@ def test_learning_curve_against_plain_means():
 
     rng = np.random.default_rng(0)
     metrics = {"episodes": rng.integers(1, 5, (8, 6)).astype(float), "episodic_return": rng.normal(size=(8, 6))}
-    for seed, update in ((2, 4), *((seed, 1) for seed in range(5)), *((seed, 3) for seed in range(4))):
+    for seed, update in ((2, 4), *((seed, 0) for seed in range(5)), *((seed, 1) for seed in range(4))):
         metrics["episodes"][seed, update] = 0
         metrics["episodic_return"][seed, update] = np.nan
     curve = returns.learning_curve(Script, Config, metrics)
-    assert curve["steps"] == [120, 160, 180, 200, 220]  # without update 1, where 3 of 8 seeds end an episode
-    assert curve["seeds"] == [8, 8, 4, 7, 8]
-    sorted_returns = [np.sort(metrics["episodic_return"][:, i]) for i in (0, 2, 3, 4, 5)]  # NaN last
-    middle = [slice(2, 6), slice(2, 6), slice(1, 3), slice(1, 6), slice(2, 6)]
+    assert curve["steps"] == [140, 160, 180, 200, 220]  # without update 0, where 3 of 8 seeds end an episode
+    assert curve["seeds"] == [4, 8, 8, 8, 8]
+    metrics["episodic_return"][2, 4] = metrics["episodic_return"][2, 3]
+    sorted_returns = [np.sort(metrics["episodic_return"][:, i]) for i in (1, 2, 3, 4, 5)]  # NaN last
+    middle = [slice(1, 3), *[slice(2, 6)] * 4]
     expected = [each[part].mean() for each, part in zip(sorted_returns, middle, strict=True)]
     np.testing.assert_allclose(curve["return"], expected, atol=1e-4)
     assert all(
@@ -173,8 +174,9 @@ def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatc
     row = found(evaluation_curve={"steps": [10, 20], "return": [1.0, 3.0], "low": [0.5, 2.0], "high": [2.0, 4.0]})
     returns.draw([row], tmp_path / "figure.png")
     styles = {line.get_label(): line.get_linestyle() for line in figures[0].axes[0].get_lines()}
-    public = "public: PPO, 500 at 1e5 steps"
-    assert styles == {"ppo/cartpole": "-", "ppo/cartpole, greedy": "--", public: "--"}
+    public = "published: PPO, 500 at 1e5"
+    assert styles == {"ppo/cartpole": "-", "ppo/cartpole, greedy": "--", public: ":"}
+    assert {text.get_text() for text in figures[0].axes[0].texts} == set(styles)
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
@@ -260,3 +262,16 @@ def test_policies_work_in_gymnasium(row, least):
     """Trained here, played in Gymnasium's own environments: their observations, actions and limits are the same."""
     again = returns.measure(row, num_seeds=4, seed=7)
     assert np.mean(again["gymnasium_return"]) > least
+
+
+def test_curves_reach_the_end():
+    """A seed keeps its last return where it ended no episode. It has none before its first one, and a loss stays."""
+    nan, lost = np.nan, -np.inf
+    found = returns.carried_forward(np.array([[nan, 1.0, nan, 2.0, nan], [3.0, lost, nan, nan, 4.0]]))
+    np.testing.assert_array_equal(found, [[nan, 1, 1, 2, 2], [3, lost, lost, lost, 4]])
+
+
+def test_labels_do_not_overlap():
+    for places in ([0.5], [0.2, 0.9], [1.0] * 8, [0.0, 0.0, 0.5, 0.5, 1.2]):
+        found = np.array(returns.apart(places, 0.06))
+        assert (np.diff(found) > 0.055).all() and found.min() > -0.01 and found.max() < 1.01 + 0.2 * (len(places) == 1)
