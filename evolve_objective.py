@@ -95,7 +95,7 @@ class Config:
     """Hyperparameters. The defaults are sized for two CPU cores."""
 
     env_name: str = "Catch-bsuite"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
     num_generations: int = 24  # updates of the evolution strategy
     population_size: int = 16  # drift networks per generation, in mirrored pairs
     inner_seeds: int = 2  # agents that each network trains; its fitness is the mean of their returns

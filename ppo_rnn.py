@@ -95,7 +95,7 @@ class Config:
     """Hyperparameters. The defaults suit small tasks of memory."""
 
     env_name: str = "CartPole-v1"  # a gymnax environment, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings: max_steps_in_episode or memory_length
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
     observe: tuple[int, ...] = ()  # indices of the observation that the agent sees, such as 0 2; all by default
     observe_previous: bool = False  # observe the previous action and reward, too; zeros at an episode's start
     total_timesteps: int = 500_000  # environment steps per agent

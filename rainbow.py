@@ -88,7 +88,7 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 16  # environments per agent
     num_steps: int = 1  # steps per environment and update

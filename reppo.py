@@ -98,7 +98,7 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "Pendulum-v1"  # a brax or a gymnax environment with continuous actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as max_steps_in_episode, backend
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
     total_timesteps: int = 200_000  # environment steps per agent
     num_envs: int = 32  # environments per agent
     num_steps: int = 64  # steps per environment and update
