@@ -188,6 +188,11 @@ def dueling_q(value, advantage):
     return value + advantage - advantage.mean(axis=-1, keepdims=True)
 
 
+def greedy(values):
+    """The action of the highest value. [..., num_actions] -> [...]."""
+    return values.argmax(axis=-1).astype(jnp.int32)
+
+
 def select(values, index):
     """Select an entry along the last axis. [..., n], [...] -> [...]."""
     return jnp.take_along_axis(values, index[..., None], axis=-1).squeeze(-1)
@@ -195,7 +200,7 @@ def select(values, index):
 
 def double_q(target_q, online_q):
     """Q'(s, argmax_a Q(s, a)), arXiv 1509.06461, equation 4. Both [..., num_actions], returns [...]."""
-    return select(target_q, online_q.argmax(axis=-1))
+    return select(target_q, greedy(online_q))
 
 
 def n_step_transitions(steps, gamma, n_step):
@@ -405,7 +410,7 @@ def make_learner(config: Config):
             obs, env_state = carry
             explore, random_action, env_keys = inputs
             q = network.apply(state.actor_params, obs)
-            action = jnp.where(explore, random_action, q.argmax(axis=-1).astype(jnp.int32))
+            action = jnp.where(explore, random_action, greedy(q))
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             made = Step(
                 obs=obs,
@@ -500,7 +505,7 @@ def make_policy(config: Config):
     network = make_network(config, *make_env(config))
 
     def act(agent, memory, obs):
-        return network.apply(agent["params"], obs).argmax(axis=-1), memory
+        return greedy(network.apply(agent["params"], obs)), memory
 
     return (lambda: ()), act
 

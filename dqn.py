@@ -183,6 +183,11 @@ def dueling_q(value, advantage):
     return value + advantage - advantage.mean(axis=-1, keepdims=True)
 
 
+def greedy(values):
+    """The action of the highest value. [..., num_actions] -> [...]."""
+    return values.argmax(axis=-1).astype(jnp.int32)
+
+
 def select(values, index):
     """Select an entry along the last axis. [..., n], [...] -> [...]."""
     return jnp.take_along_axis(values, index[..., None], axis=-1).squeeze(-1)
@@ -190,7 +195,7 @@ def select(values, index):
 
 def double_q(target_q, online_q):
     """Q'(s, argmax_a Q(s, a)), arXiv 1509.06461, equation 4. Both [..., num_actions], returns [...]."""
-    return select(target_q, online_q.argmax(axis=-1))
+    return select(target_q, greedy(online_q))
 
 
 def n_step_target(rewards, last, terminated, next_value, gamma):
@@ -336,7 +341,7 @@ def make_learner(config: Config):
         def step(carry, inputs):
             obs, env_state = carry
             explore, random_action, env_keys = inputs
-            action = jnp.where(explore, random_action, network.apply(state.params, obs).argmax(-1)).astype(jnp.int32)
+            action = jnp.where(explore, random_action, greedy(network.apply(state.params, obs)))
             after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             next_obs = info.pop("final_observation")
             transition = Transition(
@@ -406,7 +411,7 @@ def make_policy(config: Config):
     network = make_network(config, *make_env(config))
 
     def act(agent, memory, obs):
-        return network.apply(agent["params"], obs).argmax(axis=-1), memory
+        return greedy(network.apply(agent["params"], obs)), memory
 
     return (lambda: ()), act
 
