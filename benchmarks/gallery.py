@@ -1,0 +1,123 @@
+"""The pictures of docs/gallery.md: an agent of each script at play, and an environment of each family.
+
+    pip install -c constraints.txt -r requirements-tools.txt -r requirements-environments.txt
+    python benchmarks/animation.py       # trains the agents on Walker2d-v4 and Breakout
+    python benchmarks/gallery.py
+
+The agents are those of agents/ and of runs/animation/. Environments without an agent are played by an untrained one.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from onejit import render, runs  # noqa: E402
+
+FIGURES = ROOT / "docs" / "figures"
+TRAINED = {
+    f"{Path(script).name.removesuffix('_' + task)}\non {shown}": f"agents/{script}"
+    for script, task, shown in (
+        ("q_learning_gridworld_8x12", "8x12", "a GridWorld"),
+        ("dqn_acrobot", "acrobot", "Acrobot-v1"),
+        ("apex_dqn_catch", "catch", "Catch-bsuite"),
+        ("rainbow_cartpole", "cartpole", "CartPole-v1"),
+        ("pqn_cartpole", "cartpole", "CartPole-v1"),
+        ("ppo_cartpole", "cartpole", "CartPole-v1"),
+        ("ppo_continuous_mountaincar_continuous", "mountaincar_continuous", "MountainCarContinuous-v0"),
+        ("dpo_continuous_pendulum", "pendulum", "Pendulum-v1"),
+        ("ppo_rnn_memory_chain", "memory_chain", "MemoryChain-bsuite"),
+        ("reppo_pendulum", "pendulum", "Pendulum-v1"),
+        ("sac_pendulum", "pendulum", "Pendulum-v1"),
+        ("td3_pendulum", "pendulum", "Pendulum-v1"),
+    )
+}
+FAMILIES = {  # title: script, environment, parameters, and a run whose agent plays it
+    "gymnax: MinAtar Breakout": ("ppo", "Breakout-MinAtar", {}, "runs/animation/breakout"),
+    "gymnax: FourRooms": ("ppo", "FourRooms-misc", {}, None),
+    "brax: ant": ("ppo_continuous", "ant", {"max_steps_in_episode": 40}, None),
+    "Gymnasium: Walker2d-v4": (
+        "ppo_continuous",
+        "onejit.envs.gymnasium:Walker2d-v4",
+        {},
+        "runs/animation/mujoco_walker2d",
+    ),
+    "Gymnasium: LunarLander-v3": ("ppo", "onejit.envs.gymnasium:LunarLander-v3", {}, None),
+    "Craftax": ("ppo", "onejit.envs.craftax:Craftax-Classic-Symbolic-v1", {"max_steps_in_episode": 30}, None),
+    "Navix: KeyCorridor": ("ppo", "onejit.envs.navix:Navix-KeyCorridorS3R3-v0", {}, None),
+    "Jumanji: Snake": ("ppo", "onejit.envs.jumanji:Snake-v1", {}, None),
+    "MuJoCo Playground: CheetahRun": (
+        "ppo_continuous",
+        "onejit.envs.playground:CheetahRun",
+        {"max_steps_in_episode": 30},
+        None,
+    ),
+}
+
+
+def trained(run_dir: str):
+    return runs.load_run(ROOT / run_dir)
+
+
+def untrained(script: str, env_name: str, params: dict):
+    script = runs.load_script(script)
+    config = script.Config(env_name=env_name, env_params=params, num_envs=4, num_steps=4, num_minibatches=2)
+    init, _ = script.make_learner(config)
+    return script, config, jax.vmap(lambda key: init(key).agent)(jax.random.split(jax.random.key(0), 1))
+
+
+def best_agent(run_dir, agents):
+    """The one with the best final return."""
+    order, _ = render.rank(ROOT / run_dir, agents, False)
+    return render.state_at(agents, slice(order[-1], order[-1] + 1))
+
+
+def picture(script, config, agents, share: float = 0.6):
+    """A frame of a greedy episode, at this share of its length."""
+    env, env_params = script.make_env(config)
+    ((states, rewards),) = render.play(script, config, agents, jax.random.key(1))
+    frames, _ = render.frames_of(config, render.unwrap(env), env_params, states, rewards)
+    shown = list(frames())
+    return shown[min(int(share * len(shown)), len(shown) - 1)]
+
+
+def draw(pictures: dict, path: Path, columns: int) -> None:
+    lines = -(-len(pictures) // columns)
+    figure = Figure(figsize=(11, 11 / columns * 1.12 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for panel in panels:
+        panel.axis("off")
+    for panel, (title, each) in zip(panels, pictures.items(), strict=False):
+        panel.imshow(each)
+        panel.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=100)
+    print(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=FIGURES)
+    options = parser.parse_args()
+    draw({title: picture(*trained(path)) for title, path in TRAINED.items()}, options.out / "gallery_agents.png", 4)
+    pictures = {}
+    for title, (script, env_name, params, run_dir) in FAMILIES.items():
+        try:
+            made = untrained(script, env_name, params)
+            if run_dir:
+                script, config, agents = trained(run_dir)
+                made = script, dataclasses.replace(config, env_name=env_name), best_agent(run_dir, agents)
+            pictures[title + ("" if run_dir else ", untrained")] = np.asarray(picture(*made))
+        except (ImportError, ValueError) as error:
+            print(f"{title}: left out ({error})", file=sys.stderr)
+    draw(pictures, options.out / "gallery_environments.png", 3)
+
+
+if __name__ == "__main__":
+    main()
