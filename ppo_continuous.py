@@ -637,7 +637,7 @@ def main(
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(f, _=0):  # one seed per device: a vmap is slower, and a loop whose carry has its axis copies the replay
+    def alone(f, _=0):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
         return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
 
     vmap = jax.vmap if num_seeds > num_devices else alone
