@@ -263,6 +263,11 @@ def mask_logits(logits, available):
     return jnp.where(available, logits, -1e10)
 
 
+def shaping_weight(progress, fraction):
+    """Weight of shaped rewards: falls linearly from 1 to 0 over a fraction of the training; 0 if the fraction is 0."""
+    return jnp.where(fraction > 0, jnp.maximum(0.0, 1.0 - progress / jnp.maximum(fraction, 1e-8)), 0.0)
+
+
 def see_state(state, alive):
     """The state [..., *state_shape] as each agent's critic sees it, [..., A, *state_shape]. `alive` is [..., A].
 
@@ -396,9 +401,8 @@ def make_learner(config: Config):
 
     def make_batch(state, rollout, memory):
         """Compute advantages and targets; `memory` is from before the rollout."""
-        remaining = 1.0 - state.update_count / config.num_updates / jnp.maximum(config.shaping_fraction, 1e-8)
-        shaping = jnp.where(config.shaping_fraction > 0, jnp.maximum(0.0, remaining), 0.0)
-        rewards = rollout.info["reward"] + shaping * rollout.info["shaped_reward"]  # [T, N, A]
+        weight = shaping_weight(state.update_count / config.num_updates, config.shaping_fraction)
+        rewards = rollout.info["reward"] + weight * rollout.info["shaped_reward"]  # [T, N, A]
         if config.shared_reward:
             rewards = jnp.broadcast_to(rewards.mean(axis=-1, keepdims=True), rewards.shape)
         terminated, truncated = rollout.terminated[..., None], rollout.truncated[..., None]
