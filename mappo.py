@@ -77,8 +77,7 @@ from matplotlib.figure import Figure
 from safetensors.flax import save_file
 from tqdm import tqdm
 
-with mock.patch.multiple(sys, stdout=io.StringIO(), __stdout__=io.StringIO(), __stderr__=sys.stderr):
-    # JaxMARL prints which optional packages it lacks, and sets both streams back to what Python began with.
+with mock.patch.multiple(sys, stdout=io.StringIO(), __stdout__=io.StringIO(), __stderr__=sys.stderr):  # it prints
     import jaxmarl
     from jaxmarl.environments.multi_agent_env import MultiAgentEnv
     from jaxmarl.environments.overcooked import overcooked_layouts
@@ -206,10 +205,8 @@ class Network(nn.Module):
             x = jnp.concatenate([x, jnp.broadcast_to(jnp.eye(x.shape[-2]), (*x.shape[:-1], x.shape[-2]))], axis=-1)
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        if self.cell == "gru":
-            x = memory = Gru(self.cell_size)(memory, x, first[..., None])  # the same for all agents of an environment
-        else:
-            memory = x[..., :0]
+        memory = Gru(self.cell_size)(memory, x, first[..., None]) if self.cell == "gru" else x[..., :0]
+        x = memory if self.cell == "gru" else x
         if self.num_actions:
             return nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x), memory
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1), memory
@@ -268,13 +265,14 @@ def shaping_weight(progress, fraction):
     return jnp.where(fraction > 0, jnp.maximum(0.0, 1.0 - progress / jnp.maximum(fraction, 1e-8)), 0.0)
 
 
-def see_state(state, alive):
-    """The state [..., *state_shape] as each agent's critic sees it, [..., A, *state_shape]. `alive` is [..., A].
+def critic_input(obs, centralized: bool):
+    """What the critic sees of each agent, [..., A, *shape]: its own observation, or the state of the whole game.
 
-    Agents that died see zeros (death masking, arXiv 2103.01955, section 5.5).
+    The state is zeros for agents that died (death masking, arXiv 2103.01955, section 5.5).
     """
-    state = jnp.expand_dims(state, alive.ndim - 1)
-    return jnp.where(alive.reshape(*alive.shape, *[1] * (state.ndim - alive.ndim)), state, 0)
+    state, alive = jnp.expand_dims(obs.state, obs.alive.ndim - 1), obs.alive
+    alive = alive.reshape(*alive.shape, *[1] * (state.ndim - alive.ndim))
+    return jnp.where(alive, state, 0) if centralized else obs.obs
 
 
 # --- training ---
@@ -346,27 +344,16 @@ def make_learner(config: Config):
     actor, critic = make_networks(config, env, env_params)
     clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
-
-    def critic_input(obs):
-        """[..., A, *shape]: the state of the game with a centralized critic, otherwise each agent's observation."""
-        return see_state(obs.state, obs.alive) if config.centralized_critic else obs.obs
+    see = functools.partial(critic_input, centralized=config.centralized_critic)
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
         obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
         first, memory = jnp.ones(config.num_envs, bool), start_memory(config, *obs.alive.shape)
         params = {"actor": actor.init(actor_key, memory, obs.obs[None], first[None])}
-        params |= {"critic": critic.init(critic_key, memory, critic_input(obs)[None], first[None])}
-        return RunnerState(
-            params=params,
-            opt_state=optimizer.init(params),
-            update_count=jnp.zeros((), jnp.int32),
-            obs=obs,
-            first=first,
-            memory={"actor": memory, "critic": memory},
-            env_state=env_state,
-            key=key,
-        )
+        params |= {"critic": critic.init(critic_key, memory, see(obs)[None], first[None])}
+        memory, updates = {"actor": memory, "critic": memory}, jnp.zeros((), jnp.int32)
+        return RunnerState(params, optimizer.init(params), updates, obs, first, memory, env_state, key)
 
     def collect(state, key):
         """Act for `num_steps` steps with the current policy."""
@@ -378,23 +365,14 @@ def make_learner(config: Config):
             logits, memory = mask_logits(logits[0], obs.available), memory[0]
             action = jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)  # a sample of the policy
             after, env_state, _, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
-            transition = Transition(
-                obs=obs,
-                first=first,
-                logits=logits,
-                action=action,
-                terminated=terminated,
-                truncated=truncated,
-                next_obs=info.pop("final_observation"),
-                info=info,
-            )
-            return (after, terminated | truncated, memory, env_state), transition  # all agents' episodes end together
+            seen = obs, first, logits, action, terminated, truncated, info.pop("final_observation"), info
+            return (after, terminated | truncated, memory, env_state), Transition(*seen)  # episodes end for all agents
 
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
-        shape = config.num_steps, config.num_envs
-        gumbel = jax.random.gumbel(action_key, (config.num_steps, *state.obs.available.shape))
+        env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
+        randomness = jax.random.gumbel(action_key, (config.num_steps, *state.obs.available.shape)), env_keys
         carry = state.obs, state.first, state.memory["actor"], state.env_state
-        carry, rollout = unrolled_scan(step, carry, (gumbel, jax.random.split(env_key, shape)), config.unroll)
+        carry, rollout = unrolled_scan(step, carry, randomness, config.unroll)
         obs, first, memory, env_state = carry
         memory = state.memory | {"actor": memory}
         return state._replace(obs=obs, first=first, memory=memory, env_state=env_state), rollout
@@ -406,11 +384,10 @@ def make_learner(config: Config):
         if config.shared_reward:
             rewards = jnp.broadcast_to(rewards.mean(axis=-1, keepdims=True), rewards.shape)
         terminated, truncated = rollout.terminated[..., None], rollout.truncated[..., None]
-        seen, next_seen = critic_input(rollout.obs), critic_input(rollout.next_obs)
-        values, memories = critic.apply(state.params["critic"], memory["critic"], seen, rollout.first)
+        values, memories = critic.apply(state.params["critic"], memory["critic"], see(rollout.obs), rollout.first)
         # `next_obs` continues the episode of `obs`, from the memory after `obs`.
         not_first = jnp.zeros_like(rollout.first)[None]
-        next_values = critic.apply(state.params["critic"], memories, next_seen[None], not_first)[0][0]
+        next_values = critic.apply(state.params["critic"], memories, see(rollout.next_obs)[None], not_first)[0][0]
         state = state._replace(memory=state.memory | {"critic": memories[-1]})
         advantages, targets = gae(rewards, values, next_values, terminated, truncated, config.gamma, config.gae_lambda)
         batch = {"obs": rollout.obs, "first": rollout.first, "action": rollout.action, "value": values}
@@ -423,10 +400,9 @@ def make_learner(config: Config):
     def loss(params, batch):
         obs, first, memory = batch["obs"], batch["first"], jax.tree.map(lambda leaf: leaf[0], batch["memory"])
         logits, _ = actor.apply(params["actor"], memory["actor"], obs.obs, first)
-        value, _ = critic.apply(params["critic"], memory["critic"], critic_input(obs), first)
+        value, _ = critic.apply(params["critic"], memory["critic"], see(obs), first)
         policy = distrax.Categorical(mask_logits(logits, obs.available))
-        log_prob = policy.log_prob(batch["action"])
-        old = batch["log_prob"], batch["advantage"]
+        log_prob, old = policy.log_prob(batch["action"]), (batch["log_prob"], batch["advantage"])
         actor_loss, metrics = policy_loss(log_prob, *old, obs.alive, config.clip_eps)
         critic_loss = value_loss(value, batch["value"], batch["target"], config.vf_clip_eps)
         entropy = policy.entropy().mean(where=obs.alive)
@@ -515,17 +491,13 @@ class Team(environment.Environment):
 
     def __init__(self, env: MultiAgentEnv, centralized: bool):
         self.env, self.centralized = env, centralized
-        self.game = getattr(env, "_env", env)  # of SMAX without the policy of its enemies
+        self.game = getattr(env, "_env", env)  # SMAX without the policy of its enemies
         agent_spaces = [env.action_space(name) for name in env.agents]
         if not all(hasattr(space, "n") for space in agent_spaces):
             raise ValueError("actions must be discrete")
         self.action_counts = np.array([space.n for space in agent_spaces])
         masked = type(env).get_avail_actions is not MultiAgentEnv.get_avail_actions
         self.get_available = getattr(env, "get_legal_moves", env.get_avail_actions if masked else None)
-
-    @property
-    def default_params(self):  # the environment's own limit comes first; some count one step more than `max_steps`
-        return environment.EnvParams(max_steps_in_episode=1 + getattr(self.env, "max_steps", 999))
 
     def action_space(self, params):
         return spaces.Box(0, max(self.action_counts) - 1, self.action_counts.shape, jnp.int32)
@@ -537,10 +509,8 @@ class Team(environment.Environment):
         return jnp.stack(values)
 
     def see(self, obs, inner, alive):
-        state = jnp.zeros(0)
-        if self.centralized:
-            everything = jnp.concatenate([obs[name] for name in self.env.agents], axis=-1)
-            state = obs.get("world_state", everything)
+        everything = jnp.concatenate([obs[name] for name in self.env.agents], axis=-1)
+        state = obs.get("world_state", everything) if self.centralized else jnp.zeros(0)
         available = jnp.arange(max(self.action_counts)) < self.action_counts[:, None]
         if self.get_available:
             available &= self.stack(self.get_available(inner)) > 0
@@ -579,7 +549,7 @@ class Team(environment.Environment):
 def make_env(config):
     """`(env, env_params)`: gymnax's interface for a team, statistics of episodes in `info`."""
     (module, _, name), params = config.env_name.rpartition(":"), dict(config.env_params)
-    limit = {key: params.pop(key) for key in list(params) if key == "max_steps_in_episode"}
+    limit = params.pop("max_steps_in_episode", 0)
     try:
         if name == "overcooked" and "layout" in params:
             params["layout"] = FrozenDict(overcooked_layouts[params["layout"]])
@@ -587,7 +557,7 @@ def make_env(config):
             params["scenario"] = map_name_to_scenario(params["scenario"])
         make = getattr(importlib.import_module(module), name) if module else functools.partial(jaxmarl.make, name)
         env = Team(make(**params), config.centralized_critic)
-        env_params = env.default_params.replace(**{key: int(value) for key, value in limit.items()})
+        env_params = environment.EnvParams(int(limit) or 1 + getattr(env.env, "max_steps", 999))  # after its own limit
         jax.eval_shape(env.reset, jax.random.key(0), env_params)
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         given = f"env_name = {config.env_name}, env_params = {dict(config.env_params)}"

@@ -95,7 +95,8 @@ def test_actions_that_are_not_available_have_probability_0():
 def test_the_dead_see_no_state():
     state = jnp.arange(24.0).reshape(4, 2, 3) + 1.0  # two environments' states [2, 3] at four steps, or images
     alive = jnp.array([[True, False]] * 4)
-    seen = mappo.see_state(state, alive)
+    obs = mappo.Observation(None, None, alive, state)
+    seen = mappo.critic_input(obs, True)
     assert seen.shape == (4, 2, 2, 3)
     np.testing.assert_array_equal(seen[:, 0], state)
     np.testing.assert_array_equal(seen[:, 1], 0)
@@ -184,9 +185,10 @@ def test_agents_of_unlike_sizes():
 
 
 @pytest.mark.parametrize("env_name, env_params, words", [
-    ("MPE_simple_facmac_v1", {}, "discrete"), ("Nowhere", {}, "Nowhere"), ("overcooked", {"layout": "kitchen"}, "kitchen"),
-    ("HeuristicEnemySMAX", {"scenario": "4m"}, "4m"), (TEAM, {"wings": 2}, "wings"), (TEAM, {"noise": "loud"}, "loud"),
-    (TEAM, {"max_steps_in_episode": "many"}, "many"), ("toys_team:Nobody", {}, "Nobody"), ("CartPole-v1", {}, "CartPole"),
+    ("MPE_simple_facmac_v1", {}, "discrete"), ("Nowhere", {}, "Nowhere"), ("toys_team:Nobody", {}, "Nobody"),
+    ("overcooked", {"layout": "kitchen"}, "kitchen"), ("HeuristicEnemySMAX", {"scenario": "4m"}, "4m"),
+    (TEAM, {"wings": 2}, "wings"), (TEAM, {"noise": "loud"}, "loud"), ("CartPole-v1", {}, "CartPole"),
+    (TEAM, {"max_steps_in_episode": "many"}, "many"),
 ])  # fmt: skip
 def test_environments_that_cannot_be(env_name, env_params, words):
     with pytest.raises(ValueError, match=f"env_name = {env_name}.*{words}"):
@@ -357,7 +359,8 @@ def test_best_actions_are_learned():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, env_params, length", [
-    ("MPE_simple_spread_v3", {}, 26), ("overcooked", {"max_steps": 7}, 7), ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 4}, 5),
+    ("MPE_simple_spread_v3", {}, 26), ("overcooked", {"max_steps": 7}, 7),
+    ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 4}, 5),
 ])  # fmt: skip
 def test_clocks_of_jaxmarl_truncate(name, env_params, length):
     env, env_params = mappo.make_env(mappo.Config(env_name=name, env_params=env_params))

@@ -18,8 +18,8 @@ class State(BaseState):
 class ToyTeam(MultiAgentEnv):
     """Terminates after `length` steps, or ends by its clock after `max_steps`. Agent i is paid i + 1 in each step.
 
-    Agents observe the sign and a fifth of the step. Only the last action is available to agent 1 in odd steps. The last agent
-    dies after `dies` steps: it sees zeros and can only take action 0.
+    Agents observe the sign and a fifth of the step. With `masks` only action 2 is available to agent 1 in odd steps.
+    The last agent dies after `dies` steps: it sees zeros and can only take action 0.
     """
 
     def __init__(self, num_agents=2, length=5, max_steps=12, dies=1_000_000, pays="ones", masks=False, noise=0.0):
@@ -65,3 +65,14 @@ class ToyTeam(MultiAgentEnv):
         shaped = dict(zip(self.agents, 10.0 * jnp.arange(self.num_agents), strict=True))
         paid = dict(zip(self.agents, rewards, strict=True))
         return self.get_obs(state), state, paid, dones, {"shaped_reward": shaped}
+
+
+class PlainTeam(ToyTeam):
+    """No state of it is random."""
+
+    def __init__(self, noise=0.0):
+        super().__init__(max_steps=11, noise=noise)
+
+    def reset(self, key):
+        state = super().reset(key)[1].replace(sign=jnp.float32(1))
+        return self.get_obs(state), state
