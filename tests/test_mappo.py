@@ -253,23 +253,27 @@ def test_the_loss_sees_what_the_rollout_saw(cell, centralized_critic):
 @pytest.mark.parametrize("settings", [{"dies": 2}, slow({"max_steps": 5, "length": 99})])
 def test_memory_is_of_the_episode_alone(settings):
     """After each rollout it is what acting from the start of the episode gives. A death on the way changes nothing."""
-    config, state, update = tiny(cell="gru", lr=0.0, env_params=settings)
+    config, state, update = tiny(cell="gru", lr=0.0, env_params=settings, centralized_critic=False)
     state, update = awake(state), jit_quickly(update)
-    (start, act), _ = mappo.make_policy(config), mappo.make_env(config)
+    start, act = mappo.make_policy(config)
+    _, critic = mappo.make_networks(config, *mappo.make_env(config))
+    params = state.params["critic"]
+    see = jit_quickly(lambda memory, obs: critic.apply(params, memory, obs[None], jnp.zeros(1, bool))[1][0])
     act = jit_quickly(act)
     team = toys_team.ToyTeam(**settings)
     for count in range(1, 6):
         state, _ = update(state)
         steps = 8 * count % 5
         assert (state.first == (steps == 0)).all()
-        memory = start()
+        memory = critic_memory = start()
         for age in range(steps):
             inner = jax.tree.map(lambda leaf: leaf[0], state.env_state.env_state.inner).replace(age=jnp.int32(age))
             seen = [jnp.stack([*each.values()]) for each in (team.get_obs(inner), team.get_avail_actions(inner))]
             obs = mappo.Observation(*seen, team.alive(inner), jnp.zeros(4))
-            _, memory = act(state.agent, memory, obs)
+            (_, memory), critic_memory = act(state.agent, memory, obs), see(critic_memory, obs.obs)
         if steps:
             np.testing.assert_allclose(state.memory["actor"][0], memory, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(state.memory["critic"][0], critic_memory, rtol=1e-4, atol=1e-5)
             assert np.abs(memory).max() > 0.1
 
 
