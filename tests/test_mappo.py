@@ -340,7 +340,7 @@ def test_termination_is_not_bootstrapped(settings):
 def test_truncation_is_bootstrapped_from_the_last_observation(settings):
     """Not from the first one of the next episode, whose sign, and with it the return, may be the other."""
     *_, values = learn(600, env_params=(("length", 99), ("max_steps", LIMIT), ("pays", "sign")), **settings)
-    np.testing.assert_allclose(values, np.tile([ENDLESS, 2 * ENDLESS], (LIMIT, 1)), rtol=0.1)
+    np.testing.assert_allclose(values, np.tile([ENDLESS, 2 * ENDLESS], (LIMIT, 1)), rtol=0.2)
 
 
 @pytest.mark.slow
@@ -382,16 +382,15 @@ def test_battles_that_are_decided_terminate():
     ends = 0
     for key in jax.random.split(jax.random.key(1), 60):
         action = jnp.argmax(obs.available * jnp.arange(1, 9), axis=-1)  # shoot where that is possible, else stop
-        before = state.env_state.inner.state
-        obs, state, reward, terminated, truncated, info = step(jax.random.split(key, 16), state, action, env_params)
+        obs, state, _, terminated, truncated, info = step(jax.random.split(key, 16), state, action, env_params)
         final = info["final_observation"]
-        dead = ~np.asarray(final.alive)
-        assert not truncated.any()
-        assert (np.asarray(final.obs)[dead] == 0).all()
-        lost = np.asarray(before.unit_health)[:, :3].min(axis=1) >= 0  # always; the state after the end is not kept
-        assert lost.all()
-        won = np.asarray(info["won"])
-        assert (won <= np.asarray(terminated)).all() and (np.asarray(reward)[won] >= 1).all()
+        dead = np.asarray(final.state)[:, :60].reshape(16, 2, 3, 10)[..., 0] == 0  # health of allies and of enemies
+        lost, beaten = dead.all(axis=2).T
+        np.testing.assert_array_equal(terminated, lost | beaten)
+        np.testing.assert_array_equal(np.asarray(info["won"])[beaten], ~lost[beaten])
+        assert not truncated.any() and not np.asarray(info["won"])[~beaten].any()
+        assert (np.asarray(final.obs)[~np.asarray(final.alive)] == 0).all()
+        np.testing.assert_array_equal(final.alive, ~dead[:, 0] | lost[:, None])
         ends += int(terminated.sum())
     assert ends > 10
 
