@@ -193,8 +193,7 @@ def grid_frames(title: str, obs, rewards, steps):
         pictures = (obs - obs.min()) / max(np.ptp(obs), 1e-9)
     figure, axes = new_figure()
     image = axes.imshow(pictures[0], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     return figure_frames(figure, axes, title, rewards, steps, lambda i: image.set_data(pictures[i]))
 
 
@@ -228,7 +227,7 @@ def own_frames(env, env_params, states, rewards, steps):
 
 
 def host_frames(env, states, rewards, steps):
-    """Frames of an environment outside JAX, which plays the episode again."""
+    """Frames of an environment outside JAX, which plays the episode again, or of a team."""
     try:
         for i, picture in zip(steps, env.frames(states, steps), strict=True):
             yield captioned(picture, i, np.cumsum(rewards)[i])
@@ -264,6 +263,8 @@ def frames_of(config, env, env_params, states, rewards):
     every = max(1, round(1 / (30 * dt)))  # about 30 frames per second, in real time
     if is_brax(env):
         return partial(mujoco_frames, env.env, states[0].pipeline_state, rewards, steps[::every]), every * dt
+    if hasattr(getattr(env, "env", None), "agents"):  # a team of mappo.py
+        env = importlib.import_module("onejit.envs.jaxmarl").Drawn(env)
     if hasattr(env, "frames"):
         return partial(host_frames, env, states, rewards, steps[::every]), every * dt
     if hasattr(env, "frame"):
@@ -274,8 +275,7 @@ def frames_of(config, env, env_params, states, rewards):
         seconds = 0.05 if env.name.endswith(("-v0", "-v1")) else 0.1
         return partial(gymnax_frames, env, env_params, states, rewards, steps), seconds
     obs = observe_all(env, env_params, states)
-    draw = grid_frames if obs.ndim in (3, 4) else bar_frames
-    return partial(draw, config.env_name, obs, rewards, steps), 0.1
+    return partial(grid_frames if obs.ndim in (3, 4) else bar_frames, config.env_name, obs, rewards, steps), 0.1
 
 
 # --- files ---

@@ -53,9 +53,10 @@ SCRIPTS = [path.stem for path in repository_files("*.py")]
 MOST_LINES = {  # of each script, and of the package without its adapters; limits may only become smaller
     "q_learning_gridworld": 575, "dqn": 600, "apex_dqn": 694, "rainbow": 793, "pqn": 546, "ppo": 648,
     "ppo_continuous": 703, "dpo_continuous": 717, "ppo_rnn": 806, "reppo": 726, "sac": 736, "td3": 720,
-    "evolve_objective": 824, "onejit": 3890,
+    "evolve_objective": 824, "mappo": 720, "onejit": 3890,
 }  # fmt: skip
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
+COSTLY = ("mappo",)  # its environments take long to compile: the slow tier tests its contract
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
 QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"  # to compile in half the time
@@ -102,7 +103,7 @@ def pytest_itemcollected(item):
     common = item.get_closest_marker("common")  # with the scripts for the fast tier as arguments, if they are others
     quickly = PROCESSES_QUICKLY if item.path.stem == "test_processes" else COMMON_QUICKLY
     quickly = common.args if common and common.args else quickly
-    is_common = common or script in DERIVED
+    is_common = common or script in DERIVED + COSTLY
     if is_common and isinstance(script, str) and script in SCRIPTS and script not in quickly:
         item.add_marker(pytest.mark.slow)  # the blocks are the same in all; what is carried differs
 
@@ -123,11 +124,13 @@ def field_names(script, *types) -> list[str]:
 
 @functools.cache
 def origin(script) -> str:
-    """Where the script's default environment comes from: gymnax, brax or the script."""
+    """Where the script's default environment comes from: gymnax, brax, jaxmarl or the script."""
     import gymnax
 
     if "env_params" not in field_names(script):
         return "script"
+    if "centralized_critic" in field_names(script):
+        return "jaxmarl"
     return "gymnax" if script.Config().env_name in gymnax.registered_envs else "brax"
 
 

@@ -60,6 +60,7 @@ class ToyDiscrete(ToyContinuous):
 
 
 NAMES = [toy.__name__ for toy in (ToyContinuous, ToyDiscrete)]
+TEAMS = ["toys_team:PlainTeam"]
 for toy in (ToyContinuous, ToyDiscrete):
     gymnax.register(toy.__name__, toy)
 
