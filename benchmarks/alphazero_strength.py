@@ -1,0 +1,97 @@
+"""The strength of alphazero's agents: against random moves, against plain MCTS, and tic_tac_toe against every move.
+
+    python benchmarks/alphazero_strength.py configs/alphazero/tic_tac_toe.yaml --num-seeds 4
+    python benchmarks/alphazero_strength.py configs/alphazero/connect_four.yaml --run-dir runs/alphazero/connect_four
+
+Without a run it trains the config. Each agent begins half of the games. The first two moves of a game are random, so
+that games differ: in connect_four a perfect player loses some of these openings.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import board_games  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import scipy.stats  # noqa: E402
+
+import alphazero  # noqa: E402  before jax: it makes each core a device
+from onejit import runs  # noqa: E402
+
+OPENING = 2  # random moves at the start of a game
+
+
+def make_games(config, opponent_simulations: int):
+    """`play(agent, keys, agent_begins) -> rewards`: a game for each key, played to its end."""
+    game, (_, act) = alphazero.make_game(config.env_name), alphazero.make_policy(config)
+    mcts = alphazero.make_mcts(game, opponent_simulations) if opponent_simulations else alphazero.random_move
+
+    def play(agent, key, agent_begins):
+        init_key, key = jax.random.split(key)
+        state = game.init(init_key)
+        me = jnp.where(agent_begins, state.current_player, 1 - state.current_player)
+
+        def move(carry):
+            key, state, reward = carry
+            key, random_key, mcts_key = jax.random.split(key, 3)
+            mine, _ = act(agent, (), state)
+            theirs = mcts(mcts_key, state)
+            action = jnp.where(state.current_player == me, mine, theirs)
+            opening = state._step_count < OPENING
+            state = game.step(state, jnp.where(opening, alphazero.random_move(random_key, state), action))
+            return key, state, reward + state.rewards[me]
+
+        return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(())))[2]
+
+    return jax.jit(jax.vmap(play, (None, 0, 0)))
+
+
+def describe(rewards) -> str:
+    """Wins, draws, losses, and the share of wins with its 95 % interval (Wilson)."""
+    wins, draws, losses = ((rewards == x).sum() for x in (1, 0, -1))
+    interval = scipy.stats.binomtest(int(wins), len(rewards)).proportion_ci(method="wilson")
+    share = f"{wins / len(rewards):.1%} ({interval.low:.1%} to {interval.high:.1%})"
+    return f"{wins} won, {draws} drawn, {losses} lost: {share} won"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--run-dir", type=Path, help="a finished run; otherwise the config is trained")
+    parser.add_argument("--num-seeds", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--games", type=int, default=200)
+    parser.add_argument("--search", type=int, nargs="*", default=[0, 32], help="simulations of the agent; 0 is none")
+    parser.add_argument("--opponents", type=int, nargs="*", default=[0, 100], help="simulations; 0 is random moves")
+    arguments = parser.parse_args()
+    if arguments.run_dir:
+        _, config, agents = runs.load_run(arguments.run_dir)
+    else:
+        config = runs.read_config(alphazero, arguments.config)
+        keys = jax.random.split(jax.random.key(arguments.seed), arguments.num_seeds)
+        agents = jax.jit(jax.vmap(lambda key: alphazero.make_train(config)(key)["runner_state"].agent))(keys)
+    keys = jax.random.split(jax.random.key(arguments.seed + 1), arguments.games)
+    begins = np.arange(arguments.games) % 2 == 0
+    for i in range(len(jax.tree.leaves(agents)[0])):
+        agent = jax.tree.map(lambda leaf, i=i: jnp.asarray(leaf[i]), agents)
+        for search in arguments.search:
+            setting = dataclasses.replace(config, eval_simulations=search)
+            name = f"agent {i}, {f'search with {search} simulations' if search else 'network alone'}"
+            if config.env_name == "tic_tac_toe":
+                _, act = alphazero.make_policy(setting)
+                found = board_games.examine(lambda s, act=act, agent=agent: jax.vmap(lambda o: act(agent, (), o)[0])(s))
+                print(f"{name}: {found}", flush=True)
+            for opponent in arguments.opponents:
+                rewards = np.asarray(make_games(setting, opponent)(agent, keys, begins))
+                against = f"MCTS with {opponent} simulations" if opponent else "random moves"
+                print(f"{name}, against {against}: {describe(rewards)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
