@@ -3,20 +3,23 @@
 import dataclasses
 import functools
 import itertools
-from pathlib import Path
+import sys
 
-import board_games
 import jax
 import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
 import pytest
 from board_games import Nim, NimAgain, nim_value, nim_values
-from conftest import assert_same, jit_quickly, small_config
+from conftest import ROOT, assert_same, jit_quickly, small_config
 from PIL import Image
 
 import alphazero
 from onejit import boards, play, render
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import alphazero_strength as strength
 
 GAMES = pytest.mark.parametrize("again", [False, True])
 
@@ -348,8 +351,8 @@ def test_moves_of_both_players_in_order():
 
 def test_solver_of_tic_tac_toe():
     """Known figures of the game."""
-    assert len(board_games.positions()) == 4520 and board_games.solved() == 0
-    assert board_games.solved((1, 2, 0, 0, 0, 0, 0, 0, 0)) == 1  # an edge beside the corner loses
+    assert len(strength.positions()) == 4520 and strength.solved() == 0
+    assert strength.solved((1, 2, 0, 0, 0, 0, 0, 0, 0)) == 1  # an edge beside the corner loses
 
 
 @pytest.mark.slow
@@ -358,7 +361,7 @@ def test_tic_tac_toe_is_never_lost():
     out = jax.jit(alphazero.make_train(alphazero.Config()))(jax.random.key(0))
     _, act = alphazero.make_policy(alphazero.Config())
     agent = out["runner_state"].agent
-    found = board_games.examine(lambda states: jax.vmap(lambda obs: act(agent, (), obs)[0])(states))
+    found = strength.examine(lambda states: jax.vmap(lambda obs: act(agent, (), obs)[0])(states))
     assert found.losses == (0, 0) and found.optimal > 0.95
     assert np.asarray(out["metrics"]["random_losses"])[-50:].sum() <= 1
 
@@ -371,7 +374,7 @@ def test_sampling_by_visits_explores_more_than_the_action_of_the_search():
         config = alphazero.Config(sampled_moves=sampled_moves, total_timesteps=200_000, opponent_simulations=0)
         agent = jax.jit(alphazero.make_train(config))(jax.random.key(0))["runner_state"].agent
         _, act = alphazero.make_policy(config)
-        found = board_games.examine(lambda states: jax.vmap(lambda obs: act(agent, (), obs)[0])(states))  # noqa: B023
+        found = strength.examine(lambda states: jax.vmap(lambda obs: act(agent, (), obs)[0])(states))  # noqa: B023
         optimal[sampled_moves] = found.optimal
     assert optimal[30] > optimal[0] + 0.05
 
@@ -422,4 +425,4 @@ def test_a_person_plays_in_the_terminal(finished, monkeypatch, capsys):
 
 def test_play_says_where_it_does_not_apply():
     with pytest.raises(ValueError, match="CartPole-v1 is no board game; play is for runs of alphazero"):
-        play.main(Path(alphazero.__file__).parent / "agents" / "ppo_cartpole")
+        play.main(ROOT / "agents" / "ppo_cartpole")
