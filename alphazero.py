@@ -137,7 +137,7 @@ def orthogonal(scale: float):
 # --- networks ---
 
 
-def neighborhoods(x):  # a dense layer on them is a convolution, on CPUs faster than nn.Conv
+def neighborhoods(x):  # a dense layer on them is a convolution, whose weights `orthogonal` can initialize
     """The squares of 3 x 3 around each point, with zeros outside: [..., H, W, C] -> [..., H, W, 9 * C]."""
     h, w = x.shape[-3:-1]
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
@@ -281,7 +281,7 @@ def playout(game, key, state):
         after = game.step(after, random_move(move_key, after))
         return key, after, outcome + after.rewards[state.current_player]
 
-    return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(())))[2]
+    return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.float32(0.0)))[2]
 
 
 def random_move(key, state):
@@ -565,7 +565,7 @@ class Match:
         def is_to_move(carry):
             return (carry[1].current_player != 0) & ~carry[1].terminated
 
-        return jax.lax.while_loop(is_to_move, move, (key, state, jnp.zeros(())))[1:]
+        return jax.lax.while_loop(is_to_move, move, (key, state, jnp.float32(0.0)))[1:]
 
 
 def make_env(config):
