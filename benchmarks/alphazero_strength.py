@@ -1,10 +1,10 @@
 """The strength of alphazero's agents: against random moves, against plain MCTS, and tic_tac_toe against every move.
 
-    python benchmarks/alphazero_strength.py configs/alphazero/tic_tac_toe.yaml --num-seeds 4
+    python benchmarks/alphazero_strength.py configs/alphazero/tic_tac_toe.yaml --num-seeds 4 --games 1000 --opening 0
     python benchmarks/alphazero_strength.py configs/alphazero/connect_four.yaml --run-dir runs/alphazero/connect_four
 
-Without a run it trains the config. Each agent begins half of the games. The first two moves of a game are random, so
-that games differ: in connect_four a perfect player loses some of these openings.
+Without a run it trains the config. Each agent begins half of the games. The first two moves of a game are random, and
+therefore games differ. A perfect player may lose some of these openings.
 """
 
 import argparse
@@ -25,8 +25,6 @@ import scipy.stats  # noqa: E402
 
 import alphazero  # noqa: E402
 from onejit import runs  # noqa: E402
-
-OPENING = 2  # random moves at the start of a game
 
 # --- tic_tac_toe, solved exactly ---
 
@@ -109,7 +107,7 @@ def examine(act) -> Play:
 # --- games against an opponent ---
 
 
-def make_games(config, opponent_simulations: int):
+def make_games(config, opponent_simulations: int, opening: int):
     """`play(agent, keys, agent_begins) -> rewards`: a game for each key, played to its end."""
     game, (_, act) = alphazero.make_game(config.env_name), alphazero.make_policy(config)
     mcts = alphazero.make_mcts(game, opponent_simulations) if opponent_simulations else alphazero.random_move
@@ -125,8 +123,8 @@ def make_games(config, opponent_simulations: int):
             mine, _ = act(agent, (), state)
             theirs = mcts(mcts_key, state)
             action = jnp.where(state.current_player == me, mine, theirs)
-            opening = state._step_count < OPENING
-            state = game.step(state, jnp.where(opening, alphazero.random_move(random_key, state), action))
+            opened = state._step_count >= opening
+            state = game.step(state, jnp.where(opened, action, alphazero.random_move(random_key, state)))
             return key, state, reward + state.rewards[me]
 
         return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(())))[2]
@@ -149,6 +147,7 @@ def main() -> None:
     parser.add_argument("--num-seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--games", type=int, default=200)
+    parser.add_argument("--opening", type=int, default=2, help="random moves at the start of a game")
     parser.add_argument("--search", type=int, nargs="*", default=[0, 32], help="simulations of the agent; 0 is none")
     parser.add_argument("--opponents", type=int, nargs="*", default=[0, 100], help="simulations; 0 is random moves")
     arguments = parser.parse_args()
@@ -170,7 +169,7 @@ def main() -> None:
                 found = examine(lambda s, act=act, agent=agent: jax.vmap(lambda o: act(agent, (), o)[0])(s))
                 print(f"{name}: {found}", flush=True)
             for opponent in arguments.opponents:
-                rewards = np.asarray(make_games(setting, opponent)(agent, keys, begins))
+                rewards = np.asarray(make_games(setting, opponent, arguments.opening)(agent, keys, begins))
                 against = f"MCTS with {opponent} simulations" if opponent else "random moves"
                 print(f"{name}, against {against}: {describe(rewards)}", flush=True)
 

@@ -11,7 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from board_games import Nim, NimAgain, nim_value, nim_values
-from conftest import ROOT, assert_same, jit_quickly, small_config
+from conftest import ROOT, jit_quickly, small_config
 from PIL import Image
 
 import alphazero
@@ -129,12 +129,12 @@ def test_networks(network):
 
 
 @functools.cache
-def searcher(again, lie=0.0):
-    """A search that knows nothing but the rules; at the end of a game its value lies by `lie`."""
+def searcher(again):
+    """A search `(lie, key, states)` that knows nothing but the rules; at the end of a game its value is `lie`."""
     game = nim(again)
 
-    def evaluate(params, key, states):
-        return jnp.zeros((len(states.pile), 3)), lie * states.terminated + 0.0 * states.pile
+    def evaluate(lie, key, states):
+        return jnp.zeros((len(states.pile), 3)), lie * states.terminated
 
     settings = {"num_simulations": 200, "max_num_considered_actions": 3, "gumbel_scale": 0.0}
     return jit_quickly(alphazero.make_search(alphazero.mctx.gumbel_muzero_policy, game, evaluate, 1.0, **settings))
@@ -144,7 +144,7 @@ def searcher(again, lie=0.0):
 def test_search_finds_the_winning_moves(again):
     """Of both players, in all positions, and its values have the right sign."""
     piles = np.arange(1, 5 if again else 8)
-    found = searcher(again)((), jax.random.key(0), states_of(nim(again), piles))
+    found = searcher(again)(0.0, jax.random.key(0), states_of(nim(again), piles))
     for i, (pile, action) in enumerate(zip(piles, found.action.tolist(), strict=True)):
         assert nim_values(pile, again)[action] == nim_value(pile, again), pile
         weights, values = np.asarray(found.action_weights)[i], np.array(nim_values(pile, again))
@@ -155,7 +155,7 @@ def test_search_finds_the_winning_moves(again):
 def test_a_game_that_ended_within_the_search_stays_ended():
     """What the network says of positions after the end changes nothing, nor do moves after the end."""
     states = states_of(nim(), np.arange(1, 8))
-    honest, lying = (searcher(False, lie)((), jax.random.key(0), states) for lie in (0.0, 9.0))
+    honest, lying = (searcher(False)(lie, jax.random.key(0), states) for lie in (0.0, 9.0))
     np.testing.assert_array_equal(honest.action_weights, lying.action_weights)
     roots = [found.search_tree.summary().value for found in (honest, lying)]
     np.testing.assert_array_equal(*roots)
@@ -166,7 +166,7 @@ def test_a_search_from_a_state_that_is_flagged_as_ended_learns_nothing():
     """The fault of Pgx's auto_reset, which keeps `terminated` on the new state: all moves seem alike."""
     states = states_of(nim(), np.arange(1, 8))
     flagged = states.replace(terminated=jnp.ones(7, bool))
-    found = searcher(False)((), jax.random.key(0), flagged)
+    found = searcher(False)(0.0, jax.random.key(0), flagged)
     assert (found.search_tree.summary().qvalues == 0).all()
 
 
@@ -192,26 +192,28 @@ def test_playout_is_the_outcome_for_the_player_to_move():
 # --- self-play ---
 
 
-def rollout_of(monkeypatch, config, state, update):
-    """`update`, and what it gave to `value_targets`."""
-    seen, targets = {}, alphazero.value_targets
+@functools.cache
+def recorded():
+    """A compiled `update`, and a list of what it gave to `value_targets`."""
+    config, state, update = learner()
+    seen, targets = [], alphazero.value_targets
 
     def record(*args):
-        jax.debug.callback(lambda *arrays: seen.setdefault("args", arrays), *args)
+        jax.debug.callback(lambda *arrays: seen.append([np.asarray(each) for each in arrays]), *args)
         return targets(*args)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alphazero, "value_targets", record)
-        state, metrics = jit_quickly(lambda state: update(state))(state)
-    jax.effects_barrier()
-    return state, metrics, [np.asarray(x) for x in seen["args"]]
+        update = jit_quickly(update).lower(state).compile()
+    return config, state, update, seen
 
 
-def test_rollout_ends_begins_and_is_bootstrapped(monkeypatch):
+def test_rollout_ends_begins_and_is_bootstrapped():
     """New games are not flagged as ended. The end of the rollout is bootstrapped with the search's value there."""
-    config, state, update = learner()
-    before = state
-    state, metrics, (rewards, discounts, last_value) = rollout_of(monkeypatch, config, state, update)
+    config, before, update, seen = recorded()
+    state, metrics = update(before)
+    jax.effects_barrier()
+    rewards, discounts, last_value = seen[-1]
     assert rewards.shape == discounts.shape == (4, 8) and last_value.shape == (8,)
     ended = discounts == 0
     assert ended.sum() == metrics["self_play_games"] > 3 and metrics["self_play_draws"] == 0
@@ -236,23 +238,20 @@ def test_moves_of_self_play_are_sampled(monkeypatch):
     """By `sample_by_visits` in the first `sampled_moves` moves of a game, and by the search after them."""
     config, state, _ = learner()
 
-    def games_after(sampled_moves, patched):
-        with monkeypatch.context() as patch:
-            if patched:  # always the first action, one stone
-                patch.setattr(alphazero, "sample_by_visits", lambda key, visits: jnp.zeros(len(visits), jnp.int32))
+    def games_after(sampled_moves):
+        with monkeypatch.context() as patch:  # always the first action, one stone
+            patch.setattr(alphazero, "sample_by_visits", lambda key, visits: jnp.zeros(len(visits), jnp.int32))
             _, update = alphazero.make_learner(dataclasses.replace(config, sampled_moves=sampled_moves))
             return jit_quickly(lambda state: update(state)[0].game_state)(state)
 
-    pile, after = np.asarray(state.game_state.pile), games_after(4, patched=True)
+    pile, after = np.asarray(state.game_state.pile), games_after(4)
     assert set(pile[pile > 4]) and (after._step_count[pile > 4] == 4).all() and (after.pile == pile - 4)[pile > 4].all()
-    after, same = (games_after(0, patched) for patched in (True, False))
-    assert_same(after, same)
-    assert (after._step_count != 4).any()
+    by_search = games_after(0)
+    assert (by_search.pile != after.pile).any() and (by_search._step_count != 4).any()
 
 
 def test_evaluation_counts_each_game_once():
-    _, state, update = learner()
-    update = jit_quickly(update)
+    _, state, update, _ = recorded()
     for _ in range(3):
         state, metrics = update(state)
         outcomes = [int(metrics[f"random_{name}"]) for name in ("wins", "draws", "losses")]
