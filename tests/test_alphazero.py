@@ -410,7 +410,7 @@ def test_a_person_plays_in_the_terminal(finished, monkeypatch, capsys):
         said = capsys.readouterr().out
         assert "z9: is not a legal move" in said
         assert said.splitlines()[-1] == {1.0: "you win", -1.0: "the agent wins", 0.0: "a draw"}[reward]
-        assert flags.get("agent") is None or said.startswith("agent 1 plays X and begins")
+        assert flags.get("agent") is None or "\nagent 1 plays X and begins\n" in said
 
     def ends(prompt):
         raise EOFError
