@@ -491,7 +491,7 @@ class Team(environment.Environment):
 
     def __init__(self, env: MultiAgentEnv, centralized: bool):
         self.env, self.centralized = env, centralized
-        self.game = getattr(env, "_env", env)  # SMAX without the policy of its enemies
+        self.base = getattr(env, "_env", env)  # SMAX without the policy of its enemies
         agent_spaces = [env.action_space(name) for name in env.agents]
         if not all(hasattr(space, "n") for space in agent_spaces):
             raise ValueError("actions must be discrete")
@@ -536,10 +536,10 @@ class Team(environment.Environment):
 
     def is_decided(self, inner):
         """Whether the episode would have ended without its clock, which in most environments is the only end."""
-        if not hasattr(self.game, "is_terminal"):
+        if not hasattr(self.base, "is_terminal"):
             return jnp.zeros((), bool)
         state = getattr(inner, "state", inner)
-        return self.game.is_terminal(state.replace(step=jnp.zeros_like(state.step), done=jnp.zeros_like(state.done)))
+        return self.base.is_terminal(state.replace(step=jnp.zeros_like(state.step), done=jnp.zeros_like(state.done)))
 
     def is_truncated(self, state, params):
         return state.out_of_time | (state.time >= params.max_steps_in_episode)

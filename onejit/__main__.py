@@ -5,7 +5,8 @@
     onejit sweep ppo --lr 1e-4 1e-3 --num-seeds 16    hyperparameter search in one compiled program
     onejit list                                       the runs in runs/, with their state and return
     onejit compare RUN_DIR RUN_DIR                    statistics over seeds with intervals
-    onejit render RUN_DIR                             an episode as GIF, MP4 or HTML
+    onejit render RUN_DIR                             an episode as GIF, MP4 or HTML; a board game as SVG
+    onejit play RUN_DIR                               play a board game against an agent
     onejit plan ppo --gpu h100                        memory, kernels and time on a GPU, estimated without one
     onejit export RUN_DIR                             write a folder for a model hub
 

@@ -12,6 +12,7 @@ class Episode(NamedTuple):
     env_state: Any  # before each step, without the statistics of LogWrapper
     reward: jax.Array
     valid: jax.Array  # whether the step belongs to the episode: False after its end
+    positions: Any = None  # of board games alone: after the agent's move and after the opponent's reply
 
 
 def make_player(script, config):
@@ -24,9 +25,9 @@ def make_player(script, config):
         def step(carry, key):
             obs, env_state, memory, valid = carry
             action, memory = act(agent, memory, obs)
-            obs, next_state, reward, terminated, truncated, _ = env.step(key, env_state, action, env_params)
+            obs, next_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
             carry = obs, next_state, memory, valid & ~(terminated | truncated)
-            return carry, Episode(getattr(env_state, "env_state", env_state), reward, valid)
+            return carry, Episode(getattr(env_state, "env_state", env_state), reward, valid, info.get("positions"))
 
         reset_key, step_key = jax.random.split(key)
         obs, env_state = env.reset(reset_key, env_params)

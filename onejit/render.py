@@ -1,4 +1,4 @@
-"""Play an episode of the best, the median and the worst agent of a run, and write it as GIF, MP4 or HTML.
+"""Play an episode of the best, the median and the worst agent of a run, and write it as GIF, MP4, HTML or SVG.
 
     onejit render runs/ppo_continuous/hopper                   best, median and worst agent as GIF and HTML
     onejit render runs/ppo/cartpole --agents best 3 --formats gif mp4
@@ -43,10 +43,12 @@ from flax.traverse_util import flatten_dict
 from gymnax.visualize import Visualizer
 from matplotlib import colormaps, pyplot
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
-from onejit import command_line, playing, runs, statistics
+from onejit import boards, command_line, playing, runs, statistics
+from onejit.play import unwrap
 
 with contextlib.redirect_stdout(io.StringIO()):  # brax prints which optional packages it lacks
     import brax.envs
@@ -104,19 +106,15 @@ def choose_agents(wanted, order) -> dict[str, int]:
 def play(script, config, agents, key):
     """A greedy episode of each of `agents` [n, ...]: `[(states before each step, rewards), ...]`, both [T]."""
     episodes = jax.device_get(jax.jit(jax.vmap(playing.make_player(script, config), (0, None)))(agents, key))
-    lengths = episodes.valid.sum(axis=1)
-    return [(state_at(episodes.env_state, (i, slice(n))), episodes.reward[i, :n]) for i, n in enumerate(lengths)]
+    parts = episodes.env_state, episodes.positions, episodes.reward
+    played = [state_at(parts, (i, slice(n))) for i, n in enumerate(episodes.valid.sum(axis=1))]
+    if episodes.positions is None:
+        return [(states, rewards) for states, _, rewards in played]
+    return [boards.after_each_move(states[0], positions, rewards) for states, positions, rewards in played]
 
 
 def state_at(states, index):
     return jax.tree.map(lambda leaf: leaf[index], states)
-
-
-def unwrap(env):
-    """The environment inside all wrappers."""
-    while hasattr(env, "_env"):
-        env = env._env
-    return env
 
 
 def is_brax(env) -> bool:
@@ -173,6 +171,24 @@ def grid_world_frames(env, states, rewards, steps):
         agent.set_data(columns[i : i + 1], rows[i : i + 1])
 
     return figure_frames(figure, axes, "GridWorld", rewards, steps, update)
+
+
+def board_frames(title: str, states, rewards, steps):
+    """The stones of a board game after each move, the first player's dark."""
+    cells = np.stack([boards.stones(state_at(states, i)) for i in range(len(rewards))])
+    figure, axes = new_figure(1.0 + 0.35 * cells.shape[2], 1.4 + 0.35 * cells.shape[1])
+    image = axes.imshow(cells[0], cmap=ListedColormap(["#e8dcc0", "#222222", "#d9534f"]), vmin=0, vmax=2)
+    axes.set_xticks(np.arange(cells.shape[2] + 1) - 0.5, [])
+    axes.set_yticks(np.arange(cells.shape[1] + 1) - 0.5, [])
+    axes.grid(color="white", linewidth=2)
+    return figure_frames(figure, axes, title, rewards, steps, lambda i: image.set_data(cells[i]))
+
+
+def save_board_svg(states, length: int, file) -> None:
+    """An animation by Pgx's own visualizer."""
+    import pgx  # it is needed for board games alone
+
+    pgx.save_svg_animation([state_at(states, i) for i in range(length)], file.name, frame_duration_seconds=1.0)
 
 
 def observe_all(env, env_params, states) -> np.ndarray:
@@ -265,6 +281,8 @@ def frames_of(config, env, env_params, states, rewards):
         return partial(mujoco_frames, env.env, states[0].pipeline_state, rewards, steps[::every]), every * dt
     if hasattr(getattr(env, "env", None), "agents"):  # a team of mappo.py
         env = importlib.import_module("onejit.envs.jaxmarl").Drawn(env)
+    if hasattr(env, "game"):
+        return partial(board_frames, config.env_name, states, rewards, steps), 1.0
     if hasattr(env, "frames"):
         return partial(host_frames, env, states, rewards, steps[::every]), every * dt
     if hasattr(env, "frame"):
@@ -339,6 +357,9 @@ def save_episode(form: str, path: Path, title: str, config, env, env_params, sta
     if form == "html":
         runs.write(path, make_page(title, env.env, states[0].pipeline_state))
         return
+    if form == "svg":
+        runs.write(path, partial(save_board_svg, states, len(rewards)))
+        return
     frames, seconds = frames_of(config, env, env_params, states, rewards)
     runs.write(path, partial(save_gif if form == "gif" else save_mp4, frames, seconds))
 
@@ -353,7 +374,12 @@ def check_formats(formats, env):
         raise ValueError("env_name: this brax environment has no bodies to draw")
     if "html" in formats and not bodies:
         raise ValueError("formats: html is for brax environments; use gif or mp4")
-    formats = formats or (("gif", "html") if bodies else ("gif",))
+    game = getattr(env, "game", None)
+    if "svg" in formats and game is None:
+        raise ValueError("formats: svg is for board games; use gif or mp4")
+    if game is not None and set(formats) - {"svg"}:
+        boards.check_stones(game, "gif and mp4 draw")
+    formats = formats or (("gif", "html") if bodies else ("gif",) if game is None else ("svg",))
     needed = ["pygame"] if getattr(env, "name", "") in DRAWN_BY_GYMNAX and env.name.endswith(("-v0", "-v1")) else []
     for package in needed + ["imageio_ffmpeg"] * ("mp4" in formats):
         if importlib.util.find_spec(package) is None:
@@ -367,7 +393,7 @@ def check_formats(formats, env):
 def main(
     run_dir: tyro.conf.Positional[Path],
     agents: tuple[str, ...] = ("best", "median", "worst"),
-    formats: tuple[Literal["gif", "html", "mp4"], ...] = (),
+    formats: tuple[Literal["gif", "html", "mp4", "svg"], ...] = (),
     episode: int = 0,
     max_steps: int = 0,
     out: Path | None = None,
@@ -379,7 +405,7 @@ def main(
     Args:
         run_dir: a finished run of a script or of `onejit train`
         agents: best, median, worst, or numbers of agents, from 0
-        formats: file formats; gif by default, and html as well for brax environments
+        formats: file formats; gif by default, and html as well for brax environments; svg for board games
         episode: number of the greedy episode, from 0
         max_steps: number of steps to draw; 0 draws all
         out: folder for the files; RUN_DIR/render by default, RUN_DIR/render_best with --best

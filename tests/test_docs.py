@@ -113,7 +113,7 @@ def parse_tool(name, words):
     tool = importlib.import_module(f"onejit.{name}")
     if words in ([], ["--help"]):  # its name, in a text
         return
-    if name in ("compare", "render", "list", "new", "export"):
+    if name in ("compare", "render", "play", "list", "new", "export"):
         parse_tyro(tool.main, words)
     first, _, words = command_line.split_words(words)
     if first == "--resume":

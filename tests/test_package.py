@@ -50,15 +50,16 @@ def test_scripts_do_not_import_the_package():
 
 
 def test_each_command_is_a_module_with_one_entry():
-    assert {"new", "train", "sweep", "list", "compare", "render", "plan", "export"} == set(COMMANDS)
+    assert {"new", "train", "sweep", "list", "compare", "render", "play", "plan", "export"} == set(COMMANDS)
     for name in COMMANDS:
         text = (ROOT / "onejit" / f"{name}.py").read_text()
         assert ("\ndef run(words)" in text) != ("\nrun = main\n" in text), name
 
 
 @pytest.mark.parametrize("words", [["trian"], ["train", "q_learning_gridwold"], ["new", "ppoo"], ["list", "nowhere"],
-                                   ["render", "nowhere"], ["compare", "nowhere"], ["export", "nowhere"],
-                                   ["plan", "q_learning_gridworld", "--gpu=h10"], ["sweep"]])  # fmt: skip
+                                   ["render", "nowhere"], ["play", "nowhere"], ["compare", "nowhere"],
+                                   ["export", "nowhere"], ["sweep"],
+                                   ["plan", "q_learning_gridworld", "--gpu=h10"]])  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:

@@ -59,8 +59,8 @@ class Drawn:
     """The environment of a team, as mappo.py makes it, for `onejit render`."""
 
     def __init__(self, team):
-        self.game = team.game
-        drawing = [draw for kind, draw in PICTURES.items() if isinstance(self.game, kind)]
+        self.base = team.base
+        drawing = [draw for kind, draw in PICTURES.items() if isinstance(self.base, kind)]
         if not drawing:
             raise ValueError(f"env_name: {team.env.name} cannot be drawn; MPE, SMAX and Overcooked can")
         self.draw = drawing[0]
@@ -70,6 +70,6 @@ class Drawn:
         inner = jax.tree.map(np.asarray, getattr(states.inner, "state", states.inner))
         for i in steps:
             try:
-                yield self.draw(self.game, inner, i)
+                yield self.draw(self.base, inner, i)
             finally:
                 pyplot.close("all")
