@@ -56,7 +56,7 @@ MOST_LINES = {  # of each script, and of the package without its adapters; limit
     "evolve_objective": 824, "alphazero": 720, "mappo": 720, "onejit": 4068,
 }  # fmt: skip
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
-COSTLY = ("alphazero", "mappo")  # take long to compile: only the slow tier tests all of the contract with them
+COSTLY = ("alphazero", "evolve_objective", "mappo")  # compile for long: the slow tier tests their contract
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
 QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"  # to compile in half the time

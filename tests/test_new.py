@@ -56,7 +56,7 @@ def test_names_of_copies(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["dqn", "mine.py"], "path = mine.py: already exists"),
-    (["dqm"], "script = dqm: is not a script of onejit; known scripts are apex_dqn, "),
+    (["dqm"], "script = dqm: is not a script of onejit; known scripts are alphazero, "),
     ([], "script = : is not a script of onejit"),
     (["dqn", "my-dqn.py"], "path = my-dqn.py: must have a name that Python can import"),
     (["dqn", "random.py"], "path = random.py: must have a name"),
