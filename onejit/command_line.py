@@ -139,6 +139,10 @@ def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), ab
     """Print an exception of these kinds as one line that begins with `about`, and exit with `code`."""
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader is gone, as of `onejit list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        raise SystemExit(code) from None
     except kinds as error:
         print(f"{tool}: error: {about}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
         if jax.distributed.is_initialized():
