@@ -57,7 +57,8 @@ $(VENV)/.installed: constraints.txt requirements.txt | $(VENV)/.created
 $(VENV)/.installed-tools: constraints.txt requirements-tools.txt requirements.txt onejit/viewer/package-lock.json | $(VENV)/.created
 	$(INSTALL) -r requirements-tools.txt
 	$(RUN) -m pip install --quiet --no-deps --editable .
-	npm ci --ignore-scripts --prefix onejit/viewer
+	if command -v npm >/dev/null; then npm ci --ignore-scripts --prefix onejit/viewer; \
+		else echo "npm is missing: onejit render writes no HTML"; fi
 	touch $@
 
 $(VENV)/.installed-dev: constraints.txt requirements-dev.txt requirements-tools.txt requirements-environments.txt requirements.txt | $(VENV)/.created

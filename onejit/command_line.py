@@ -53,6 +53,8 @@ def parse(command, words: list[str], **how):
             value = getattr(event, "value", "")
             raise ValueError(f"{argument.display_name()} {value}: {reason}")
 
+    module = command.__module__ if inspect.isfunction(command) else ""
+    how = {"prog": module.replace(".", " ")} | how if module.startswith("onejit.") else how  # "onejit play"
     # A private name of tyro's. Without it tyro prints the mistake in a box, also with exit code 2.
     hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", None)
     with hook(refuse) if hook else contextlib.nullcontext():

@@ -278,7 +278,10 @@ def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
 
     `agents` has NumPy leaves [num_seeds, ...]. The `act` of `make_policy` takes one of these agents.
     """
-    record, (arrays, _) = read_record(run_dir), read_agents(Path(run_dir) / file)
+    record = read_record(run_dir)
+    if "words" in record:
+        raise ValueError(f"{run_dir}: is a sweep; its best trials are runs, in {Path(run_dir) / 'agents'}")
+    arrays, _ = read_agents(Path(run_dir) / file)
     script = script_of(run_dir, record, force)
     return script, read_config(script, Path(run_dir) / "config.yaml"), unflatten_dict(arrays, sep=".")
 
