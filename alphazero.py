@@ -525,7 +525,7 @@ class Match:
     """A game against an opponent, for one agent behind gymnax's interface. The agent is Pgx's player 0.
 
     The observation is the state of the game in which the agent is to move. The rules choose who begins. The opponent
-    plays by `simulations` of plain MCTS, or at random. If it begins, its first move is random, so that games differ.
+    plays by `simulations` of plain MCTS, or at random. If it begins, its first turn is random, so that games differ.
     """
 
     def __init__(self, game, simulations: int):
@@ -539,27 +539,25 @@ class Match:
 
     def reset(self, key, params):
         init_key, opening_key = jax.random.split(key)
-        state = self.game.init(init_key)
-        opened = self.game.step(state, random_move(opening_key, state))
-        state = select(state.current_player == 0, state, opened)
+        state, _ = self.reply(opening_key, self.game.init(init_key), random_move)
         return state, (state, jnp.zeros((), jnp.int32))
 
     def step(self, key, state, action, params):
         reply_key, reset_key = jax.random.split(key)
         after, time = self.game.step(state[0], action), state[1] + 1
-        replied, reward = self.reply(reply_key, after)
+        replied, reward = self.reply(reply_key, after, self.choose)
         terminated, truncated = replied.terminated, time >= params.max_steps_in_episode
         info = {"final_observation": replied, "positions": (after, replied)}
         new, ended = self.reset(reset_key, params), terminated | truncated
         return *select(ended, new, (replied, (replied, time))), after.rewards[0] + reward, terminated, truncated, info
 
-    def reply(self, key, state):
+    def reply(self, key, state, choose):
         """Moves of the opponent until the agent is to move, and the agent's reward for them."""
 
         def move(carry):
             key, state, reward = carry
             key, move_key = jax.random.split(key)
-            state = self.game.step(state, self.choose(move_key, state))
+            state = self.game.step(state, choose(move_key, state))
             return key, state, reward + state.rewards[0]
 
         def is_to_move(carry):

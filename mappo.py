@@ -98,7 +98,7 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are JaxMARL's for its particle environments."""
+    """Hyperparameters. The defaults are those of JaxMARL's ippo_ff_mpe, with a centralized critic and ids."""
 
     env_name: str = "MPE_simple_spread_v3"  # a JaxMARL environment with discrete actions, or MODULE:NAME
     env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as scenario (SMAX) or layout
@@ -256,7 +256,7 @@ def value_loss(value, old_value, target, clip_eps):
 
 
 def mask_logits(logits, available):
-    """Logits [..., num_actions] of a policy that takes only the `available` actions (arXiv 2103.01955, appendix A)."""
+    """Logits [..., num_actions] of a policy that takes only the `available` actions (arXiv 2103.01955)."""
     return jnp.where(available, logits, -1e10)
 
 
@@ -268,7 +268,7 @@ def shaping_weight(progress, fraction):
 def critic_input(obs, centralized: bool):
     """What the critic sees of each agent, [..., A, *shape]: its own observation, or the state of the whole game.
 
-    The state is zeros for agents that died (death masking, arXiv 2103.01955, section 5.5).
+    The state is zeros for agents that died (death masking, arXiv 2103.01955).
     """
     state, alive = jnp.expand_dims(obs.state, obs.alive.ndim - 1), obs.alive
     alive = alive.reshape(*alive.shape, *[1] * (state.ndim - alive.ndim))
@@ -385,8 +385,7 @@ def make_learner(config: Config):
             rewards = jnp.broadcast_to(rewards.mean(axis=-1, keepdims=True), rewards.shape)
         terminated, truncated = rollout.terminated[..., None], rollout.truncated[..., None]
         values, memories = critic.apply(state.params["critic"], memory["critic"], see(rollout.obs), rollout.first)
-        # `next_obs` continues the episode of `obs`, from the memory after `obs`.
-        not_first = jnp.zeros_like(rollout.first)[None]
+        not_first = jnp.zeros_like(rollout.first)[None]  # `next_obs` continues the episode, from the memory after `obs`
         next_values = critic.apply(state.params["critic"], memories, see(rollout.next_obs)[None], not_first)[0][0]
         state = state._replace(memory=state.memory | {"critic": memories[-1]})
         advantages, targets = gae(rewards, values, next_values, terminated, truncated, config.gamma, config.gae_lambda)
@@ -528,7 +527,8 @@ class Team(environment.Environment):
         shaped = self.stack(info["shaped_reward"]) if "shaped_reward" in info else jnp.zeros_like(reward)
         own = {"reward": reward, "shaped_reward": shaped.astype(jnp.float32)}
         if hasattr(self.env, "won_battle_bonus"):
-            own["won"] = reward.max() >= self.env.won_battle_bonus
+            units, allies = getattr(inner, "state", inner).unit_alive, self.base.num_allies
+            own["won"] = units[:allies].any() & ~units[allies:].any()
         time, clock = state.time + 1, getattr(self.env, "max_steps", np.inf)
         out_of_time = done & (time >= clock) & ~self.is_decided(inner)
         alive = ~died | died.all()  # at the end of an episode some environments set the flags of all agents
