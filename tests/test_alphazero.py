@@ -287,17 +287,17 @@ def test_match_is_the_game_from_the_agent_s_side():
     assert ((final.pile == 0) == terminated).all()
     won = np.where(after.pile == 0, 1.0, np.where(replied.pile == 0, -1.0, 0.0))
     np.testing.assert_array_equal(rewards, won)
+    replies = np.asarray(after.pile - replied.pile)
+    assert set(replies[after.pile > 1].tolist()) == {1, 2} and (replies[after.pile == 1] == 1).all()
+    begun = np.asarray(obs._step_count)[:, 1:][np.asarray(terminated)[:, :-1]]
+    assert set(begun.tolist()) == {0, 1} and 0.3 < begun.mean() < 0.7
 
 
 def test_the_agent_is_to_move_where_players_move_again():
     """The first turn of the opponent is a whole turn, also in a game in which it is several moves."""
     match = alphazero.Match(NimAgain(), 0)
     state, _ = jit_quickly(jax.vmap(lambda key: match.reset(key, None)))(jax.random.split(jax.random.key(0), 200))
-    assert ((state.current_player == 0) | state.terminated).all() and state.terminated.mean() < 0.05
-    replies = np.asarray(after.pile - replied.pile)
-    assert set(replies[after.pile > 1].tolist()) == {1, 2} and (replies[after.pile == 1] == 1).all()
-    begun = np.asarray(obs._step_count)[:, 1:][np.asarray(terminated)[:, :-1]]
-    assert set(begun.tolist()) == {0, 1} and 0.3 < begun.mean() < 0.7
+    assert ((state.current_player == 0) | state.terminated).all() and state.terminated.mean() < 0.2
 
 
 @pytest.mark.parametrize("simulations", [0, 16])
