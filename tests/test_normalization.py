@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import toys
 from conftest import arrays, jit_quickly, slow
+from flax.core import FrozenDict
 from test_reppo import awake
 
 import dpo_continuous
@@ -124,3 +125,20 @@ def test_statistics_are_of_the_observations_that_were_acted_on(script):
     np.testing.assert_allclose(state.obs_statistics.mean[1], expected.mean[0], rtol=1e-3)
     np.testing.assert_allclose(state.obs_statistics.var[1], expected.var[0], rtol=1e-3)
     np.testing.assert_allclose(state.obs_statistics.count, expected.count, rtol=1e-5)
+
+
+@each_script
+@pytest.mark.parametrize("end", ["truncated", slow("terminated")])
+def test_discounted_returns_begin_anew_with_each_episode(script, end):
+    """An episode of 5 steps pays its sign in each step. After 12 steps the third episode has had two of them."""
+    length = {"length": LIMIT, "max_steps_in_episode": 1000} if end == "terminated" else {"max_steps_in_episode": LIMIT}
+    params = {"shows_time": True, "reward": "sign"} | length
+    given = {"env_params": FrozenDict(params)} if end == "terminated" else {}  # the other program is compiled already
+    config, init, update = learner(script, **given)
+    if "return_statistics" not in script.RunnerState._fields:
+        pytest.skip("does not normalize rewards")
+    state = init(jax.random.key(0))
+    for _ in range(3):
+        state, _ = update(state)
+    expected = state.env_state.env_state.sign * (1.0 + config.gamma)
+    np.testing.assert_allclose(state.discounted_return, expected, rtol=1e-5)
