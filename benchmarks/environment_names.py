@@ -96,12 +96,29 @@ def library_section(module: str, title: str) -> str | None:
     return f"## {title}\n\n{len(names)} names, to be written as `onejit.envs.{module}:NAME`:\n\n{listed}.\n\n"
 
 
+def teams_and_games() -> str:
+    """The names that mappo.py and alphazero.py take, which have environments of their own."""
+    import alphazero
+    import mappo
+
+    teams = []
+    for name in sorted(mappo.jaxmarl.registered_envs):
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):  # each refuses in its own way
+            mappo.make_env(mappo.Config(env_name=name))
+            teams.append(name)
+    text = ""
+    for title, script, names in (("JaxMARL", "mappo", teams), ("Pgx", "alphazero", sorted(alphazero.LONGEST))):
+        listed = textwrap.fill(", ".join(f"`{name}`" for name in names), 120, break_on_hyphens=False)
+        text += f"## {title}\n\nFor [{script}.py]({script}.md), {len(names)} names:\n\n{listed}.\n\n"
+    return text
+
+
 def page(old: str) -> str:
     text = HEAD + gymnax_section() + brax_section()
     for module, title in LIBRARIES.items():
         kept = re.search(rf"(?ms)^## {title}\n.*?(?=^## )", old)
         text += library_section(module, title) or (kept[0] if kept else "")
-    return text + TAIL
+    return text + teams_and_games() + TAIL
 
 
 def main():
