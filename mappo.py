@@ -98,7 +98,7 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are those of JaxMARL's ippo_ff_mpe, with a centralized critic and ids."""
+    """Hyperparameters. The defaults are from JaxMARL's ippo_ff_mpe, plus a centralized critic and agent ids."""
 
     env_name: str = "MPE_simple_spread_v3"  # a JaxMARL environment with discrete actions, or MODULE:NAME
     env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as scenario (SMAX) or layout

@@ -5,7 +5,7 @@
 
 Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout after configs/ppo/breakout.yaml, and
 the values of the GridWorld of configs/q_learning_gridworld/walls.yaml while they are learned. Of the first two four
-agents are trained. The best of them plays 16 greedy episodes, of which the longest is drawn. EnvPool trains the walker
+agents are trained. The best of them plays 16 greedy episodes, and the longest is drawn. EnvPool trains the walker
 and Gymnasium draws it, which needs libosmesa6 on a machine without a screen.
 """
 

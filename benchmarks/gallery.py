@@ -4,7 +4,7 @@
     python benchmarks/animation.py       # trains the agents on Walker2d-v4 and Breakout
     python benchmarks/gallery.py
 
-The agents are those of agents/ and of runs/animation/. Environments without an agent are played by an untrained one.
+The agents come from agents/ and runs/animation/. Environments without an agent are played by an untrained one.
 """
 
 import argparse

@@ -448,9 +448,7 @@ def draw(rows: list[dict], path: Path) -> None:
     ratios.axvline(1, color="0.6", linewidth=1)
     labels = [f"{row['row'].partition('_torch')[0]} / {PEERS[row['row']]}, seeds: {row['seeds']}" for row in rows]
     ratios.set_yticks(range(0, -len(rows), -1), labels)
-    ratios.set(
-        xscale="log", xlabel="steps per second over those of the peer", xlim=(0.6, 260), ylim=(-len(rows) + 0.4, 0.6)
-    )
+    ratios.set(xscale="log", xlabel="speed relative to the peer", xlim=(0.6, 260), ylim=(-len(rows) + 0.4, 0.6))
     ratios.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
     ratios.minorticks_off()
     handles = dict(zip(*reversed(ratios.get_legend_handles_labels()), strict=True))

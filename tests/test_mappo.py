@@ -111,7 +111,7 @@ def test_agents_are_told_apart_by_their_number(agent_ids):
     actor, _ = mappo.make_networks(config, *mappo.make_env(config))
     logits, _ = actor.apply(awake(state).params["actor"], jnp.zeros((2, 0)), jnp.ones((1, 2, 2)), jnp.zeros(1, bool))
     assert np.allclose(logits[0, 0], logits[0, 1]) != agent_ids
-    if agent_ids:  # the rows of the kernel after the observation's are those of the numbers
+    if agent_ids:  # the last rows of the kernel belong to the agents' numbers
         layers = awake(state).params["actor"]["params"]
         for agent in range(2):
             x = np.concatenate([np.ones(2), np.eye(2)[agent]])

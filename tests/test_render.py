@@ -504,3 +504,11 @@ def test_page_in_a_browser(brax_run, tmp_path):
     background = first[0, 0]
     assert (np.abs(first - background).max(axis=-1) > 20).sum() > 1000, "the canvas is blank"
     assert (np.abs(first - second).max(axis=-1) > 20).sum() > 200, "nothing moves"
+
+
+def test_a_sweep_is_not_rendered(tmp_path):
+    """The message says where the runs of its trials are."""
+    (tmp_path / "run.json").write_text('{"settings": {"script": "ppo", "num_seeds": 1, "seed": 0}, "words": []}')
+    with pytest.raises(ValueError, match="is a sweep") as refused:
+        render.main(tmp_path)
+    assert str(tmp_path / "agents") in str(refused.value)
