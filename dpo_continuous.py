@@ -119,6 +119,7 @@ class Config:
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the hidden layers
+    log_std_init: float = 0.0  # initial log of the policy's standard deviation; actions lie between -1 and 1
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -167,11 +168,12 @@ class Actor(nn.Module):
     action_dim: int
     hidden_sizes: tuple[int, ...]
     activation: str
+    log_std_init: float
 
     @nn.compact
     def __call__(self, obs):  # [..., obs_dim] -> distribution over [..., action_dim]
         mean = Mlp(self.hidden_sizes, self.action_dim, self.activation, 0.01)(obs)
-        log_std = self.param("log_std", nn.initializers.zeros, (self.action_dim,), jnp.float32)
+        log_std = self.param("log_std", nn.initializers.constant(self.log_std_init), (self.action_dim,), jnp.float32)
         return distrax.MultivariateNormalDiag(mean, jnp.broadcast_to(jnp.exp(log_std), mean.shape))
 
 
@@ -323,7 +325,7 @@ class RunnerState(NamedTuple):
 
 def make_networks(config: Config, env, env_params):
     action_dim = math.prod(env.action_space(env_params).shape)
-    actor = Actor(action_dim, config.hidden_sizes, config.activation)
+    actor = Actor(action_dim, config.hidden_sizes, config.activation, config.log_std_init)
     return actor, Critic(config.hidden_sizes, config.activation)
 
 

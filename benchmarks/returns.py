@@ -398,7 +398,7 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
         for name in ("hopper", "pendulum", "reacher", "pointrobot", "inverted_pendulum", "inverted_double_pendulum")
     },
     **{
-        f"ppo_continuous/mujoco_{robot}": "7 settings on HalfCheetah-v4, 2 agents each, seed 7; none for this task"
+        f"ppo_continuous/mujoco_{robot}": "8 settings on HalfCheetah-v4, 2 to 6 agents each, seed 7; none for this task"
         for robot in MUJOCO
     },
     **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO[:4]},

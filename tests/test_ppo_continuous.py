@@ -151,6 +151,18 @@ def test_no_clipping_of_the_gradient_at_zero():
     assert np.abs(out["runner_state"].params["actor"]["params"]["log_std"]).max() > 1e-4  # it began at 0
 
 
+def test_initial_standard_deviation_of_the_actions():
+    config = ppo.Config(env_name="ToyContinuous", num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=64)
+
+    def start(log_std_init):
+        state = ppo.make_learner(dataclasses.replace(config, log_std_init=log_std_init))[0](jax.random.key(0))
+        networks = ppo.make_networks(config, *ppo.make_env(config))
+        return networks[0].apply(state.params["actor"], state.obs).stddev()
+
+    deviation = jit_quickly(jax.vmap(start))(jnp.array([0.0, -0.5, -2.0]))
+    np.testing.assert_allclose(deviation, np.exp([[[0.0]], [[-0.5]], [[-2.0]]]) * np.ones_like(deviation), rtol=1e-6)
+
+
 @pytest.mark.parametrize("low, high", [(-0.1, 0.1), (-2.0, 2.0), (-3.0, 5.0)])
 def test_actions_are_rescaled_to_the_bounds(low, high):
     class Echo:
