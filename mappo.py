@@ -28,9 +28,8 @@ IPPO: de Witt et al. 2020 (arXiv 2011.09533). PPO's loss: Schulman et al. 2017 (
 
 Differences from ppo.py: all agents of a team act with one network, which sees an agent's own observation and number.
 `centralized_critic` chooses what the critic sees: the state of the whole game (MAPPO) or the observation of its agent
-(IPPO). Actions that are not available have probability 0. An agent that died adds nothing to the loss of the policy.
-`--cell gru` adds a memory, which is zeros at the start of each episode. Environments are JaxMARL's (arXiv 2311.10090).
-An episode that its time limit truncates is bootstrapped from the value of its last observation.
+(IPPO). Unavailable actions have probability 0, and dead agents add nothing to the policy loss. `--cell gru` adds a
+memory. Environments are JaxMARL's (arXiv 2311.10090). Truncated episodes are bootstrapped from their last observation.
 
     python mappo.py --env-name MPE_simple_spread_v3 --num-seeds 4
 
@@ -39,6 +38,7 @@ An episode that its time limit truncates is bootstrapped from the value of its l
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import io
@@ -79,9 +79,8 @@ from tqdm import tqdm
 
 with mock.patch.multiple(sys, stdout=io.StringIO(), __stdout__=io.StringIO(), __stderr__=sys.stderr):  # it prints
     import jaxmarl
+    from jaxmarl.environments import overcooked, smax
     from jaxmarl.environments.multi_agent_env import MultiAgentEnv
-    from jaxmarl.environments.overcooked import overcooked_layouts
-    from jaxmarl.environments.smax import map_name_to_scenario
 
 
 # --- block config: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
@@ -552,16 +551,17 @@ def make_env(config):
     limit = params.pop("max_steps_in_episode", 0)
     try:
         if name == "overcooked" and "layout" in params:
-            params["layout"] = FrozenDict(overcooked_layouts[params["layout"]])
+            params["layout"] = FrozenDict(overcooked.overcooked_layouts[params["layout"]])
         if "scenario" in params:
-            params["scenario"] = map_name_to_scenario(params["scenario"])
+            params["scenario"] = smax.map_name_to_scenario(params["scenario"])
         make = getattr(importlib.import_module(module), name) if module else functools.partial(jaxmarl.make, name)
         env = Team(make(**params), config.centralized_critic)
         env_params = environment.EnvParams(int(limit) or 1 + getattr(env.env, "max_steps", 999))  # after its own limit
         jax.eval_shape(env.reset, jax.random.key(0), env_params)
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-        given = f"env_name = {config.env_name}, env_params = {dict(config.env_params)}"
-        raise ValueError(f"{given}: must be a JaxMARL environment with discrete actions ({error!r})") from error
+        near = " or ".join(difflib.get_close_matches(name, jaxmarl.registered_envs)) or "MPE_simple_spread_v3"
+        given = f"env_name = {config.env_name}, env_params = {dict(config.env_params)}: must be a JaxMARL environment"
+        raise ValueError(f"{given} with discrete actions, such as {near} ({error!r})") from error
     return LogWrapper(env), env_params
 
 
@@ -620,10 +620,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
-        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        config: hyperparameters. --config FILE.yaml reads them from a file, such as one of configs/; flags override it.
+        num_seeds: number of agents to train at once, on the largest number of devices that divides it
         seed: seed of the random key that the agents' keys are split from
-        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
+        run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -635,7 +635,8 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
+        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
@@ -682,8 +683,8 @@ def main(
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" +- {margin:.2g} (95 %)" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, of {len(good)} of {num_seeds} seeds")
+        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
     if len(good) < num_seeds:
         print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
     print(f"results in {run_dir}")
@@ -708,8 +709,7 @@ def read_flags(words) -> list[str]:
 
 
 def fail(error):
-    print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
-    raise SystemExit(2)
+    sys.exit(print(f"{Path(__file__).name}: error: {error}", file=sys.stderr) or 2)
 
 
 if __name__ == "__main__":

@@ -475,10 +475,10 @@ def main(
     """Train agents; write their hyperparameters, metrics, learning curve and networks.
 
     Args:
-        config: hyperparameters; --config FILE.yaml sets them as well, and flags take precedence over it
-        num_seeds: number of agents trained at once, on the largest number of devices that divides it
+        config: hyperparameters. --config FILE.yaml reads them from a file, such as one of configs/; flags override it.
+        num_seeds: number of agents to train at once, on the largest number of devices that divides it
         seed: seed of the random key that the agents' keys are split from
-        run_dir: new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
+        run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
     run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -490,7 +490,8 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        fail(f"{error} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
+        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
@@ -537,8 +538,8 @@ def main(
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" +- {margin:.2g} (95 %)" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, of {len(good)} of {num_seeds} seeds")
+        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
     if len(good) < num_seeds:
         print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
     print(f"results in {run_dir}")
@@ -563,8 +564,7 @@ def read_flags(words) -> list[str]:
 
 
 def fail(error):
-    print(f"{Path(__file__).name}: error: {error}", file=sys.stderr)
-    raise SystemExit(2)
+    sys.exit(print(f"{Path(__file__).name}: error: {error}", file=sys.stderr) or 2)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ PACKAGES = {"jax", "jaxlib", "flax", "optax", "distrax", "gymnax", "brax", "mctx
 
 def known_scripts() -> dict[str, Path]:
     """The scripts that come with onejit, by name, in the checkout or in the installed package."""
-    folder = PACKAGE / "scripts"
-    return {path.stem: path for path in sorted((folder if folder.is_dir() else ROOT).glob("*.py"))}
+    found = list(PACKAGE.glob("scripts/*.py")) or [ROOT / f"{path.name}.py" for path in ROOT.glob("configs/*")]
+    return {path.stem: path for path in sorted(found)}
 
 
 def load_script(name):

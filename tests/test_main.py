@@ -286,8 +286,8 @@ def test_final_return_of_a_run(script, finished):
     assert "4 seeds on 1 of 1 devices, 6 updates" in finished[1]
     if len(finite):
         said = finished[1].split("final return ")[1].splitlines()[0]
-        assert said.startswith(f"{finite.mean():.4g}{' +- ' if len(finite) > 1 else ','}")
-        assert said.endswith(f"worst agent {finite.min():.4g}, of {len(finite)} of 4 seeds")
+        assert said.startswith(f"{finite.mean():.4g}{' (95 % interval ' if len(finite) > 1 else ','}")
+        assert said.endswith(f"worst agent {finite.min():.4g}, {len(finite)} of 4 seeds")
     if len(finite) < 4:
         assert f"0 seeds diverged, {4 - len(finite)} ended no episode late in training" in finished[1]
 
@@ -302,7 +302,8 @@ def test_no_run_is_overwritten(script, finished, capsys):
     before = {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as stop:
         run(script, *flags(small_config(script)), f"--run-dir={finished[0]}")
-    assert stop.value.code == 2 and "File exists" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert stop.value.code == 2 and "File exists" in message and "choose another --run-dir" in message
     assert before == {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
 
 
@@ -429,7 +430,7 @@ def test_diverged_agents_are_counted(script, tmp_path, capsys):
 def test_one_seed_has_no_interval(script, tmp_path, capsys):
     script.main(small_config(script, num_updates=13), num_seeds=1, run_dir=tmp_path / "run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("final return")]
-    assert "+-" not in line and line.endswith("of 1 of 1 seeds")
+    assert "interval" not in line and line.endswith("1 of 1 seeds")
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not tell which cores may be used")

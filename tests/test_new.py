@@ -86,6 +86,8 @@ def test_where_scripts_lie(tmp_path, monkeypatch):
     package = tmp_path / "onejit"
     package.mkdir()
     (tmp_path / "ppo.py").write_text("")
+    (tmp_path / "configs" / "ppo").mkdir(parents=True)
+    (tmp_path / "plot.py").write_text("")  # a user's own file
     monkeypatch.setattr(runs, "PACKAGE", package)
     monkeypatch.setattr(runs, "ROOT", tmp_path)
     assert runs.known_scripts() == {"ppo": tmp_path / "ppo.py"}
