@@ -92,29 +92,29 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for tic_tac_toe on two CPU cores."""
 
-    env_name: str = "tic_tac_toe"  # a Pgx game of two players with perfect information, or MODULE:NAME of your own
+    env_name: str = "tic_tac_toe"  # Pgx game of two players with perfect information; MODULE:NAME is your own game
     total_timesteps: int = 400_000  # moves of self-play per agent
     num_envs: int = 128  # games that are played at the same time
     num_steps: int = 16  # moves per game and update
     simulations: int = 32  # simulations of each search in self-play
     max_considered_actions: int = 16  # actions that a search considers at its root
-    sampled_moves: int = 30  # first moves of a game, sampled by visit counts; the search chooses later moves itself
+    sampled_moves: int = 30  # number of first moves sampled by visit counts; the search chooses the later moves
     update_epochs: int = 2  # passes over the batch of num_envs * num_steps moves
     num_minibatches: int = 8  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     gamma: float = 1.0  # discount factor per move; 1 counts a late win as much as an early one
     vf_coef: float = 1.0  # weight of the value loss
-    weight_decay: float = 1e-4  # decay of all weights per gradient step, times the learning rate
-    network: Literal["mlp", "residual"] = "mlp"  # hidden layers alone, or residual blocks of convolutions before them
+    weight_decay: float = 1e-4  # weight decay per gradient step, multiplied by the learning rate
+    network: Literal["mlp", "residual"] = "mlp"  # only the hidden layers, or first a residual network
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
-    channels: int = 64  # channels of the network residual
-    num_blocks: int = 4  # blocks of the network residual, of two convolutions each
+    channels: int = 64  # channels of the residual network
+    num_blocks: int = 4  # blocks of the residual network, each with two convolutions
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
     opponent_simulations: int = 32  # simulations of the opponent's plain MCTS in evaluations; 0 for random moves alone
     eval_simulations: int = 0  # simulations of the greedy policy's search; 0 plays by the network alone
     eval_games: int = 16  # games that are played at the same time against each opponent during training
-    eval_steps: int = 2  # moves of the agent in each of these games per update
+    eval_steps: int = 2  # moves of the agent per update in each evaluation game
 
     @property
     def num_updates(self) -> int:

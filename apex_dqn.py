@@ -86,22 +86,22 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 128  # actors per agent, each with its own environment and epsilon
     num_steps: int = 1  # steps per actor and update
-    gradient_steps: int = 4  # learner updates per update, each on a batch of its own
+    gradient_steps: int = 4  # learner updates per update, each on a new batch
     batch_size: int = 128  # transitions per learner update
     buffer_size: int = 16_384  # capacity of the replay, rounded down to a multiple of num_envs * num_steps
     buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
     learning_starts: int = 10_000  # transitions before learning, rounded up to a multiple of num_envs * num_steps
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
-    max_grad_norm: float = 40.0  # limit of the gradient's global norm; 0 for none
+    max_grad_norm: float = 40.0  # limit of the gradient's global norm; 0 for no limit
     gamma: float = 0.99  # discount factor
-    n_step: int = 3  # number of rewards in a target, fewer at the end of an episode
-    double: bool = True  # double Q-learning: the online network chooses the action that the target network values
+    n_step: int = 3  # number of rewards in a target; fewer at the end of an episode
+    double: bool = True  # double Q-learning: the online network chooses the action, the target network evaluates it
     dueling: bool = True  # dueling network: separate streams for the state's value and the actions' advantages
     epsilon_base: float = 0.4  # epsilon of the first actor, which explores most
     epsilon_exponent: float = 7.0  # the last actor's epsilon is epsilon_base ** (1 + epsilon_exponent)

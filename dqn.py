@@ -85,12 +85,12 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 8  # environments per agent
     num_steps: int = 2  # steps per environment and update
-    gradient_steps: int = 1  # gradient steps per update, each on a batch of its own
+    gradient_steps: int = 1  # gradient steps per update, each on a new batch
     batch_size: int = 128  # transitions per gradient step
     buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to a multiple of num_envs * num_steps
     buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
@@ -98,8 +98,8 @@ class Config:
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    n_step: int = 1  # number of rewards in a target, fewer at the end of an episode
-    double: bool = True  # double Q-learning: the online network chooses the action that the target network values
+    n_step: int = 1  # number of rewards in a target; fewer at the end of an episode
+    double: bool = True  # double Q-learning: the online network chooses the action, the target network evaluates it
     dueling: bool = False  # dueling network: separate streams for the state's value and the actions' advantages
     epsilon_start: float = 1.0  # epsilon at the start
     epsilon_finish: float = 0.05  # epsilon at the end

@@ -94,30 +94,30 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are sized for two CPU cores."""
 
-    env_name: str = "Catch-bsuite"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "Catch-bsuite"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     num_generations: int = 24  # updates of the evolution strategy
     population_size: int = 16  # drift networks per generation, in mirrored pairs
     inner_seeds: int = 2  # agents that each network trains; its fitness is the mean of their returns
     fitness_episodes: int = 16  # episodes that a trained agent plays; its return is their mean
     num_slices: int = 1  # parts of the population that train one after the other, to save memory
-    es_lr: float = 0.01  # learning rate of the evolution strategy's Adam
-    es_sigma: float = 0.03  # standard deviation of the networks around their mean
+    es_lr: float = 0.01  # Adam's learning rate in the evolution strategy
+    es_sigma: float = 0.03  # standard deviation of the population's parameters around their mean
     drift_size: int = 16  # hidden units of the drift network
     total_timesteps: int = 8_192  # environment steps of one agent's training
     inner_envs: int = 16  # environments per agent
     inner_steps: int = 64  # steps per environment and update of the agent
     update_epochs: int = 8  # passes over the batch of inner_envs * inner_steps steps
     num_minibatches: int = 4  # gradient steps per pass
-    lr: float = 3e-3  # learning rate of the agent's Adam
+    lr: float = 3e-3  # Adam's learning rate in the training of an agent
     anneal_lr: bool = True  # decay the agent's learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the advantage's trace
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation (GAE)
     clip_eps: float = 0.2  # clip range of the probability ratio in the drift that evolution starts from
-    vf_clip_eps: float = math.inf  # clip range of the change in the predicted value; inf for none
+    vf_clip_eps: float = math.inf  # clip range of the change in the predicted value; inf for no clipping
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
+    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
     normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
     torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015

@@ -99,22 +99,22 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are from JaxMARL's ippo_ff_mpe, plus a centralized critic and agent ids."""
 
-    env_name: str = "MPE_simple_spread_v3"  # a JaxMARL environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings, such as scenario (SMAX) or layout
+    env_name: str = "MPE_simple_spread_v3"  # JaxMARL environment with discrete actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings of the environment: NAME VALUE ...
     total_timesteps: int = 1_000_000  # environment steps per seed; all agents of a team act in each step
     num_envs: int = 16  # environments per seed
-    num_steps: int = 128  # steps per environment and update; gradients of a memory go back through all of them
+    num_steps: int = 128  # steps per environment and update; with a memory, gradients go back through all of them
     update_epochs: int = 4  # passes over the batch of num_envs * num_steps steps
     num_minibatches: int = 4  # gradient steps per pass, each on whole sequences of num_steps steps if there is a memory
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the advantage's trace
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation (GAE)
     clip_eps: float = 0.2  # clip range of the probability ratio
-    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
+    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for no clipping
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
+    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
     centralized_critic: bool = True  # MAPPO: the critic sees the state of the game; if false (IPPO), one observation
     agent_ids: bool = True  # actor and critic also see the number of their agent, as a one-hot vector
     shared_reward: bool = False  # each agent learns from the mean reward of the team instead of its own

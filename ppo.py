@@ -91,8 +91,8 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are CleanRL's for classic control."""
 
-    env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 4  # environments per agent
     num_steps: int = 128  # steps per environment and update
@@ -101,12 +101,12 @@ class Config:
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the advantage's trace
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation (GAE)
     clip_eps: float = 0.2  # clip range of the probability ratio
-    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
+    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for no clipping
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
+    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
     normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
     buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations

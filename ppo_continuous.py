@@ -99,8 +99,8 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "hopper"  # a brax or a gymnax environment with continuous actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "hopper"  # brax or gymnax environment with continuous actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent
     num_steps: int = 64  # steps per environment and update
@@ -109,12 +109,12 @@ class Config:
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the advantage's trace
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation (GAE)
     clip_eps: float = 0.2  # clip range of the probability ratio
-    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
+    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for no clipping
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
+    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
     normalize_obs: bool = True  # normalize observations by the agent's running mean and variance
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic

@@ -94,10 +94,10 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults suit small tasks of memory."""
 
-    env_name: str = "CartPole-v1"  # a gymnax environment, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
-    observe: tuple[int, ...] = ()  # indices of the observation that the agent sees, such as 0 2; all by default
-    observe_previous: bool = False  # observe the previous action and reward, too; zeros at an episode's start
+    env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
+    observe: tuple[int, ...] = ()  # indices of the observed entries of the observation, such as 0 2; all by default
+    observe_previous: bool = False  # also observe the previous action and reward; zeros at the start of an episode
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 8  # environments per agent
     num_steps: int = 128  # steps per environment and update; gradients go back through all of them
@@ -106,12 +106,12 @@ class Config:
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # decay of the advantage's trace
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation (GAE)
     clip_eps: float = 0.2  # clip range of the probability ratio
-    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for none
+    vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for no clipping
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for none
+    max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
     normalize_obs: bool = True  # normalize observations by the agent's running mean and variance
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
     cell: Literal["gru", "mingru", "none"] = "gru"  # memory cell; none replaces it by a dense layer

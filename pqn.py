@@ -85,8 +85,8 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 32  # environments per agent
     num_steps: int = 64  # steps per environment and update
@@ -99,7 +99,7 @@ class Config:
     epsilon_start: float = 1.0  # epsilon at the start
     epsilon_finish: float = 0.02  # epsilon at the end
     exploration_fraction: float = 0.2  # fraction of the updates over which epsilon falls linearly
-    max_grad_norm: float = 10.0  # limit of the gradient's global norm; 0 for none
+    max_grad_norm: float = 10.0  # limit of the gradient's global norm; 0 for no limit
     layer_norm: bool = True  # normalize layers before each activation; keeps learning stable without a target network
     torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the dense hidden layers

@@ -78,7 +78,7 @@ def register_config(cls):
 class Config:
     """Hyperparameters and the grid. The defaults take a few seconds on two CPU cores."""
 
-    env_name: Literal["GridWorld"] = "GridWorld"  # the only environment; cells are row and column, 0 0 at the top left
+    env_name: Literal["GridWorld"] = "GridWorld"  # the only environment; cells are ROW COLUMN, and 0 0 is top left
     height: int = 8  # rows of the grid
     width: int = 12  # columns of the grid
     start: tuple[int, int] = (7, 11)  # cell in which episodes start, and to which the cliff puts the agent back
@@ -87,12 +87,12 @@ class Config:
     walls: tuple[tuple[int, int], ...] = ()  # cells that cannot be entered
     cliff: tuple[tuple[int, int], ...] = ()  # cells that put the agent back to the start
     cliff_terminates: bool = False  # the cliff ends the episode instead of putting the agent back
-    step_reward: float = 0.0  # reward of a step to any other cell, or against a wall or the border
+    step_reward: float = 0.0  # reward of every other step, also of a step against a wall or the border
     goal_reward: float = 1.0  # reward of the step to the goal
     cliff_reward: float = -100.0  # reward of the step onto the cliff
     max_steps_in_episode: int = 1000  # time limit of an episode
     total_timesteps: int = 300_000  # environment steps per agent
-    num_steps: int = 1000  # steps per update; each of them learns, an update only reports
+    num_steps: int = 1000  # steps per update; every step learns, and each update reports metrics
     lr: float = 0.1  # step size alpha
     gamma: float = 0.9  # discount factor
     epsilon: float = 0.1  # probability of a random action

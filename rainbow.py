@@ -87,30 +87,30 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "CartPole-v1"  # a gymnax environment with discrete actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 16  # environments per agent
     num_steps: int = 1  # steps per environment and update
-    gradient_steps: int = 2  # gradient steps per update, each on a batch of its own
+    gradient_steps: int = 2  # gradient steps per update, each on a new batch
     batch_size: int = 64  # transitions per gradient step
     buffer_size: int = 16_384  # capacity of the replay, rounded down to a multiple of num_envs * num_steps
     buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
     learning_starts: int = 2_000  # random transitions before learning, rounded up to a multiple of num_envs * num_steps
     lr: float = 5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
-    max_grad_norm: float = 10.0  # limit of the gradient's global norm; 0 for none
+    max_grad_norm: float = 10.0  # limit of the gradient's global norm; 0 for no limit
     gamma: float = 0.99  # discount factor
-    n_step: int = 3  # number of rewards in a target, fewer at the end of an episode
-    double: bool = True  # double Q-learning: the online network chooses the action that the target network values
+    n_step: int = 3  # number of rewards in a target; fewer at the end of an episode
+    double: bool = True  # double Q-learning: the online network chooses the action, the target network evaluates it
     dueling: bool = True  # dueling network: separate streams for the state's value and the actions' advantages
-    distribution: Literal["none", "categorical", "quantile"] = "categorical"  # kind of value distribution
+    distribution: Literal["none", "categorical", "quantile"] = "categorical"  # value distribution: none, C51 or QR-DQN
     num_atoms: int = 51  # atoms of a categorical distribution, or number of quantiles
-    v_min: float = 0.0  # lowest atom of a categorical distribution, at most the lowest discounted return
-    v_max: float = 100.0  # highest atom of a categorical distribution, at least the highest discounted return
+    v_min: float = 0.0  # lowest atom of a categorical distribution; should not exceed the lowest discounted return
+    v_max: float = 100.0  # highest atom of a categorical distribution; should reach the highest discounted return
     noisy: bool = True  # noisy networks: dense layers add noise of a learned size to their weights
     noisy_std: float = 0.5  # initial size of the noise; a layer divides it by the square root of its number of inputs
-    epsilon_start: float = 1.0  # epsilon after the warm-up, which acts at random
+    epsilon_start: float = 1.0  # epsilon after the warm-up, in which all actions are random
     epsilon_finish: float = 0.01  # epsilon at the end
     exploration_fraction: float = 0.1  # fraction of the updates over which epsilon falls linearly
     priority_exponent: float = 0.5  # exponent omega of the priorities; 0 samples uniformly

@@ -97,8 +97,8 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "Pendulum-v1"  # a brax or a gymnax environment with continuous actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "Pendulum-v1"  # brax or gymnax environment with continuous actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 200_000  # environment steps per agent
     num_envs: int = 32  # environments per agent
     num_steps: int = 64  # steps per environment and update
@@ -107,14 +107,14 @@ class Config:
     lr: float = 1e-3  # Adam's learning rate
     gamma: float = 0.95  # discount factor
     q_lambda: float = 0.95  # decay of the trace: 0 bootstraps after one step, 1 at the end of the rollout or episode
-    ent_coef: float = 0.01  # initial weight of the entropy, which is learned
+    ent_coef: float = 0.01  # initial weight of the entropy; the weight is learned
     target_entropy: float = -0.5  # target of the policy's entropy, per dimension of an action in [-1, 1]
-    kl_coef: float = 0.01  # initial weight of the divergence from the rollout's policy, which is learned
-    kl_bound: float = 0.03  # bound of the divergence; in states beyond it the policy is drawn back
+    kl_coef: float = 0.01  # initial weight of the KL divergence from the rollout's policy; the weight is learned
+    kl_bound: float = 0.03  # largest KL divergence; in states above it the policy is drawn to the rollout's policy
     v_min: float = -10.0  # lowest value that the critic can represent, in units of normalized reward
     v_max: float = 10.0  # highest value that the critic can represent, in units of normalized reward
     num_bins: int = 51  # bins of the critic between v_min and v_max
-    max_grad_norm: float = 0.5  # limit of the gradient's global norm, of each network; 0 for none
+    max_grad_norm: float = 0.5  # limit of the global norm of each network's gradient; 0 for no limit
     normalize_obs: bool = True  # normalize observations by the agent's running mean and variance
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic

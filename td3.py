@@ -96,12 +96,12 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "Pendulum-v1"  # a brax or a gymnax environment with continuous actions, or MODULE:NAME
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # its parameters, such as max_steps_in_episode
+    env_name: str = "Pendulum-v1"  # brax or gymnax environment with continuous actions; MODULE:NAME imports MODULE
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 20_000  # environment steps per agent, warm-up included
     num_envs: int = 4  # environments per agent
     num_steps: int = 1  # steps per environment and update
-    gradient_steps: int = 4  # gradient steps per update, each on a batch of its own
+    gradient_steps: int = 4  # gradient steps per update, each on a new batch
     batch_size: int = 256  # transitions per gradient step
     buffer_size: int = 20_000  # capacity of the replay in steps, rounded down to a multiple of num_envs * num_steps
     learning_starts: int = 1000  # random steps before learning, rounded up to a multiple of num_envs * num_steps
@@ -113,7 +113,7 @@ class Config:
     target_noise: float = 0.2  # standard deviation of the noise on target actions
     noise_clip: float = 0.5  # largest absolute value of the noise on target actions
     exploration_noise: float = 0.1  # standard deviation of the exploration noise on actions in [-1, 1]
-    noise_correlation: float = 0.0  # correlation of exploration noise in successive steps, warm-up included; 0: white
+    noise_correlation: float = 0.0  # correlation of the exploration noise of successive steps; 0 for white noise
     reward_scale: float = 1.0  # factor that rewards are multiplied by
     normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of the actor and of each critic
