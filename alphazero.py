@@ -137,7 +137,7 @@ def orthogonal(scale: float):
 # --- networks ---
 
 
-def neighborhoods(x):  # a dense layer on them is a convolution, whose weights `orthogonal` can initialize
+def neighborhoods(x):  # a dense layer on neighborhoods is a convolution that `orthogonal` can initialize
     """The squares of 3 x 3 around each point, with zeros outside: [..., H, W, C] -> [..., H, W, 9 * C]."""
     h, w = x.shape[-3:-1]
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
@@ -185,7 +185,7 @@ def value_targets(rewards, discounts, last_value):
 
     r_t is the reward of the player who moved. d_t is 0 if the move ended the game, -gamma if the opponent moves next,
     gamma if the same player does. `last_value` is the value of the position after the last move for the player to
-    move: a game that the end of the rollout cuts off is bootstrapped, not called a draw.
+    move. It bootstraps the games that the end of the rollout cuts off, instead of calling them draws.
     """
 
     def step(target, inputs):
@@ -355,7 +355,7 @@ def make_learner(config: Config):
         return RunnerState(params, optimizer.init(params), jnp.zeros((), jnp.int32), game_state, matches, key)
 
     def collect(state, key):
-        """Play `num_steps` moves of each game. Also returns the search's values of the positions after the last."""
+        """Play `num_steps` moves of each game. Also returns the search's values of the positions after them."""
 
         def step(states, key):
             search_key, action_key, game_key = jax.random.split(key, 3)
@@ -367,7 +367,7 @@ def make_learner(config: Config):
             ended, new = after.terminated, new_games(jax.random.split(game_key, config.num_envs))
             seen = states.observation, states.legal_action_mask
             transition = Transition(*seen, found.action_weights, root.value, reward, discount, ended)
-            # A new game takes nothing over from the old one, not even that it has ended: a search would see no value.
+            # A new game keeps nothing of the old one. With the old flag `terminated` a search would find no value.
             return jax.vmap(select)(ended, new, after), transition
 
         keys = jax.random.split(key, config.num_steps + 1)
@@ -381,7 +381,7 @@ def make_learner(config: Config):
         critic_loss = jnp.square(value - batch["target"]).mean()
         entropy = jax.scipy.special.entr(jax.nn.softmax(mask_logits(logits, batch["legal"]))).sum(axis=-1).mean()
         metrics = {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
-        return actor_loss + config.vf_coef * critic_loss, metrics  # arXiv 1712.01815, equation 1, without its decay
+        return actor_loss + config.vf_coef * critic_loss, metrics  # arXiv 1712.01815, equation 1, without weight decay
 
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each in a new order."""
@@ -406,7 +406,7 @@ def make_learner(config: Config):
         return state, jax.tree.map(jnp.mean, metrics)
 
     def evaluate(state, key):
-        """Play on greedily against each opponent. A game lasts several updates, which spreads its cost over them."""
+        """Continue the greedy games against each opponent. A game lasts several updates, which share its cost."""
         matches, metrics = {}, {}
         for i, (name, (env, env_params)) in enumerate(opponents.items()):
 
@@ -420,7 +420,7 @@ def make_learner(config: Config):
             keys = jax.random.split(jax.random.fold_in(key, i), config.eval_steps)
             matches[name], info = jax.lax.scan(step, state.matches[name], keys)
             ended, returns, lengths = (info[f"returned_episode{each}"] for each in ("", "_returns", "_lengths"))
-            metrics |= {  # the last opponent is the strongest: its games are the episodes
+            metrics |= {  # the episodes are the games against the last, strongest opponent
                 "episodic_return": jnp.where(ended, returns, 0.0).sum() / ended.sum(),
                 "episodic_length": jnp.where(ended, lengths, 0).sum() / ended.sum(),
                 "episodes": ended.sum(),
@@ -500,14 +500,14 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 # --- environment ---
 
-LONGEST = {  # moves of both players in the longest game; after so many moves Pgx itself ends the long games
+LONGEST = {  # moves of both players in the longest game; Pgx itself ends long games after this many moves
     "tic_tac_toe": 9, "connect_four": 42, "othello": 128, "hex": 122, "animal_shogi": 256, "gardner_chess": 256,
     "chess": 512, "shogi": 512, "go_9x9": 162, "go_19x19": 722,
 }  # fmt: skip
 
 
 @functools.cache
-@jax.ensure_compile_time_eval()  # games compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making a game needs concrete numbers, also inside a jit
 def make_game(name: str):
     """A game with Pgx's interface, and the moves of its `longest` game. MODULE:NAME calls NAME() of a module."""
     module, _, own = name.rpartition(":")
@@ -532,7 +532,7 @@ class Match:
         self.game, self.choose = game, make_mcts(game, simulations) if simulations else random_move
 
     def observation_space(self, params):
-        return spaces.Box(-jnp.inf, jnp.inf, self.game.observation_shape)  # of the board within the state
+        return spaces.Box(-jnp.inf, jnp.inf, self.game.observation_shape)  # the board within the state
 
     def action_space(self, params):
         return spaces.Discrete(self.game.num_actions)
@@ -584,7 +584,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

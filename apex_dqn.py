@@ -139,8 +139,8 @@ def convolutions(torso: str, obs_shape: tuple[int, ...]):
 
 
 def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
-    """Squares of size x size, `stride` (its divisor) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # of blocks; n x n blocks are a square
+    """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
+    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
     x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
     return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
@@ -150,7 +150,7 @@ def patches(x, size, stride):  # a dense layer on patches is a convolution, on C
 
 
 class QNetwork(nn.Module):
-    """The value of each action. The last hidden layer belongs to the streams, of which `dueling` has two."""
+    """The value of each action. With `dueling`, the last hidden layer and the head exist twice, in two streams."""
 
     obs_shape: tuple[int, ...]
     num_states: int  # of an environment whose observation is the number of its state; 0 of all others
@@ -165,7 +165,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs):  # [..., *obs_shape] -> [..., num_actions]
         activation = getattr(nn, self.activation)
         obs = obs / 255.0 if obs.dtype == jnp.uint8 and self.obs_shape and not self.buffer_dtype else obs
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acting and learning see the same
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # the same dtype in acting and learning
         x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
         for features, size, stride in self.convolutions:
             x = activation(nn.Dense(features)(patches(x, size, stride)))
@@ -174,7 +174,7 @@ class QNetwork(nn.Module):
             x = activation(nn.Dense(size)(x))
 
         def stream(outputs):
-            hidden = [activation(nn.Dense(size)(x)) for size in self.hidden_sizes[-1:]]  # none where there is no layer
+            hidden = [activation(nn.Dense(size)(x)) for size in self.hidden_sizes[-1:]]  # empty without hidden layers
             return nn.Dense(outputs)(hidden[0] if hidden else x)
 
         return dueling_q(stream(1), stream(self.num_actions)) if self.dueling else stream(self.num_actions)
@@ -277,7 +277,7 @@ def sample_sum_tree(tree: tuple, mass):
         children = level[node]  # [B, FANOUT]
         upto = jnp.cumsum(children, axis=-1)
         beyond = (upto > mass[..., None]) & (children > 0)
-        last = FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)  # if rounding left nothing beyond
+        last = FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)  # in case rounding leaves no child beyond
         child = jnp.where(beyond.any(axis=-1), beyond.argmax(axis=-1), last)
         priority = select(children, child)
         mass = jnp.maximum(0.0, mass - (select(upto, child) - priority))
@@ -309,7 +309,7 @@ class Step(NamedTuple):
 
 
 def add_to_replay(replay: dict, transitions: dict, count) -> dict:
-    """Overwrite the oldest transitions in the ring, [num_steps, num_envs], which was written `count` times before."""
+    """Overwrite the oldest transitions, [num_steps, num_envs], in the ring. `count` rollouts were written before."""
     return {name: ring.at[count % len(ring)].set(transitions[name].astype(ring.dtype)) for name, ring in replay.items()}
 
 
@@ -432,7 +432,7 @@ def make_learner(config: Config):
         return state._replace(obs=obs, env_state=env_state), rollout, info
 
     def explore(state, key):
-        """Act, and store the transitions that are complete now, with the actors' own priorities; keep the rest."""
+        """Act. Store the transitions that are now complete, with the actors' own priorities; keep the other steps."""
         state, rollout, info = collect(state, key, config.num_steps)
         steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *([state.tail] if state.tail else []), rollout)
         transitions = n_step_transitions(steps, config.gamma, config.n_step)
@@ -515,7 +515,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -560,7 +560,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

@@ -134,8 +134,8 @@ def convolutions(torso: str, obs_shape: tuple[int, ...]):
 
 
 def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
-    """Squares of size x size, `stride` (its divisor) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # of blocks; n x n blocks are a square
+    """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
+    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
     x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
     return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
@@ -145,7 +145,7 @@ def patches(x, size, stride):  # a dense layer on patches is a convolution, on C
 
 
 class QNetwork(nn.Module):
-    """The value of each action. The last hidden layer belongs to the streams, of which `dueling` has two."""
+    """The value of each action. With `dueling`, the last hidden layer and the head exist twice, in two streams."""
 
     obs_shape: tuple[int, ...]
     num_states: int  # of an environment whose observation is the number of its state; 0 of all others
@@ -160,7 +160,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs):  # [..., *obs_shape] -> [..., num_actions]
         activation = getattr(nn, self.activation)
         obs = obs / 255.0 if obs.dtype == jnp.uint8 and self.obs_shape and not self.buffer_dtype else obs
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acting and learning see the same
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # the same dtype in acting and learning
         x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
         for features, size, stride in self.convolutions:
             x = activation(nn.Dense(features)(patches(x, size, stride)))
@@ -169,7 +169,7 @@ class QNetwork(nn.Module):
             x = activation(nn.Dense(size)(x))
 
         def stream(outputs):
-            hidden = [activation(nn.Dense(size)(x)) for size in self.hidden_sizes[-1:]]  # none where there is no layer
+            hidden = [activation(nn.Dense(size)(x)) for size in self.hidden_sizes[-1:]]  # empty without hidden layers
             return nn.Dense(outputs)(hidden[0] if hidden else x)
 
         return dueling_q(stream(1), stream(self.num_actions)) if self.dueling else stream(self.num_actions)
@@ -225,7 +225,7 @@ def update_towards(old_params, params, update_count, steps, interval, tau):
 
 
 class Transition(NamedTuple):
-    """One step. A rollout has shape [num_steps, num_envs], the replay, a ring, [num_rollouts, num_steps, num_envs]."""
+    """One step. A rollout is [num_steps, num_envs]. The replay is a ring, [num_rollouts, num_steps, num_envs]."""
 
     obs: jax.Array
     action: jax.Array
@@ -241,7 +241,7 @@ def add_to_replay(replay: Transition, rollout: Transition, count) -> Transition:
 
 
 def sample_replay(key, replay: Transition, count, batch_size, n_step) -> dict:
-    """Draw uniformly among the steps that `n_step` - 1 more steps follow. `count` rollouts were written.
+    """Draw uniformly among the steps that have `n_step` - 1 later steps. `count` rollouts were written.
 
     "rewards" [B, n_step] begin at each drawn step; "next_obs" is the observation after the step number "last" [B].
     """
@@ -362,7 +362,7 @@ def make_learner(config: Config):
         return td_loss(q, target, config.loss), q.mean()
 
     def learn(state, key):
-        """Take the gradient steps, each on a batch of its own."""
+        """Take the gradient steps, each on a new batch."""
         remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.num_updates)
         lr = config.lr * remaining if config.anneal_lr else config.lr
 
@@ -421,7 +421,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -466,7 +466,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

@@ -170,8 +170,8 @@ def convolutions(torso: str, obs_shape: tuple[int, ...]):
 
 
 def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
-    """Squares of size x size, `stride` (its divisor) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # of blocks; n x n blocks are a square
+    """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
+    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
     x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
     return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
@@ -307,7 +307,7 @@ def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
 
 
 def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
     var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
@@ -332,7 +332,7 @@ def unrolled_scan(step, carry, xs, unroll=8):
 class Transition(NamedTuple):
     """One step, or, with leading axes [inner_steps, inner_envs], a rollout."""
 
-    obs: jax.Array  # raw while acting, then normalized where `normalize_obs` is set
+    obs: jax.Array  # raw while acting; normalized afterwards, if `normalize_obs` is set
     logits: jax.Array  # of the policy that acted
     action: jax.Array
     reward: jax.Array
@@ -645,7 +645,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -690,7 +690,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

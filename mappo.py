@@ -157,7 +157,7 @@ def unrolled_scan(step, carry, xs, unroll=8):
 
 
 class Gru(nn.Module):
-    """A gated recurrent unit (arXiv 1406.1078, section 2.3) over time, its memory zeros before what is `first`."""
+    """A gated recurrent unit (arXiv 1406.1078, section 2.3) over time. The memory is zeros at `first` steps."""
 
     size: int
 
@@ -196,7 +196,7 @@ class Network(nn.Module):
         """Logits [T, ..., A, num_actions] or values [T, ..., A] of A agents, and the memory after each step.
 
         `memory` [..., A, cell_size] is from before the steps, `obs` is [T, ..., A, *obs_shape], and `first` [T, ...]
-        tells which observations are the first of an episode.
+        marks the first observation of each episode.
         """
         activation = getattr(nn, self.activation)
         x = obs.astype(jnp.float32).reshape(*obs.shape[: obs.ndim - self.obs_ndim], -1)
@@ -235,7 +235,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 def policy_loss(log_prob, old_log_prob, advantage, alive, clip_eps):
     """The clipped objective (arXiv 1707.06347, equation 7), negated; advantages are normalized here. All [B, A].
 
-    Agents that are not `alive` do not count, neither in the loss nor in the mean and variance of the advantages.
+    Dead agents count neither in the loss nor in the mean and variance of the advantages.
     """
     advantage = (advantage - advantage.mean(where=alive)) / (advantage.std(where=alive) + 1e-8)
     log_ratio = log_prob - old_log_prob
@@ -278,7 +278,7 @@ def critic_input(obs, centralized: bool):
 
 
 class Observation(NamedTuple):
-    """What is seen of one environment with A agents."""
+    """What the A agents of one environment see."""
 
     obs: jax.Array  # [A, *obs_shape], of each agent
     available: jax.Array  # [A, num_actions], which actions an agent can take
@@ -335,7 +335,7 @@ def make_learner(config: Config):
         raise ValueError("num_envs, num_steps, update_epochs, num_minibatches, unroll: must all be at least 1")
     if config.num_updates < 1:
         raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
-    sequences = config.num_envs if config.cell == "gru" else batch_size  # without memory they are of one step each
+    sequences = config.num_envs if config.cell == "gru" else batch_size  # one step each without a memory
     if sequences % config.num_minibatches or batch_size == config.num_minibatches:
         raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {sequences}, into two steps or more")
     env, env_params = make_env(config)
@@ -365,7 +365,7 @@ def make_learner(config: Config):
             action = jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)  # a sample of the policy
             after, env_state, _, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
             seen = obs, first, logits, action, terminated, truncated, info.pop("final_observation"), info
-            return (after, terminated | truncated, memory, env_state), Transition(*seen)  # episodes end for all agents
+            return (after, terminated | truncated, memory, env_state), Transition(*seen)  # they end for all agents
 
         action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
@@ -392,7 +392,7 @@ def make_learner(config: Config):
         batch |= {"log_prob": distrax.Categorical(rollout.logits).log_prob(rollout.action)}
         batch |= {"advantage": advantages, "target": targets, "memory": jax.tree.map(lambda leaf: leaf[None], memory)}
         if config.cell == "gru":
-            return state, batch  # minibatches are of environments, along axis 1
+            return state, batch  # a minibatch takes whole environments, along axis 1
         return state, jax.tree.map(lambda leaf: leaf.reshape(1, batch_size, *leaf.shape[2:]), batch)
 
     def loss(params, batch):
@@ -534,7 +534,7 @@ class Team(environment.Environment):
         return self.see(obs, inner, alive), TeamState(time, inner, out_of_time), reward.mean(), done & ~out_of_time, own
 
     def is_decided(self, inner):
-        """Whether the episode would have ended without its clock, which in most environments is the only end."""
+        """Whether the episode would have ended without its clock. In most environments only the clock ends it."""
         if not hasattr(self.base, "is_terminal"):
             return jnp.zeros((), bool)
         state = getattr(inner, "state", inner)
@@ -544,7 +544,7 @@ class Team(environment.Environment):
         return state.out_of_time | (state.time >= params.max_steps_in_episode)
 
 
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_env(config):
     """`(env, env_params)`: gymnax's interface for a team, statistics of episodes in `info`."""
     (module, _, name), params = config.env_name.rpartition(":"), dict(config.env_params)
@@ -556,7 +556,7 @@ def make_env(config):
             params["scenario"] = smax.map_name_to_scenario(params["scenario"])
         make = getattr(importlib.import_module(module), name) if module else functools.partial(jaxmarl.make, name)
         env = Team(make(**params), config.centralized_critic)
-        env_params = environment.EnvParams(int(limit) or 1 + getattr(env.env, "max_steps", 999))  # after its own limit
+        env_params = environment.EnvParams(int(limit) or 1 + getattr(env.env, "max_steps", 999))  # one after its own
         jax.eval_shape(env.reset, jax.random.key(0), env_params)
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         near = " or ".join(difflib.get_close_matches(name, jaxmarl.registered_envs)) or "MPE_simple_spread_v3"
@@ -586,7 +586,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

@@ -255,7 +255,7 @@ def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
 
 
 def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
     var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
@@ -270,7 +270,7 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 def random_order(key, size: int):
     """0 to `size` - 1 in random order, by one sort of one array: much faster on CPUs than `jax.random.permutation`."""
     index = jnp.arange(size, dtype=jnp.uint32)
-    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # sort key: high is random, index is low
+    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # sort key: random high part, low part index
     return (jnp.sort(high * size + index) % size).astype(jnp.int32)
 
 
@@ -464,7 +464,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -504,7 +504,7 @@ class BraxEnv:
 
     def __init__(self, name: str, **kwargs):
         backend = "generalized" if name == "swimmer" else "spring"  # spring compiles fastest; it has no swimmer
-        with warnings.catch_warnings(action="ignore"):  # that brax is no longer maintained: docs/questions.md
+        with warnings.catch_warnings(action="ignore"):  # brax is no longer maintained: docs/questions.md
             self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
 
     @functools.cached_property
@@ -536,7 +536,7 @@ class BraxEnv:
 
 
 class RescaleAction(GymnaxWrapper):
-    """Take actions in [-1, 1], clipped, to the environment's bounds."""
+    """Clip actions to [-1, 1] and rescale them to the environment's bounds."""
 
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
@@ -553,7 +553,7 @@ def make_env(config):
         env, env_params = BraxEnv(config.env_name, **params), BraxParams(**limit)
     else:
         env, env_params = make_gymnax_env(config.env_name, params)
-    with jax.ensure_compile_time_eval():  # the bounds are numbers, also where this runs inside a jit
+    with jax.ensure_compile_time_eval():  # the bounds stay concrete numbers, also inside a jit
         space = env.action_space(env_params)
         bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
     if not bounded:
@@ -571,7 +571,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

@@ -158,8 +158,8 @@ def convolutions(torso: str, obs_shape: tuple[int, ...]):
 
 
 def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
-    """Squares of size x size, `stride` (its divisor) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # of blocks; n x n blocks are a square
+    """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
+    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
     x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
     return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
@@ -169,7 +169,7 @@ def patches(x, size, stride):  # a dense layer on patches is a convolution, on C
 
 
 class Gru(nn.Module):
-    """A gated recurrent unit (arXiv 1406.1078, section 2.3) over time, its memory zeros before what is `first`."""
+    """A gated recurrent unit (arXiv 1406.1078, section 2.3) over time. The memory is zeros at `first` steps."""
 
     size: int
 
@@ -193,13 +193,13 @@ class Gru(nn.Module):
 
 
 def parallel_recurrence(decay, new, start):  # [T, ...], [T, ...], [...] -> [T, ...]
-    """h_t = decay_t h_{t-1} + new_t from h_{-1} = `start`, for all t at once: two steps are a step of the same form."""
+    """h_t = decay_t h_{t-1} + new_t from h_{-1} = `start`, for all t at once: two steps combine into one."""
     new = new.at[0].add(decay[0] * start)
     return jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay, new))[1]
 
 
 def stepwise_recurrence(decay, new, start):
-    """The same result one step after another: a loop without matrix products, which CPUs run faster."""
+    """The same recurrence, step by step: a loop without matrix products, which CPUs run faster."""
 
     def step(memory, inputs):
         memory = inputs[0] * memory + inputs[1]
@@ -209,7 +209,7 @@ def stepwise_recurrence(decay, new, start):
 
 
 class MinGru(nn.Module):
-    """Two layers of the minimal gated recurrent unit (arXiv 2410.01201, section 3.1); the memory holds both layers'.
+    """Two layers of the minimal gated recurrent unit (arXiv 2410.01201, section 3.1); the memory holds both states.
 
     Gates depend only on the input, so all steps are computed at once. The second layer sees the memory of the first.
     """
@@ -238,9 +238,9 @@ class Body(nn.Module):
 
     @nn.compact
     def __call__(self, hidden, obs, first):
-        """Observations [T, ..., *obs_shape] to the memory after each [T, ..., cell_size], from the memory before them.
+        """The memory after each observation, from the memory before: [T, ..., *obs_shape] -> [T, ..., cell_size].
 
-        `first` [T, ...] tells which are the first of an episode.
+        `first` [T, ...] marks the first observation of each episode.
         """
         activation = getattr(nn, self.activation)
         x = obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
@@ -342,7 +342,7 @@ def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
 
 
 def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
     var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
@@ -513,7 +513,7 @@ def make_learner(config: Config):
             return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, config.num_envs)  # too few for pqn.py's faster way to gain anything
+            order = jax.random.permutation(key, config.num_envs)  # too few for pqn.py's faster way to pay off
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
@@ -566,7 +566,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -596,7 +596,7 @@ def episode_metrics(info) -> dict:
 
 
 class RescaleAction(GymnaxWrapper):
-    """Take actions in [-1, 1], clipped, to the environment's bounds."""
+    """Clip actions to [-1, 1] and rescale them to the environment's bounds."""
 
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
@@ -627,7 +627,7 @@ class Observe(GymnaxWrapper):
         return spaces.Box(-jnp.inf, jnp.inf, (len(self.seen) + self.previous * (self.action_dim + 1),))
 
     def see(self, obs, action, reward):
-        """obs [*obs_shape] or a number, action [action_dim], reward [] -> [obs_dim], or an image as it is"""
+        """obs [*obs_shape] or a number, action [action_dim], reward [] -> [obs_dim], or the unchanged image"""
         if self.is_image:
             return obs
         obs = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32).reshape(-1)
@@ -650,7 +650,7 @@ class Observe(GymnaxWrapper):
 def make_env(config):
     """`(env, env_params)`: gymnax's interface, observations as vectors, continuous actions in [-1, 1]."""
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
-    with jax.ensure_compile_time_eval():  # the bounds are numbers, also where this runs inside a jit
+    with jax.ensure_compile_time_eval():  # the bounds stay concrete numbers, also inside a jit
         space = env.action_space(env_params)
         bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
     if not bounded and not isinstance(space, spaces.Discrete):
@@ -672,7 +672,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

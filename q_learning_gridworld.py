@@ -128,13 +128,13 @@ def plain_step(q, cell, key, env, config):
 
 
 def draw(key, num_steps: int, epsilon):
-    """Whether to explore, and a number below 12, for each of `num_steps` choices, both from one random word."""
+    """For each of `num_steps` choices: whether to explore, and a number below 12, both from one random word."""
     words = jax.random.bits(key, (num_steps,), jnp.uint32)
     return (words >> 16) < epsilon * 2**16, (words & 0xFFFF) * 12 >> 16
 
 
 def twelve_choices(members: int) -> int:
-    """Twelve actions of two bits. Each member of the set is among them equally often: 1, 2, 3 and 4 divide 12."""
+    """Twelve actions of two bits each. All members of the set occur equally often, because 1, 2, 3 and 4 divide 12."""
     actions = [action for action in range(4) if members >> action & 1]
     return sum(actions[i % len(actions)] << 2 * i for i in range(12)) if actions else 0
 
@@ -143,13 +143,13 @@ CHOICES = np.array([twelve_choices(members) for members in range(16)], np.uint32
 
 
 def epsilon_greedy(values, explore, number):
-    """The action of the largest of `values` [4], random among equals. To explore, all four count as equal."""
+    """The action of the largest of `values` [4], random among equals. Exploring counts all four as equal."""
     members = jnp.where(explore | (values == values.max()), jnp.array([1, 2, 4, 8]), 0).sum()  # the set of equals
     return (jnp.asarray(CHOICES)[members] >> 2 * number & 3).astype(jnp.int32)
 
 
 def pick(values, action):
-    """`values[action]` [4] as a sum: XLA repeats a plain look-up on CPUs after Q is written, and copies Q for it."""
+    """`values[action]` [4] as a sum. On CPUs XLA would repeat a plain look-up after Q is written, and copy Q for it."""
     return jnp.where(jnp.arange(4) == action, values, 0.0).sum()
 
 
@@ -228,7 +228,7 @@ def make_learner(config: Config):
         return jax.lax.scan(step, carry, inputs, unroll=unroll)
 
     def learn_fast(*args):
-        """On CPUs agents go one after the other: only a loop of one agent becomes one function. GPUs unroll it."""
+        """On CPUs agents train in turn, as only a single agent's loop becomes one function. GPUs unroll it."""
         one_by_one = jax.custom_batching.sequential_vmap(functools.partial(learn, 1))
         return jax.lax.platform_dependent(*args, cpu=one_by_one, default=functools.partial(learn, 10))
 
@@ -241,7 +241,7 @@ def make_learner(config: Config):
         metrics, episode_return = episode_statistics(state, reward, done)
         metrics |= {"td_loss": jnp.square(delta).mean(), "q_value": value.mean()}
         snapshots = state.snapshots
-        if num_snapshots:  # later ones in an interval replace earlier ones; an incomplete interval is dropped
+        if num_snapshots:  # the last update of an interval wins; an incomplete interval is dropped
             snapshots = snapshots.at[state.update_count // (interval // config.num_steps)].set(q, mode="drop")
         state = state._replace(q=q, env_state=GridState(cell=cell, time=time), episode_return=episode_return, key=key)
         return state._replace(update_count=state.update_count + 1, snapshots=snapshots), metrics
@@ -264,7 +264,7 @@ def make_policy(config: Config):
     """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)`, greedy; here there is no memory."""
 
     def act(agent, memory, obs):
-        return agent["q"][obs].argmax(), memory  # of equals the first
+        return agent["q"][obs].argmax(), memory  # the first of equals
 
     return (lambda: ()), act
 
@@ -302,7 +302,7 @@ def draw_values(env, q, path: list[int], title: str, file: Path) -> None:
     square(path[:1], "first cell of the path", fill=False, edgecolor="red", linewidth=2)
     axes.plot(columns[env.goal], rows[env.goal], "*", color="goldenrod", markersize=16, linestyle="", label="goal")
     learned = ~hidden & (q.min(axis=1) < values)
-    dark = shown > (np.nanmin(shown) + np.nanmax(shown)) / 2  # the arrow, as the cell is light
+    dark = shown > (np.nanmin(shown) + np.nanmax(shown)) / 2  # arrows are dark on light cells
     on_path = np.isin(np.arange(len(q)), path)
     for cells, color in ((on_path, "red"), (~on_path & dark, "black"), (~on_path & ~dark, "white")):
         cells = np.flatnonzero(cells & learned)
@@ -441,7 +441,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

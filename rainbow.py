@@ -146,8 +146,8 @@ def convolutions(torso: str, obs_shape: tuple[int, ...]):
 
 
 def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
-    """Squares of size x size, `stride` (its divisor) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # of blocks; n x n blocks are a square
+    """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
+    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
     x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
     return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
@@ -160,7 +160,7 @@ class NoisyDense(nn.Module):
     """A dense layer whose weights have factorized Gaussian noise (arXiv 1706.10295, equations 8 to 11).
 
     The noise of the weight from input i to output j is f(p_i) f(q_j), one sample for all rows of a batch. The sample is
-    a variable of the collection "noise", which `draw_noise` makes; without it the layer is silent.
+    a variable of the collection "noise", which `draw_noise` makes. Without it the layer has no noise.
     """
 
     features: int
@@ -191,7 +191,7 @@ def draw_noise(key, params, shape):
 
 
 class QNetwork(nn.Module):
-    """`num_atoms` outputs for each action. The last hidden layer belongs to the streams, of which `dueling` has two."""
+    """`num_atoms` outputs for each action. With `dueling`, the last hidden layer and the head exist twice."""
 
     obs_shape: tuple[int, ...]
     num_states: int  # of an environment whose observation is the number of its state; 0 of all others
@@ -210,7 +210,7 @@ class QNetwork(nn.Module):
         activation = getattr(nn, self.activation)
         dense = functools.partial(NoisyDense, std=self.noisy_std) if self.noisy else nn.Dense
         obs = obs / 255.0 if obs.dtype == jnp.uint8 and self.obs_shape and not self.buffer_dtype else obs
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acting and learning see the same
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # the same dtype in acting and learning
         x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
         for features, size, stride in self.convolutions:
             x = activation(nn.Dense(features)(patches(x, size, stride)))
@@ -219,7 +219,7 @@ class QNetwork(nn.Module):
             x = activation(dense(size)(x))
 
         def stream(actions):
-            hidden = [activation(dense(size)(x)) for size in self.hidden_sizes[-1:]]  # none where there is no layer
+            hidden = [activation(dense(size)(x)) for size in self.hidden_sizes[-1:]]  # empty without hidden layers
             outputs = dense(actions * self.num_atoms)(hidden[0] if hidden else x)
             return outputs.reshape(*outputs.shape[:-1], actions, self.num_atoms)
 
@@ -285,7 +285,7 @@ def quantile_huber_loss(quantiles, target):
 
 
 def loss_and_surprise(outputs, target, distribution, loss):
-    """The loss of each transition, and what its priority is made of. Both [B, K], returns [B], [B].
+    """The loss of each transition, and the surprise that gives its priority. Both [B, K], returns [B], [B].
 
     "categorical": the Kullback-Leibler divergence (arXiv 1710.02298, section "The Integrated Agent"). "quantile": the
     quantile Huber loss. "none": the loss of the TD error, and the size of the error.
@@ -367,7 +367,7 @@ def sample_sum_tree(tree: tuple, mass):
         children = level[node]  # [B, FANOUT]
         upto = jnp.cumsum(children, axis=-1)
         beyond = (upto > mass[..., None]) & (children > 0)
-        last = FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)  # if rounding left nothing beyond
+        last = FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)  # in case rounding leaves no child beyond
         child = jnp.where(beyond.any(axis=-1), beyond.argmax(axis=-1), last)
         priority = select(children, child)
         mass = jnp.maximum(0.0, mass - (select(upto, child) - priority))
@@ -398,7 +398,7 @@ class Step(NamedTuple):
 
 
 def add_to_replay(replay: dict, transitions: dict, count) -> dict:
-    """Overwrite the oldest transitions in the ring, [num_steps, num_envs], which was written `count` times before."""
+    """Overwrite the oldest transitions, [num_steps, num_envs], in the ring. `count` rollouts were written before."""
     return {name: ring.at[count % len(ring)].set(transitions[name].astype(ring.dtype)) for name, ring in replay.items()}
 
 
@@ -526,7 +526,7 @@ def make_learner(config: Config):
         return state._replace(obs=obs, env_state=env_state), rollout, info
 
     def explore(state, key, epsilon):
-        """Act, and store the transitions that are complete now, with the highest priority so far; keep the rest."""
+        """Act. Store the transitions that are now complete, with the highest priority so far; keep the other steps."""
         state, rollout, info = collect(state, key, config.num_steps, epsilon)
         steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *([state.tail] if state.tail else []), rollout)
         transitions = n_step_transitions(steps, config.gamma, config.n_step)
@@ -614,7 +614,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -659,7 +659,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

@@ -147,7 +147,7 @@ class Mlp(nn.Module):
 
 
 class Actor(nn.Module):
-    """Gaussian policy, before it is squashed."""
+    """Gaussian policy before squashing."""
 
     action_dim: int
     hidden_sizes: tuple[int, ...]
@@ -193,7 +193,7 @@ def soft_q_lambda_target(rewards, next_q, next_log_prob, terminated, truncated, 
         target = reward + gamma * jnp.where(terminated, 0.0, mixed - ent_coef * log_prob)
         return target, target
 
-    steps = rewards, next_q, next_log_prob, terminated, truncated  # the last step's next target is Q
+    steps = rewards, next_q, next_log_prob, terminated, truncated  # the target after the last step is Q
     return jax.lax.scan(step, next_q[-1], steps, reverse=True, unroll=16)[1]
 
 
@@ -207,7 +207,7 @@ def hl_gauss(target, v_min, v_max, num_bins: int):
 
 
 def squashed_gaussian(mean, log_std, noise):
-    """An action tanh(u) and its log-probability (arXiv 1801.01290, equation 21), without log(1 - tanh(u)^2) of 0."""
+    """An action tanh(u) and its log-probability (arXiv 1801.01290, equation 21), in a form without log(0)."""
     u = mean + jnp.exp(log_std) * noise
     log_gaussian = -0.5 * jnp.square(noise) - log_std - 0.5 * math.log(2.0 * math.pi)
     log_derivative = 2.0 * (math.log(2.0) - u - nn.softplus(-2.0 * u))
@@ -215,7 +215,7 @@ def squashed_gaussian(mean, log_std, noise):
 
 
 def gaussian_kl(old_mean, old_log_std, mean, log_std):
-    """KL(old || new) between diagonal Gaussians, which squashing leaves as it is. [..., action_dim] -> [...]."""
+    """KL(old || new) between diagonal Gaussians, which squashing does not change. [..., action_dim] -> [...]."""
     ratio = jnp.square(jnp.exp(old_log_std - log_std)) + jnp.square((old_mean - mean) * jnp.exp(-log_std))
     return (log_std - old_log_std + 0.5 * ratio - 0.5).sum(axis=-1)
 
@@ -260,7 +260,7 @@ def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
 
 
 def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
     var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
@@ -275,7 +275,7 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 def random_order(key, size: int):
     """0 to `size` - 1 in random order, by one sort of one array: much faster on CPUs than `jax.random.permutation`."""
     index = jnp.arange(size, dtype=jnp.uint32)
-    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # sort key: high is random, index is low
+    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # sort key: random high part, low part index
     return (jnp.sort(high * size + index) % size).astype(jnp.int32)
 
 
@@ -286,7 +286,7 @@ class Transition(NamedTuple):
     """One step, or, with leading axes [num_steps, num_envs], a rollout."""
 
     obs: jax.Array  # as the policy saw it, normalized
-    policy: list  # mean and log of the standard deviation of the action before it is squashed
+    policy: list  # mean and log standard deviation of the action before squashing
     action: jax.Array  # in [-1, 1]
     reward: jax.Array
     terminated: jax.Array
@@ -409,7 +409,7 @@ def make_learner(config: Config):
         return loss, {"critic_loss": loss, "q_value": q.mean(), "outside_support": outside.mean()}
 
     def policy_objective(params, batch, noise, critic_params):
-        """Loss of the policy and of both coefficients; each treats the others as constant."""
+        """Loss of the policy and of both coefficients; each treats the others as constants."""
         policy = actor.apply(params["actor"], batch["obs"])
         action, log_prob = squashed_gaussian(*policy, noise)
         _, q = critic.apply(critic_params, batch["obs"], action)
@@ -485,7 +485,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -525,7 +525,7 @@ class BraxEnv:
 
     def __init__(self, name: str, **kwargs):
         backend = "generalized" if name == "swimmer" else "spring"  # spring compiles fastest; it has no swimmer
-        with warnings.catch_warnings(action="ignore"):  # that brax is no longer maintained: docs/questions.md
+        with warnings.catch_warnings(action="ignore"):  # brax is no longer maintained: docs/questions.md
             self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
 
     @functools.cached_property
@@ -557,7 +557,7 @@ class BraxEnv:
 
 
 class RescaleAction(GymnaxWrapper):
-    """Take actions in [-1, 1], clipped, to the environment's bounds."""
+    """Clip actions to [-1, 1] and rescale them to the environment's bounds."""
 
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
@@ -574,7 +574,7 @@ def make_env(config):
         env, env_params = BraxEnv(config.env_name, **params), BraxParams(**limit)
     else:
         env, env_params = make_gymnax_env(config.env_name, params)
-    with jax.ensure_compile_time_eval():  # the bounds are numbers, also where this runs inside a jit
+    with jax.ensure_compile_time_eval():  # the bounds stay concrete numbers, also inside a jit
         space = env.action_space(env_params)
         bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
     if not bounded:
@@ -592,7 +592,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 

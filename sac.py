@@ -165,7 +165,7 @@ class Mlp(nn.Module):
 
 
 class Actor(nn.Module):
-    """Gaussian policy, before it is squashed. Its standard deviation is between e^-5 and e^2."""
+    """Gaussian policy before squashing. Its standard deviation is between e^-5 and e^2."""
 
     action_dim: int
     hidden_sizes: tuple[int, ...]
@@ -249,7 +249,7 @@ def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
 
 
 def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
-    """Take in a batch [B, *shape], by the pairwise formula of Chan, Golub and LeVeque 1979."""
+    """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
     var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
@@ -265,7 +265,7 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 
 
 class Transition(NamedTuple):
-    """One step. A rollout has shape [num_steps, num_envs], the replay, a ring, [num_rollouts, num_steps, num_envs]."""
+    """One step. A rollout is [num_steps, num_envs]. The replay is a ring, [num_rollouts, num_steps, num_envs]."""
 
     obs: jax.Array
     action: jax.Array  # in [-1, 1]
@@ -347,7 +347,7 @@ def make_learner(config: Config):
         params = {
             "actor": actor.init(actor_key, obs),
             "critics": jax.vmap(critic.init, (0, None, None))(jax.random.split(critic_key), obs, noise),
-            "log_ent_coef": jnp.log(jnp.maximum(jnp.float32(config.ent_coef), 1e-4)),  # from 0 it could not grow
+            "log_ent_coef": jnp.log(jnp.maximum(jnp.float32(config.ent_coef), 1e-4)),  # it could not grow from 0
         }
         groups = {"critics": params["critics"], "policy": {name: params[name] for name in ("actor", "log_ent_coef")}}
         step = Transition(obs=obs, action=noise, reward=noise[:, 0], next_obs=obs, terminated=noise[:, 0] > 0)
@@ -406,7 +406,7 @@ def make_learner(config: Config):
         )
 
     def critics(params, obs, action):  # [2, ...]
-        obs, action = (jnp.broadcast_to(x, (2, *x.shape)) for x in (obs, action))  # a copy each: no transposes on GPUs
+        obs, action = (jnp.broadcast_to(x, (2, *x.shape)) for x in (obs, action))  # saves GPUs transposes
         return jax.vmap(critic.apply)(params, obs, action)
 
     def critic_objective(params, batch, target):
@@ -415,7 +415,7 @@ def make_learner(config: Config):
         return loss, {"td_loss": loss, "q_value": q.mean()}
 
     def policy_objective(params, batch, noise, critic_params):
-        """Loss of the policy and of the entropy coefficient; each treats the other as constant."""
+        """Loss of the policy and of the entropy coefficient; each treats the other as a constant."""
         action, log_prob = squashed_gaussian(*actor.apply(params["actor"], batch.obs), noise)
         ent_coef = jax.lax.stop_gradient(entropy_coefficient(params))
         loss = policy_loss(critics(critic_params, batch.obs, action), log_prob, ent_coef)
@@ -495,7 +495,7 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-@jax.ensure_compile_time_eval()  # some environments compute with numbers while they are made, also inside a jit
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
 def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
@@ -535,7 +535,7 @@ class BraxEnv:
 
     def __init__(self, name: str, **kwargs):
         backend = "generalized" if name == "swimmer" else "spring"  # spring compiles fastest; it has no swimmer
-        with warnings.catch_warnings(action="ignore"):  # that brax is no longer maintained: docs/questions.md
+        with warnings.catch_warnings(action="ignore"):  # brax is no longer maintained: docs/questions.md
             self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
 
     @functools.cached_property
@@ -567,7 +567,7 @@ class BraxEnv:
 
 
 class RescaleAction(GymnaxWrapper):
-    """Take actions in [-1, 1], clipped, to the environment's bounds."""
+    """Clip actions to [-1, 1] and rescale them to the environment's bounds."""
 
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
@@ -584,7 +584,7 @@ def make_env(config):
         env, env_params = BraxEnv(config.env_name, **params), BraxParams(**limit)
     else:
         env, env_params = make_gymnax_env(config.env_name, params)
-    with jax.ensure_compile_time_eval():  # the bounds are numbers, also where this runs inside a jit
+    with jax.ensure_compile_time_eval():  # the bounds stay concrete numbers, also inside a jit
         space = env.action_space(env_params)
         bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
     if not bounded:
@@ -602,7 +602,7 @@ def mean_return(metrics) -> np.ndarray:
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
-    """The mean over the first axis, and half its 95 % interval by Student's t: NaN for a single value."""
+    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
     return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
 
