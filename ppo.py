@@ -28,7 +28,7 @@ inside the actor-critic loss, equation 9. Advantages: Schulman et al. 2016 (arXi
 Differences from the paper: actor and critic are separate networks, the value loss is clipped, advantages are normalized
 per minibatch, the learning rate is annealed and the gradient's norm is clipped; observations and rewards can be
 normalized by running statistics. An episode that its time limit truncates is bootstrapped from the value of its last
-observation; one that terminates is not.
+observation; a terminated episode is not.
 
     python ppo.py --env-name CartPole-v1 --num-seeds 8
 

@@ -29,7 +29,7 @@ inside the actor-critic loss, equation 9. Advantages: Schulman et al. 2016 (arXi
 As in the paper's section 6.1, actor and critic are separate networks and the standard deviation does not depend on the
 state. Differences from the paper: the value loss is clipped, advantages are normalized per minibatch, observations and
 rewards by running statistics, the learning rate is annealed and the gradient's norm is clipped. An episode that its
-time limit truncates is bootstrapped from the value of its last observation; one that terminates is not.
+time limit truncates is bootstrapped from the value of its last observation; a terminated episode is not.
 
     python ppo_continuous.py --env-name hopper --num-seeds 8
 

@@ -28,7 +28,7 @@ from the policy of the rollout replaces PPO's clip.
 
 Differences from the paper: the divergence is in closed form, no auxiliary loss predicts features, rewards are divided
 by a running standard deviation, and terminal states have no entropy bonus. An episode that its time limit truncates is
-bootstrapped from its last observation; one that terminates is not.
+bootstrapped from its last observation; a terminated episode is not.
 
     python reppo.py --env-name Pendulum-v1 --num-seeds 8
 

@@ -1,4 +1,4 @@
-"""DPO beside PPO with paired seeds: the same keys, environments and hyperparameters, another policy loss.
+"""Compare DPO with PPO over paired seeds: the same keys, environments and hyperparameters, another policy loss.
 
     python benchmarks/dpo_vs_ppo.py
     python benchmarks/dpo_vs_ppo.py pendulum --seeds 32 --out runs/dpo_vs_ppo

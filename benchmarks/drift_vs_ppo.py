@@ -1,4 +1,4 @@
-"""Evolved drifts beside PPO's and DPO's: new agents from the same keys, also on environments not evolved on.
+"""Compare evolved drifts with PPO's and DPO's: new agents from the same keys, also on other environments.
 
     python evolve_objective.py --num-seeds 2 --run-dir runs/evolution
     python benchmarks/drift_vs_ppo.py runs/evolution
@@ -91,7 +91,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path, help="of evolve_objective.py")
     others = ["CartPole-v1", "Acrobot-v1"]
-    parser.add_argument("--environments", nargs="*", help=f"by default that of the run and {others}")
+    parser.add_argument("--environments", nargs="*", help=f"by default the environment of the run and {others}")
     parser.add_argument("--agents", type=int, default=16, help="per objective and environment")
     parser.add_argument("--timesteps", type=int, help="environment steps of an agent; by default as in the run")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Return on brax's hopper beside PureJaxRL's ppo_continuous_action.py at the same settings, in one process.
+"""Compare the return on brax's hopper with PureJaxRL's ppo_continuous_action.py, same settings, in one process.
 
     git clone https://github.com/luchris429/purejaxrl
     python benchmarks/hopper_vs_purejaxrl.py purejaxrl --seeds 32
@@ -6,7 +6,7 @@
 Trains the same number of seeds with each and compares the mean return of the episodes that ended in the last tenth of
 training; they are written to a file after every slice of seeds, and a second call goes on from there. PureJaxRL runs
 from its own files; where --hidden is not its 256, a network of the same layers and the other size is put in its place.
-Its layers start from this repository's `orthogonal`, of the same distribution: flax's can hang under `vmap` on CPUs.
+Its layers start from this repository's `orthogonal`, because flax's can hang under `vmap` on CPUs.
 Speed is compared by benchmarks/speed.py.
 """
 

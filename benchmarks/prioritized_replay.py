@@ -1,4 +1,4 @@
-"""Speed of apex_dqn.py's prioritized replay beside flashbax's, and beside cumulative sums over all priorities.
+"""Compare the speed of apex_dqn.py's prioritized replay with flashbax's and with sums over all priorities.
 
     pip install --target deps --no-deps flashbax
     PYTHONPATH=deps python benchmarks/prioritized_replay.py --seeds 1 16

@@ -1,4 +1,4 @@
-"""Speed of the scripts beside their peers at the peers' hyperparameters, in turn on one machine.
+"""Compare the speed of the scripts with their peers at the peers' hyperparameters, in turn on one machine.
 
     git clone https://github.com/luchris429/purejaxrl
     git clone https://github.com/mttga/purejaxql
@@ -9,9 +9,9 @@
         --cleanrl cleanrl --cleanrl-python torch/bin/python
     PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
 
-Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn beside PureJaxRL; pqn beside PureJaxQL;
-sac and td3 beside rejax; ppo_torch, ppo_mujoco and sac_mujoco beside CleanRL's files for PyTorch; envpool_steps beside
-a plain loop over EnvPool; gridworld beside a plain port. If a peer is missing, its rows are skipped with a message.
+Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn against PureJaxQL;
+sac and td3 against rejax; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; envpool_steps against
+a plain loop over EnvPool; gridworld against a plain port. If a peer is missing, its rows are skipped with a message.
 
 The contestants are `jit(vmap(train))` of both on one device, a single seed without `vmap`, and, with several seeds and
 several devices (each CPU core is one), the script's seeds spread over them, as `main` and onejit train do it. A
@@ -484,7 +484,7 @@ def main():
     parser.add_argument("--cleanrl", type=Path, help="a clone of the repository")
     parser.add_argument("--cleanrl-python", type=Path, help="a Python that has what it needs, torch among it")
     parser.add_argument("--seeds", type=int, nargs="+", help="by default some for the device that is here")
-    parser.add_argument("--repeats", type=int, default=5, help="trainings of each, beside a first one")
+    parser.add_argument("--repeats", type=int, default=5, help="trainings of each, after an uncounted first one")
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps in one training")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()

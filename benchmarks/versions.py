@@ -1,4 +1,4 @@
-"""Two versions of a script beside each other, in turn: what a change costs or brings.
+"""Compare the speed of two versions of a script, trained in turn: what a change costs or brings.
 
     python benchmarks/versions.py old/ppo.py ppo.py --num-seeds 8 --total-timesteps 100000
     python benchmarks/versions.py old/ppo.py ppo.py --processes
