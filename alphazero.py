@@ -525,7 +525,7 @@ class Match:
     """A game against an opponent, for one agent behind gymnax's interface. The agent is Pgx's player 0.
 
     The observation is the state of the game in which the agent is to move. The rules choose who begins. The opponent
-    plays by `simulations` of plain MCTS, or at random. If it begins, its first turn is random, which makes games differ.
+    plays by `simulations` of plain MCTS, or at random. If it begins, its first turn is random, to vary the games.
     """
 
     def __init__(self, game, simulations: int):

@@ -68,7 +68,7 @@ def main(
     if path.exists():
         raise ValueError(f"path = {path}: already exists")
     runs.write(path, renamed(text, name, path.stem))
-    print(f"{path} is a copy of {name}.py. It trains with `uv run {path}` or `onejit train {path}`.")
+    print(f"{path} is a copy of {name}.py. Train it with `python {path}`, `uv run {path}` or `onejit train {path}`.")
     return path
 
 
