@@ -393,7 +393,7 @@ def train_slice(request: Request, group: Group, program, first: int, last: int, 
         how |= dict(begin=progress.unpause, before_save=partial(runs.write_record, request.run_dir, request.record))
         carry = running.train_slice(program, floats, keys, manager, watch, seconds=request.record["seconds"], **how)
     found = carry["metrics"], carry["runner_state"].agent
-    return jax.tree.map(lambda leaf: leaf[: last - first], running.fetch(program, found))
+    return jax.tree.map(lambda leaf: leaf[: last - first], running.fetch(found))
 
 
 def finish_slice(request: Request, group: Group, metrics, agent, first: int, name: str, progress) -> None:

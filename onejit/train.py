@@ -274,12 +274,12 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
                 finally:
                     close()
             ended = time.perf_counter()
-            part, state = {"metrics": running.fetch(program, carry["metrics"])}, carry["runner_state"]
-            part["agent"] = running.fetch(program, state.agent)
+            part, state = {"metrics": running.fetch(carry["metrics"])}, carry["runner_state"]
+            part["agent"] = running.fetch(state.agent)
             if program.evaluate is not None:
                 part["evaluation"] = np.asarray(program.evaluate(state.agent))
             if "evaluation" in carry:
-                part["during"] = running.fetch(program, carry["evaluation"])
+                part["during"] = running.fetch(carry["evaluation"])
             parts.append(jax.tree.map(itemgetter(slice(len(seeds))), part))
             seconds["evaluate"] += time.perf_counter() - ended
             del carry

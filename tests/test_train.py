@@ -344,8 +344,8 @@ def test_slices_that_fit(script, tmp_path, capsys):
     seven = running.compile_slice(script, config, [], 7, options)
     with running.open_checkpoints(tmp_path / "none", keep=1) as manager:
         carry = running.train_slice(seven, {}, running.seed_keys(options), manager, lambda *_: None)
-    assert_agree(metrics, running.fetch(seven, carry["metrics"]))
-    whole = flatten_dict(running.fetch(seven, carry["runner_state"].agent), sep=".")
+    assert_agree(metrics, running.fetch(carry["metrics"]))
+    whole = flatten_dict(running.fetch(carry["runner_state"].agent), sep=".")
     assert {name: leaf.shape for name, leaf in whole.items()} == {name: leaf.shape for name, leaf in agents.items()}
     train.main(["--resume", run_dir, "--memory=9"])  # in the slices that it began with
     assert_same(metrics, metrics_of(run_dir))
