@@ -14,7 +14,7 @@ from pathlib import Path
 import tyro
 import yaml
 
-from onejit import command_line, runs, statistics
+from onejit import runs, statistics
 
 COPIED = ("agent.safetensors", "best_agent.safetensors", "config.yaml", "metrics.npz", "evaluation.npy")
 COPIED += ("evaluations.npz", "learning_curve.png")
@@ -169,7 +169,3 @@ def replay(run_dir: Path, agent: int, folder: Path, force: bool) -> None:
     except ValueError as error:
         raise ValueError(f"video: {error}; --no-video exports without it") from error
     path.replace(folder / "replay.gif")
-
-
-def run(words) -> None:
-    command_line.parse(main, words, description=__doc__)

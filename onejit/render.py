@@ -381,10 +381,7 @@ def check_formats(formats, env):
         boards.check_stones(game, "gif and mp4 draw")
     formats = formats or (("gif", "html") if bodies else ("gif",) if game is None else ("svg",))
     needed = ["pygame"] if getattr(env, "name", "") in DRAWN_BY_GYMNAX and env.name.endswith(("-v0", "-v1")) else []
-    for package in needed + ["imageio_ffmpeg"] * ("mp4" in formats):
-        if importlib.util.find_spec(package) is None:
-            name = package.replace("_", "-")
-            raise ValueError(f"formats: {', '.join(formats)} of this environment needs {name}; pip install {name}")
+    command_line.check_packages(f"formats = {' '.join(formats)}", needed + ["imageio_ffmpeg"] * ("mp4" in formats))
     if "html" in formats:
         viewer_modules()
     return formats
@@ -439,7 +436,3 @@ def main(
             print(f"  {path}")
             written.append(path)
     return written
-
-
-def run(words) -> None:
-    command_line.parse(main, words, description=__doc__)

@@ -384,6 +384,22 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
         size = max(step, min(size - step, -(-total // slices // step) * step))
 
 
+def compile_slices(compile_size, total: int, size: int | None, memory_gib: float | None, seconds: dict):
+    """`(program, description)` for `total` runs in slices of `size`, by default the largest ones that fit in memory.
+
+    Adds the time to `seconds` {"compile"}. Raises ValueError.
+    """
+    begun, memory = time.perf_counter(), free_memory(memory_gib)
+    program = compile_size(size) if size else largest_slice(compile_size, total, padding(total), memory)
+    took = time.perf_counter() - begun
+    seconds["compile"] += took
+    short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
+    return program, (
+        f"{-(-total // program.size)} slice(s) of {program.size} on {program.num_devices} device(s), "
+        f"{program.bytes / GIB:.3g} GiB of {memory / GIB:.3g} free on each{short}; compiled in {took:.1f} s"
+    )
+
+
 # --- training ---
 
 

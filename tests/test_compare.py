@@ -15,7 +15,7 @@ import tyro
 import yaml
 from safetensors.numpy import save_file
 
-from onejit import command_line, compare, statistics
+from onejit import __main__, compare, statistics
 
 rng = np.random.default_rng(0)
 
@@ -282,8 +282,8 @@ def test_bad_input(tmp_path, capsys):
         (): "runs: give at least one DIR",
     }
     for args, message in cases.items():
-        with pytest.raises(SystemExit) as stop, command_line.errors_in_one_line("onejit compare"):
-            compare.run(list(map(str, args)))
+        with pytest.raises(SystemExit) as stop:
+            __main__.main(["compare", *args])
         said = capsys.readouterr().err
         assert stop.value.code == 2 and message in said and "Traceback" not in said, args
 
