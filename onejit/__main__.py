@@ -45,7 +45,7 @@ def main(words=None) -> None:
         if name not in ("train", "sweep", "plan"):
             command_line.parse(module.main, words[1:], description=module.__doc__)
         elif words[1:2] in (["-h"], ["--help"]):
-            print(module.__doc__)  # the flags depend on the script
+            raise SystemExit(print(module.__doc__))  # the flags depend on the script
         else:
             module.main(words[1:])
 
