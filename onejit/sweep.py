@@ -642,8 +642,8 @@ def main(words) -> Path:
     with until_the_end, stop(1, (OSError,), about=f"run_dir = {run_dir}: "), failures():
         go_on = running.stopping(TOOL, f"{TOOL} --resume {run_dir} continues")
         bar = running.progress_bar(request.record["steps_total"], not running.is_first())
-        with go_on, bar, running.catching_signals() as caught:
-            with stop(kinds=(ValueError,)):
+        with go_on, running.catching_signals() as caught:
+            with stop(kinds=(ValueError,)), bar:
                 try:
                     run_groups(request, groups, bar, caught)
                 except ValueError:
