@@ -1035,11 +1035,13 @@ def test_four_processes(tmp_path):
 
 @pytest.mark.slow
 def test_seeds_that_do_not_divide(tmp_path):
-    processes = start("train", [*SMALL[:-1], "--num-seeds=5", f"--run-dir={tmp_path / 'run'}"], 2)
-    said = finish(processes)
-    assert [process.returncode for process in processes] == [2, 2]
-    assert all("num_seeds = 5: must be a multiple of the 4 devices" in each for each in said)
-    assert not (tmp_path / "run").exists()
+    """The last seed fills up the slice, and no more than the five seeds are kept."""
+    args = [*SMALL[:-1], "--num-seeds=5"]
+    first, _ = run("train", [*args, f"--run-dir={tmp_path / 'two'}"], 2)
+    assert "5 seeds in 1 slice(s) of 8 on 4 device(s)" in first
+    train.main([*args, f"--run-dir={tmp_path / 'one'}"])
+    assert_agree(metrics_of(tmp_path / "two"), metrics_of(tmp_path / "one"))
+    assert all(len(leaf) == 5 for leaf in agents_of(tmp_path / "two").values())
 
 
 @pytest.mark.slow
