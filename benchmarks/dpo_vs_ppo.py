@@ -39,7 +39,7 @@ def returns(script, name, seeds):
     config = discovered if script is dpo_continuous else script.Config(**values)
     options = SimpleNamespace(num_seeds=seeds, seed=0, eval_episodes=16, eval_interval=0)
     program = running.compile_slice(script, config, [], seeds, options)
-    carry = program.start({}, running.put(running.seed_keys(options), program.spread))
+    carry = program.start({}, jax.device_put(running.seed_keys(options), program.spread))
     carry = program.advance(carry, {}, 0, config.num_updates)
     greedy = program.evaluate(carry["runner_state"].agent)
     final = statistics.final_return(jax.device_get(carry["metrics"]))

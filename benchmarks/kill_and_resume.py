@@ -32,7 +32,7 @@ COMMANDS = {
 
 def start(command, run_dir: Path) -> subprocess.Popen:
     """Begin a run, or go on with it where it has begun."""
-    words = [command[0], "--resume", run_dir] if run_dir.exists() else [*command, f"--run-dir={run_dir}"]
+    words = [*command[:3], "--resume", run_dir] if run_dir.exists() else [*command, f"--run-dir={run_dir}"]
     with Path(f"{run_dir}.log").open("ab") as log:
         return subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
 

@@ -39,7 +39,7 @@ def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict
     begun = time.perf_counter()
     program = running.compile_slice(script, config, [], seeds)
     compiled = time.perf_counter() - begun
-    carry = program.start({}, running.put(running.seed_keys(options), program.spread))
+    carry = program.start({}, jax.device_put(running.seed_keys(options), program.spread))
 
     def advance(carry, updates):
         begun = time.perf_counter()

@@ -42,9 +42,12 @@ def main(words=None) -> None:
             known = ", ".join(COMMANDS)
             raise ValueError(f"{name}: is not a command; commands are {known}{command_line.nearest(name, COMMANDS)}")
         module = importlib.import_module(f"onejit.{name}")
-        if name in ("train", "sweep", "plan") and words[1:2] in (["-h"], ["--help"]):
+        if name not in ("train", "sweep", "plan"):
+            command_line.parse(module.main, words[1:], description=module.__doc__)
+        elif words[1:2] in (["-h"], ["--help"]):
             raise SystemExit(print(module.__doc__))  # the flags depend on the script
-        module.run(words[1:])
+        else:
+            module.main(words[1:])
 
 
 if __name__ == "__main__":

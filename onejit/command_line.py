@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import importlib.util
 import inspect
 import itertools
 import math
@@ -122,6 +123,12 @@ def parse_with(script, words: list[str], options, description: str):
         if isinstance(value, (int, float)) and not least <= value < 2**31:
             raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
     return parsed
+
+
+def check_packages(option: str, packages) -> None:
+    """Raise ValueError if packages that an option needs are not installed."""
+    if missing := [name.replace("_", "-") for name in packages if importlib.util.find_spec(name) is None]:
+        raise ValueError(f"{option}: needs {' and '.join(missing)}; pip install {' '.join(missing)}")
 
 
 # --- tables ---

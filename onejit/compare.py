@@ -260,7 +260,3 @@ def main(
     write(out / "compare.png", partial(draw, shown, title, unit))
     print(f"\nresults in {out}")
     return out
-
-
-def run(words) -> None:
-    command_line.parse(main, words, description=__doc__)

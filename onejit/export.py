@@ -7,6 +7,7 @@ The folder can be used without onejit: it contains the script, and the model car
 """
 
 import contextlib
+import io
 import math
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import tyro
 import yaml
 
-from onejit import command_line, runs, statistics
+from onejit import runs, statistics
 
 COPIED = ("agent.safetensors", "best_agent.safetensors", "config.yaml", "metrics.npz", "evaluation.npy")
 COPIED += ("evaluations.npz", "learning_curve.png")
@@ -165,11 +166,8 @@ def replay(run_dir: Path, agent: int, folder: Path, force: bool) -> None:
     from onejit import render
 
     try:
-        (path,) = render.main(run_dir, agents=(str(agent),), formats=("gif",), out=folder, force=force)
+        with contextlib.redirect_stdout(io.StringIO()):  # it names a file that is renamed
+            (path,) = render.main(run_dir, agents=(str(agent),), formats=("gif",), out=folder, force=force)
     except ValueError as error:
         raise ValueError(f"video: {error}; --no-video exports without it") from error
     path.replace(folder / "replay.gif")
-
-
-def run(words) -> None:
-    command_line.parse(main, words, description=__doc__)

@@ -81,7 +81,3 @@ def main(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
     if not (found := find_runs(folder)):
         raise ValueError(f"folder = {folder}: contains no run of a script, onejit train or onejit sweep")
     print(command_line.align([TITLES, *map(describe, found)]))
-
-
-def run(words) -> None:
-    command_line.parse(main, words, description=__doc__)

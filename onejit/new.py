@@ -70,7 +70,3 @@ def main(
     runs.write(path, renamed(text, name, path.stem))
     print(f"{path} is a copy of {name}.py. Train it with `python {path}`, `uv run {path}` or `onejit train {path}`.")
     return path
-
-
-def run(words) -> None:
-    command_line.parse(main, words, description=__doc__)

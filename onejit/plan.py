@@ -322,6 +322,3 @@ def main(words) -> None:
     show(plan, options.kernels)
     if options.json:
         runs.write(options.json, json.dumps(plan))
-
-
-run = main

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import tyro
 
-from onejit import boards, command_line, runs, statistics
+from onejit import boards, runs, statistics
 
 
 def unwrap(env):
@@ -84,7 +84,3 @@ def main(
     reward = float(state.rewards[person])
     print(f"{boards.text(state)}\n{'you win' if reward > 0 else 'the agent wins' if reward < 0 else 'a draw'}")
     return reward
-
-
-def run(words) -> None:
-    command_line.parse(main, words, description=__doc__)

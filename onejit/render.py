@@ -379,12 +379,9 @@ def check_formats(formats, env):
         raise ValueError("formats: svg is for board games; use gif or mp4")
     if game is not None and set(formats) - {"svg"}:
         boards.check_stones(game, "gif and mp4 draw")
-    formats = formats or (("gif", "html") if bodies else ("gif",) if game is None else ("svg",))
+    formats = formats or (("gif", "html") if bodies and PACKAGES.exists() else ("gif",) if game is None else ("svg",))
     needed = ["pygame"] if getattr(env, "name", "") in DRAWN_BY_GYMNAX and env.name.endswith(("-v0", "-v1")) else []
-    for package in needed + ["imageio_ffmpeg"] * ("mp4" in formats):
-        if importlib.util.find_spec(package) is None:
-            name = package.replace("_", "-")
-            raise ValueError(f"formats: {', '.join(formats)} of this environment needs {name}; pip install {name}")
+    command_line.check_packages(f"formats = {' '.join(formats)}", needed + ["imageio_ffmpeg"] * ("mp4" in formats))
     if "html" in formats:
         viewer_modules()
     return formats
@@ -405,7 +402,7 @@ def main(
     Args:
         run_dir: a finished run of a script or of `onejit train`
         agents: best, median, worst, or numbers of agents, from 0
-        formats: file formats; gif by default, and html as well for brax environments; svg for board games
+        formats: file formats; gif by default, with html for brax if its viewer is installed; svg for board games
         episode: number of the greedy episode, from 0
         max_steps: number of steps to draw; 0 draws all
         out: folder for the files; RUN_DIR/render by default, RUN_DIR/render_best with --best
@@ -439,7 +436,3 @@ def main(
             print(f"  {path}")
             written.append(path)
     return written
-
-
-def run(words) -> None:
-    command_line.parse(main, words, description=__doc__)

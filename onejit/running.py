@@ -384,6 +384,22 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
         size = max(step, min(size - step, -(-total // slices // step) * step))
 
 
+def compile_slices(compile_size, total: int, size: int | None, memory_gib: float | None, seconds: dict):
+    """`(program, description)` for `total` runs in slices of `size`, by default the largest ones that fit in memory.
+
+    Adds the time to `seconds` {"compile"}. Raises ValueError.
+    """
+    begun, memory = time.perf_counter(), free_memory(memory_gib)
+    program = compile_size(size) if size else largest_slice(compile_size, total, padding(total), memory)
+    took = time.perf_counter() - begun
+    seconds["compile"] += took
+    short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
+    return program, (
+        f"{-(-total // program.size)} slice(s) of {program.size} on {program.num_devices} device(s), "
+        f"{program.bytes / GIB:.3g} GiB of {memory / GIB:.3g} free on each{short}; compiled in {took:.1f} s"
+    )
+
+
 # --- training ---
 
 
@@ -392,16 +408,9 @@ def seed_keys(options) -> np.ndarray:
     return np.asarray(jax.random.key_data(jax.random.split(jax.random.key(options.seed), options.num_seeds)))
 
 
-def put(array: np.ndarray, sharding):
-    """Spread an array that every process has over the devices of all processes."""
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-
-def fetch(program: Program, tree) -> dict:
-    """Gather arrays from all processes into NumPy arrays, one after the other to save memory."""
-    if jax.process_count() == 1:
-        return jax.tree.map(np.asarray, tree)
-    return jax.tree.map(lambda leaf: np.asarray(jax.jit(lambda x: x, out_shardings=program.whole)(leaf)), tree)
+def fetch(tree) -> dict:
+    """Gather arrays from all processes into NumPy arrays."""
+    return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
@@ -420,8 +429,7 @@ def without_empty(tree):
 def save(manager, step: int, carry) -> None:
     """Write a checkpoint. Raises OSError."""
     try:
-        lengths = {name: leaf.shape[1] for name, leaf in grown(carry).items()}
-        manager.save(step, args=ocp.args.StandardSave(without_empty(carry)), custom_metadata=lengths)
+        manager.save(step, args=ocp.args.StandardSave(without_empty(carry)))
     except Exception as error:  # Orbax raises many kinds
         if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):
             raise  # another process is gone
@@ -431,30 +439,25 @@ def save(manager, step: int, carry) -> None:
         raise OSError(f"the checkpoint of update {step} cannot be written: {kind}") from error
 
 
-def grown(carry) -> dict:
-    """The arrays [size, length] whose length depends on the number of updates."""
-    evaluation = {"evaluation": carry["evaluation"]["returns"]} if "evaluation" in carry else {}
-    return {f"metrics.{name}": leaf for name, leaf in carry["metrics"].items()} | evaluation
-
-
 def restore(manager, step: int, program: Program):
     """Read the `carry` of a checkpoint, and lengthen it for the updates of `program`. Raises OSError."""
-    name = f"{Path(manager.directory).name}/{step}"
     try:
-        lengths = manager.metadata(step).custom_metadata
-
-        def saved(path, leaf):
-            length = lengths.get(path_of(path))
-            shape = leaf.shape if length is None else (leaf.shape[0], length)
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
-
-        abstract = jax.tree_util.tree_map_with_path(saved, program.abstract)
+        abstract, stored = dict(program.abstract), manager.item_metadata(step).tree
+        abstract["metrics"] = of_stored_length(abstract["metrics"], stored["metrics"])
+        if "evaluation" in abstract:
+            returns = of_stored_length(abstract["evaluation"]["returns"], stored["evaluation"]["returns"])
+            abstract["evaluation"] = abstract["evaluation"] | {"returns": returns}
         carry = manager.restore(step, args=ocp.args.StandardRestore(without_empty(abstract)))
         carry = jax.tree.map(lambda leaf, read: read if leaf.size else jnp.zeros_like(leaf), abstract, carry)
-        return jax.tree.map(lambda leaf, read: lengthen(read, leaf), program.abstract, carry)
+        return jax.tree.map(lengthen, carry, program.abstract)
     except Exception as error:  # Orbax raises many kinds
-        cause = " ".join(str(error).split())[:300]
+        name, cause = f"{Path(manager.directory).name}/{step}", " ".join(str(error).split())[:300]
         raise OSError(f"resume: the checkpoint {name} cannot be restored: {cause}") from error
+
+
+def of_stored_length(abstract, stored):
+    """Shapes [size, updates] with the number of updates that a checkpoint holds."""
+    return jax.tree.map(lambda leaf, found: leaf.update(shape=(leaf.shape[0], found.shape[1])), abstract, stored)
 
 
 def holds(tree, kind: type) -> bool:
@@ -468,14 +471,8 @@ def with_new_episodes(program: Program, runner_state, floats, key_data, done: in
         text = "checkpoints do not contain the state of environments outside of JAX; new episodes begin"
         print(f"resume: note: {text}", file=sys.stderr)
     keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(jax.random.wrap_key_data(jnp.asarray(key_data)))
-    new = program.start(floats, put(np.asarray(jax.random.key_data(keys)), program.spread))["runner_state"]
+    new = program.start(floats, jax.device_put(np.asarray(jax.random.key_data(keys)), program.spread))["runner_state"]
     return runner_state._replace(**{name: getattr(new, name) for name in EPISODE if hasattr(new, name)})
-
-
-def path_of(path) -> str:
-    """The name of a leaf of `carry` in `grown`."""
-    keys = [str(getattr(key, "key", "")) for key in path]
-    return "evaluation" if keys == ["evaluation", "returns"] else ".".join(keys)
 
 
 def lengthen(array, like):
@@ -598,8 +595,7 @@ def catching_signals():
 
 def latest(values: list) -> int:
     """The first of `values` on any process, or 0."""
-    value = np.int32(values[0] if values else 0)
-    return int(value if jax.process_count() == 1 else np.max(multihost_utils.process_allgather(value)))
+    return int(np.max(multihost_utils.process_allgather(np.int32(values[0] if values else 0))))
 
 
 def train_slice(program: Program, floats, key_data, manager, watch, *, interval=60.0, save_last=False, eval_interval=0,
@@ -615,12 +611,12 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
     The times are added to `seconds` {"train", "evaluate"}.
     """
     seconds = {"train": 0.0, "evaluate": 0.0} if seconds is None else seconds
-    floats = {name: put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
+    floats = {name: jax.device_put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
     from onejit.envs import host  # not at the top: it imports gymnax, which starts JAX before `connect`
 
     host.close_all()  # left by an earlier slice
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
-    carry = restore(manager, done, program) if done else program.start(floats, put(key_data, program.spread))
+    carry = restore(manager, done, program) if done else program.start(floats, jax.device_put(key_data, program.spread))
     if done and holds(program.abstract["runner_state"], host.HostState):
         carry["runner_state"] = with_new_episodes(program, carry["runner_state"], floats, key_data, done)
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()

@@ -17,7 +17,6 @@ compile group of its own. With `--optuna`, each batch of trials is proposed from
 import contextlib
 import csv
 import dataclasses
-import importlib.util
 import io
 import itertools
 import math
@@ -44,8 +43,7 @@ from onejit.sweep_pictures import draw_curves, draw_heat_map, draw_returns, show
 
 TOOL = "onejit sweep"
 DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
-PACKAGES = {"tensorboard": ["tensorboardX"], "wandb": ["wandb"]}  # that values of options need
-PACKAGES |= {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}
+SAMPLERS = {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}  # the packages that they need
 OF_RUNS = ("run.final_return", "run.first_not_finite", "run.diverged")  # arrays of a slice that are not metrics
 
 # --- what to run ---
@@ -169,9 +167,8 @@ def check_options(script, swept: dict[str, list[str]], options: Options) -> None
     if bool(drawn or options.optuna) != (options.samples is not None):
         name = drawn[0] if drawn else "samples"
         raise ValueError(f"{name}: --samples goes with --optuna or a field with {', '.join(DISTRIBUTIONS)}")
-    for name, value in (("optuna", options.optuna), ("track", options.track)):
-        if missing := [each for each in PACKAGES.get(value, ()) if importlib.util.find_spec(each) is None]:
-            raise ValueError(f"{name} = {value}: needs a package; pip install {' '.join(missing)}")
+    command_line.check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna, ()))
+    command_line.check_packages(f"track = {options.track}", train.TRACKERS.get(options.track, ()))
     if options.optuna == "cmaes" and len(drawn) < 2:
         raise ValueError("optuna = cmaes: needs at least two fields with a distribution; tpe needs one")
     if options.batch != Options.batch and not options.optuna:
@@ -298,27 +295,19 @@ def make_space(request: Request) -> dict:
 
 def compile_group(request: Request, group: Group, number: int, progress) -> running.Program:
     """The program of the compile group `number`. A resumed group keeps its size of slices. Raises ValueError."""
-    begun, memory, sizes = time.perf_counter(), running.free_memory(request.options.memory), request.record["slices"]
-    compile_size = partial(running.compile_slice, request.script, group.config, floats := float_names(request))
-    total = len(group.trials) * request.options.num_seeds
-    if number < len(sizes):
-        program = compile_size(sizes[number])
-    else:
-        program = running.largest_slice(compile_size, total, running.padding(total), memory)
+    floats, sizes, total = float_names(request), request.record["slices"], len(group.trials) * request.options.num_seeds
+    compile_size = partial(running.compile_slice, request.script, group.config, floats)
+    size = sizes[number] if number < len(sizes) else None
+    how = total, size, request.options.memory, request.record["seconds"]
+    program, slices = running.compile_slices(compile_size, *how)
+    if size is None:
         sizes.append(program.size)
-    seconds = time.perf_counter() - begun
-    request.record["seconds"]["compile"] += seconds
     running.only_first(runs.write_record, request.run_dir, request.record)
     if running.is_first():
         trial = request.trials[group.trials[0]]
         label = show({name: value for name, value in trial.items() if name not in floats}) or "float fields only"
-        short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
-        progress.write(
-            f"group {number} ({label}): {total} runs of {group.config.num_updates} updates, "
-            f"{-(-total // program.size)} slice(s) of {program.size} with {program.bytes / running.GIB:.3g} GiB on "
-            f"each of {program.num_devices} device(s){short}; compiled in {seconds:.1f} s",
-            file=sys.stdout,
-        )
+        what = f"{total} runs of {group.config.num_updates} updates"
+        progress.write(f"group {number} ({label}): {what} in {slices}", file=sys.stdout)
     return program
 
 
@@ -393,7 +382,7 @@ def train_slice(request: Request, group: Group, program, first: int, last: int, 
         how |= dict(begin=progress.unpause, before_save=partial(runs.write_record, request.run_dir, request.record))
         carry = running.train_slice(program, floats, keys, manager, watch, seconds=request.record["seconds"], **how)
     found = carry["metrics"], carry["runner_state"].agent
-    return jax.tree.map(lambda leaf: leaf[: last - first], running.fetch(program, found))
+    return jax.tree.map(lambda leaf: leaf[: last - first], running.fetch(found))
 
 
 def finish_slice(request: Request, group: Group, metrics, agent, first: int, name: str, progress) -> None:
@@ -653,8 +642,8 @@ def main(words) -> Path:
     with until_the_end, stop(1, (OSError,), about=f"run_dir = {run_dir}: "), failures():
         go_on = running.stopping(TOOL, f"{TOOL} --resume {run_dir} continues")
         bar = running.progress_bar(request.record["steps_total"], not running.is_first())
-        with go_on, bar, running.catching_signals() as caught:
-            with stop(kinds=(ValueError,)):
+        with go_on, running.catching_signals() as caught:
+            with stop(kinds=(ValueError,)), bar:
                 try:
                     run_groups(request, groups, bar, caught)
                 except ValueError:
@@ -663,6 +652,3 @@ def main(words) -> Path:
                     raise
             running.only_first(write_results, request)
     return run_dir
-
-
-run = main

@@ -14,7 +14,6 @@ run begins new episodes if its environments run outside JAX. Several hosts share
 import contextlib
 import dataclasses
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
@@ -33,7 +32,7 @@ from safetensors.numpy import save as as_safetensors
 
 from onejit import command_line, running, runs, statistics
 
-TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # the package that each needs
+TRACKERS = {"tensorboard": ["tensorboardX"], "wandb": ["wandb"]}  # the packages that they need
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +82,7 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     config, options, _ = command_line.parse_with(script, words, Options, description=__doc__)
     if options.eval_interval and not options.eval_episodes:
         raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
-    if options.track and importlib.util.find_spec(package := TRACKERS[options.track]) is None:
-        raise ValueError(f"track = {options.track}: needs the package {package}, see requirements-tools.txt")
+    command_line.check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
     stamp = f"{config.env_name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     run_dir = Path(running.agree(str(options.run_dir or Path("runs", Path(script.__file__).stem, stamp))))
     running.only_first(runs.check_new, run_dir)
@@ -205,25 +203,19 @@ def returns_over_seeds(name: str, returns) -> dict:
 def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Program:
     """Compile the program of a slice, print its memory, and begin and lock a new run. Raises ValueError."""
     script, config, options, record = request.script, request.config, request.options, request.record
-    begun, memory = time.perf_counter(), running.free_memory(options.memory)
     compile_size = partial(running.compile_slice, script, config, [], options=options)
-    if "slice" in record:  # a resumed run keeps its slices, and therefore its numbers
-        program = compile_size(record["slice"])
+    size = record.get("slice")  # a resumed run keeps its slices, and therefore its numbers
+    how = options.num_seeds, size, options.memory, record["seconds"]
+    program, slices = running.compile_slices(compile_size, *how)
+    if size:
         running.only_first(runs.write_config, request.run_dir / "config.yaml", config)  # it may have been extended
     else:
-        program = running.largest_slice(compile_size, options.num_seeds, running.padding(options.num_seeds), memory)
         record["slice"] = program.size
         running.only_first(runs.begin_run, request.run_dir, config, record)
         until_the_end.enter_context(running.holding(request.run_dir))
-    record["seconds"]["compile"] += time.perf_counter() - begun
     if running.is_first():
-        short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
-        print(
-            f"{config.env_name}: {options.num_seeds} seeds in {-(-options.num_seeds // program.size)} slice(s) of "
-            f"{program.size} on {program.num_devices} device(s), {program.bytes / running.GIB:.3g} GiB of "
-            f"{memory / running.GIB:.3g} free on each{short}; {config.num_updates} updates of "
-            f"{runs.steps_of(config)} steps; compiled in {time.perf_counter() - begun:.1f} s"
-        )
+        updates = f"{config.num_updates} updates of {runs.steps_of(config)} steps"
+        print(f"{config.env_name}: {updates}; {options.num_seeds} seeds in {slices}")
     return program
 
 
@@ -274,12 +266,12 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
                 finally:
                     close()
             ended = time.perf_counter()
-            part, state = {"metrics": running.fetch(program, carry["metrics"])}, carry["runner_state"]
-            part["agent"] = running.fetch(program, state.agent)
+            part, state = {"metrics": running.fetch(carry["metrics"])}, carry["runner_state"]
+            part["agent"] = running.fetch(state.agent)
             if program.evaluate is not None:
                 part["evaluation"] = np.asarray(program.evaluate(state.agent))
             if "evaluation" in carry:
-                part["during"] = running.fetch(program, carry["evaluation"])
+                part["during"] = running.fetch(carry["evaluation"])
             parts.append(jax.tree.map(itemgetter(slice(len(seeds))), part))
             seconds["evaluate"] += time.perf_counter() - ended
             del carry
@@ -350,6 +342,3 @@ def main(words) -> Path:
             trained, runner_state = train(request, program)
         running.only_first(finish, request, trained, runner_state)
     return run_dir
-
-
-run = main

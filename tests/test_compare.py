@@ -15,7 +15,7 @@ import tyro
 import yaml
 from safetensors.numpy import save_file
 
-from onejit import command_line, compare, statistics
+from onejit import __main__, compare, statistics
 
 rng = np.random.default_rng(0)
 
@@ -122,6 +122,7 @@ def test_seeds_that_are_not_finite_are_the_worst():
     assert statistics.pooled_interquartile_mean(few) == np.mean([2, 3, 4, 5])
     assert statistics.pooled_interquartile_mean(many) == -np.inf
     assert statistics.median(few) == 3.5 and statistics.median(few, np.full(2, -np.inf), np.zeros(2)) == 0
+    assert statistics.median(few, *[np.full(2, -np.inf)] * 2) == -np.inf
     assert statistics.optimality_gap(np.array([-np.inf, 0.5, 0.0])) == 0.75
     won = [(a > b) + 0.5 * (a == b) for a in few for b in many]
     assert statistics.probability_of_improvement(few, many) == pytest.approx(np.mean(won))
@@ -167,6 +168,8 @@ def test_a_whole_comparison(tmp_path, capsys):
     worst = rows[both, "worst seed", "ppo", ""]
     assert float(worst["value"]) == pytest.approx(min([*a, *c])) and worst["low"] == "nan"
     improvement = rows[both, "probability of improvement", "ppo", "dqn"]
+    won = [np.mean([x > y for x in xs for y in ys]) for xs, ys in ((a, b), (c, d))]
+    assert float(improvement["value"]) == pytest.approx(np.mean(won))
     assert improvement["seeds"] == "8+6/5+5" and rows[both, "paired difference", "ppo", "dqn"]["seeds"] == "4/5"
     raw = rows["CartPole-v1", "interquartile mean", "dqn", ""]
     assert float(raw["value"]) == pytest.approx(statistics.pooled_interquartile_mean(b * 200 + 10))
@@ -229,7 +232,7 @@ def test_agents_without_a_return_are_the_worst_and_named(tmp_path, capsys):
 def test_greedy_returns(tmp_path):
     path = make_run(tmp_path / "1", [1, 2, 3], evaluation=[[10, 20], [30, 30], [0, 100]])
     rows = read_csv(run(path, "--returns", "greedy", "--out", tmp_path / "out"))
-    assert float(rows["CartPole-v1", "median", "ppo", ""]["value"]) == 30
+    assert float(rows["CartPole-v1", "mean", "ppo", ""]["value"]) == pytest.approx((15 + 30 + 50) / 3)
 
 
 def test_no_script_of_a_run_is_executed(tmp_path):
@@ -282,8 +285,8 @@ def test_bad_input(tmp_path, capsys):
         (): "runs: give at least one DIR",
     }
     for args, message in cases.items():
-        with pytest.raises(SystemExit) as stop, command_line.errors_in_one_line("onejit compare"):
-            compare.run(list(map(str, args)))
+        with pytest.raises(SystemExit) as stop:
+            __main__.main(["compare", *args])
         said = capsys.readouterr().err
         assert stop.value.code == 2 and message in said and "Traceback" not in said, args
 

@@ -104,7 +104,7 @@ def test_every_script_resumes(script, tmp_path):
     program = running.compile_slice(script, config, [], 2, SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0))
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
     with running.open_checkpoints(tmp_path, keep=1) as manager:
-        carry = program.advance(program.start({}, running.put(keys, program.spread)), {}, 0, 1)
+        carry = program.advance(program.start({}, jax.device_put(keys, program.spread)), {}, 0, 1)
         running.save(manager, 1, carry)
         again = running.restore(manager, 1, program)
     before = [leaf.copy() for leaf in arrays(carry)]

@@ -379,6 +379,12 @@ def test_page_holds_all_that_it_imports(pendulum, no_packages):
 
 
 def test_page_without_packages(pendulum, no_packages):
+    """It is refused, and not among the default formats."""
+    adapter = SimpleNamespace(env=pendulum[0])
+    assert render.check_formats((), adapter) == ("gif",)
+    no_packages.mkdir()
+    with pytest.raises(ValueError, match="html needs"):
+        render.check_formats((), adapter)
     with pytest.raises(ValueError, match=r"html needs .*three.*npm ci --prefix .* --formats gif"):
         render.make_page("title", *pendulum)
 

@@ -429,6 +429,7 @@ def test_config_file(tmp_path):
     (300, 10, 100, 8, 700, 40),
     (0, 10, 3, 8, 80, 8),
     (0, 10, 7, 1, 15, 1),
+    (900, 1, 1000, 1, 1000, 100),  # two guesses in proportion would be far off
 ])  # fmt: skip
 def test_largest_slice(fixed, each, total, step, memory, size):
     compiled = []
