@@ -43,8 +43,7 @@ from onejit import runs  # noqa: E402
 
 
 def train(config, seed: int, num_seeds: int, run_dir: Path, checkpoints: int) -> None:
-    """Train agents into a new run directory, with `agent_STEPS.safetensors` of the untrained agents and of those after
-    1, 1/2, 1/4, ... of the updates."""
+    """Train agents into a new run directory, and keep them before the training and after 1, 1/2, 1/4, ... of it."""
     init, update = alphazero.make_learner(config)
     update = jax.jit(jax.vmap(update) if num_seeds > 1 else over_one(update), donate_argnums=0)
     state = jax.jit(jax.vmap(init))(jax.random.split(jax.random.key(seed), num_seeds))
@@ -52,15 +51,16 @@ def train(config, seed: int, num_seeds: int, run_dir: Path, checkpoints: int) ->
     run_dir.mkdir(parents=True)
     metrics = []
     for done in range(config.num_updates + 1):
-        if done in kept:
+        if done in kept:  # what an interrupted training leaves is complete, too
             steps = done * config.num_envs * config.num_steps
             leaves = {name: np.asarray(leaf) for name, leaf in flatten_dict(state.agent, sep=".").items()}
             save_file(leaves, run_dir / f"agent_{steps}.safetensors", {"script": "alphazero", "seed": str(seed)})
+            if done:
+                stacked = {name: np.stack([each[name] for each in metrics], axis=1) for name in metrics[0]}
+                alphazero.save_results(config, seed, state.agent, stacked, run_dir)
         if done < config.num_updates:
             state, found = update(state)
             metrics.append(jax.device_get(found))
-    metrics = {name: np.stack([each[name] for each in metrics], axis=1) for name in metrics[0]}
-    alphazero.save_results(config, seed, state.agent, metrics, run_dir)
     alphazero.report(config, state, run_dir)
 
 
@@ -327,8 +327,10 @@ def measure(run_dir: Path, arguments) -> None:
         for search in arguments.search:
             setting = dataclasses.replace(config, eval_simulations=search)
             counts = round_robin(setting, agents, keys, begins, arguments.opening)
-            for each, rating, low, high in zip(steps, elo(counts), *elo_interval(counts), strict=True):
-                print(f"{each} steps, {player_name(search)}: Elo {rating:.0f} ({low:.0f} to {high:.0f})", flush=True)
+            for i, (rating, low, high) in enumerate(zip(elo(counts), *elo_interval(counts), strict=True)):
+                said = f"{steps[i]} steps, {player_name(search)}: Elo {rating:.0f} ({low:.0f} to {high:.0f})"
+                solved_too = config.env_name == "connect_four"
+                print(f"{said}, {examine_connect_four(setting, agents[i])}" if solved_too else said, flush=True)
 
 
 def pick(agents, i: int):
