@@ -1,30 +1,73 @@
-"""The strength of alphazero's agents: against random moves, against plain MCTS, and tic_tac_toe against every move.
+"""The strength of alphazero's agents: in games, and against exact values of positions.
 
     python benchmarks/alphazero_strength.py configs/alphazero/tic_tac_toe.yaml --num-seeds 4 --games 1000 --opening 0
     python benchmarks/alphazero_strength.py configs/alphazero/connect_four.yaml --run-dir runs/alphazero/connect_four
+    python benchmarks/alphazero_strength.py configs/alphazero/connect_four.yaml --run-dir RUN_DIR --opponents --elo
 
-Without a run it trains the config. Each agent begins half of the games. The first two moves of a game are random, and
-therefore games differ. A perfect player may lose some of these openings.
+The opponents are random moves and plain MCTS. Each agent begins half of the games. The first two moves of a game are
+random, and therefore games differ. A perfect player may lose some of these openings. In tic_tac_toe the agent also
+plays against every line of moves, in connect_four it is asked for a move in 1,000 solved positions
+(benchmarks/connect_four.py).
+
+If there is no RUN_DIR, the config is trained into it, with `--checkpoints` of the agents. `--elo` lets the checkpoints
+of each run play against each other.
 """
 
 import argparse
 import dataclasses
 import functools
+import itertools
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import connect_four  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pgx  # noqa: E402
+import scipy.optimize  # noqa: E402
+import scipy.special  # noqa: E402
 import scipy.stats  # noqa: E402
+from flax.traverse_util import flatten_dict  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
 
 import alphazero  # noqa: E402
 from onejit import runs  # noqa: E402
+
+# --- training with checkpoints ---
+
+
+def train(config, seed: int, num_seeds: int, run_dir: Path, checkpoints: int) -> None:
+    """Train agents into a new run directory, and keep them before the training and after 1, 1/2, 1/4, ... of it."""
+    init, update = alphazero.make_learner(config)
+    update = jax.jit(jax.vmap(update) if num_seeds > 1 else over_one(update), donate_argnums=0)
+    state = jax.jit(jax.vmap(init))(jax.random.split(jax.random.key(seed), num_seeds))
+    kept = [0, *(config.num_updates >> halvings for halvings in range(checkpoints - 1))]
+    run_dir.mkdir(parents=True)
+    metrics = []
+    for done in range(config.num_updates + 1):
+        if done in kept:  # what an interrupted training leaves is complete, too
+            steps = done * config.num_envs * config.num_steps
+            leaves = {name: np.asarray(leaf) for name, leaf in flatten_dict(state.agent, sep=".").items()}
+            save_file(leaves, run_dir / f"agent_{steps}.safetensors", {"script": "alphazero", "seed": str(seed)})
+            if done:
+                stacked = {name: np.stack([each[name] for each in metrics], axis=1) for name in metrics[0]}
+                alphazero.save_results(config, seed, state.agent, stacked, run_dir)
+        if done < config.num_updates:
+            state, found = update(state)
+            metrics.append(jax.device_get(found))
+    alphazero.report(config, state, run_dir)
+
+
+def over_one(f):
+    """`f` over a first axis of one, without `vmap`."""
+    return lambda tree: jax.tree.map(lambda leaf: leaf[None], f(jax.tree.map(lambda leaf: leaf[0], tree)))
+
 
 # --- tic_tac_toe, solved exactly ---
 
@@ -69,9 +112,15 @@ def positions() -> list[tuple[int, ...]]:
 def states(boards):
     """Pgx's states of positions, [len(boards), ...]: the stones are placed in turns."""
     moves = [[[i for i, stone in enumerate(board) if stone == player] for player in (1, 2)] for board in boards]
-    moves = [[cell for pair in zip(x, [*o, None][: len(x)], strict=True) for cell in pair][:9] for x, o in moves]
-    moves = np.array([[-1 if cell is None else cell for cell in line] + [-1] * (9 - len(line)) for line in moves])
-    game = pgx.make("tic_tac_toe")
+    lines = [[cell for pair in zip(x, [*o, None][: len(x)], strict=True) for cell in pair] for x, o in moves]
+    return replay("tic_tac_toe", [[cell for cell in line if cell is not None] for line in lines])
+
+
+def replay(name: str, lines):
+    """Pgx's states after lines of moves, [len(lines), ...]."""
+    longest = max(map(len, lines))
+    moves = np.array([[*line] + [-1] * (longest - len(line)) for line in lines])
+    game = pgx.make(name)
 
     def place(state, move):
         stepped = game.step(state, jnp.maximum(move, 0))
@@ -104,24 +153,63 @@ def examine(act) -> Play:
     return Play(float(optimal), (lost, lost_second), (games, games_second))
 
 
+# --- connect_four, against solved positions ---
+
+
+class Judged(NamedTuple):
+    kept: float  # share of the positions in which the move keeps the exact value
+    kept_where_moves_differ: float  # the same for those in which some move loses value
+    random: float  # the same for random moves there, on average
+    wrong_sign: float  # share of the won and lost positions for which the network's value has the wrong sign
+    error: float  # mean absolute error of the network's value
+
+
+def judge(actions, values, outcomes) -> Judged:
+    """The quality of `actions` and `values` [N], by the exact outcomes of each column, None where it is full."""
+    best = np.array([max(x for x in each if x is not None) for each in outcomes])
+    found = np.array([each[action] for each, action in zip(outcomes, actions, strict=True)], dtype=float)
+    assert np.isfinite(found).all(), "an illegal move"
+    shares = [[x == most for x in each if x is not None] for each, most in zip(outcomes, best, strict=True)]
+    random = np.array([np.mean(each) for each in shares])
+    kept, differ, decided = found == best, random < 1, best != 0
+    wrong = np.sign(values)[decided] != best[decided]
+    error = np.abs(values - best).mean()
+    return Judged(*map(float, (kept.mean(), kept[differ].mean(), random[differ].mean(), wrong.mean(), error)))
+
+
+def examine_connect_four(config, agent) -> Judged:
+    lines, outcomes = zip(*connect_four.read(), strict=True)
+    (_, act), game = alphazero.make_policy(config), alphazero.make_game("connect_four")
+    network = alphazero.make_network(config, game)
+
+    @jax.jit
+    def play(agent, states):
+        actions = jax.vmap(lambda state: act(agent, (), state)[0])(states)
+        return actions, network.apply(agent["params"], states.observation)[1]
+
+    return judge(*map(np.asarray, play(agent, replay("connect_four", lines))), outcomes)
+
+
 # --- games against an opponent ---
 
 
-def make_games(config, opponent_simulations: int, opening: int):
-    """`play(agent, keys, agent_begins) -> rewards`: a game for each key, played to its end."""
-    game, (_, act) = alphazero.make_game(config.env_name), alphazero.make_policy(config)
-    mcts = alphazero.make_mcts(game, opponent_simulations) if opponent_simulations else alphazero.random_move
+def make_games(config, reply, opening: int):
+    """`play(agent, opponent, keys, agent_begins) -> rewards`: a game for each key, played to its end.
 
-    def play(agent, key, agent_begins):
+    `reply(opponent, key, state)` is the opponent's move.
+    """
+    game, (_, act) = alphazero.make_game(config.env_name), alphazero.make_policy(config)
+
+    def play(agent, opponent, key, agent_begins):
         init_key, key = jax.random.split(key)
         state = game.init(init_key)
         me = jnp.where(agent_begins, state.current_player, 1 - state.current_player)
 
         def move(carry):
             key, state, reward = carry
-            key, random_key, mcts_key = jax.random.split(key, 3)
+            key, random_key, reply_key = jax.random.split(key, 3)
             mine, _ = act(agent, (), state)
-            theirs = mcts(mcts_key, state)
+            theirs = reply(opponent, reply_key, state)
             action = jnp.where(state.current_player == me, mine, theirs)
             opened = state._step_count >= opening
             state = game.step(state, jnp.where(opened, action, alphazero.random_move(random_key, state)))
@@ -129,7 +217,13 @@ def make_games(config, opponent_simulations: int, opening: int):
 
         return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(())))[2]
 
-    return jax.jit(jax.vmap(play, (None, 0, 0)))
+    return jax.jit(jax.vmap(play, (None, None, 0, 0)))
+
+
+def make_opponent(config, simulations: int):
+    game = alphazero.make_game(config.env_name)
+    choose = alphazero.make_mcts(game, simulations) if simulations else alphazero.random_move
+    return lambda opponent, key, state: choose(key, state)
 
 
 def describe(rewards) -> str:
@@ -140,38 +234,111 @@ def describe(rewards) -> str:
     return f"{wins} won, {draws} drawn, {losses} lost: {share} won"
 
 
+# --- checkpoints of a run against each other ---
+
+
+def elo(counts) -> np.ndarray:
+    """Ratings [P] by the model of Bradley and Terry, with a mean of 0, from wins, draws and losses [P, P, 3].
+
+    A draw counts as half a win and half a loss. One draw is added to each pair, so that a player that never wins has
+    a rating, too.
+    """
+    points = counts[..., 0] + (counts[..., 1] + 1) / 2
+    np.fill_diagonal(points, 0.0)
+
+    def loss(ratings):  # of winning points[i, j] games against j: -log sigmoid(r_i - r_j)
+        difference = ratings[:, None] - ratings
+        slope = -points * scipy.special.expit(-difference)
+        return (points * np.logaddexp(0.0, -difference)).sum(), slope.sum(axis=1) - slope.sum(axis=0)
+
+    ratings = scipy.optimize.minimize(loss, np.zeros(len(points)), jac=True, method="L-BFGS-B").x
+    return (ratings - ratings.mean()) * 400 / np.log(10)
+
+
+def elo_interval(counts, samples: int = 300) -> np.ndarray:
+    """95 % bootstrap intervals of the ratings, over the games of each pair: [2, P]."""
+    rng, (i, j) = np.random.default_rng(0), np.triu_indices(len(counts), 1)
+    games = counts[i, j].sum(axis=1)
+    drawn, found = np.zeros_like(counts), []
+    for _ in range(samples):
+        drawn[i, j] = rng.multinomial(games, counts[i, j] / games[:, None])
+        drawn[j, i] = drawn[i, j][:, ::-1]
+        found.append(elo(drawn))
+    return np.percentile(found, [2.5, 97.5], axis=0)
+
+
+def round_robin(config, agents: list, keys, begins, opening: int) -> np.ndarray:
+    """Wins, draws and losses of each agent against each other one: [P, P, 3]."""
+    _, act = alphazero.make_policy(config)
+    play = make_games(config, lambda opponent, key, state: act(opponent, (), state)[0], opening)
+    counts = np.zeros((len(agents), len(agents), 3), int)
+    for i, j in itertools.combinations(range(len(agents)), 2):
+        rewards = np.asarray(play(agents[i], agents[j], keys, begins))
+        counts[i, j] = [(rewards == x).sum() for x in (1, 0, -1)]
+        counts[j, i] = counts[i, j][::-1]
+    return counts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
-    parser.add_argument("--run-dir", type=Path, help="a finished run; otherwise the config is trained")
+    parser.add_argument("--run-dir", type=Path, help="a run; if it does not exist, the config is trained into it")
     parser.add_argument("--num-seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--games", type=int, default=200)
+    parser.add_argument("--checkpoints", type=int, default=9, help="of a training: before, and after 1, 1/2, 1/4, ...")
+    parser.add_argument("--games", type=int, default=200, help="against each opponent")
     parser.add_argument("--opening", type=int, default=2, help="random moves at the start of a game")
     parser.add_argument("--search", type=int, nargs="*", default=[0, 32], help="simulations of the agent; 0 is none")
     parser.add_argument("--opponents", type=int, nargs="*", default=[0, 100], help="simulations; 0 is random moves")
+    parser.add_argument("--elo", action="store_true", help="the checkpoints of the first agent against each other")
     arguments = parser.parse_args()
-    if arguments.run_dir:
-        _, config, agents = runs.load_run(arguments.run_dir)
-    else:
-        config = runs.read_config(alphazero, arguments.config)
-        keys = jax.random.split(jax.random.key(arguments.seed), arguments.num_seeds)
-        agents = jax.jit(jax.vmap(lambda key: alphazero.make_train(config)(key)["runner_state"].agent))(keys)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = arguments.run_dir or Path(folder) / "run"
+        if not run_dir.exists():
+            config = runs.read_config(alphazero, arguments.config)
+            train(config, arguments.seed, arguments.num_seeds, run_dir, arguments.checkpoints)
+        measure(run_dir, arguments)
+
+
+def measure(run_dir: Path, arguments) -> None:
+    """Print what the agents of a run reach."""
+    _, config, agents = runs.load_run(run_dir)
     keys = jax.random.split(jax.random.key(arguments.seed + 1), arguments.games)
     begins = np.arange(arguments.games) % 2 == 0
     for i in range(len(jax.tree.leaves(agents)[0])):
-        agent = jax.tree.map(lambda leaf, i=i: jnp.asarray(leaf[i]), agents)
+        agent = pick(agents, i)
         for search in arguments.search:
             setting = dataclasses.replace(config, eval_simulations=search)
-            name = f"agent {i}, {f'search with {search} simulations' if search else 'network alone'}"
+            name = f"agent {i}, {player_name(search)}"
             if config.env_name == "tic_tac_toe":
                 _, act = alphazero.make_policy(setting)
                 found = examine(lambda s, act=act, agent=agent: jax.vmap(lambda o: act(agent, (), o)[0])(s))
                 print(f"{name}: {found}", flush=True)
+            if config.env_name == "connect_four":
+                print(f"{name}: {examine_connect_four(setting, agent)}", flush=True)
             for opponent in arguments.opponents:
-                rewards = np.asarray(make_games(setting, opponent, arguments.opening)(agent, keys, begins))
+                play = make_games(setting, make_opponent(config, opponent), arguments.opening)
+                rewards = np.asarray(play(agent, None, keys, begins))
                 against = f"MCTS with {opponent} simulations" if opponent else "random moves"
                 print(f"{name}, against {against}: {describe(rewards)}", flush=True)
+    if arguments.elo:
+        steps = sorted(int(file.stem.partition("_")[2]) for file in run_dir.glob("agent_*.safetensors"))
+        agents = [pick(runs.load_run(run_dir, file=f"agent_{each}.safetensors")[2], 0) for each in steps]
+        for search in arguments.search:
+            setting = dataclasses.replace(config, eval_simulations=search)
+            counts = round_robin(setting, agents, keys, begins, arguments.opening)
+            for i, (rating, low, high) in enumerate(zip(elo(counts), *elo_interval(counts), strict=True)):
+                said = f"{steps[i]} steps, {player_name(search)}: Elo {rating:.0f} ({low:.0f} to {high:.0f})"
+                solved_too = config.env_name == "connect_four"
+                print(f"{said}, {examine_connect_four(setting, agents[i])}" if solved_too else said, flush=True)
+
+
+def pick(agents, i: int):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[i]), agents)
+
+
+def player_name(search: int) -> str:
+    return f"search with {search} simulations" if search else "network alone"
 
 
 if __name__ == "__main__":

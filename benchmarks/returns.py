@@ -57,7 +57,7 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         sac/pendulum td3/pendulum rainbow/cartpole
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
     10: " ".join(f"ppo_continuous/mujoco_{robot}{steps}" for steps in ("", "@3e6") for robot in MUJOCO)
-    + " reppo/mujoco_halfcheetah",
+    + " reppo/mujoco_halfcheetah mappo/simple_spread",
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders dqn/seaquest apex_dqn/breakout
         sac/hopper td3/hopper sac/inverted_double_pendulum td3/inverted_double_pendulum reppo/hopper
@@ -66,6 +66,7 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         pqn/breakout@1e7 pqn/asterix@1e7 pqn/freeway@1e7 pqn/spaceinvaders@1e7 pqn/seaquest@1e7
         dqn/breakout@5e6 dqn/asterix@5e6 dqn/freeway@5e6 dqn/spaceinvaders@5e6 dqn/seaquest@5e6""",
     6: " ".join(f"{name}/mujoco_{robot}" for name in ("sac", "td3") for robot in MUJOCO[:4]),
+    5: "mappo/cramped_room",
     4: "sac/mujoco_halfcheetah@1e6 td3/mujoco_halfcheetah@1e6",
 }
 
@@ -105,6 +106,7 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "rainbow/*": "0.3",
     "reppo/mujoco_*": "1",
     "reppo/*": "0.2",
+    "mappo/*": "0.2",
     "*/mujoco_halfcheetah@1e6": "5",
     "sac/mujoco_*": "2.5",
     "td3/mujoco_*": "2",
@@ -412,6 +414,8 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     "rainbow/cartpole": "3 settings, 4 agents each, 2e5 steps, seed 7",
     "apex_dqn/breakout": "none",
     "ppo/cartpole": "none: CleanRL's settings",
+    "mappo/simple_spread": "none: JaxMARL's settings",
+    "mappo/cramped_room": "none: JaxMARL's settings",
     "sac/mountaincar_continuous": "at least 6 settings, 6 seeds each",
     "ppo_rnn/cartpole_masked": "at least 12 settings, 2 seeds each",
 }
@@ -431,6 +435,7 @@ REWARDS = {  # {environment: reward of each step}, from which a return tells the
 }
 DISCRETE = ("ppo", "ppo_rnn", "pqn", "dqn", "apex_dqn", "rainbow", "q_learning_gridworld")  # of the summary
 CONTINUOUS = ("ppo_continuous", "dpo_continuous", "reppo", "sac", "td3")
+TEAMS = ("mappo",)
 
 
 # --- measuring ---
@@ -730,9 +735,9 @@ def table(rows: list[dict]) -> list[str]:
 
 
 def summary(found: list[dict]) -> str:
-    """Two tables of environments and scripts, for discrete and for continuous actions: means."""
+    """Tables of environments and scripts, for discrete actions, for continuous actions and for teams: means."""
     tables, ran = [], {each["script"] for each in found}
-    for scripts in (DISCRETE, CONTINUOUS):
+    for scripts in (DISCRETE, CONTINUOUS, TEAMS):
         scripts = [name for name in scripts if name in ran]
         lines = [f"| environment | {' | '.join(scripts)} |", "|---" * (len(scripts) + 1) + "|"]
         for environment, rows in by_environment(found).items():
@@ -752,7 +757,7 @@ def mean_and_steps(found: dict) -> str:
 COLORS = {  # of each script in all figures; scripts of one environment differ
     "ppo": "tab:blue", "ppo_continuous": "tab:blue", "ppo_rnn": "navy", "dpo_continuous": "tab:cyan",
     "reppo": "tab:brown", "pqn": "tab:orange", "dqn": "tab:green", "apex_dqn": "tab:olive", "rainbow": "tab:purple",
-    "sac": "tab:red", "td3": "tab:pink", "q_learning_gridworld": "tab:gray",
+    "sac": "tab:red", "td3": "tab:pink", "q_learning_gridworld": "tab:gray", "mappo": "teal",
 }  # fmt: skip
 
 

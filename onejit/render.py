@@ -375,11 +375,11 @@ def check_formats(formats, env):
     if "html" in formats and not bodies:
         raise ValueError("formats: html is for brax environments; use gif or mp4")
     game = getattr(env, "game", None)
-    if "svg" in formats and game is None:
-        raise ValueError("formats: svg is for board games; use gif or mp4")
     if game is not None and set(formats) - {"svg"}:
         boards.check_stones(game, "gif and mp4 draw")
     formats = formats or (("gif", "html") if bodies and PACKAGES.exists() else ("gif",) if game is None else ("svg",))
+    if "svg" in formats and not type(game).__module__.startswith("pgx."):
+        raise ValueError("formats: svg draws the games of Pgx, and no others")
     needed = ["pygame"] if getattr(env, "name", "") in DRAWN_BY_GYMNAX and env.name.endswith(("-v0", "-v1")) else []
     command_line.check_packages(f"formats = {' '.join(formats)}", needed + ["imageio_ffmpeg"] * ("mp4" in formats))
     if "html" in formats:

@@ -433,3 +433,13 @@ def test_a_person_plays_in_the_terminal(finished, monkeypatch, capsys):
 def test_play_says_where_it_does_not_apply():
     with pytest.raises(ValueError, match="CartPole-v1 is no board game; play is for runs of alphazero"):
         play.main(ROOT / "agents" / "ppo_cartpole")
+
+
+def test_render_says_where_it_does_not_apply():
+    """Pgx draws its own games alone, and GIFs draw stones."""
+    for formats in ((), ("svg",)):
+        with pytest.raises(ValueError, match="formats: svg draws the games of Pgx, and no others"):
+            render.check_formats(formats, alphazero.Match(Nim(), 0))
+    with pytest.raises(ValueError, match="env_name = nim: gif and mp4 draw boards of tic_tac_toe"):
+        render.check_formats(("gif",), alphazero.Match(Nim(), 0))
+    assert render.check_formats((), alphazero.Match(alphazero.make_game("hex"), 0)) == ("svg",)
