@@ -18,6 +18,7 @@ import weakref
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -440,6 +441,19 @@ def test_largest_slice(fixed, each, total, step, memory, size):
 
     assert running.largest_slice(compile_size, total, step, memory).size == size
     assert len(compiled) <= 4
+
+
+def test_memory_of_a_program():
+    size = 1_000_000  # bytes of the argument
+
+    def needs(function, held=0, **how):
+        argument = jax.ShapeDtypeStruct((size // 4,), jnp.float32)
+        return running.program_bytes(jax.jit(function, **how).lower(argument).compile(), held) / size
+
+    assert 2.0 <= needs(lambda x: x + 1.0) < 2.2  # the argument and the output
+    assert 1.0 <= needs(lambda x: x + 1.0, donate_argnums=0) < 1.2  # the output takes the argument's place
+    assert 2.0 <= needs(lambda x: jnp.sort(x)[7]) < 4.2  # the argument, and what is sorted
+    assert needs(lambda x: x + 1.0, held=5 * size, donate_argnums=0) >= 5.0
 
 
 def test_memory_grows_with_runs():

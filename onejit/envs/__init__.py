@@ -17,7 +17,7 @@ from gymnax.environments import environment
 
 @struct.dataclass
 class State(environment.EnvState):
-    """gymnax's `time`, which the time limit is compared with, and the state of the library."""
+    """The state of the library's environment, and gymnax's `time`, which counts the steps for the time limit."""
 
     inner: Any
 
