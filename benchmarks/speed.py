@@ -16,8 +16,8 @@ a plain loop over EnvPool; gridworld against a plain port. If a peer is missing,
 The contestants are `jit(vmap(train))` of both on one device, a single seed without `vmap`, and, with several seeds and
 several devices (each CPU core is one), the script's seeds spread over them, as `main` and onejit train do it. A
 peer's seeds are run as its own README does. Compilation is not counted, but its time is shown. A ratio is the median
-over neighbouring trainings, with the least and the largest. Peers run from their own files; what newer packages took from
-them is put back: gymnax's five-value step, `jax.tree_map`, and W&B and hydra, which they import but which play no part.
+over neighbouring trainings, with the least and the largest. Peers run from their own files; what newer packages took
+from them is put back: gymnax's five-value step, `jax.tree_map`, and W&B and hydra, which they only import.
 Flax's orthogonal initialization, which can hang under `vmap` on CPUs (docs/hangs.md), is replaced by the scripts' own,
 a few milliseconds of a whole training; a contestant that calls LAPACK all the same is refused. CleanRL runs in a Python
 of its own and reports its speed itself. Writes speed.json, speed.md and speed.png into the directory --out; rows that
