@@ -2,9 +2,14 @@
 
     pip install -c constraints.txt -r requirements-tools.txt -r requirements-environments.txt
     python benchmarks/animation.py       # trains the agents on Walker2d-v4 and Breakout
+    python alphazero.py --num-seeds 1 --run-dir runs/gallery/alphazero
+    python mappo.py --num-seeds 1 --total-timesteps 5e5 --run-dir runs/gallery/mappo
+    python rainbow.py --config configs/rainbow/breakout.yaml --num-seeds 1 --total-timesteps 5e4 \
+        --run-dir runs/gallery/rainbow
+    python evolve_objective.py --num-generations 4 --num-seeds 1 --run-dir runs/gallery/evolve_objective
     python benchmarks/gallery.py
 
-The agents come from agents/ and runs/animation/. Environments without an agent are played by an untrained one.
+The agents come from agents/, runs/gallery/ and runs/animation/. An untrained agent plays the other environments.
 """
 
 import argparse
@@ -37,6 +42,12 @@ TRAINED = {
         ("sac_pendulum", "pendulum", "Pendulum-v1"),
         ("td3_pendulum", "pendulum", "Pendulum-v1"),
     )
+}
+TRAINED_BRIEFLY = {
+    "alphazero\non tic_tac_toe": "runs/gallery/alphazero",
+    "mappo\non MPE simple_spread": "runs/gallery/mappo",
+    "rainbow\non MinAtar Breakout": "runs/gallery/rainbow",
+    "evolve_objective\non Catch-bsuite": "runs/gallery/evolve_objective",
 }
 FAMILIES = {  # title: script, environment, parameters, and a run whose agent plays it
     "gymnax: MinAtar Breakout": ("ppo", "Breakout-MinAtar", {}, "runs/animation/breakout"),
@@ -103,7 +114,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=FIGURES)
     options = parser.parse_args()
-    draw({title: picture(*trained(path)) for title, path in TRAINED.items()}, options.out / "gallery_agents.png", 4)
+    for name, agents in (("gallery_agents", TRAINED), ("gallery_more_agents", TRAINED_BRIEFLY)):
+        draw({title: picture(*trained(path)) for title, path in agents.items()}, options.out / f"{name}.png", 4)
     pictures = {}
     for title, (script, env_name, params, run_dir) in FAMILIES.items():
         try:

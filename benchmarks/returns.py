@@ -356,9 +356,6 @@ THRESHOLDS = {  # {environment: (an agent has failed below this return, where th
     "InvertedDoublePendulum-v4": (9100, GYMNASIUM_SAYS),
 }
 WHY = {  # {row: why it is below the public return, or that nobody has found out}
-    "ppo_continuous/mujoco_halfcheetah": "eight of ten agents stay in a local optimum at 1600 to 1800, two reach 4400 "
-    "and 5000. CleanRL's agents, with nearly the same settings, reach 1443 on average. RL Zoo's figure is one agent "
-    "with settings tuned for this task.",
     "ppo_continuous/mujoco_swimmer": "five of ten agents hardly move, one reaches 318. RL Zoo's figure is one agent "
     "with settings tuned for this task, above all a discount of 0.9999. Tianshou's ten agents, with a discount of 0.99 "
     "as here, reach 66.7 +- 99.",
