@@ -358,7 +358,7 @@ THRESHOLDS = {  # {environment: (an agent has failed below this return, where th
 WHY = {  # {row: why it is below the public return, or that nobody has found out}
     "ppo_continuous/mujoco_swimmer": "five of ten agents hardly move, one reaches 318. RL Zoo's figure is one agent "
     "with settings tuned for this task, above all a discount of 0.9999. Tianshou's ten agents, with a discount of 0.99 "
-    "as here, reach 66.7 +- 99.",
+    "as here, reach 66.7 on average (standard deviation 99).",
     "ppo_continuous/mujoco_reacher": "the settings were not tuned for this task, and the published score is the best "
     "point of a curve. CleanRL's PPO reaches -4.65 in 8e6 steps and SLM-Lab's -5.03 in 4e6.",
     "ppo_continuous/mujoco_inverted_double_pendulum": "the settings were not tuned for this task. The greedy policy "
@@ -370,7 +370,7 @@ WHY = {  # {row: why it is below the public return, or that nobody has found out
     "ppo/acrobot": "the published score is of one agent. 11 of the 32 agents here have at least its greedy return.",
     "dqn/acrobot": "the published score is of one agent. 4 of the 32 agents here have at least its greedy return.",
     "apex_dqn/acrobot": "the published score is of one agent trained by DQN. The best of the 16 agents here has a "
-    "greedy return of -78.06. The settings are those of CartPole-v1 and were not tuned for this task.",
+    "greedy return of -78.06. The settings are the script's defaults, which were tuned for CartPole-v1.",
     "dqn/mountaincar": "the published score is of one agent. 4 of the 16 agents here have at least its greedy return, "
     "and two have not settled.",
     "sac/mountaincar_continuous": "the public figure is of one agent. Discounts of 0.995, 0.999 and 0.9999, target "
