@@ -106,7 +106,7 @@ class Config:
     gamma: float = 1.0  # discount factor per move; 1 counts a late win as much as an early one
     vf_coef: float = 1.0  # weight of the value loss
     weight_decay: float = 1e-4  # weight decay per gradient step, multiplied by the learning rate
-    network: Literal["mlp", "residual"] = "mlp"  # only the hidden layers, or first a residual network
+    network: Literal["mlp", "residual"] = "mlp"  # mlp: only hidden layers; residual: residual blocks before them
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     channels: int = 64  # channels of the residual network
     num_blocks: int = 4  # blocks of the residual network, each with two convolutions

@@ -92,8 +92,8 @@ class Config:
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 128  # actors per agent, each with its own environment and epsilon
     num_steps: int = 1  # steps per actor and update
-    gradient_steps: int = 4  # learner updates per update, each on a new batch
-    batch_size: int = 128  # transitions per learner update
+    gradient_steps: int = 4  # gradient steps per update, each on a new batch
+    batch_size: int = 128  # transitions per gradient step
     buffer_size: int = 16_384  # capacity of the replay, rounded down to a multiple of num_envs * num_steps
     buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
     learning_starts: int = 10_000  # transitions before learning, rounded up to a multiple of num_envs * num_steps
@@ -108,8 +108,8 @@ class Config:
     epsilon_exponent: float = 7.0  # the last actor's epsilon is epsilon_base ** (1 + epsilon_exponent)
     priority_exponent: float = 0.6  # exponent alpha of the priorities; 0 samples uniformly
     importance_exponent: float = 1.0  # exponent beta of the importance weights; 1 corrects for the priorities in full
-    actor_sync_interval: int = 16  # learner updates between refreshes of the actors' parameters
-    target_update_interval: int = 32  # learner updates between updates of the target network
+    actor_sync_interval: int = 16  # gradient steps between refreshes of the actors' parameters
+    target_update_interval: int = 32  # gradient steps between updates of the target network
     tau: float = 1.0  # Polyak factor of the target network; 1 copies the online network
     loss: Literal["squared", "huber"] = "squared"  # loss function of the TD error
     torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015

@@ -26,7 +26,7 @@
 Lu et al. 2022, "Discovered Policy Optimisation" (arXiv 2210.05639): PPO's objective is the advantage times the ratio
 minus a drift, a penalty on changes of the policy. Here the drift is a small network, the paper's Learnt Policy
 Optimisation (LPO), that starts as PPO's clip. OpenES (Salimans et al. 2017, arXiv 1703.03864) evolves its weights with
-Adam and mirrored pairs, as in the paper. The fitness of a network is the return of the agents that it trained. One
+Adam and mirrored pairs, as in the paper. A network's fitness is the return of the agents trained with it. One
 `update` is a generation: `population_size` networks train `inner_seeds` agents each, all from the same keys.
 
 The agents learn as in ppo.py. Differences from the paper: actions are discrete, and trainings are short. The
@@ -99,8 +99,8 @@ class Config:
     env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
     num_generations: int = 24  # updates of the evolution strategy
     population_size: int = 16  # drift networks per generation, in mirrored pairs
-    inner_seeds: int = 2  # agents that each network trains; its fitness is the mean of their returns
-    fitness_episodes: int = 16  # episodes that a trained agent plays; its return is their mean
+    inner_seeds: int = 2  # agents trained with each drift network; its fitness is the mean of their returns
+    fitness_episodes: int = 16  # episodes that a trained agent plays; their mean is its return
     num_slices: int = 1  # parts of the population that train one after the other, to save memory
     es_lr: float = 0.01  # Adam's learning rate in the evolution strategy
     es_sigma: float = 0.03  # standard deviation of the population's parameters around their mean

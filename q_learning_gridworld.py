@@ -87,7 +87,7 @@ class Config:
     walls: tuple[tuple[int, int], ...] = ()  # cells that cannot be entered
     cliff: tuple[tuple[int, int], ...] = ()  # cells that put the agent back to the start
     cliff_terminates: bool = False  # the cliff ends the episode instead of putting the agent back
-    step_reward: float = 0.0  # reward of every other step, also of a step against a wall or the border
+    step_reward: float = 0.0  # reward of all other steps, including steps against a wall or the border
     goal_reward: float = 1.0  # reward of the step to the goal
     cliff_reward: float = -100.0  # reward of the step onto the cliff
     max_steps_in_episode: int = 1000  # time limit of an episode

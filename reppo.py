@@ -111,7 +111,7 @@ class Config:
     ent_coef: float = 0.01  # initial weight of the entropy; the weight is learned
     target_entropy: float = -0.5  # target of the policy's entropy, per dimension of an action in [-1, 1]
     kl_coef: float = 0.01  # initial weight of the KL divergence from the rollout's policy; the weight is learned
-    kl_bound: float = 0.03  # largest KL divergence; in states above it the policy is drawn to the rollout's policy
+    kl_bound: float = 0.03  # largest KL divergence; above it, a state's policy is pulled back to the rollout's policy
     v_min: float = -10.0  # lowest value that the critic can represent, in units of normalized reward
     v_max: float = 10.0  # highest value that the critic can represent, in units of normalized reward
     num_bins: int = 51  # bins of the critic between v_min and v_max

@@ -228,7 +228,7 @@ def ent_coef_loss(log_ent_coef, log_prob, target_entropy):
 
 
 def correlated(noise, white, correlation):
-    """The next value of correlated noise. Unit variance, if `noise` and `white` have unit variance. All [...]."""
+    """The next value of correlated noise. Unit variance of `noise` and `white` gives unit variance. All [...]."""
     return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
 
 

@@ -217,7 +217,7 @@ def policy_loss(q):
 
 
 def correlated(noise, white, correlation):
-    """The next value of correlated noise. Unit variance, if `noise` and `white` have unit variance. All [...]."""
+    """The next value of correlated noise. Unit variance of `noise` and `white` gives unit variance. All [...]."""
     return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
 
 

@@ -90,7 +90,7 @@ def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
 
 
 def without_clashes(options, config):
-    """The dataclass `options`. The flag of a field that `config` has as well becomes `--onejit-NAME`."""
+    """The dataclass `options`. If `config` has a field of the same name, the flag of the option is `--onejit-NAME`."""
     taken = {field.name for field in dataclasses.fields(config)}
     renamed = [
         (field.name, Annotated[field.type, tyro.conf.arg(name=f"onejit-{field.name}")], field)

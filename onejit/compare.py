@@ -70,7 +70,7 @@ def differing(runs) -> list[str]:
 
 
 def label_runs(runs: list[Run]) -> list[Run]:
-    """The same runs, all with a label. The default label is the script and the settings in which its runs differ."""
+    """Give each run without a label the default one: the script and the settings in which its runs differ."""
     alike = defaultdict(list)
     for run in runs:
         if not run.label:
@@ -192,7 +192,7 @@ def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
             axes.vlines(row["value"], height - 0.3, height + 0.3, color="black", linewidth=2)
     labels = [row["method"] + (f"\nagainst {row['versus']}" if row["versus"] else "") for row in rows]
     axes.set_yticks(range(len(rows)), labels)
-    axes.use_sticky_edges = False  # a bar must not end at the frame
+    axes.use_sticky_edges = False  # leave a margin between bars and the frame
     axes.margins(x=0.08)
     axes.set_ylim(max(len(rows), 2) - 0.4, -0.6)
     if rows[0]["versus"]:  # neither is better here

@@ -143,7 +143,7 @@ class Loop(NamedTuple):
     trips: int
     runs: int  # runs of its body in the whole training
     depth: int
-    kernels: list  # (instruction, bytes) of its body without inner loops
+    kernels: list  # (instruction, bytes) of each kernel in the body, without inner loops
     inner: list
     notes: set
 

@@ -3,8 +3,8 @@
     onejit play runs/alphazero/connect_four
     onejit play runs/alphazero/connect_four --second --simulations 200
 
-The agent that was best in training plays, or the one that `--agent` names. Type the name of a move, such as c3, or of a
-column where a game has only columns. Ctrl-D ends the game.
+By default the agent that was best in training plays; `--agent` chooses another. Type the name of a move, such as c3,
+or of a column where a game has only columns. Ctrl-D ends the game.
 """
 
 import dataclasses

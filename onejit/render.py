@@ -243,7 +243,7 @@ def own_frames(env, env_params, states, rewards, steps):
 
 
 def host_frames(env, states, rewards, steps):
-    """Frames of an environment outside JAX, which plays the episode again, or of a team."""
+    """Frames from `env.frames`: of a team, or of an environment outside JAX, which plays the episode again."""
     try:
         for i, picture in zip(steps, env.frames(states, steps), strict=True):
             yield captioned(picture, i, np.cumsum(rewards)[i])

@@ -204,7 +204,7 @@ class Program(NamedTuple):
 
 
 def padding(runs: int) -> int:
-    """The number whose multiples are sizes of slices that keep all devices busy with `runs` runs."""
+    """The smallest size of a slice of `runs` runs that keeps all devices busy. Larger slices are multiples of it."""
     return jax.device_count() if jax.process_count() > 1 else min(runs, jax.device_count())
 
 
@@ -261,7 +261,7 @@ def over_one(function, _=0):
 
 
 def compile_slice(script, config, names, size: int, options=None) -> Program:
-    """Compile the training of `size` runs with the fields `names` traced, and with `options` the evaluation.
+    """Compile the training of `size` runs, with the fields `names` traced. `options` adds the evaluation.
 
     `options` have `seed`, `eval_episodes` and `eval_interval`. Raises ValueError if the config cannot train.
     """
@@ -398,7 +398,7 @@ def compile_slices(compile_size, total: int, size: int | None, memory_gib: float
 
 
 def seed_keys(options) -> np.ndarray:
-    """The data of the agents' random keys, which are the keys that `main` makes: [num_seeds, words]."""
+    """The data of the agents' random keys, the same keys as in `main`: [num_seeds, words]."""
     return np.asarray(jax.random.key_data(jax.random.split(jax.random.key(options.seed), options.num_seeds)))
 
 
@@ -495,7 +495,7 @@ def make_reader(program: Program):
 
 
 class Lines:
-    """The part of tqdm that is used here, as lines for a log file: one line every half a minute, and a last one."""
+    """Progress as lines of a log file, every 30 seconds and at the end, with the methods of tqdm that are used here."""
 
     def __init__(self, total: int, every: float = 30.0):
         self.total, self.every, self.note = total, every, ""
@@ -540,7 +540,7 @@ def progress_bar(total: int, disable: bool):
 
 
 def count_restored(progress, steps: int) -> None:
-    """Add steps of an earlier session to a bar or to Lines. They do not count for the speed."""
+    """Add steps of an earlier session to a progress bar or to Lines. The printed speed leaves them out."""
     if is_first():  # elsewhere the bar is disabled, and has none of these
         for name in ("n", "initial", "last_print_n"):
             setattr(progress, name, getattr(progress, name) + steps)

@@ -84,7 +84,7 @@ class Request(NamedTuple):
     """What the command line requests. Lists and dicts collect what the sweep has done so far."""
 
     script: Any
-    config: Any  # has the fields that are not swept
+    config: Any  # the values of the fields that are not swept
     options: Options
     run_dir: Path
     swept: dict  # {field: its words on the command line}
@@ -500,8 +500,8 @@ class Result(NamedTuple):
     not_finite: np.ndarray  # first update of each seed with a loss that is not finite, or -1: [seeds]
     diverged: np.ndarray  # whether the parameters are not finite: [seeds]
     mean: float  # interquartile mean
-    low: float  # of its 95 % interval, NaN for one seed
-    high: float
+    low: float  # end of the 95 % interval of `mean`, NaN for one seed
+    high: float  # the other end
 
     def of_finite(self) -> tuple[float, float]:
         """Mean and worst return of the finite seeds, or -inf."""
@@ -543,7 +543,7 @@ def make_table(ranked: list[Result]) -> list[str]:
 
 
 def make_csv(request: Request, found: list[Result]) -> str:
-    """A row per trial and seed, in the order of trials. A return that is not finite is -inf."""
+    """A row per trial and seed, in the order of trials. A return that is not finite is written as -inf."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     of_seeds = ["seed", "final_return", "first_update_not_finite", "diverged"]

@@ -8,7 +8,7 @@
 All flags of the script work here, too; `onejit train ppo --help` lists them. The run directory also holds the script,
 checkpoints and a record. `--resume` continues a run with its own settings. A larger `--total-timesteps` extends a run,
 unless it has a schedule, such as an annealed rate. Seeds that do not fit in memory together run in slices. A resumed
-run begins new episodes if its environments run outside JAX. Several hosts share the seeds by the same command.
+run begins new episodes if its environments run outside JAX. Hosts that run the same command share the seeds.
 """
 
 import contextlib
@@ -236,7 +236,7 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
         running.catching_signals() as caught,
     ):
         for first in range(0, options.num_seeds, size):
-            state = None  # free the memory of the slice before
+            state = None  # free the memory of the previous slice
             seeds = range(first, min(first + size, options.num_seeds))
             run = np.minimum(np.arange(first, first + size), options.num_seeds - 1)  # the last seed fills up a slice
             name = "" if size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
