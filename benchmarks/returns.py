@@ -93,6 +93,9 @@ PLANNED = {  # rows for a GPU: seeds
     "reppo/playground_cheetah_run": 8,
     **{f"ppo/{game}": 256 for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
     **{f"pqn/{game}": 64 for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
+    "rainbow/breakout": 64,
+    "alphazero/animal_shogi": 1,
+    "alphazero/go_9x9": 1,
 }
 LONGER = {row: ["--total-timesteps", "1e7"] for row in PLANNED if row.startswith("ppo/")}
 HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that are shorter or have a similar task}
