@@ -480,7 +480,7 @@ def keep_agents(request: Request, metrics: list[dict]) -> None:
         config, path = config_of(request, trial), str(request.run_dir / Path(request.script.__file__).name)
         settings = {"settings": record["settings"] | runs.plain(config), "trial": trial, "path": path}
         of_trial = {name: record[name] for name in kept} | settings
-        runs.begin_run(folder / f"trial-{trial}", config, of_trial)
+        runs.begin_run(folder / f"trial-{trial}", config, of_trial, request.script)
         with contextlib.redirect_stdout(io.StringIO()):
             alone = train.Request(request.script, config, request.options, folder / f"trial-{trial}", of_trial)
             train.finish(alone, {"metrics": metrics[trial], "agent": unflatten_dict(agent, sep=".")}, None)
@@ -618,7 +618,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     steps = (runs.total_steps(each.config, len(each.trials) * options.num_seeds) for each in groups)
     request.record.update(steps_done=0, steps_total=sum(steps))  # slices on disk are counted again
     if is_new:
-        running.only_first(runs.begin_run, request.run_dir, request.config, request.record)
+        running.only_first(runs.begin_run, request.run_dir, request.config, request.record, request.script)
         until_the_end.enter_context(running.holding(request.run_dir))
     if running.is_first():
         how = f", {options.batch} at a time by Optuna" if options.optuna else ""

@@ -211,7 +211,7 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Pr
         running.only_first(runs.write_config, request.run_dir / "config.yaml", config)  # it may have been extended
     else:
         record["slice"] = program.size
-        running.only_first(runs.begin_run, request.run_dir, config, record)
+        running.only_first(runs.begin_run, request.run_dir, config, record, script)
         until_the_end.enter_context(running.holding(request.run_dir))
     if running.is_first():
         updates = f"{config.num_updates} updates of {runs.steps_of(config)} steps"

@@ -422,6 +422,24 @@ def test_resume_takes_the_copy_of_the_script(finished, interrupted, tmp_path):
     assert_same_results(finished, interrupted[0])
 
 
+def test_a_script_that_is_edited_while_its_run_starts(tmp_path, monkeypatch):
+    """The run directory gets the text that trains, not the file as it is after the compilation."""
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "edited_early.py"
+    text = (ROOT / "q_learning_gridworld.py").read_text()
+    mine.write_text(text)
+    compile_slices = running.compile_slices
+
+    def edit_and_compile(*args):
+        mine.write_text(text + "# edited\n")
+        return compile_slices(*args)
+
+    monkeypatch.setattr(running, "compile_slices", edit_and_compile)
+    train.main(["edited_early", *SMALL[1:], "--run-dir", "run"])
+    assert (tmp_path / "run" / mine.name).read_text() == text
+    train.main(["--resume", "run"])  # is not refused
+
+
 def test_resume_refuses_a_script_that_was_edited(interrupted, capfd):
     copy = interrupted[0] / "q_learning_gridworld.py"
     copy.write_text(copy.read_text() + "\n# edited\n")
