@@ -580,6 +580,18 @@ def test_page_of_dpo_says_what_was_measured():
         assert f"| {' | '.join(cells)} |" in text
 
 
+def test_page_of_rainbow_says_what_each_part_is_worth():
+    """Mean, interval and worst agent of each variant and task, as benchmarks/rainbow_parts.py measured them."""
+    kept = json.loads((ROOT / "benchmarks" / "results" / "parts.json").read_text())
+    tasks = list(dict.fromkeys(key.partition(",")[0] for key in kept))
+    variants = list(dict.fromkeys(key.partition(": ")[2] for key in kept))
+    text = (ROOT / "docs" / "rainbow.md").read_text()
+    for variant in variants:
+        found = [np.array(kept[f"{task}, 8 seeds of 100: {variant}"]["final_return"]) for task in tasks]
+        cells = [f"{statistics.show(*statistics.mean_interval(each))}, {each.min():.4g}" for each in found]
+        assert f"| {' | '.join([variant, *cells])} |" in text, variant
+
+
 def test_readme_is_short():
     text = (ROOT / "README.md").read_text()
     assert text.count("\n") <= 105
