@@ -34,7 +34,6 @@ addition to the noise; gradients are clipped; time limits do not count as termin
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import math
@@ -616,14 +615,12 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 # --- block environment: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 @jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also inside a jit
-def make_gymnax_env(name: str, params: dict, others=()):  # others: names to suggest besides gymnax's
+def make_gymnax_env(name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports a module first, which registers its environments."""
     module, _, name = name.rpartition(":")
     importlib.import_module(module or "gymnax")
     if name not in gymnax.registered_envs:
-        near = difflib.get_close_matches(name, [*others, *gymnax.registered_envs], n=1)
-        wrong = f"env_name = {name}: is not known" + (f", did you mean {near[0]}?" if near else "")
-        raise ValueError(f"{wrong}; MODULE:NAME imports a module that registers it with gymnax")
+        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
     fields = vars(gymnax.make(name)[1])
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}

@@ -31,8 +31,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def changed(run_dir: Path) -> float:
-    names = [run_dir / name for name in ("run.json", AGENTS)]
-    return max(path.stat().st_mtime for path in names if path.is_file())
+    return max(path.stat().st_mtime for path in (run_dir / "run.json", run_dir / AGENTS) if path.is_file())
 
 
 def describe(run_dir: Path) -> list[str]:
@@ -42,11 +41,9 @@ def describe(run_dir: Path) -> list[str]:
         record = runs.read_record(run_dir)
         settings = record["settings"]
         what = [settings["script"], runs.task_of(settings), str(settings["num_seeds"])]
-        state, done = "stopped", "-"
+        state, done = "running" if runs.is_locked(run_dir) else "stopped", "-"
         if "finished" in record or (run_dir / "results.csv").is_file() or not (run_dir / "run.json").is_file():
             state, done = "finished", "100 %"
-        elif runs.is_locked(run_dir):
-            state = "running"
         if done == "-" and record.get("steps_total"):
             done = f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
         reached = "a sweep" if "words" in record else returns(run_dir, record) if state == "finished" else "-"

@@ -345,8 +345,14 @@ def naming_the_field(script, config):
     try:
         yield
     except Exception as error:  # many kinds: of the script, of an environment, of JAX for impossible sizes
+        import brax.envs
+        import gymnax
+
         default, values = script.Config(), runs.plain(config)
         if isinstance(error, ValueError) and str(error).startswith(tuple(values)):
+            near = command_line.nearest(config.env_name, [*gymnax.registered_envs, *brax.envs._envs])
+            if near and str(error).startswith("env_name = "):
+                raise ValueError(f"{error}{near}") from error
             raise
         changed = [name for name in values if getattr(config, name) != getattr(default, name)]
         alone = [name for name in changed if works(dataclasses.replace(config, **{name: getattr(default, name)}))]

@@ -6,7 +6,6 @@ A run directory holds what a script's `save_results` writes: `config.yaml`, `met
 
 import contextlib
 import datetime
-import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -44,9 +43,6 @@ def known_scripts() -> dict[str, Path]:
     return {path.stem: path for path in sorted(found)}
 
 
-SOURCES: dict[Path, bytes] = {}  # text of the scripts when they were imported; a user may edit them afterwards
-
-
 def load_script(name):
     """Import a script. `ppo` and `ppo.py` are files in the working directory or in onejit. Raises ValueError.
 
@@ -65,9 +61,9 @@ def load_script(name):
     if module is None:
         spec = importlib.util.spec_from_file_location(own_name, path)
         module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
-        SOURCES[path] = path.read_bytes()
+        module.SOURCE = path.read_bytes()  # what is executed; a user may edit the file while a run compiles
         try:
-            exec(spec.loader.source_to_code(SOURCES[path], path), vars(module))
+            exec(spec.loader.source_to_code(module.SOURCE, path), vars(module))
         except Exception as error:  # of any kind: it is the user's file
             del sys.modules[own_name]
             raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
@@ -75,12 +71,6 @@ def load_script(name):
         sys.modules.pop(own_name, None)
         raise ValueError(f"script = {name}: is not a training script, it has no {', '.join(missing)}")
     return module
-
-
-def source_of(script) -> bytes:
-    """The text of a script that was imported, not of the file as it is now."""
-    path = Path(script.__file__).resolve()
-    return SOURCES.get(path) or path.read_bytes()
 
 
 def plain(config) -> dict:
@@ -147,7 +137,7 @@ def make_record(script, config, options, command: list[str]) -> dict:
         "versions": versions(),
         "commit": git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip(),  # not a tag
         "path": str(path),
-        "sha256": hashlib.sha256(source_of(script)).hexdigest(),
+        "sha256": hashlib.sha256(getattr(script, "SOURCE", None) or path.read_bytes()).hexdigest(),
         "folders": [str(path.parent), os.getcwd()],  # where the script may import modules from
         "seconds": {"compile": 0.0, "train": 0.0, "evaluate": 0.0},
         "steps_done": 0,
@@ -178,17 +168,16 @@ def write_record(run_dir: Path, record: dict) -> None:
 def begin_run(run_dir: Path, config, record: dict, script) -> None:
     """Make the run directory with config.yaml, run.json and the script, completely or not at all. Raises ValueError.
 
-    `script.diff` holds the changes of the script since the commit in run.json, if there are any.
+    `script.diff` holds the changes of the script since the commit in run.json, unless it was edited meanwhile.
     """
     check_new(run_dir)
     temporary, path = run_dir.with_name(run_dir.name + ".partial"), Path(script.__file__)
-    source, committed = source_of(script), git(path, "show", f"HEAD:./{path.name}")
+    source = getattr(script, "SOURCE", None) or path.read_bytes()
     try:
         write_config(temporary / "config.yaml", config)
         write_record(temporary, record)
         write(temporary / path.name, lambda file: file.write(source))
-        lines = (text.splitlines(keepends=True) for text in (committed, source.decode(errors="replace")))
-        if committed and (diff := "".join(difflib.unified_diff(*lines, f"a/{path.name}", f"b/{path.name}"))):
+        if path.read_bytes() == source and (diff := git(path, "diff", "HEAD", "--", path)):
             write(temporary / "script.diff", diff)
         temporary.replace(run_dir)
     except OSError as error:

@@ -50,10 +50,10 @@ def repository_files(pattern: str) -> list[Path]:
 
 
 SCRIPTS = [path.stem for path in repository_files("*.py")]
-MOST_LINES = {  # of each script, and of the package without its adapters; limits grow with a new function only
-    "q_learning_gridworld": 575, "dqn": 603, "apex_dqn": 697, "rainbow": 796, "pqn": 549, "ppo": 651,
-    "ppo_continuous": 708, "dpo_continuous": 722, "ppo_rnn": 809, "reppo": 729, "sac": 739, "td3": 723,
-    "evolve_objective": 827, "alphazero": 718, "mappo": 720, "onejit": 4037,
+MOST_LINES = {  # of each script, and of the package without its adapters; limits may only become smaller
+    "q_learning_gridworld": 575, "dqn": 600, "apex_dqn": 694, "rainbow": 793, "pqn": 546, "ppo": 648,
+    "ppo_continuous": 705, "dpo_continuous": 719, "ppo_rnn": 806, "reppo": 726, "sac": 736, "td3": 720,
+    "evolve_objective": 824, "alphazero": 718, "mappo": 720, "onejit": 4030,
 }  # fmt: skip
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
 COSTLY = ("alphazero", "evolve_objective", "mappo")  # compile for long: the slow tier tests their contract
