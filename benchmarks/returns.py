@@ -66,7 +66,7 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         pqn/breakout@1e7 pqn/asterix@1e7 pqn/freeway@1e7 pqn/spaceinvaders@1e7 pqn/seaquest@1e7
         dqn/breakout@5e6 dqn/asterix@5e6 dqn/freeway@5e6 dqn/spaceinvaders@5e6 dqn/seaquest@5e6""",
     6: " ".join(f"{name}/mujoco_{robot}" for name in ("sac", "td3") for robot in MUJOCO[:4]),
-    5: "mappo/cramped_room",
+    5: "mappo/cramped_room mappo/smax_3m@1e6 mappo/smax_2s3z@5e5",
     4: "sac/mujoco_halfcheetah@1e6 td3/mujoco_halfcheetah@1e6",
 }
 
@@ -416,6 +416,8 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     "ppo/cartpole": "none: CleanRL's settings",
     "mappo/simple_spread": "none: JaxMARL's settings",
     "mappo/cramped_room": "none: JaxMARL's settings",
+    "mappo/smax_3m": "none: JaxMARL's settings",
+    "mappo/smax_2s3z": "none: JaxMARL's settings",
     "sac/mountaincar_continuous": "at least 6 settings, 6 seeds each",
     "ppo_rnn/cartpole_masked": "at least 12 settings, 2 seeds each",
 }
@@ -484,6 +486,8 @@ def measure(row: str, num_seeds: int, seed: int) -> dict:
     }
     if evaluations:
         found["evaluation_curve"] = curve_over_seeds(evaluations["timesteps"], evaluations["returns"])
+    if "win_rate" in metrics:
+        found["win_rate"] = stored(statistics.final_return(metrics | {"episodic_return": metrics["win_rate"]}), lost)
     if config.env_name in GYMNASIUM and found["environment"] == config.env_name:
         found["gymnasium_return"] = stored(play_in_gymnasium(script, config, agent), lost)
     found |= {name: record[name] for name in ("started", "device", "versions", "commit", "settings")}
