@@ -109,7 +109,7 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "rainbow/*": "0.3",
     "reppo/mujoco_*": "1",
     "reppo/*": "0.2",
-    "mappo/*": "0.2",
+    "mappo/*": "0.7",
     "*/mujoco_halfcheetah@1e6": "5",
     "sac/mujoco_*": "2.5",
     "td3/mujoco_*": "2",
@@ -403,6 +403,7 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
         f"ppo_continuous/mujoco_{robot}": "8 settings on HalfCheetah-v4, 2 to 6 agents each, seed 7; none for this task"
         for robot in MUJOCO
     },
+    "ppo_continuous/mujoco_swimmer": "none: RL Zoo's rollout, learning rate, discount and lambda, and 1 trial of 4 agents",
     **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO[:4]},
     **{f"td3/mujoco_{robot}": "none: the authors' settings" for robot in MUJOCO[:4]},
     "reppo/pendulum": "3 settings, 4 agents each, seed 7",

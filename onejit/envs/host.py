@@ -181,7 +181,7 @@ class HostEnv(environment.Environment):
 
     def _reset(self, out, seeds, limit):
         obs, batch, row = out
-        opened = Open(self, seeds.ravel(), int(limit.flat[0]))
+        opened = Open(self, seeds.flatten(), int(limit.flat[0]))  # a copy: XLA uses the memory of `seeds` again
         obs[...] = opened.batch.first.reshape(obs.shape)
         batch[...], row[...] = _add(opened), np.arange(row.size).reshape(row.shape)
 
