@@ -403,7 +403,7 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
         f"ppo_continuous/mujoco_{robot}": "8 settings on HalfCheetah-v4, 2 to 6 agents each, seed 7; none for this task"
         for robot in MUJOCO
     },
-    "ppo_continuous/mujoco_swimmer": "none: RL Zoo's rollout, learning rate, discount and lambda, and 1 trial of 4 agents",
+    "ppo_continuous/mujoco_swimmer": "none: RL Zoo's rollout, learning rate, discount and lambda; 1 trial of 4 agents",
     **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO[:4]},
     **{f"td3/mujoco_{robot}": "none: the authors' settings" for robot in MUJOCO[:4]},
     "reppo/pendulum": "3 settings, 4 agents each, seed 7",

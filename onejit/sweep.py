@@ -58,7 +58,7 @@ class Options:
     optuna: Literal["tpe", "cmaes", "random"] | None = None  # sampler of Optuna that proposes the samples
     batch: int = 8  # number of trials that Optuna proposes at a time, and that train together
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
-    run_dir: Path | None = None  # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME by default
+    run_dir: Path | None = None  # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-PID by default
     keep: int = 5  # number of best trials whose agents are saved
     track: Literal["tensorboard", "wandb"] | None = None  # tracker for the final returns of each trial
     checkpoint_interval: float = 60.0  # seconds between checkpoints of the current slice; 0 for none

@@ -41,7 +41,7 @@ class Options:
 
     num_seeds: int = 4  # number of agents, each with its own random key
     seed: int = 0  # seed of the key that the agents' keys are split from
-    run_dir: Path | None = None  # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME by default
+    run_dir: Path | None = None  # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-PID by default
     eval_episodes: int = 16  # greedy episodes per agent in an evaluation; all agents play the same; 0 for none
     eval_interval: int = 0  # updates between evaluations during training; 0 evaluates after training only
     checkpoint_interval: float = 60.0  # seconds between checkpoints; with 0 only the last one is written
