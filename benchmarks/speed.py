@@ -264,7 +264,7 @@ def pqn(options, steps):
         return ours, None
     module = load(options.purejaxql / "purejaxql" / "pqn_gymnax.py", "purejaxql_pqn")
     more = dict(ENV_NAME="CartPole-v1", TOTAL_TIMESTEPS=steps, TOTAL_TIMESTEPS_DECAY=steps, NUM_EPOCHS=4, LAMBDA=0.95)
-    more |= dict(EPS_START=1.0, EPS_FINISH=0.2, EPS_DECAY=0.2, HIDDEN_SIZE=256, NORM_TYPE="layer_norm", REW_SCALE=0.1)
+    more |= dict(EPS_START=1.0, EPS_FINISH=0.2, EPS_DECAY=0.2, HIDDEN_SIZE=256, NORM_TYPE="layer_norm", REW_SCALE=1)
     return ours, metrics_of(module.make_train(upper(PQN, **more, LR_LINEAR_DECAY=True, WANDB_MODE="disabled")))
 
 
@@ -281,7 +281,7 @@ def off_policy(options, steps, name, each, **networks):
     env, env_params = five_values("Pendulum-v1")
     algorithm = getattr(rejax, name.upper()).create(
         env=env, env_params=env_params, total_timesteps=steps, num_envs=1, num_epochs=1, fill_buffer=256,
-        learning_rate=1e-3, eval_freq=steps, skip_initial_evaluation=True, **networks, **REJAX,
+        learning_rate=1e-3, polyak=0.995, eval_freq=steps, skip_initial_evaluation=True, **networks, **REJAX,
     )  # fmt: skip
     algorithm = algorithm.replace(eval_callback=lambda *_: ())
 
@@ -289,6 +289,7 @@ def off_policy(options, steps, name, each, **networks):
         state, _ = algorithm.train(key)
         return state.actor_ts.params, state.critic_ts.params
 
+    run.actor = algorithm.actor
     return ours, run
 
 
@@ -299,6 +300,7 @@ def sac(options, steps):
 
 def td3(options, steps):
     networks = {"actor_kwargs": {"activation": "relu"}, "critic_kwargs": {"activation": "relu"}, "policy_delay": 2}
+    networks |= dict(exploration_noise=0.2, target_noise=0.4, target_noise_clip=1.0)  # of actions in [-2, 2]
     return off_policy(options, steps, "td3", 2, **networks)
 
 
