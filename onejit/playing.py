@@ -1,5 +1,6 @@
 """Greedy episodes of trained agents."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +17,16 @@ class Episode(NamedTuple):
 
 
 def make_player(script, config):
-    """`play(agent, key) -> Episode`: one greedy episode of one agent with the script's policy and environment."""
+    """`play(agent, key) -> Episode`: one greedy episode of one agent with the script's policy and environment.
+
+    In Atari it is a whole game with the game's own score, whatever the options `episodic_life` and `reward_clip` are.
+    """
+    if given := getattr(config, "env_params", None):
+        own = {name: value for name, value in given.items() if name not in ("episodic_life", "reward_clip")}
+        config = dataclasses.replace(config, env_params=own)
     env, env_params = script.make_env(config)
     start, act = script.make_policy(config)
-    release = getattr(env, "release", None)  # of an environment that runs outside JAX
+    release = getattr(env, "release", lambda env_state: 0)  # of an environment that runs outside JAX: returns 0, too
 
     def play(agent, key):
         def step(carry, key):
@@ -33,15 +40,12 @@ def make_player(script, config):
         obs, env_state = env.reset(reset_key, env_params)
         keys = jax.random.split(step_key, int(env_params.max_steps_in_episode))
         (_, env_state, *_), episode = jax.lax.scan(step, (obs, env_state, start(), jnp.asarray(True)), keys)
-        if release is None:
-            return episode
-        return episode._replace(reward=episode.reward + release(getattr(env_state, "env_state", env_state)))  # adds 0
+        return episode._replace(reward=episode.reward + release(getattr(env_state, "env_state", env_state)))
 
     return play
 
 
-def evaluation_keys(seed: int, episodes: int):
-    """The keys of the greedy episodes. All agents play the same episodes."""
+def evaluation_keys(seed: int, episodes: int):  # all agents play the same episodes
     return jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**31), episodes)
 
 
@@ -53,8 +57,5 @@ def greedy_returns(script, config, options):
         episode = play(agent, key)
         return jnp.where(episode.valid, episode.reward, 0.0).sum()
 
-    def evaluate(agents):
-        keys = evaluation_keys(options.seed, options.eval_episodes)
-        return jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None))(agents, keys)
-
-    return evaluate
+    over_all = jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None))
+    return lambda agents: over_all(agents, evaluation_keys(options.seed, options.eval_episodes))

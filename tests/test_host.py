@@ -230,6 +230,29 @@ def test_agents_are_evaluated_in_environments_of_their_own():
     assert np.isfinite(metrics["value"]).all()
 
 
+def test_evaluations_play_whole_games_with_their_own_score():
+    """EnvPool's options for learning Atari do not reach the evaluation."""
+
+    def make(name, episodic_life=False, reward_clip=False):
+        env = echo_env(limit=2 if episodic_life else LIMIT)
+        env.make = (lambda *given: Clipped(*given)) if reward_clip else env.make
+        return env
+
+    class Clipped(Echo):
+        def step(self, actions):
+            return super().step(np.sign(actions))
+
+    register(["Lives"], make)
+    script = SimpleNamespace(make_env=ppo.make_env, make_policy=lambda _: (tuple, lambda *_: (jnp.int32(2), ())))
+    config = small(env_name="Lives", env_params={"episodic_life": True, "reward_clip": True})
+    assert ppo.make_env(config)[1].max_steps_in_episode == 2
+    options = SimpleNamespace(seed=0, eval_episodes=3)
+    evaluate = jax.jit(playing.greedy_returns(script, config, options))
+    np.testing.assert_array_equal(evaluate(jnp.zeros(2)), np.full((2, 3), 2.0 * LIMIT))
+    own = jax.jit(playing.make_player(script, config))(None, jax.random.key(0))
+    assert own.valid.sum() == LIMIT
+
+
 def test_seeds_are_kept_although_their_memory_is_used_again():
     env, obs, number = echo_env(), np.zeros((2, 3), np.float32), np.zeros(2, np.int32)
     seeds, row = np.array([7, 8]), np.zeros(2, np.int32)
