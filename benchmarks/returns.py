@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from onejit import command_line, runs, statistics  # noqa: E402
 
 MEASURED, PAGE, FIGURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "docs" / "figures"
-PLANS_FILE = MEASURED / "plans.json"
+PLANS_FILE, PEERS_FILE = MEASURED / "plans.json", MEASURED / "peers.json"
 SEED = 100
 
 MUJOCO = ("halfcheetah", "hopper", "walker2d", "ant", "swimmer", "reacher")
@@ -860,6 +860,11 @@ forward. A point of a curve is over the seeds that have a return, if they are at
 files without `seeds` leave out a point if any seed ended no episode."""
 
 
+WITH_PEERS = """The scripts and the code of their peers were trained with the same hyperparameters, which are those of
+the [speed comparison](performance.md#comparison-with-other-libraries). After training, each agent plays 64 greedy
+episodes, the same ones for all agents. A cell is the mean over the seeds 0 to 7 with its 95 % interval, and the worst
+agent. `python benchmarks/returns_vs_peers.py` measures the table again; its `--help` says what it needs."""
+
 THRESHOLDS_INTRO = """An agent counts as failed if its final return and its greedy return both lie below the threshold
 of its environment. One of them is enough, because a policy that explores may score low although it has learned the
 task, and because 16 greedy episodes may be unlucky. If the final return is too short, the greedy return alone counts.
@@ -899,6 +904,7 @@ def page(found: list[dict], plans: dict) -> str:
         for said in (NOTES, WHY):
             parts += [f"{row['row']}: {said[row['row']]}" for row in rows if row["row"] in said]
         parts.append(f"![return over steps on {environment}](figures/{figure_name(environment)})")
+    parts += with_peers(json.loads(PEERS_FILE.read_text()) if PEERS_FILE.exists() else {})
     machines = {f"{each['processor']}, {each['device']}: {versions(each)}" for each in found}
     parts += ["## Thresholds", thresholds(found), "## Sources of published scores", SOURCES_INTRO, sources(found)]
     parts += ["## Machines and versions", "\n".join(f"- {machine}" for machine in sorted(machines))]
@@ -909,6 +915,19 @@ def page(found: list[dict], plans: dict) -> str:
         table_of = "\n".join(["| row | seeds | processor hours |", "|---|---|---|", *lines])
         parts += ["## Not measured yet", NOT_MEASURED, table_of]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def with_peers(found: dict) -> list[str]:
+    """The section of the returns of the peers' own code. `found` is what returns_vs_peers.py wrote."""
+    if not found:
+        return []
+    lines = ["| script | environment | steps | onejit | peer | peer's code |", "|---|---|---|---|---|---|"]
+    for row, each in found.items():
+        (_, ours), (peer, theirs) = each["returns"].items()
+        cells = [f"{statistics.show(*statistics.mean_interval(those))}, {min(those):.4g}" for those in (ours, theirs)]
+        name = row.partition("_")[0]
+        lines.append(f"| {name} | {each['environment']} | {number(each['steps'])} | {' | '.join(cells)} | {peer} |")
+    return ["## The peers' own code", WITH_PEERS, "\n".join(lines)]
 
 
 def not_measured(measured: set) -> list[str]:
