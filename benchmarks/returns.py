@@ -359,9 +359,6 @@ THRESHOLDS = {  # {environment: (an agent has failed below this return, where th
     "InvertedDoublePendulum-v4": (9100, GYMNASIUM_SAYS),
 }
 WHY = {  # {row: why it is below the public return, or that nobody has found out}
-    "ppo_continuous/mujoco_swimmer": "five of ten agents hardly move, one reaches 318. RL Zoo's figure is one agent "
-    "with settings tuned for this task, above all a discount of 0.9999. Tianshou's ten agents, with a discount of 0.99 "
-    "as here, reach 66.7 on average (standard deviation 99).",
     "ppo_continuous/mujoco_reacher": "the settings were not tuned for this task, and the published score is the best "
     "point of a curve. CleanRL's PPO reaches -4.65 in 8e6 steps and SLM-Lab's -5.03 in 4e6.",
     "ppo_continuous/mujoco_inverted_double_pendulum": "the settings were not tuned for this task. The greedy policy "
