@@ -28,7 +28,8 @@ from gymnax.environments import spaces  # noqa: E402
 
 BUILT_IN = list(gymnax.registered_envs)  # before a module of onejit.envs adds names
 NOT_LISTED = {"MNISTBandit-bsuite": "downloads when it is made", "fast": "a test environment without physics"}
-LIBRARIES = {"navix": "Navix", "craftax": "Craftax", "jumanji": "Jumanji", "playground": "MuJoCo Playground"}
+LIBRARIES = {"navix": "Navix", "craftax": "Craftax", "jumanji": "Jumanji", "pgx": "Pgx, one player"}
+LIBRARIES["playground"] = "MuJoCo Playground"
 HEAD = """# Environment names
 
 `--env-name NAME` accepts these names. [Environments](environments.md) explains them and how to add your own. This page

@@ -17,7 +17,7 @@ from conftest import ROOT, assert_same, jit_quickly, slow
 import ppo
 from onejit import envs, running
 
-MODULES = ("craftax", "jumanji", "navix", "playground")
+MODULES = ("craftax", "jumanji", "navix", "pgx", "playground")
 ENVS = 4  # side by side, in the comparisons with a library
 
 
@@ -117,6 +117,32 @@ def test_navix(name, observation, limit):
     own = SimpleNamespace(reset=reset, step=step)
     ends = ("truncated",) if "DoorKey" in name else ("terminated", "truncated")
     assert_as_the_library(env, params, own, 120, ends=ends)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "actions"),
+    [("minatar-breakout", {"sticky_action_prob": 0.5}, 3), slow("minatar-freeway", {}, 3), ("2048", {}, 4)],
+)
+def test_pgx(name, arguments, actions):
+    """In 2048 a move that is not possible ends the game."""
+    pgx = library("pgx")
+    env, params = make("pgx", name, **arguments)
+    assert params.max_steps_in_episode == 4000 and env.action_space(params).n == actions
+    its = type(pgx.make(name))(**arguments)
+    params = params.replace(max_steps_in_episode=8)
+
+    def reset(key):
+        state = its.init(key)
+        return state.observation.astype(jnp.float32), (state, 0)
+
+    def step(key, state, action):
+        inner, time = its.step(state[0], action, key), state[1] + 1
+        obs = inner.observation.astype(jnp.float32)
+        return obs, (inner, time), inner.rewards[0], inner.terminated, time >= 8
+
+    own = SimpleNamespace(reset=reset, step=step)
+    ends = ("truncated",) if name == "minatar-freeway" else ("terminated", "truncated")
+    assert_as_the_library(env, params, own, 100, ends=ends)
 
 
 def test_an_episode_may_be_longer_than_the_library_has_it():
@@ -274,6 +300,7 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
         ("navix:Navix-Empty-5x5-v0", {"observation": "smell"}, "observation = smell: must be one of"),
         ("navix:Navix-Empty-5x5-v0", {"wings": 2}, "wings"),
         ("jumanji:Snake-v1", {"wings": 2}, "wings"),
+        ("pgx:minatar-breakout", {"wings": 2}, "wings"),
         ("jumanji:Connector-v3", {}, "9765625 actions are too many"),
         slow("craftax:Craftax-Classic-Symbolic-v1", {"wings": 2}, "wings"),
         slow("playground:PendulumSwingup", {"wings": 2}, "wings"),
@@ -314,6 +341,7 @@ def test_a_time_limit_is_bootstrapped():
     ("module", "name", "action"),
     [
         ("navix", "Navix-Empty-5x5-v0", 2),
+        ("pgx", "minatar-breakout", 1),
         slow("jumanji", "Snake-v1", 1),
         slow("craftax", "Craftax-Classic-Symbolic-v1", 1),
     ],

@@ -1,0 +1,53 @@
+"""Pgx's games of one player: MinAtar with sticky actions, and 2048 (arXiv 2303.17503).
+
+    python ppo.py --env-name onejit.envs.pgx:minatar-breakout
+    python dqn.py --env-name onejit.envs.pgx:2048 --torso flat
+
+Board games of two players are alphazero.py's. A game without a rule that ends it is truncated after 4000 steps.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from gymnax.environments import environment, spaces
+from matplotlib import colormaps
+
+from onejit.envs import State, needs, register
+
+with needs("pgx"):
+    import pgx
+
+
+class Pgx(environment.Environment):
+    """`arguments` are those of Pgx's class: `sticky_action_prob` and `use_minimal_action_set` in MinAtar."""
+
+    def __init__(self, name: str, **arguments):
+        self.env = type(pgx.make(name))(**arguments)
+
+    @property
+    def default_params(self):
+        return environment.EnvParams(max_steps_in_episode=4000)
+
+    def reset_env(self, key, params):
+        state = self.env.init(key)
+        return state.observation.astype(jnp.float32), State(time=jnp.int32(0), inner=state)
+
+    def step_env(self, key, state, action, params):
+        inner = self.env.step(state.inner, action, key)
+        obs, state = inner.observation.astype(jnp.float32), State(time=state.time + 1, inner=inner)
+        return obs, state, inner.rewards[0], inner.terminated, {}
+
+    def observation_space(self, params):
+        return spaces.Box(0, 1, self.env.observation_shape)
+
+    def action_space(self, params=None):
+        return spaces.Discrete(self.env.num_actions)
+
+    def frame(self, state, params):
+        """Each cell in the color of its last channel that is set: the kind of object, or the power of two."""
+        obs = np.asarray(state.inner.observation)
+        channel = np.where(obs.any(-1), obs.shape[-1] - obs[..., ::-1].argmax(-1), 0)
+        colors = colormaps["turbo"](channel / obs.shape[-1])[..., :3] * (channel > 0)[..., None]
+        return np.kron((255 * colors).astype(np.uint8), np.ones((16, 16, 1), np.uint8))
+
+
+register([name for name in pgx.available_envs() if name.startswith("minatar-") or name == "2048"], Pgx)
