@@ -57,7 +57,8 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         sac/pendulum td3/pendulum rainbow/cartpole
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
     10: " ".join(f"ppo_continuous/mujoco_{robot}{steps}" for steps in ("", "@3e6") for robot in MUJOCO)
-    + " reppo/mujoco_halfcheetah mappo/simple_spread",
+    + " reppo/mujoco_halfcheetah mappo/simple_spread"
+    + " ppo_continuous/cartpole_swingup reppo/cartpole_swingup",
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders dqn/seaquest apex_dqn/breakout
         sac/hopper td3/hopper sac/inverted_double_pendulum td3/inverted_double_pendulum reppo/hopper
@@ -407,6 +408,8 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     "reppo/hopper": "9 settings, 2 or 4 agents each, seed 7",
     "reppo/reacher": "none: the settings of Pendulum-v1, a larger batch",
     "reppo/mujoco_halfcheetah": "none",
+    "reppo/cartpole_swingup": "none: the settings of HalfCheetah-v4",
+    "ppo_continuous/cartpole_swingup": "none: the settings of CartpoleBalance",
     "dqn/breakout": "none",
     "rainbow/breakout": "5 settings, 2 agents each, 3e5 steps, seed 7",
     "rainbow/cartpole": "3 settings, 4 agents each, 2e5 steps, seed 7",
