@@ -85,9 +85,8 @@ def peer_policy(name: str, options, theirs, out):
     return lambda obs: network.apply(state.params, obs.ravel())[0].mode()
 
 
-def greedy_return(policy, env_name: str):
+def greedy_return(policy, env, params):
     """The mean return of greedy episodes, which begin from the same keys for all agents."""
-    env, params = gymnax.make(env_name)
 
     def episode(key):
         reset_key, key = jax.random.split(key)
@@ -110,12 +109,14 @@ def measure(name: str, options):
     ours, theirs = speed.ROWS[name][0](options, STEPS[name])
     if theirs is None:
         return None
-    env_name = ENVIRONMENTS.get(name, "CartPole-v1")
-    peer = PEERS.get(name, "rejax")
-    contestants = {"onejit": (ours, our_policy), peer: (theirs, partial(peer_policy, name, options, theirs))}
+    module, config = made[-1]
+    own = module.make_env(config)  # actions of a script are in [-1, 1]
+    raw = gymnax.make(ENVIRONMENTS.get(name, "CartPole-v1"))
+    peer_actions = partial(peer_policy, name, options, theirs)
+    contestants = {"onejit": (ours, our_policy, own), PEERS.get(name, "rejax"): (theirs, peer_actions, raw)}
     found = {}
-    for each, (train, policy) in contestants.items():
-        run = jax.jit(lambda key, train=train, policy=policy: greedy_return(policy(train(key)), env_name))
+    for each, (train, policy, env) in contestants.items():
+        run = jax.jit(lambda key, train=train, policy=policy, env=env: greedy_return(policy(train(key)), *env))
         found[each] = [round(float(run(jax.random.PRNGKey(seed))), 4) for seed in range(options.seeds)]
         print(f"{name}, {each}: {statistics.show(*statistics.mean_interval(found[each]))}", flush=True)
     return found
