@@ -1,16 +1,26 @@
-"""Compare mappo.py with JaxMARL's own mappo_rnn_smax.py on SMAX, same settings, in one process.
+"""Compare mappo.py with JaxMARL's own scripts at the same settings, in one process.
 
     git clone https://github.com/FLAIROx/JaxMARL
-    python benchmarks/mappo_vs_jaxmarl.py JaxMARL --scenario 3m --steps 1000000 --seeds 5
+    python benchmarks/mappo_vs_jaxmarl.py JaxMARL --scenario simple_spread --seeds 10
+    python benchmarks/mappo_vs_jaxmarl.py JaxMARL --scenario cramped_room --seeds 10
+    python benchmarks/mappo_vs_jaxmarl.py JaxMARL --scenario smax_3m --steps 1000000 --seeds 5
 
-Both take the settings of configs/mappo/smax_SCENARIO.yaml and train one seed after the other on one device. The results
-are the return and the fraction of battles won by the exploring policy, as means over the updates of the last tenth of
-training, and the steps per second of processor time. They are written to a file after every seed, and a second call
-goes on from there. `--arms jaxmarl` trains only JaxMARL's agents.
+| scenario | JaxMARL's script |
+|---|---|
+| simple_spread | baselines/IPPO/ippo_ff_mpe.py |
+| cramped_room | baselines/IPPO/ippo_ff_overcooked.py |
+| smax_3m, smax_2s3z | baselines/MAPPO/mappo_rnn_smax.py |
 
-JaxMARL's file runs unchanged. Three modules that it imports are replaced: hydra and omegaconf, which it needs only for
-its command line, and wandb, through which it reports its metrics. Unequal remain: JaxMARL's networks have one more
-dense layer after the GRU, its policy does not see the number of the agent, and the differences in docs/mappo.md.
+The settings are those of configs/mappo/SCENARIO.yaml here and of JaxMARL's own config there, which are equal. Steps, the
+layout, and the end of reward shaping (half of the training) are made equal. One seed trains after the other on one device.
+The results are the return of the exploring policy and, in SMAX, the fraction of battles won, as means over the updates of
+the last tenth of training, and the steps per second of processor time. They are written to a file after every seed, and
+a second call goes on from there. `--arms jaxmarl` trains only JaxMARL's agents.
+
+JaxMARL's files run unchanged. Three modules that they import are replaced: hydra and omegaconf, which they need only for
+their command lines, and wandb, through which they report metrics. JaxMARL logs the returns of MPE multiplied by the number
+of agents; they are divided by it here. Unequal remain the agent ids, which only our agents see (in SMAX only our policy;
+both critics see them), one more dense layer after the GRU of JaxMARL, and the differences in docs/mappo.md.
 """
 
 import argparse
@@ -35,38 +45,50 @@ sys.path.insert(0, str(ROOT))
 import mappo  # noqa: E402
 from onejit import runs, statistics  # noqa: E402
 
+SMAX = "MAPPO/mappo_rnn_smax", "mappo_homogenous_rnn_smax"
+PEERS = {  # JaxMARL's script, its config, and what its logged return is divided by
+    "simple_spread": ("IPPO/ippo_ff_mpe", "ippo_ff_mpe", 3),
+    "cramped_room": ("IPPO/ippo_ff_overcooked", "ippo_ff_overcooked", 1),
+    "smax_3m": (*SMAX, 1),
+    "smax_2s3z": (*SMAX, 1),
+}
+
 
 def make_onejit(args):
-    config = runs.read_config(mappo, ROOT / f"configs/mappo/smax_{args.scenario}.yaml")
-    config = dataclasses.replace(config, total_timesteps=args.steps)
-    train = jax.jit(mappo.make_train(config)).lower(jax.random.key(0)).compile()
+    train = jax.jit(mappo.make_train(args.config)).lower(jax.random.key(0)).compile()
 
     def run(seed):
         metrics = jax.device_get(train(jax.random.key(seed))["metrics"])
-        return metrics["episodic_return"], metrics["win_rate"]
+        return {"return": metrics["episodic_return"]} | ({"win_rate": metrics["win_rate"]} if args.smax else {})
 
     return run
 
 
 def make_jaxmarl(args):
-    logged = []
+    logged, (script, config, divisor) = [], PEERS[args.scenario]
     stub("hydra", main=lambda **_: lambda function: function)
     stub("omegaconf", OmegaConf=None)
     stub("wandb", log=logged.append)
-    file = Path(args.jaxmarl, "baselines/MAPPO/mappo_rnn_smax.py")
-    spec = importlib.util.spec_from_file_location("mappo_rnn_smax", file)
+    file = Path(args.jaxmarl, f"baselines/{script}.py")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    settings = yaml.safe_load((file.parent / "config/mappo_homogenous_rnn_smax.yaml").read_text())
-    settings |= {"MAP_NAME": args.scenario, "TOTAL_TIMESTEPS": args.steps}
+    settings = yaml.safe_load((file.parent / f"config/{config}.yaml").read_text())
+    settings |= {"TOTAL_TIMESTEPS": args.steps, "MAP_NAME": args.scenario.removeprefix("smax_")}
+    if args.scenario == "cramped_room":
+        settings |= {"ENV_KWARGS": {"layout": module.overcooked_layouts["cramped_room"]}}
+        settings |= {"REW_SHAPING_HORIZON": args.steps / 2}
     train = jax.jit(module.make_train(settings)).lower(jax.random.PRNGKey(0)).compile()
 
     def run(seed):
         logged.clear()
-        jax.block_until_ready(train(jax.random.PRNGKey(seed)))
+        out = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
         jax.effects_barrier()
+        if not args.smax:
+            return {"return": np.array(out["metrics"]["returned_episode_returns"]) / divisor}
         updates = sorted(logged, key=lambda entry: int(entry["env_step"]))
-        return tuple(np.array([float(entry[name]) for entry in updates]) for name in ("returns", "win_rate"))
+        names = {"return": "returns", "win_rate": "win_rate"}
+        return {kind: np.array([float(entry[name]) for entry in updates]) for kind, name in names.items()}
 
     return run
 
@@ -82,29 +104,31 @@ ARMS = {"onejit": make_onejit, "jaxmarl": make_jaxmarl}
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jaxmarl", help="a clone of the repository")
-    parser.add_argument("--scenario", default="3m", help="3m or 2s3z")
-    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--scenario", default="smax_3m", choices=list(PEERS))
+    parser.add_argument("--steps", type=int, help="by default those of the config")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--out", default="", help="by default a name that holds the settings")
     args = parser.parse_args()
+    config = runs.read_config(mappo, ROOT / f"configs/mappo/{args.scenario}.yaml")
+    args.steps, args.smax = args.steps or config.total_timesteps, args.scenario.startswith("smax")
+    args.config = dataclasses.replace(config, total_timesteps=args.steps)
     file = Path(args.out or f"mappo_vs_jaxmarl_{args.scenario}_{args.steps}_{'_'.join(args.arms)}.json")
     done = json.loads(file.read_text()) if file.exists() else {}
     trains = {name: ARMS[name](args) for name in args.arms}
     for seed in range(args.seeds):
         for name, train in trains.items():
-            found = done.setdefault(name, {"return": [], "win_rate": [], "steps_per_second": []})
-            if seed < len(found["return"]):
+            found = done.setdefault(name, {})
+            if seed < len(found.get("return", [])):
                 continue
             begun = time.process_time()
-            returns, wins = train(seed)
-            rate = args.steps / (time.process_time() - begun)
-            last = slice(len(returns) * 9 // 10, None)
-            row = np.nanmean(returns[last]), np.nanmean(wins[last]), rate
-            for values, value in zip(found.values(), row, strict=True):
-                values.append(round(float(value), 4))
+            metrics = train(seed)
+            row = {kind: np.nanmean(values[len(values) * 9 // 10 :]) for kind, values in metrics.items()}
+            row["steps_per_second"] = args.steps / (time.process_time() - begun)
+            for kind, value in row.items():
+                found.setdefault(kind, []).append(round(float(value), 4))
             file.write_text(json.dumps(done))
-            print(f"{name}, seed {seed}: return {row[0]:.3f}, won {row[1]:.1%}, {rate:,.0f} steps/s", flush=True)
+            print(f"{name}, seed {seed}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in row.items()), flush=True)
     for name, found in done.items():
         for kind, values in found.items():
             print(f"{name}, {kind}: {statistics.show(*statistics.mean_interval(values))}, worst {min(values):.4g}")

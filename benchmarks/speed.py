@@ -3,14 +3,16 @@
     git clone https://github.com/luchris429/purejaxrl
     git clone https://github.com/mttga/purejaxql
     git clone https://github.com/vwxyzjn/cleanrl
-    pip install --target deps --no-deps flashbax rejax
+    git clone https://github.com/FLAIROx/JaxMARL
+    git clone https://github.com/sotetsuk/pgx
+    pip install --target deps --no-deps flashbax rejax dm-haiku jmp tabulate pydantic
     python -m venv torch && torch/bin/pip install torch gymnasium tensorboard tyro
     PYTHONPATH=deps python benchmarks/speed.py --purejaxrl purejaxrl --purejaxql purejaxql \\
-        --cleanrl cleanrl --cleanrl-python torch/bin/python
+        --cleanrl cleanrl --cleanrl-python torch/bin/python --jaxmarl JaxMARL --pgx pgx
     PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn against PureJaxQL;
-sac and td3 against rejax; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; envpool_steps against
+sac and td3 against rejax; mappo against JaxMARL; alphazero against Pgx's example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; envpool_steps against
 a plain loop over EnvPool; gridworld against a plain port. If a peer is missing, its rows are skipped with a message.
 
 The contestants are `jit(vmap(train))` of both on one device, a single seed without `vmap`, and, with several seeds and
@@ -67,12 +69,13 @@ PQN = dict(lr=1e-4, gamma=0.99, num_envs=32, num_steps=64, num_minibatches=16, m
 REJAX = dict(batch_size=256, buffer_size=20_000)
 
 
-def load(path: Path, name: str):
+def load(path: Path, name: str, flags=()):
     """A peer's file as a module, its neighbours importable meanwhile, what it needs of other packages as it was."""
     for absent in ("navix", "wandb", "hydra", "omegaconf"):
         module = sys.modules.setdefault(absent, types.ModuleType(absent))
-        module.OmegaConf = None
+        module.OmegaConf = types.SimpleNamespace(from_cli=lambda: dict(flags))
         module.main = lambda **_: lambda function: function
+        module.log = lambda _: None
     jax.tree_map = jax.tree.map
     wrappers.purerl.LogWrapper = lambda env: LegacyStepAPIWrapper(wrappers.LogWrapper(env))
     sys.path.insert(0, str(path.parent))
@@ -304,6 +307,72 @@ def td3(options, steps):
     return off_policy(options, steps, "td3", 2, **networks)
 
 
+def mappo(options, steps):
+    """IPPO on MPE_simple_spread_v3: two networks of 64 x 64, no agent ids. The peer bootstraps no time limits."""
+    settings = CLASSIC | dict(num_envs=16)
+    ours = script_training("mappo", steps, centralized_critic=False, agent_ids=False, **settings)
+    if not options.jaxmarl:
+        return ours, None
+    module = load(options.jaxmarl / "baselines" / "IPPO" / "ippo_ff_mpe.py", "jaxmarl_ippo")
+    more = dict(ENV_NAME="MPE_simple_spread_v3", ENV_KWARGS={}, TOTAL_TIMESTEPS=steps, ACTIVATION="tanh")
+    return ours, metrics_of(module.make_train(upper(settings, **more)))
+
+
+AZ = dict(games=64, moves=16, batch=128, channels=32, blocks=2)
+
+
+def alphazero(options, steps):
+    """Self-play of connect_four with 32 simulations per move and a small residual network, one pass over the moves.
+
+    The peer's functions run in its own loop in Python, without its games against a downloaded network; here one game
+    against random moves stays. Unequal remain the heads of the network, its normalization (of layers here, of batches
+    there), its convolutions (products of matrices here, for several seeds in one vmap), and one more search at the end
+    of a rollout here.
+    """
+    more = dict(env_name="connect_four", num_envs=AZ["games"], num_steps=AZ["moves"], update_epochs=1, network="residual")
+    more |= dict(num_minibatches=AZ["games"] * AZ["moves"] // AZ["batch"], hidden_sizes=(AZ["channels"],))
+    more |= dict(channels=AZ["channels"], num_blocks=AZ["blocks"], simulations=32, lr=1e-3)
+    ours = script_training("alphazero", steps, opponent_simulations=0, eval_games=1, eval_steps=1, **more)
+    if not options.pgx or not importlib.util.find_spec("haiku"):
+        return ours, None
+    return ours, pgx_loop(options.pgx / "examples" / "alphazero" / "train.py", steps // (AZ["games"] * AZ["moves"]))
+
+
+def pgx_loop(file: Path, iterations: int):
+    """`run(keys)` of Pgx's example: the seconds of its loop for a number of iterations, without compilation."""
+    import pgx
+
+    given = dict(env_id="connect_four", num_channels=AZ["channels"], num_layers=AZ["blocks"], num_simulations=32)
+    given |= dict(selfplay_batch_size=AZ["games"], max_num_steps=AZ["moves"], training_batch_size=AZ["batch"])
+    all_devices, jax.local_devices = jax.local_devices, lambda: all_devices()[:1]
+    downloads, pgx.make_baseline_model = pgx.make_baseline_model, lambda _: None
+    try:
+        module = load(file, "pgx_alphazero", given.items())
+    finally:
+        jax.local_devices, pgx.make_baseline_model = all_devices, downloads
+
+    def run(keys):  # the peer's `__main__` without its evaluation, checkpoints and log
+        key = keys[0]
+        model = module.forward.init(key, jax.vmap(module.env.init)(keys).observation)
+        model, opt_state = jax.tree.map(lambda x: x[None], (model, module.optimizer.init(model[0])))
+        begun = time.perf_counter()
+        for _ in range(iterations):
+            key, play_key, shuffle_key = jax.random.split(key, 3)
+            samples = module.compute_loss_input(module.selfplay(model, play_key[None]))
+            samples = jax.tree.map(lambda x: x.reshape((-1, *x.shape[3:])), jax.device_get(samples))
+            order = jax.random.permutation(shuffle_key, jnp.arange(len(samples.obs)))
+            samples = jax.tree.map(lambda x: x[order], samples)
+            for i in range(0, len(order), AZ["batch"]):
+                minibatch = jax.tree.map(lambda x: x[None, i : i + AZ["batch"]], samples)
+                model, opt_state, *losses = module.train(model, opt_state, minibatch)
+                [each.mean().item() for each in losses]
+        jax.block_until_ready(model)
+        return time.perf_counter() - begun
+
+    run.is_process = True
+    return run
+
+
 def gridworld(options, steps):
     """The port does what one writes first: the environment's step in a scan, keys split in each step."""
     import q_learning_gridworld
@@ -352,6 +421,8 @@ ROWS = {  # (function, seeds on a CPU, seeds on a GPU, steps of all seeds in one
     "pqn": (pqn, (1, 8), (256,), 262_144, 2048),
     "sac": (sac, (1, 8), (64,), 8192, 2),
     "td3": (td3, (1, 8), (64,), 8192, 2),
+    "mappo": (mappo, (1, 8), (256,), 409_600, 2048),
+    "alphazero": (alphazero, (1,), (1,), 4096, 1024),
     "gridworld": (gridworld, (1, 8, 30), (4096,), 200_000, 1000),
 }
 
@@ -430,6 +501,7 @@ PEERS = {
     "ppo": "PureJaxRL, CartPole", "ppo_torch": "CleanRL, CartPole", "ppo_minatar": "PureJaxRL, Breakout",
     "ppo_continuous": "PureJaxRL, hopper", "ppo_rnn": "PureJaxRL, CartPole", "dqn": "PureJaxRL, CartPole",
     "pqn": "PureJaxQL, CartPole", "sac": "rejax, Pendulum", "td3": "rejax, Pendulum", "gridworld": "a plain port",
+    "mappo": "JaxMARL, simple_spread", "alphazero": "Pgx, connect_four",
 }  # fmt: skip
 
 
@@ -467,6 +539,8 @@ def draw(rows: list[dict], path: Path) -> None:
             throughput.annotate(
                 name, (seeds[-1], speeds[-1]), (6, -3), textcoords="offset points", color=f"C{index}", fontsize=9
             )
+    if not throughput.lines:  # a logarithmic axis needs numbers
+        throughput.set_ylim(1, 10)
     throughput.plot([], [], "-", color="0.4", label="script, over all devices")
     throughput.plot([], [], ":", color="0.4", label="peer")
     throughput.set(
@@ -484,6 +558,8 @@ def main():
     parser.add_argument("--purejaxrl", type=Path, help="a clone of the repository")
     parser.add_argument("--purejaxql", type=Path, help="a clone of the repository")
     parser.add_argument("--cleanrl", type=Path, help="a clone of the repository")
+    parser.add_argument("--jaxmarl", type=Path, help="a clone of the repository")
+    parser.add_argument("--pgx", type=Path, help="a clone of the repository")
     parser.add_argument("--cleanrl-python", type=Path, help="a Python that has what it needs, torch among it")
     parser.add_argument("--seeds", type=int, nargs="+", help="by default some for the device that is here")
     parser.add_argument("--repeats", type=int, default=5, help="trainings of each, after an uncounted first one")
@@ -492,7 +568,7 @@ def main():
     options = parser.parse_args()
     if unknown := set(options.rows) - set(ROWS):
         parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")
-    for name in ("purejaxrl", "purejaxql", "cleanrl", "cleanrl_python"):
+    for name in ("purejaxrl", "purejaxql", "cleanrl", "cleanrl_python", "jaxmarl", "pgx"):
         if (path := getattr(options, name)) and not path.exists():
             parser.error(f"--{name.replace('_', '-')} {path}: is not there")
         setattr(options, name, path and path.absolute())
