@@ -261,8 +261,8 @@ def project(values, probability, support):
     """
     width = jnp.maximum((support[-1] - support[0]) / (len(support) - 1), 1e-6)
     place = jnp.clip((values - support[0]) / width, 0.0, len(support) - 1.0)  # in units of atoms
-    distance = jnp.abs(place[:, None] - jnp.arange(len(support))[:, None])  # [B, atom, value]
-    return (jnp.clip(1.0 - distance, 0.0, 1.0) * probability[:, None]).sum(axis=-1)
+    distance = jnp.abs(place[:, :, None] - jnp.arange(len(support)))  # [B, value, atom]
+    return (jnp.clip(1.0 - distance, 0.0, 1.0) * probability[:, :, None]).sum(axis=1)
 
 
 def bellman_target(returns, discount, next_outputs, support, distribution):
@@ -449,9 +449,7 @@ def make_network(config: Config, env, env_params):
 
 
 def support_of(config: Config):
-    return config.v_min + (config.v_max - config.v_min) * jnp.linspace(
-        0.0, 1.0, config.num_atoms, dtype=jnp.float32
-    )  # [num_atoms]
+    return jnp.linspace(config.v_min, config.v_max, config.num_atoms, dtype=jnp.float32)  # [num_atoms]
 
 
 def make_learner(config: Config):

@@ -57,11 +57,11 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         sac/pendulum td3/pendulum rainbow/cartpole
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
     10: " ".join(f"ppo_continuous/mujoco_{robot}{steps}" for steps in ("", "@3e6") for robot in MUJOCO)
-    + " reppo/mujoco_halfcheetah mappo/simple_spread"
+    + " reppo/mujoco_halfcheetah reppo/mujoco_walker2d reppo/hopper reppo/inverted_double_pendulum mappo/simple_spread"
     + " ppo_continuous/cartpole_swingup reppo/cartpole_swingup",
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders dqn/seaquest apex_dqn/breakout
-        sac/hopper td3/hopper sac/inverted_double_pendulum td3/inverted_double_pendulum reppo/hopper
+        sac/hopper td3/hopper sac/inverted_double_pendulum td3/inverted_double_pendulum
         rainbow/breakout rainbow/asterix rainbow/freeway rainbow/spaceinvaders rainbow/seaquest
         ppo/breakout@1e7 ppo/asterix@1e7 ppo/freeway@1e7 ppo/spaceinvaders@1e7 ppo/seaquest@1e7
         pqn/breakout@1e7 pqn/asterix@1e7 pqn/freeway@1e7 pqn/spaceinvaders@1e7 pqn/seaquest@1e7
@@ -83,6 +83,7 @@ ROWS = {  # a row whose config is not there yet is none
 ALSO = {  # further flags of rows: of the script, and of onejit train if they begin with --eval
     **{f"pqn/{game}": ["--total-timesteps", "1e6"] for game in ("breakout", "asterix", "freeway", "spaceinvaders")},
     **{f"ppo_continuous/mujoco_{robot}": ["--eval-interval", "61"] for robot in MUJOCO},  # 8 times
+    **{f"reppo/mujoco_{robot}": ["--eval-interval", "61"] for robot in ("halfcheetah", "walker2d")},
     **{f"ppo_continuous/mujoco_{robot}@3e6": ["--eval-interval", "183"] for robot in MUJOCO},
     **{f"sac/mujoco_{robot}": ["--eval-interval", "25000"] for robot in MUJOCO[:4]},
     **{f"{name}/mujoco_halfcheetah@1e6": ["--buffer-size", "1000000"] for name in ("sac", "td3")},
@@ -108,7 +109,7 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "dqn/*": "0.2",
     "rainbow/cartpole": "0.2",
     "rainbow/*": "0.3",
-    "reppo/mujoco_*": "1",
+    "reppo/mujoco_*": "0.3",
     "reppo/*": "0.2",
     "mappo/*": "0.7",
     "*/mujoco_halfcheetah@1e6": "5",
@@ -405,11 +406,13 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO[:4]},
     **{f"td3/mujoco_{robot}": "none: the authors' settings" for robot in MUJOCO[:4]},
     "reppo/pendulum": "3 settings, 4 agents each, seed 7",
-    "reppo/hopper": "9 settings, 2 or 4 agents each, seed 7",
+    "reppo/hopper": "11 settings, 2 or 4 agents each, seed 7",
     "reppo/reacher": "none: the settings of Pendulum-v1, a larger batch",
-    "reppo/mujoco_halfcheetah": "none",
     "reppo/cartpole_swingup": "none: the settings of HalfCheetah-v4",
     "ppo_continuous/cartpole_swingup": "none: the settings of CartpoleBalance",
+    "reppo/mujoco_halfcheetah": "8 settings, 3 agents each, 3e5 steps, seed 7",
+    "reppo/mujoco_walker2d": "none: the settings of HalfCheetah-v4",
+    "reppo/inverted_double_pendulum": "none: settings of Pendulum-v1 and hopper",
     "dqn/breakout": "none",
     "rainbow/breakout": "5 settings, 2 agents each, 3e5 steps, seed 7",
     "rainbow/cartpole": "3 settings, 4 agents each, 2e5 steps, seed 7",

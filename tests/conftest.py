@@ -51,7 +51,7 @@ def repository_files(pattern: str) -> list[Path]:
 
 SCRIPTS = [path.stem for path in repository_files("*.py")]
 MOST_LINES = {  # of each script, and of the package without its adapters; limits may only become smaller
-    "q_learning_gridworld": 575, "dqn": 600, "apex_dqn": 694, "rainbow": 793, "pqn": 546, "ppo": 648,
+    "q_learning_gridworld": 575, "dqn": 600, "apex_dqn": 694, "rainbow": 791, "pqn": 546, "ppo": 648,
     "ppo_continuous": 705, "dpo_continuous": 719, "ppo_rnn": 806, "reppo": 726, "sac": 736, "td3": 720,
     "evolve_objective": 824, "alphazero": 718, "mappo": 720, "onejit": 4030,
 }  # fmt: skip
