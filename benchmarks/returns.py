@@ -865,8 +865,10 @@ files without `seeds` leave out a point if any seed ended no episode."""
 
 WITH_PEERS = """The scripts and the code of their peers were trained with the same hyperparameters, which are those of
 the [speed comparison](performance.md#comparison-with-other-libraries). After training, each agent plays 64 greedy
-episodes, the same ones for all agents. A cell is the mean over the seeds 0 to 7 with its 95 % interval, and the worst
-agent. `python benchmarks/returns_vs_peers.py` measures the table again; its `--help` says what it needs."""
+episodes, the same ones for all agents. A cell is the mean over the seeds with its 95 % interval, and the worst agent.
+The intervals overlap in all rows but sac. The peers treat the time limit as a terminal state, and the scripts
+[do not](time_limits.md). All agents were trained on one core of an AMD EPYC with jax 0.10.2.
+`python benchmarks/returns_vs_peers.py` measures the table again; its `--help` says what it needs."""
 
 THRESHOLDS_INTRO = """An agent counts as failed if its final return and its greedy return both lie below the threshold
 of its environment. One of them is enough, because a policy that explores may score low although it has learned the
@@ -924,12 +926,13 @@ def with_peers(found: dict) -> list[str]:
     """The section of the returns of the peers' own code. `found` is what returns_vs_peers.py wrote."""
     if not found:
         return []
-    lines = ["| script | environment | steps | onejit | peer | peer's code |", "|---|---|---|---|---|---|"]
+    lines = ["| script | environment | steps | seeds | onejit | peer | peer's code |", "|---" * 7 + "|"]
     for row, each in found.items():
         (_, ours), (peer, theirs) = each["returns"].items()
         cells = [f"{statistics.show(*statistics.mean_interval(those))}, {min(those):.4g}" for those in (ours, theirs)]
         name = row.partition("_")[0]
-        lines.append(f"| {name} | {each['environment']} | {number(each['steps'])} | {' | '.join(cells)} | {peer} |")
+        about = each["environment"], number(each["steps"]), len(ours)
+        lines.append(f"| {name} | {' | '.join(map(str, about))} | {' | '.join(cells)} | {peer} |")
     return ["## The peers' own code", WITH_PEERS, "\n".join(lines)]
 
 

@@ -275,3 +275,13 @@ def test_labels_do_not_overlap():
     for places in ([0.5], [0.2, 0.9], [1.0] * 8, [0.0, 0.0, 0.5, 0.5, 1.2]):
         found = np.array(returns.apart(places, 0.06))
         assert (np.diff(found) > 0.055).all() and found.min() > -0.01 and found.max() < 1.01 + 0.2 * (len(places) == 1)
+
+
+def test_what_the_page_says_about_the_peers():
+    apart = []
+    for row, found in json.loads(returns.PEERS_FILE.read_text()).items():
+        (low, high), (peer_low, peer_high) = (statistics.mean_interval(each)[1:] for each in found["returns"].values())
+        if max(low, peer_low) > min(high, peer_high):
+            apart.append(row)
+            assert low > peer_high
+    assert apart == ["sac"] and "The intervals overlap in all rows but sac." in returns.WITH_PEERS
