@@ -11,16 +11,16 @@
 | cramped_room | baselines/IPPO/ippo_ff_overcooked.py |
 | smax_3m, smax_2s3z | baselines/MAPPO/mappo_rnn_smax.py |
 
-The settings are those of configs/mappo/SCENARIO.yaml here and of JaxMARL's own config there, which are equal. Steps, the
-layout, and the end of reward shaping (half of the training) are made equal. One seed trains after the other on one device.
-The results are the return of the exploring policy and, in SMAX, the fraction of battles won, as means over the updates of
-the last tenth of training, and the steps per second of processor time. They are written to a file after every seed, and
-a second call goes on from there. `--arms jaxmarl` trains only JaxMARL's agents.
+The settings are those of configs/mappo/SCENARIO.yaml here and of JaxMARL's own config there, which are equal. Steps,
+layout, and the end of reward shaping (half of the training) are made equal. One seed trains after the other on one
+device. The results are the return of the exploring policy and, in SMAX, the fraction of battles won, as means over the
+updates of the last tenth of training, and the steps per second of processor time. They are written to a file after
+every seed, and a second call goes on from there. `--arms jaxmarl` trains only JaxMARL's agents.
 
-JaxMARL's files run unchanged. Three modules that they import are replaced: hydra and omegaconf, which they need only for
-their command lines, and wandb, through which they report metrics. JaxMARL logs the returns of MPE multiplied by the number
-of agents; they are divided by it here. Unequal remain the agent ids, which only our agents see (in SMAX only our policy;
-both critics see them), one more dense layer after the GRU of JaxMARL, and the differences in docs/mappo.md.
+JaxMARL's files run unchanged. Three modules that they import are replaced: hydra and omegaconf, which they need only
+for their command lines, and wandb, through which they report metrics. JaxMARL logs the returns of MPE multiplied by the
+number of agents; they are divided by it here. Unequal remain the agent ids, which only our agents see (in SMAX only our
+policy; both critics see them), one more dense layer after the GRU of JaxMARL, and the differences in docs/mappo.md.
 """
 
 import argparse
@@ -128,7 +128,9 @@ def main():
             for kind, value in row.items():
                 found.setdefault(kind, []).append(round(float(value), 4))
             file.write_text(json.dumps(done))
-            print(f"{name}, seed {seed}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in row.items()), flush=True)
+            print(
+                f"{name}, seed {seed}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in row.items()), flush=True
+            )
     for name, found in done.items():
         for kind, values in found.items():
             print(f"{name}, {kind}: {statistics.show(*statistics.mean_interval(values))}, worst {min(values):.4g}")

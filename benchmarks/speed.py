@@ -12,8 +12,9 @@
     PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn against PureJaxQL;
-sac and td3 against rejax; mappo against JaxMARL; alphazero against Pgx's example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; envpool_steps against
-a plain loop over EnvPool; gridworld against a plain port. If a peer is missing, its rows are skipped with a message.
+sac and td3 against rejax; mappo against JaxMARL; alphazero against Pgx's example; ppo_torch, ppo_mujoco and sac_mujoco
+against CleanRL's PyTorch files; envpool_steps against a plain loop over EnvPool; gridworld against a plain port. If a
+peer is missing, its rows are skipped with a message.
 
 The contestants are `jit(vmap(train))` of both on one device, a single seed without `vmap`, and, with several seeds and
 several devices (each CPU core is one), the script's seeds spread over them, as `main` and onejit train do it. A
@@ -329,7 +330,9 @@ def alphazero(options, steps):
     there), its convolutions (products of matrices here, for several seeds in one vmap), and one more search at the end
     of a rollout here.
     """
-    more = dict(env_name="connect_four", num_envs=AZ["games"], num_steps=AZ["moves"], update_epochs=1, network="residual")
+    more = dict(
+        env_name="connect_four", num_envs=AZ["games"], num_steps=AZ["moves"], update_epochs=1, network="residual"
+    )
     more |= dict(num_minibatches=AZ["games"] * AZ["moves"] // AZ["batch"], hidden_sizes=(AZ["channels"],))
     more |= dict(channels=AZ["channels"], num_blocks=AZ["blocks"], simulations=32, lr=1e-3)
     ours = script_training("alphazero", steps, opponent_simulations=0, eval_games=1, eval_steps=1, **more)
@@ -360,10 +363,9 @@ def pgx_loop(file: Path, iterations: int):
             key, play_key, shuffle_key = jax.random.split(key, 3)
             samples = module.compute_loss_input(module.selfplay(model, play_key[None]))
             samples = jax.tree.map(lambda x: x.reshape((-1, *x.shape[3:])), jax.device_get(samples))
-            order = jax.random.permutation(shuffle_key, jnp.arange(len(samples.obs)))
-            samples = jax.tree.map(lambda x: x[order], samples)
-            for i in range(0, len(order), AZ["batch"]):
-                minibatch = jax.tree.map(lambda x: x[None, i : i + AZ["batch"]], samples)
+            order = jax.random.permutation(shuffle_key, len(samples.obs)).reshape(-1, 1, AZ["batch"])
+            for indices in order:
+                minibatch = jax.tree.map(lambda x, indices=indices: x[indices], samples)
                 model, opt_state, *losses = module.train(model, opt_state, minibatch)
                 [each.mean().item() for each in losses]
         jax.block_until_ready(model)
