@@ -57,11 +57,11 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         sac/pendulum td3/pendulum rainbow/cartpole
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
     10: " ".join(f"ppo_continuous/mujoco_{robot}{steps}" for steps in ("", "@3e6") for robot in MUJOCO)
-    + " reppo/mujoco_halfcheetah reppo/mujoco_walker2d reppo/hopper reppo/inverted_double_pendulum mappo/simple_spread"
+    + " reppo/mujoco_halfcheetah reppo/mujoco_walker2d reppo/inverted_double_pendulum mappo/simple_spread"
     + " ppo_continuous/cartpole_swingup reppo/cartpole_swingup",
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders dqn/seaquest apex_dqn/breakout
-        sac/hopper td3/hopper sac/inverted_double_pendulum td3/inverted_double_pendulum
+        sac/hopper td3/hopper sac/inverted_double_pendulum td3/inverted_double_pendulum reppo/hopper
         rainbow/breakout rainbow/asterix rainbow/freeway rainbow/spaceinvaders rainbow/seaquest
         ppo/breakout@1e7 ppo/asterix@1e7 ppo/freeway@1e7 ppo/spaceinvaders@1e7 ppo/seaquest@1e7
         pqn/breakout@1e7 pqn/asterix@1e7 pqn/freeway@1e7 pqn/spaceinvaders@1e7 pqn/seaquest@1e7
