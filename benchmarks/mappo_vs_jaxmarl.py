@@ -19,8 +19,9 @@ every seed, and a second call goes on from there. `--arms jaxmarl` trains only J
 
 JaxMARL's files run unchanged. Three modules that they import are replaced: hydra and omegaconf, which they need only
 for their command lines, and wandb, through which they report metrics. JaxMARL logs the returns of MPE multiplied by the
-number of agents; they are divided by it here. Unequal remain the agent ids, which only our agents see (in SMAX only our
-policy; both critics see them), one more dense layer after the GRU of JaxMARL, and the differences in docs/mappo.md.
+number of agents; they are divided by it here. These differences remain: the agent ids, which only our agents see (in
+SMAX only our policy; both critics see them), one more dense layer after the GRU of JaxMARL, and the differences in
+docs/mappo.md.
 """
 
 import argparse

@@ -132,9 +132,13 @@ def main():
     options = parser.parse_args()
     if unknown := set(options.rows) - set(STEPS):
         parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(STEPS)}")
+    for path in (options.purejaxrl, options.purejaxql):
+        if path and not path.exists():
+            parser.error(f"{path}: is not there")
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.rows or STEPS:
-        if name in done:
+        if name in done and len(done[name]["returns"]["onejit"]) >= options.seeds:
+            print(f"{name}: is in {options.out} already", flush=True)
             continue
         returns = measure(name, options)
         if returns is None:

@@ -16,15 +16,15 @@ class Episode(NamedTuple):
     positions: Any = None  # of board games alone: after the agent's move and after the opponent's reply
 
 
-def make_player(script, config):
-    """`play(agent, key) -> Episode`: one greedy episode of one agent with the script's policy and environment.
+def whole_games(config):
+    """The config without EnvPool's options that shorten games of Atari or clip their rewards during training."""
+    own = {k: v for k, v in getattr(config, "env_params", {}).items() if k not in ("episodic_life", "reward_clip")}
+    return dataclasses.replace(config, env_params=own) if hasattr(config, "env_params") else config
 
-    In Atari it is a whole game with the game's own score, whatever the options `episodic_life` and `reward_clip` are.
-    """
-    if given := getattr(config, "env_params", None):
-        own = {name: value for name, value in given.items() if name not in ("episodic_life", "reward_clip")}
-        config = dataclasses.replace(config, env_params=own)
-    env, env_params = script.make_env(config)
+
+def make_player(script, config):
+    """`play(agent, key) -> Episode`: one greedy episode of one agent with the script's policy and environment."""
+    env, env_params = script.make_env(whole_games(config))
     start, act = script.make_policy(config)
     release = getattr(env, "release", lambda env_state: 0)  # of an environment that runs outside JAX: returns 0, too
 

@@ -415,7 +415,7 @@ def main(
     if best and not (run_dir / file).is_file():
         raise ValueError(f"best: {run_dir} has no {file}; `onejit train --eval-interval N` writes it")
     script, config, weights = runs.load_run(run_dir, force, file)
-    env, env_params = script.make_env(config)
+    env, env_params = script.make_env(playing.whole_games(config))
     env = unwrap(env)
     formats = check_formats(formats, env)
     check_agents(script, config, weights, run_dir / file)

@@ -1,5 +1,6 @@
 """Environments outside JAX: one call per step and device, in order, with the ends and resets of the library's own."""
 
+import dataclasses
 import functools
 import importlib
 import subprocess
@@ -251,6 +252,7 @@ def test_evaluations_play_whole_games_with_their_own_score():
     np.testing.assert_array_equal(evaluate(jnp.zeros(2)), np.full((2, 3), 2.0 * LIMIT))
     own = jax.jit(playing.make_player(script, config))(None, jax.random.key(0))
     assert own.valid.sum() == LIMIT
+    assert playing.whole_games(config) == dataclasses.replace(config, env_params={})
 
 
 def test_seeds_are_kept_although_their_memory_is_used_again():

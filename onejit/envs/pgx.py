@@ -3,7 +3,7 @@
     python ppo.py --env-name onejit.envs.pgx:minatar-breakout
     python dqn.py --env-name onejit.envs.pgx:2048 --torso flat
 
-Board games of two players are alphazero.py's. A game without a rule that ends it is truncated after 4000 steps.
+alphazero.py plays the board games of two players. Episodes are truncated after 4000 steps.
 """
 
 import jax.numpy as jnp
