@@ -20,6 +20,7 @@ import gc  # noqa: E402
 import importlib  # noqa: E402
 import resource  # noqa: E402
 import shutil  # noqa: E402
+import signal  # noqa: E402
 import struct  # noqa: E402
 import subprocess  # noqa: E402
 from collections.abc import Mapping  # noqa: E402
@@ -27,6 +28,9 @@ from collections.abc import Mapping  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts `make test &` so, and subprocesses inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache

@@ -417,7 +417,7 @@ def test_all_of_jaxmarl_can_be_made_or_is_refused():
 
 @pytest.mark.slow
 def test_soups_are_delivered_with_its_config():
-    """One seed of configs/mappo/cramped_room.yaml, a third of its steps: seven seeds returned 28 to 39."""
+    """One seed of configs/mappo/cramped_room.yaml."""
     config = runs.read_config(mappo, runs.Path(mappo.__file__).parent / "configs" / "mappo" / "cramped_room.yaml")
-    out = jax.jit(mappo.make_train(dataclasses.replace(config, total_timesteps=500_000)))(jax.random.key(0))
-    assert np.nanmean(out["metrics"]["episodic_return"][-20:]) > 20
+    out = jax.jit(mappo.make_train(config))(jax.random.key(0))
+    assert np.nanmean(out["metrics"]["episodic_return"][-20:]) > 200

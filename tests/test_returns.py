@@ -285,3 +285,19 @@ def test_what_the_page_says_about_the_peers():
             apart.append(row)
             assert low > peer_high
     assert apart == ["sac"] and "The intervals overlap in all rows but sac." in returns.WITH_PEERS
+
+
+def test_the_page_on_mappo_has_the_returns_of_both_codes():
+    page = (ROOT / "docs" / "mappo.md").read_text()
+    rows = {"simple_spread": "", "cramped_room": "", "smax_3m": "_1e6", "smax_2s3z": "_5e5"}
+    for row, theirs in json.loads((returns.MEASURED / "jaxmarl.json").read_text()).items():
+        ours = json.loads((returns.MEASURED / f"mappo_{row}{rows[row]}.json").read_text())
+        cells = []
+        for found, name in ((ours, "final_return"), (theirs, "return")):
+            cell = f"{statistics.show(*statistics.mean_interval(found[name]))}, {min(found[name]):.4g}"
+            if row.startswith("smax"):
+                mean, low, high = 100 * np.array(statistics.mean_interval(found["win_rate"]))
+                cell += f"; won {mean:.1f} % ({low:.1f} to {high:.1f})"
+            cells.append(cell)
+        seeds = f"{len(ours['final_return'])}, {len(theirs['return'])}"
+        assert f"| {seeds} | {' | '.join(cells)} |" in page
