@@ -11,17 +11,17 @@
 | cramped_room | baselines/IPPO/ippo_ff_overcooked.py |
 | smax_3m, smax_2s3z | baselines/MAPPO/mappo_rnn_smax.py |
 
-The settings are those of configs/mappo/SCENARIO.yaml here and of JaxMARL's own config there, which are equal. Steps,
-layout, and the end of reward shaping (half of the training) are made equal. One seed trains after the other on one
-device. The results are the return of the exploring policy and, in SMAX, the fraction of battles won, as means over the
-updates of the last tenth of training, and the steps per second of processor time. They are written to a file after
-every seed, and a second call goes on from there. `--arms jaxmarl` trains only JaxMARL's agents.
+mappo.py takes its settings from configs/mappo/SCENARIO.yaml, and JaxMARL's own config has the same values. The number of
+steps, the layout, and the fraction of the training with shaped rewards (one half) are passed to both. Seeds train one
+after the other on one device. Returns and, in SMAX, the fraction of battles won are those of the exploring policy, as
+means over the updates in the last tenth of the training. Speed is in steps per second of processor time. Results are
+written to a file after every seed, and a second call continues from it. `--arms jaxmarl` trains JaxMARL's agents alone.
 
 JaxMARL's files run unchanged. Three modules that they import are replaced: hydra and omegaconf, which they need only
 for their command lines, and wandb, through which they report metrics. JaxMARL logs the returns of MPE multiplied by the
-number of agents; they are divided by it here. These differences remain: the agent ids, which only our agents see (in
-SMAX only our policy; both critics see them), one more dense layer after the GRU of JaxMARL, and the differences in
-docs/mappo.md.
+number of agents, and this script divides them by it. Two differences remain beside those in docs/mappo.md. JaxMARL's
+policies do not see the number of their agent, and its critic sees it only in SMAX. JaxMARL has one more dense layer
+after the GRU.
 """
 
 import argparse
@@ -106,10 +106,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jaxmarl", help="a clone of the repository")
     parser.add_argument("--scenario", default="smax_3m", choices=list(PEERS))
-    parser.add_argument("--steps", type=int, help="by default those of the config")
+    parser.add_argument(
+        "--steps", type=int, help="environment steps of each agent; the config's total_timesteps by default"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--out", default="", help="by default a name that holds the settings")
+    parser.add_argument("--out", default="", help="file for the results; named after the settings by default")
     args = parser.parse_args()
     config = runs.read_config(mappo, ROOT / f"configs/mappo/{args.scenario}.yaml")
     args.steps, args.smax = args.steps or config.total_timesteps, args.scenario.startswith("smax")

@@ -18,7 +18,7 @@ from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
 
 import ppo
-from onejit import playing, running
+from onejit import playing, render, running, train
 from onejit.envs import host, register
 
 LIMIT = 5
@@ -253,6 +253,28 @@ def test_evaluations_play_whole_games_with_their_own_score():
     own = jax.jit(playing.make_player(script, config))(None, jax.random.key(0))
     assert own.valid.sum() == LIMIT
     assert playing.whole_games(config) == dataclasses.replace(config, env_params={})
+
+
+def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
+    """The environment that plays the actions again for pictures has no option of the training either."""
+    drawn = []
+    register(["Short"], lambda name, episodic_life=False: echo_env(limit=2 if episodic_life else LIMIT))
+    monkeypatch.setattr(render, "save_episode", lambda *given: drawn.append((given[4].limit, len(given[-1]))))
+    monkeypatch.setattr(render.playing, "make_player", as_if_action_2(render.playing.make_player))
+    words = "--num-envs 2 --num-steps 8 --num-minibatches 1 --total-timesteps 16 --num-seeds 1 --eval-episodes 0"
+    words += f" --env-name Short --env-params episodic_life True --run-dir {tmp_path / 'run'}"
+    render.main(train.main(["ppo", *words.split()]), formats=("gif",))
+    assert drawn == [(LIMIT, LIMIT)]
+
+
+def as_if_action_2(make_player):
+    """A policy that never chooses the action that ends an episode of Echo."""
+
+    def make(script, config):
+        policy = SimpleNamespace(make_env=script.make_env, make_policy=lambda _: (tuple, lambda *_: (jnp.int32(2), ())))
+        return make_player(policy, config)
+
+    return make
 
 
 def test_seeds_are_kept_although_their_memory_is_used_again():

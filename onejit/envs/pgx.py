@@ -18,7 +18,7 @@ with needs("pgx"):
 
 
 class Pgx(environment.Environment):
-    """`arguments` are those of Pgx's class: `sticky_action_prob` and `use_minimal_action_set` in MinAtar."""
+    """`arguments` go to the constructor in Pgx. MinAtar takes `sticky_action_prob` and `use_minimal_action_set`."""
 
     def __init__(self, name: str, **arguments):
         self.env = type(pgx.make(name))(**arguments)
