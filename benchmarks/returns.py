@@ -871,13 +871,13 @@ forward. A point of a curve is over the seeds that have a return, if they are at
 files without `seeds` leave out a point if any seed ended no episode."""
 
 
-WITH_PEERS = """The scripts and their peers' code were trained with the hyperparameters of the
-[speed comparison](performance.md#comparison-with-other-libraries). After training, each agent plays 64 greedy episodes,
-which are the same for all agents. A cell is the mean over the seeds with its 95 % interval, and the worst agent.
-The intervals overlap in all rows but sac. The peers treat the time limit as a terminal state, and the scripts
-[do not](time_limits.md). All agents were trained on one core of an AMD EPYC with jax 0.10.2. To measure the table again,
-run `benchmarks/returns_vs_peers.py` with `--seeds 32` for dqn and pqn, with `--seeds 16` for sac and td3, and with its
-default of 8 seeds for the other rows. Its `--help` says what it needs."""
+WITH_PEERS = """The scripts and their peers' code were trained with the hyperparameters of the [speed
+comparison](performance.md#comparison-with-other-libraries). After training, each agent plays 64 greedy episodes,
+which are the same for all agents. A cell is the mean over the seeds with its 95 % interval, and the worst agent. The
+intervals overlap in all rows but sac. The peers treat the time limit as a terminal state, and the scripts [do
+not](time_limits.md). All agents were trained on one core of an AMD EPYC with jax 0.10.2. To measure the table again,
+run `benchmarks/returns_vs_peers.py` with `--seeds 32` for dqn and pqn, with `--seeds 16` for sac and td3, and with
+its default of 8 seeds for the other rows. Its `--help` says what it needs."""
 
 THRESHOLDS_INTRO = """An agent counts as failed if its final return and its greedy return both lie below the threshold
 of its environment. One of them is enough, because a policy that explores may score low although it has learned the
