@@ -58,7 +58,8 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
     10: " ".join(f"ppo_continuous/mujoco_{robot}{steps}" for steps in ("", "@3e6") for robot in MUJOCO)
     + " reppo/mujoco_halfcheetah reppo/mujoco_walker2d reppo/inverted_double_pendulum mappo/simple_spread"
-    + " ppo_continuous/cartpole_swingup reppo/cartpole_swingup",
+    + " ppo_continuous/cartpole_swingup reppo/cartpole_swingup"
+    + " ppo_continuous/halfcheetah_spring reppo/halfcheetah_spring",
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders dqn/seaquest apex_dqn/breakout
         sac/hopper td3/hopper sac/inverted_double_pendulum td3/inverted_double_pendulum reppo/hopper
@@ -110,6 +111,7 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "rainbow/cartpole": "0.2",
     "rainbow/*": "0.3",
     "reppo/mujoco_*": "0.3",
+    "*/halfcheetah_spring": "0.3",
     "reppo/*": "0.2",
     "mappo/*": "0.7",
     "*/mujoco_halfcheetah@1e6": "5",
@@ -417,6 +419,8 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     "reppo/hopper": "11 settings, 2 or 4 agents each, seed 7",
     "reppo/reacher": "none: the settings of Pendulum-v1, a larger batch",
     "reppo/cartpole_swingup": "none: the settings of HalfCheetah-v4",
+    "reppo/halfcheetah_spring": "none: the settings of HalfCheetah-v4",
+    "ppo_continuous/halfcheetah_spring": "none: the settings of HalfCheetah-v4",
     "ppo_continuous/cartpole_swingup": "none: the settings of CartpoleBalance",
     "reppo/mujoco_halfcheetah": "8 settings, 3 agents each, 3e5 steps, seed 7",
     "reppo/mujoco_walker2d": "none: the settings of HalfCheetah-v4",
@@ -440,7 +444,7 @@ LONGEST = {  # {environment: steps of the longest episode}
     **dict.fromkeys(("FrozenLake-misc", "BernoulliBandit-misc", "Reacher-misc", "PointRobot-misc"), 100),
     **dict.fromkeys((f"{game}-MinAtar" for game in ("Breakout", "Asterix", "SpaceInvaders", "Seaquest")), 1000),
     "Freeway-MinAtar": 2500,
-    **dict.fromkeys(("hopper", "inverted_pendulum", "inverted_double_pendulum"), 1000),
+    **dict.fromkeys(("hopper", "halfcheetah", "inverted_pendulum", "inverted_double_pendulum"), 1000),
 }
 REWARDS = {  # {environment: reward of each step}, from which a return tells the steps of its episode
     **dict.fromkeys(("CartPole-v1", "inverted_pendulum"), 1),
