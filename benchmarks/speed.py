@@ -7,14 +7,15 @@
     git clone https://github.com/sotetsuk/pgx
     pip install --target deps --no-deps flashbax rejax dm-haiku jmp tabulate pydantic
     python -m venv torch && torch/bin/pip install torch gymnasium tensorboard tyro
+    python -m venv sbx && sbx/bin/pip install sbx-rl "gymnasium[mujoco]"
     PYTHONPATH=deps python benchmarks/speed.py --purejaxrl purejaxrl --purejaxql purejaxql \\
-        --cleanrl cleanrl --cleanrl-python torch/bin/python --jaxmarl JaxMARL --pgx pgx
+        --cleanrl cleanrl --cleanrl-python torch/bin/python --sbx-python sbx/bin/python --jaxmarl JaxMARL --pgx pgx
     PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn against PureJaxQL;
-sac and td3 against rejax; mappo against JaxMARL; alphazero against Pgx's example; ppo_torch, ppo_mujoco and sac_mujoco
-against CleanRL's PyTorch files; envpool_steps against a plain loop over EnvPool; gridworld against a plain port. If a
-peer is missing, its rows are skipped with a message.
+sac and td3 against rejax; mappo against JaxMARL; alphazero against Pgx's example; ppo_torch, ppo_mujoco and
+sac_mujoco against CleanRL's PyTorch files; sac_sbx against sbx; envpool_steps against a plain loop over EnvPool;
+gridworld against a plain port. If a peer is missing, its rows are skipped with a message.
 
 The contestants are `jit(vmap(train))` of both on one device, a single seed without `vmap`, and, with several seeds and
 several devices (each CPU core is one), the script's seeds spread over them, as `main` and onejit train do it. A
@@ -138,10 +139,11 @@ MUJOCO = dict(num_envs=1, num_steps=2048, update_epochs=10, num_minibatches=32, 
 def torch_process(options, file: str, *flags):
     """`run(keys)` of a file of CleanRL: the seconds of its training, without its imports, from the speed it prints."""
     command = [options.cleanrl_python, options.cleanrl / "cleanrl" / file, "--no-cuda", *flags]
+    env = os.environ | {"PYTHONPATH": str(options.cleanrl)}  # its files import cleanrl_utils
 
     def run(keys):
         with tempfile.TemporaryDirectory() as folder:  # for what it writes
-            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=env)
         return int(flags[-1]) / float(re.findall(r"SPS: (\d+)", done.stdout)[-1])
 
     run.is_process = True
@@ -156,15 +158,41 @@ def ppo_mujoco(options, steps):
     return ours, torch_process(options, "ppo_continuous_action.py", "--total-timesteps", str(steps))
 
 
+SAC = dict(num_envs=1, num_steps=1, gradient_steps=1, batch_size=256, buffer_size=1_000_000, learning_starts=256)
+SAC |= dict(policy_lr=3e-4, q_lr=1e-3, hidden_sizes=(256, 256))
+
+
 def sac_mujoco(options, steps):
-    """The same for SAC: 256 x 256, batches of 256, a gradient step of the critics per environment step."""
+    """The same for SAC: 256 x 256, batches of 256, one gradient step per environment step after the first 256."""
     if not importlib.util.find_spec("envpool") or not options.cleanrl_python or not options.cleanrl:
         return None, None
-    networks = dict(num_envs=1, num_steps=1, gradient_steps=1, batch_size=256, buffer_size=1_000_000)
-    more = networks | dict(learning_starts=5000, policy_lr=3e-4, q_lr=1e-3, hidden_sizes=(256, 256))
-    ours = script_training("sac", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **more)
-    flags = ["--env-id", "HalfCheetah-v4", "--total-timesteps", str(steps)]
+    ours = script_training("sac", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **SAC)
+    flags = ["--env-id", "HalfCheetah-v4", "--learning-starts", "256", "--total-timesteps", str(steps)]
     return ours, torch_process(options, "sac_continuous_action.py", *flags)
+
+
+SBX = """
+import sys, time, gymnasium, sbx
+agent = sbx.SAC("MlpPolicy", gymnasium.make("HalfCheetah-v4"), learning_rate=3e-4, qf_learning_rate=1e-3,
+    batch_size=256, buffer_size=1_000_000, learning_starts=256, policy_kwargs={"net_arch": [256, 256]})
+agent.learn(512)
+begun = time.perf_counter()
+agent.learn(int(sys.argv[1]), reset_num_timesteps=False)
+print(time.perf_counter() - begun)
+"""
+
+
+def sac_sbx(options, steps):
+    """The hyperparameters of sac_mujoco against sbx, which has compiled and filled its replay when its clock starts."""
+    if not importlib.util.find_spec("envpool") or not options.sbx_python:
+        return None, None
+    command = [options.sbx_python, "-c", SBX, str(steps - SAC["learning_starts"])]
+
+    def run(keys):
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+    run.is_process = True
+    return script_training("sac", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **SAC), run
 
 
 def envpool_steps(options, steps):
@@ -413,6 +441,7 @@ ROWS = {  # (function, seeds on a CPU, seeds on a GPU, steps of all seeds in one
     "ppo_torch": (ppo_torch, (1,), (1,), 100_000, 512),
     "ppo_mujoco": (ppo_mujoco, (1,), (1,), 20_480, 2048),
     "sac_mujoco": (sac_mujoco, (1,), (1,), 8192, 2),
+    "sac_sbx": (sac_sbx, (1,), (1,), 8192, 2),
     "envpool_steps_8": (envpool_steps_8, (1,), (1,), 40_960, 64),
     "envpool_steps": (envpool_steps, (1,), (1,), 81_920, 64),
     "ppo_minatar": (ppo_minatar, (1, 8), (256,), 131_072, 8192),
@@ -563,6 +592,7 @@ def main():
     parser.add_argument("--jaxmarl", type=Path, help="a clone of the repository")
     parser.add_argument("--pgx", type=Path, help="a clone of the repository")
     parser.add_argument("--cleanrl-python", type=Path, help="a Python that has what it needs, torch among it")
+    parser.add_argument("--sbx-python", type=Path, help="a Python that has sbx-rl and gymnasium[mujoco]")
     parser.add_argument("--seeds", type=int, nargs="+", help="by default some for the device that is here")
     parser.add_argument("--repeats", type=int, default=5, help="trainings of each, after an uncounted first one")
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps in one training")
@@ -570,7 +600,7 @@ def main():
     options = parser.parse_args()
     if unknown := set(options.rows) - set(ROWS):
         parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")
-    for name in ("purejaxrl", "purejaxql", "cleanrl", "cleanrl_python", "jaxmarl", "pgx"):
+    for name in ("purejaxrl", "purejaxql", "cleanrl", "cleanrl_python", "sbx_python", "jaxmarl", "pgx"):
         if (path := getattr(options, name)) and not path.exists():
             parser.error(f"--{name.replace('_', '-')} {path}: is not there")
         setattr(options, name, path and path.absolute())
