@@ -59,7 +59,7 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
     10: " ".join(f"ppo_continuous/mujoco_{robot}{steps}" for steps in ("", "@3e6") for robot in MUJOCO)
     + " reppo/mujoco_halfcheetah reppo/mujoco_walker2d reppo/inverted_double_pendulum mappo/simple_spread"
     + " ppo_continuous/cartpole_swingup reppo/cartpole_swingup"
-    + " ppo_continuous/halfcheetah_spring reppo/halfcheetah_spring",
+    + " ppo_continuous/cheetah_run reppo/cheetah_run ppo_continuous/halfcheetah_spring reppo/halfcheetah_spring",
     8: """ppo/breakout ppo/asterix ppo/freeway ppo/spaceinvaders pqn/breakout pqn/asterix pqn/freeway
         pqn/spaceinvaders dqn/breakout dqn/asterix dqn/freeway dqn/spaceinvaders dqn/seaquest apex_dqn/breakout
         sac/hopper td3/hopper sac/inverted_double_pendulum td3/inverted_double_pendulum reppo/hopper
@@ -112,6 +112,7 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "rainbow/*": "0.3",
     "reppo/mujoco_*": "0.3",
     "*/halfcheetah_spring": "0.3",
+    "*/cheetah_run": "0.3",
     "reppo/*": "0.2",
     "mappo/*": "0.7",
     "*/mujoco_halfcheetah@1e6": "5",
@@ -390,12 +391,13 @@ NOTES = {  # {row: what has to be known to read it}
         "return may therefore be too low. The final return is not affected."
         for row in (
             *(f"ppo_continuous/mujoco_{each}" for each in ("halfcheetah", "walker2d", "ant", "reacher")),
-            *("ppo_continuous/mujoco_hopper", "sac/mujoco_halfcheetah"),
+            "sac/mujoco_halfcheetah",
         )
     },
 }
 OF_BREAKOUT = "none: the settings of Breakout"
 OF_PPO = "none: PPO's settings"
+OF_CHEETAH, CHEETAHS = "none: the settings of HalfCheetah-v4", ("halfcheetah_spring", "cheetah_run")
 OF_AUTHORS = "none: the authors' settings"
 TUNING = {  # {config: how many trials its settings took and with which seeds, where somebody wrote it down}
     **{
@@ -419,8 +421,7 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     "reppo/hopper": "11 settings, 2 or 4 agents each, seed 7",
     "reppo/reacher": "none: the settings of Pendulum-v1, a larger batch",
     "reppo/cartpole_swingup": "none: the settings of HalfCheetah-v4",
-    "reppo/halfcheetah_spring": "none: the settings of HalfCheetah-v4",
-    "ppo_continuous/halfcheetah_spring": "none: the settings of HalfCheetah-v4",
+    **{f"{name}/{each}": OF_CHEETAH for name in ("ppo_continuous", "reppo") for each in CHEETAHS},
     "ppo_continuous/cartpole_swingup": "none: the settings of CartpoleBalance",
     "reppo/mujoco_halfcheetah": "8 settings, 3 agents each, 3e5 steps, seed 7",
     "reppo/mujoco_walker2d": "none: the settings of HalfCheetah-v4",
