@@ -13,8 +13,8 @@
 
 mappo.py takes its settings from configs/mappo/SCENARIO.yaml, and JaxMARL's own config has the same values. The number
 of steps, the layout, and the fraction of the training with shaped rewards (one half) are passed to both. Seeds train
-one after the other on one device. Returns and, in SMAX, the fraction of battles won are those of the exploring
-policy, as means over the updates in the last tenth of the training. Speed is in steps per second of processor time.
+one after the other on one device. The exploring policy's return and, in SMAX, the fraction
+of battles that it wins are means over the updates in the last tenth of the training. Speed is in steps per second of processor time.
 Results are written to a file after every seed, and a second call continues from it. `--arms jaxmarl` trains JaxMARL's
 agents alone.
 
