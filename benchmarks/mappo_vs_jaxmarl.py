@@ -13,10 +13,10 @@
 
 mappo.py takes its settings from configs/mappo/SCENARIO.yaml, and JaxMARL's own config has the same values. The number
 of steps, the layout, and the fraction of the training with shaped rewards (one half) are passed to both. Seeds train
-one after the other on one device. The exploring policy's return and, in SMAX, the fraction
-of battles that it wins are means over the updates in the last tenth of the training. Speed is in steps per second of processor time.
-Results are written to a file after every seed, and a second call continues from it. `--arms jaxmarl` trains JaxMARL's
-agents alone.
+one after the other on one device. The exploring policy's return and, in SMAX, the fraction of battles that it wins
+are means over the updates in the last tenth of the training. Speed is in steps per second of processor time. Results
+are written to a file after every seed, and a second call continues from it. `--arms jaxmarl` trains JaxMARL's agents
+alone.
 
 JaxMARL's files run unchanged. Three modules that they import are replaced: hydra and omegaconf, which they need only
 for their command lines, and wandb, through which they report metrics. JaxMARL logs the returns of MPE multiplied by the
