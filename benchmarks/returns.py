@@ -69,7 +69,8 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
         dqn/breakout@5e6 dqn/asterix@5e6 dqn/freeway@5e6 dqn/spaceinvaders@5e6 dqn/seaquest@5e6""",
     6: " ".join(f"{name}/mujoco_{robot}" for name in ("sac", "td3") for robot in MUJOCO[:4]),
     5: "mappo/cramped_room mappo/smax_3m@1e6 mappo/smax_2s3z@5e5",
-    4: "sac/mujoco_halfcheetah@1e6 td3/mujoco_halfcheetah@1e6",
+    4: "sac/mujoco_halfcheetah@1e6 td3/mujoco_halfcheetah@1e6 ppo/craftax_classic@1e7",
+    3: "pqn/atari_pong pqn/atari_breakout",
 }
 
 
@@ -104,6 +105,7 @@ LONGER = {row: ["--total-timesteps", "1e7"] for row in PLANNED if row.startswith
 HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that are shorter or have a similar task}
     "ppo_continuous/mujoco_[hsriw]*@3e6": "0.2 to 1",
     "ppo_continuous/mujoco_ant@3e6": "2",
+    "ppo/craftax_classic@1e7": "2",
     "ppo/*@1e7": "0.5",
     "pqn/*@1e7": "2",
     "dqn/*@5e6": "0.7",
@@ -116,6 +118,7 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "reppo/*": "0.2",
     "mappo/*": "0.7",
     "*/mujoco_halfcheetah@1e6": "5",
+    "pqn/atari_*": "7",
     "sac/mujoco_*": "2.5",
     "td3/mujoco_*": "2",
     "*": "",
@@ -908,9 +911,8 @@ curve is its value at that number of steps, not its highest, unless this table s
 cell is an older version of the same MuJoCo task."""
 
 NOT_MEASURED = """These rows have a config, and the command at the top of the page measures them. The processor hours
-are estimates for an AMD EPYC; two cores take about half as long. These have no row
-yet: Pong and Breakout of Atari (about 2.5 hours per seed for 1e7 frames), Craftax-Classic at 1e7 steps, and brax's ant,
-halfcheetah and walker2d at 1e7 steps and more (about 6 hours)."""
+are estimates for an AMD EPYC; two cores take about half as long. brax's ant, halfcheetah and walker2d at 1e7 steps and
+more have no row for a CPU yet. They would take about 6 hours."""
 PLANS = """These rows need a GPU. The table shows what one H100 would take, which [onejit plan](plan.md) computes from
 the program that XLA compiles for it. The returns are not known yet. `python benchmarks/returns.py --plan` makes the
 table again."""
