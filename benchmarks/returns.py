@@ -375,8 +375,8 @@ WHY = {  # {row: why it is below the public return, or that nobody has found out
     "ppo_continuous/mujoco_reacher": "the settings were not tuned for this task, and the published score is the best "
     "point of a curve. CleanRL's PPO reaches -4.65 in 8e6 steps and SLM-Lab's -5.03 in 4e6.",
     "ppo_continuous/mujoco_inverted_double_pendulum": "the published score is the highest point of a curve of greedy "
-    "returns. Three of the ten agents keep the poles up in all 16 greedy episodes and return 9359. The other seven let them "
-    "fall in one of these episodes, after about ten steps, and return 8780.",
+    "returns. Three of the ten agents keep the poles up in all 16 greedy episodes and return 9359. The other seven let "
+    "them fall in one of these episodes, after about ten steps, and return 8780.",
     "sac/mujoco_halfcheetah": "the settings are the paper's, without tuning. The published score is the mean of ten "
     "agents between 7103 and 9843, with a 95 % interval of 7866 to 9320. It overlaps with the interval of our greedy "
     "return. A part of the difference may therefore be luck.",
