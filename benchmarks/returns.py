@@ -106,6 +106,7 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "ppo_continuous/mujoco_[hsriw]*@3e6": "0.2 to 1",
     "ppo_continuous/mujoco_ant@3e6": "2",
     "ppo/craftax_classic@1e7": "2",
+    "ppo/seaquest@1e7": "1.5",
     "ppo/*@1e7": "0.5",
     "pqn/*@1e7": "2",
     "dqn/*@5e6": "0.7",
@@ -119,7 +120,7 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "mappo/*": "0.7",
     "*/mujoco_halfcheetah@1e6": "5",
     "pqn/atari_*": "7",
-    "sac/mujoco_*": "2.5",
+    "sac/mujoco_*": "2",
     "td3/mujoco_*": "2",
     "*": "",
 }
@@ -425,6 +426,8 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
         for name in ("ppo", "dqn", "rainbow")
         for game in ("asterix", "freeway", "spaceinvaders", "seaquest")
     },
+    "ppo/asterix": "8 settings, 2 or 4 agents each, 2e6 or 1e7 steps, seed 7",
+    "ppo/freeway": "2 settings, 2 agents each, 1e7 steps, seed 7",
     **{f"pqn/{game}": OF_AUTHORS for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
     **{
         f"dpo_continuous/{name}": OF_PPO
