@@ -402,6 +402,9 @@ NOTES = {  # {row: what has to be known to read it}
     "task.",
     "td3/inverted_double_pendulum": "no agent learns to keep both poles up. Three agents return 1567 after 5e5 steps. "
     "The cause is probably the same as for sac.",
+    "ppo_continuous/mujoco_inverted_double_pendulum@3e6": "six of the ten agents have greedy returns of 9332 or more. "
+    "The other four have 7031, 5898, 4148 and 487. The same settings reach a mean of 8954 after 1e6 steps. The reason "
+    "is not known.",
     "ppo_rnn/umbrella_chain": "all 32 agents choose right in all 16 greedy episodes, and a greedy return of 0 is the "
     "best that these episodes allow. An episode pays 1 for the right choice and adds 19 random rewards of 1 or -1. All "
     "agents get the same 16 episodes, whose random rewards sum to -1 on average. An agent that chooses wrong gets -2 "
