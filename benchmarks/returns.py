@@ -430,6 +430,7 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
         for game in ("asterix", "freeway", "spaceinvaders", "seaquest")
     },
     "ppo/asterix": "8 settings, 2 or 4 agents each, 2e6 or 1e7 steps, seed 7",
+    "ppo/seaquest": "none: the settings of Asterix",
     "ppo/freeway": "2 settings, 2 agents each, 1e7 steps, seed 7",
     **{f"pqn/{game}": OF_AUTHORS for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
     **{
