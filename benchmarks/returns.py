@@ -845,7 +845,7 @@ def draw(rows: list[dict], path: Path) -> None:
     places = apart(sorted((y - bottom) / (top - bottom) for _, y, *_ in ends))
     for place, (x, y, name, color) in zip(places, sorted(ends, key=lambda end: end[1]), strict=True):
         how = dict(xycoords="data", textcoords=axes.transAxes, va="center", fontsize=9, color=color)
-        line = dict(arrowstyle="-", color=color, alpha=0.4, linewidth=0.8, shrinkA=0, shrinkB=0)
+        line = dict(arrowstyle="-", color=color, alpha=0.4, linewidth=0.8, relpos=(0, 0.5), shrinkA=2, shrinkB=0)
         axes.annotate(name, (x, y), (1.03, place), arrowprops=line, annotation_clip=False, **how)
     figure.savefig(path, dpi=100)
 
