@@ -185,6 +185,7 @@ SOURCES = {  # {what a cell names: what its figures are}
     "Stable Baselines": "mean of 3 seeds, return of the exploring policy at the end of training",
     "SLM-Lab": "mean of 4 seeds, moving average of the return of the exploring policy at the end of training",
     "Tianshou": "mean of 10 seeds, the highest point of the curve of greedy returns",
+    "ikostrikov's code": "read off a plot by Tianshou, about 4000",
     "SimbaV2's files": "mean of 10 seeds, greedy return at that step, computed by us from the file",
     "TD3's authors": "mean of 10 seeds, greedy return at that step, computed by us from the files",
     "OPEN": "PPO with Adam, return at the end of training",
@@ -294,6 +295,7 @@ PUBLIC = {  # {environment: published scores}
     "Walker2d-v4": [
         Public(PPO, 2288, 1e6, "PPO", cleanrl("benchmark/ppo_continuous_action", 4)),
         Public(PPO, 3589, 1e6, "PPO", TIANSHOU_PPO),
+        Public(PPO, 4000, 1e6, "PPO", f"[ikostrikov's code]({TIANSHOU_TABLE}#ppo), Gym v2"),
         Public(PPO, 4896, 3e6, "PPO", TIANSHOU_PPO),
         Public(("sac",), 2470, 3e5, "SAC", SIMBA),
         Public(("sac",), 5007, 1e6, "SAC", TIANSHOU_SAC),
@@ -372,14 +374,15 @@ WHY = {  # {row: why it is below the public return, or that nobody has found out
     "with the settings of the paper: learning rates of 1e-3, batches of 100, layers of 400 and 300 units, and 10,000 "
     "random steps. Three agents with the paper's settings (flags `--policy-lr 1e-3 --q-lr 1e-3 --batch-size 100 "
     "--hidden-sizes 400 300 --learning-starts 10000 --num-seeds 3 --seed 7`) have a mean greedy return of 8355 (95 % "
-    "interval 3320 to 13390, worst 6018).",
+    "interval 3320 to 13390, worst 6018). Three agents are too few to tell whether the settings explain the "
+    "difference.",
     "ppo_continuous/mujoco_inverted_double_pendulum": "the published score is the highest point of a curve of greedy "
     "returns. The highest point of our curve is an IQM of 9360 after 5e5 steps. After that the curve falls. At the "
     "end, seven of the ten agents let the poles fall in one of the 16 greedy episodes, after about ten steps, and "
     "return 8780. The row's command with `--eval-episodes 128` (Intel Xeon, ten agents) measures the decline more "
-    "finely: the poles fall in 5 of 1280 greedy episodes after 5e5 steps, and in 60 after 1e6 steps. A likely cause is "
-    "that agents forget the start of an episode: once the poles stay up, an episode lasts 1000 steps, and only one in "
-    "1000 steps of the training data is a start.",
+    "finely: the poles fall in 5 of 1280 greedy episodes after 5e5 steps, and in 60 after 1e6 steps. A possible "
+    "cause, which was not tested, is that agents forget the start of an episode: once the poles stay up, an episode "
+    "lasts 1000 steps, and only one in 1000 steps of the training data is a start.",
     "sac/mujoco_halfcheetah": "the settings are the paper's, without tuning. The published score is the mean of ten "
     "agents between 7103 and 9843, with a 95 % interval of 7866 to 9320. It overlaps with the interval of our greedy "
     "return. A part of the difference may therefore be luck.",
@@ -388,27 +391,27 @@ WHY = {  # {row: why it is below the public return, or that nobody has found out
     "apex_dqn/acrobot": "the published score is of one agent trained by DQN. The best of the 16 agents here has a "
     "greedy return of -78.06. The settings are the script's defaults, which were tuned for CartPole-v1.",
     "dqn/mountaincar": "the published score is of one agent. 4 of the 16 agents here have at least its greedy return, "
-    "and two have not settled.",
+    "and two have greedy returns of -158 and -142.",
     "sac/mountaincar_continuous": "the public figure is of one agent. Discounts of 0.995, 0.999 and 0.9999, target "
-    "entropies of -2 and -3 and a learning rate of 2e-3 ended at 92.7 to 94.2 (6 other seeds each): not nearer.",
+    "entropies of -2 and -3 and a learning rate of 2e-3 ended at 92.7 to 94.2 (6 other seeds each). None came closer.",
 }
 NOTES = {  # {row: what has to be known to read it}
-    "sac/inverted_double_pendulum": "none of the eight agents learns to keep both poles up. The likely cause is the "
+    "sac/inverted_double_pendulum": "none of the eight agents learns to keep both poles up. A possible cause is the "
     "short step of 0.02 s: a single action hardly changes the value. One agent (seed 7, 2e5 steps with the earlier "
     "settings below) ends with a root mean squared TD error of 15, and its poles fall after 140 steps. In the first "
     "45 of them its Q-values are between 640 and 680, and the Q-values of five actions between -1 and 1 differ by "
-    "less than 18. Steps of 0.05 s, as in Gymnasium's task (`--env-params backend spring n_frames 10`), triple the "
-    "return. With the earlier settings (discount 0.99, tau 0.005, white noise, 16 gradient steps), three agents (seed "
-    "7) return 4492 after 1e6 steps (95 % interval 1975 to 7009), and eight agents with steps of 0.02 s return 1564. "
+    "less than 18. Steps of 0.05 s, as in Gymnasium's task (`--env-params backend spring n_frames 10`), help but do "
+    "not solve the task. With the earlier settings (discount 0.99, tau 0.005, white noise, 16 gradient steps), three "
+    "agents (seed 7) return 4492 after 1e6 steps (95 % interval 1975 to 7009), and eight agents with steps of 0.02 s "
+    "return 1564. "
     "Correlated noise, target critics that follow ten times as fast and twice as many gradient steps reach 2329 in "
     "half of the steps. Single agents of the trials had greedy returns of 7674 and 8334. Other networks, learning "
     "rates, batch sizes, target entropies and discounts, and observations that are not normalized, did not solve the "
     "task.",
-    "td3/inverted_double_pendulum": "no agent learns to keep both poles up. Three agents return 1567 after 5e5 steps. "
-    "The cause is probably the same as for sac.",
+    "td3/inverted_double_pendulum": "no agent learns to keep both poles up. Three agents return 1567 after 5e5 steps.",
     "ppo_continuous/mujoco_inverted_double_pendulum@3e6": "six of the ten agents have greedy returns of 9332 or more. "
     "The other four have 7031, 5898, 4148 and 487. The IQM is 9360 after 3.7e5 steps and falls after that, as in the "
-    "row of 1e6 steps. The likely cause is the same, but it may not explain the return of 487.",
+    "row of 1e6 steps. The cause is not known.",
     "ppo_rnn/umbrella_chain": "all 32 agents choose right in all 16 greedy episodes, and a greedy return of 0 is the "
     "best that these episodes allow. An episode pays 1 for the right choice and adds 19 random rewards of 1 or -1. All "
     "agents get the same 16 episodes, whose random rewards sum to -1 on average. An agent that chooses wrong gets -2 "
@@ -864,9 +867,9 @@ def apart(places: list[float], least: float = 0.055) -> list[float]:
 INTRO = """# Results
 
 This page shows what each script reaches. A row is a config in `configs/SCRIPT/`, trained by `onejit train` from seed
-100. The configs were tuned with other seeds. `python benchmarks/returns.py SCRIPT/NAME` measures a row again and writes
-this page from the files in `benchmarks/results/`. Those files hold the command, the commit, the versions, the learning
-curve and the returns of every seed.
+100. Where the tuning of a config was recorded, it used other seeds. `python benchmarks/returns.py SCRIPT/NAME` measures
+a row again and writes this page from the files in `benchmarks/results/`. Those files hold the command, the commit, the
+versions, the learning curve and the returns of every seed.
 
 ## Summary
 
@@ -877,10 +880,14 @@ scores and learning curves."""
 READING = """## How to read the tables
 
 - **Row**: SCRIPT/NAME, or SCRIPT/NAME@STEPS for the config with another number of steps.
+- **Environment**: HalfCheetah-v4 and other names with *-v4* are Gymnasium's MuJoCo tasks, stepped by EnvPool. A name
+  with *spring* is a task of brax, whose returns cannot be compared with MuJoCo's. CartpoleSwingup and CheetahRun come
+  from MuJoCo Playground. MinAtar is gymnax's: actions are not sticky, and an episode ends after 1000 steps at the
+  latest (Freeway: 2500).
 - **Final return**: the mean return of the exploring policy over the episodes that ended in the last 10 % of training.
   The cell is the mean over seeds with its 95 % interval by Student's t. Returns are not normally distributed, so an
-  interval may reach beyond the best possible return. The cell says **too short** if an environment may not fit one
-  whole episode into the last 10 % of training. The mean would favour short episodes, so only the greedy return counts.
+  interval may reach beyond the best possible return. The cell says **too short** if an environment ends less than one
+  episode in the last 10 % of training. The mean would favour short episodes, so only the greedy return counts.
 - **IQM** and **worst**: the interquartile mean over seeds, which ignores the best and the worst quarter of the agents,
   and the final return of the worst agent.
 - **Greedy return**: the mean return of 16 greedy episodes after training. All agents play the same 16 episodes, so the
@@ -892,9 +899,10 @@ READING = """## How to read the tables
 - **Public**: the best published score of the same algorithm at no more than 1.1 times our steps, and a better one at
   more steps if there is one. Where no score of the algorithm was found, the cell may name another algorithm. DQN
   includes double DQN, but neither distributional nor Rainbow agents. Scores under other rules are shown and never
-  compared. A row is marked **below** if the intervals of all its means lie under the published score at no more steps.
-  [Sources](#sources-of-published-scores) differ in what they measure.
-- **Tuning**: how many settings were tried for the config, and with how many seeds. The tuning of most configs was not
+  compared. A row is marked **below** if the intervals of its final return and of its greedy return both lie under the
+  published score at no more steps. The published score is taken as exact. [Sources](#sources-of-published-scores)
+  differ in what they measure.
+- **Tuning**: how many settings were tried for the config, and with how many seeds. For many configs it was not
   recorded.
 - **Minutes**: the time from the start of the command to its end on a machine that was also doing other work, and in
   brackets the processor time of all cores. [Machines](#machines-and-versions) lists the hardware.
@@ -905,8 +913,8 @@ worst agent and as -inf in the IQM. The mean is over the other seeds.
 The figures show the IQM over seeds with its 95 % bootstrap interval. A script has the same color in all
 figures. A dotted line is the published score that the row is compared with, or the one with more steps if there is no
 other. A dashed curve is the greedy return during training. Where a seed ended no episode, its last return is carried
-forward. A point of a curve is over the seeds that have a return, if they are at least half. Curves in
-files without `seeds` leave out a point if any seed ended no episode."""
+forward. A point of a curve is over the seeds that have a return, if they are at least half. Older curves leave out a
+point if any seed has no return there."""
 
 
 WITH_PEERS = """The scripts and their peers' code were trained with the hyperparameters of the [speed
@@ -918,14 +926,14 @@ run `benchmarks/returns_vs_peers.py` with `--seeds 32` for dqn and pqn, with `--
 its default of 8 seeds for the other rows. Its `--help` says what it needs."""
 
 THRESHOLDS_INTRO = """An agent counts as failed if its final return and its greedy return both lie below the threshold
-of its environment. One of them is enough, because a policy that explores may score low although it has learned the
-task, and because 16 greedy episodes may be unlucky. If the final return is too short, the greedy return alone counts.
-The thresholds do not depend on the results here. Those from published scores are half of a score that was reached under
-the same rules."""
+of its environment. An agent that reaches the threshold with one of the two returns has not failed, because a policy
+that explores may score low although it has learned the task, and because 16 greedy episodes may be unlucky. If the
+final return is too short, the greedy return alone counts. The thresholds do not depend on the results here. Thresholds
+from published scores are half of a score that was reached under the same rules."""
 
 SOURCES_INTRO = """Each link in the column *public* leads to the table, file or paper with the number. A score from a
 curve is its value at that number of steps, not its highest, unless this table says otherwise. *Gym v1* to *v3* in a
-cell is an older version of the same MuJoCo task."""
+cell is an older version of the same MuJoCo task. Until v3, Ant also observed contact forces."""
 
 NOT_MEASURED = """These rows have a config, and the command at the top of the page measures them. The processor hours
 are estimates for an AMD EPYC; two cores take about half as long. brax's ant, halfcheetah and walker2d at 1e7 steps and
