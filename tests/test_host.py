@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ import ppo
 from onejit import playing, render, running, train
 from onejit.envs import host, register
 
-LIMIT = 5
+LIMIT, KEY, TEXT = 5, jax.random.key(0), dict(capture_output=True, text=True)
 
 
 class Echo(host.Batch):
@@ -328,6 +329,43 @@ def test_a_picture_of_each_step_of_an_episode():
     assert [picture[0, 0, 0] for picture in env.frames(states, range(0, 4, 2))] == [0, 20]
 
 
+def test_pictures_of_an_episode_beyond_the_usual_limit():
+    env, limits = echo_env(), []
+    make = env.make
+    env.make = lambda seeds, limit, draw=False: limits.append(limit) or make(seeds, limit, draw)
+    states = jax.tree.map(lambda leaf: np.repeat(leaf, LIMIT + 3), jax.vmap(env.reset)(jax.random.split(KEY, 1))[1])
+    assert len(list(env.frames(states, range(LIMIT + 3)))) == LIMIT + 3 == limits[-1]
+
+
+@pytest.mark.parametrize(
+    "shape, expected",
+    [
+        ((2, 4, 84, 84), (2, 84, 84, 4)),
+        ((2, 84, 84, 3), (2, 84, 84, 3)),
+        ((2, 4, 4, 31), (2, 4, 4, 31)),
+        ((2, 8, 8, 12), (2, 8, 8, 12)),
+    ],
+)
+def test_channels_go_last_where_they_were_first(shape, expected):
+    images = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+    found = host.in_float32(None, images)
+    assert found.shape == expected
+    np.testing.assert_array_equal(found, images if shape == expected else images.transpose(0, 2, 3, 1))
+
+
+def test_text_is_left_out_and_states_count_from_zero():
+    kinds = pytest.importorskip("gymnasium").spaces
+    space = kinds.Dict(image=kinds.Box(0, 1, (2, 3)), task=kinds.Text(8), room=kinds.Discrete(3, start=5))
+    obs, _ = host.as_gymnax(space, kinds.Discrete(2))
+    arrays = {"image": np.ones((4, 2, 3)), "task": ("go",) * 4, "room": np.array([5, 6, 7, 5])}
+    found = host.in_float32(space, arrays)
+    assert obs.shape == (7,) and found.shape == (4, 7)
+    np.testing.assert_array_equal(found, [[1] * 6 + [room] for room in (0, 1, 2, 0)])
+    np.testing.assert_array_equal(host.in_float32(space["room"], arrays["room"]), [0, 1, 2, 0])
+    with pytest.raises(ValueError, match=r"^env_name: observations of Tuple"):
+        host.as_gymnax(kinds.Tuple([kinds.Discrete(2), kinds.Discrete(3)]), kinds.Discrete(2))
+
+
 # --- the libraries ---
 
 
@@ -394,13 +432,70 @@ def test_dictionaries_become_vectors():
     assert obs.shape == env.observation_space(None).shape == (1 + 7 * 7 * 3,) and obs.dtype == np.float32
 
 
+@pytest.mark.parametrize("name", ["BabyAI-GoToRedBall-v0", "CliffWalking-v0"])  # EnvPool says 0 and 2**31 - 1
+def test_an_environment_without_a_time_limit(name):
+    assert make("envpool", name).default_params.max_steps_in_episode == host.NO_LIMIT
+
+
+@pytest.mark.parametrize(
+    "module, name, arguments, message",
+    [
+        ("envpool", "CartPole-v1", {"num_threads": 1, "seed": 2}, "^num_threads, seed: set by the training"),
+        ("gymnasium", "CartPole-v1", {"vectorization_mode": "foo"}, "^vectorization_mode = foo: must be sync or async"),
+    ],
+)
+def test_arguments_that_are_refused(module, name, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(module, name, **arguments)
+
+
+PROCESSES = """
+import os, signal
+import gymnasium, gymnax, jax, numpy as np
+from onejit.envs.gymnasium import register_ids
+
+class Mine(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        if action == 1:
+            raise ValueError("the robot lost 50 % of its legs")
+        if action == 2:
+            os._exit(1)
+        ignored = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        return np.ones(2, np.float32), float(ignored), False, False, {}
+
+gymnasium.register("Mine-v0", entry_point=Mine, max_episode_steps=6)
+register_ids("Mine-v0")
+env, params = gymnax.make("Mine-v0", vectorization_mode="async")
+for action in range(3):
+    _, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 3))
+    try:
+        print(jax.vmap(env.step, (None, 0, 0))(jax.random.key(0), state, np.array([0, action, 0]))[2])
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_processes_report_errors_and_end(tmp_path):
+    """An error, also with a "%" in it, and a process that dies; Ctrl-C (SIGINT) does not reach the processes."""
+    pytest.importorskip("gymnasium")
+    (tmp_path / "processes.py").write_text(PROCESSES)
+    command = [sys.executable, tmp_path / "processes.py"]
+    found = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, timeout=120, **TEXT)
+    assert found.returncode == 0 and "Traceback" not in found.stderr, found.stderr
+    assert found.stdout.startswith("[1. 1. 1.]"), found.stdout
+    assert "the robot lost 50 % of its legs" in found.stdout and "environment has died" in found.stdout
+
+
 def test_actions_that_no_script_has():
     with pytest.raises(ValueError, match=r"^env_name: actions of"):
         make("envpool", "Sudoku-v0")
 
 
 def test_an_id_of_a_user_s_own_module(tmp_path, monkeypatch):
-    """As docs/environments.md says."""
+    """As docs/host_environments.md says."""
     pytest.importorskip("gymnasium")
     (tmp_path / "my_games.py").write_text(
         "import gymnasium\nimport numpy as np\nfrom onejit.envs.gymnasium import register_ids\n"

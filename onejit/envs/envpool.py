@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 from onejit.envs import needs, register
-from onejit.envs.host import Batch, HostEnv, as_gymnax, in_float32
+from onejit.envs.host import NO_LIMIT, Batch, HostEnv, as_gymnax, in_float32
 
 with needs("envpool"), warnings.catch_warnings(action="ignore"):
     import envpool
@@ -55,11 +55,14 @@ class EnvPool(HostEnv):
     """`arguments` are EnvPool's own for this environment, such as `frame_skip` or `repeat_action_probability`."""
 
     def __init__(self, name: str, **arguments):
+        if ours := {"batch_size", "num_envs", "num_threads", "seed"} & set(arguments):
+            raise ValueError(f"{', '.join(sorted(ours))}: set by the training, not by env_params")
         with warnings.catch_warnings(action="ignore"):
             spec = envpool.make_spec(name, **arguments)
             known = as_gymnax(spec.gymnasium_observation_space, spec.gymnasium_action_space)
-        make = functools.partial(Pool, self, name, arguments)
-        super().__init__(make, *known, limit=int(spec.config.max_episode_steps))
+        limit = int(spec.config.max_episode_steps)
+        limit = limit if 0 < limit < 2**31 - 1 else NO_LIMIT  # 0 and 2**31 - 1 both say that there is none
+        super().__init__(functools.partial(Pool, self, name, arguments), *known, limit=limit)
 
 
 register(envpool.list_all_envs(), EnvPool)

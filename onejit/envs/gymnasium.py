@@ -10,18 +10,31 @@ A module of your own makes its environments known like this, and `--env-name my_
 The environments step on the CPU. docs/host_environments.md says what is lost compared with environments in JAX.
 """
 
+import contextlib
 import functools
+import signal
 import warnings
 
 import numpy as np
 
 from onejit.envs import needs, register
-from onejit.envs.host import Batch, HostEnv, as_gymnax, in_float32
+from onejit.envs.host import NO_LIMIT, Batch, HostEnv, as_gymnax, in_float32
 
 with needs("gymnasium"):
     import gymnasium
 
-NO_LIMIT = 100_000  # steps in an episode of an environment that has no time limit
+
+@contextlib.contextmanager
+def without_interrupts():
+    """Processes that begin here do not get Ctrl-C, which is for the training: it saves a checkpoint first."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Vector(Batch):
@@ -32,14 +45,22 @@ class Vector(Batch):
             arguments = arguments | {"max_episode_steps": limit}
         arguments = arguments | {"render_mode": "rgb_array"} if draw else arguments
         mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
-        with warnings.catch_warnings(action="ignore"):
+        if arguments["vectorization_mode"] == "async":  # its logger fails on a traceback with a "%" in it
+            gymnasium.logger.min_level = gymnasium.logger.ERROR + 1
+        with warnings.catch_warnings(action="ignore"), without_interrupts():
             self.envs = gymnasium.make_vec(name, num_envs=len(seeds), vector_kwargs=mode, **arguments)
+        self.workers = getattr(self.envs, "processes", [])
         self.space, self.start = self.envs.single_observation_space, getattr(self.envs.single_action_space, "start", 0)
         self.kind = self.envs.single_action_space.dtype
         self.first = in_float32(self.space, self.envs.reset(seed=seeds)[0])
 
     def step(self, actions):
-        obs, reward, terminated, truncated, _ = self.envs.step((actions + self.start).astype(self.kind))
+        try:
+            obs, reward, terminated, truncated, _ = self.envs.step((actions + self.start).astype(self.kind))
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            if self.workers:
+                raise RuntimeError("a process of the environment has died") from error
+            raise
         return in_float32(self.space, obs).copy(), reward, terminated, truncated
 
     def reset_rows(self, rows):
@@ -50,15 +71,27 @@ class Vector(Batch):
         return np.asarray(self.envs.render()[0])
 
     def close(self):
-        self.envs.close()
+        if not self.workers:
+            self.envs.close()
+            return
+        with contextlib.suppress(EOFError, OSError):  # pipes of processes that have died
+            self.envs.close(timeout=1)
+        self.envs.closed = True
+        for worker in self.workers:
+            worker.terminate()
 
 
 class Gymnasium(HostEnv):
     """`arguments` are the environment's own, and `vectorization_mode` ("sync", or "async" for processes)."""
 
     def __init__(self, name: str, vectorization_mode: str = "sync", **arguments):
-        with warnings.catch_warnings(action="ignore"):
-            one = gymnasium.make(name, **arguments)
+        if vectorization_mode not in ("sync", "async"):
+            raise ValueError(f"vectorization_mode = {vectorization_mode}: must be sync or async")
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                one = gymnasium.make(name, **arguments)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ValueError(str(error)) from error
         try:
             known = as_gymnax(one.observation_space, one.action_space)
             limit = one.spec.max_episode_steps or NO_LIMIT

@@ -9,6 +9,7 @@ What is lost: the environments step on the CPU, and their state cannot be saved.
 """
 
 import atexit
+import contextlib
 import itertools
 import threading
 
@@ -18,6 +19,8 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 from jax.experimental import buffer_callback
+
+NO_LIMIT = 100_000  # steps in an episode of an environment that states no time limit
 
 
 class Batch:
@@ -61,11 +64,12 @@ class Open:
 
     def __init__(self, env, seeds, limit):
         self.env, self.seeds, self.limit, self.steps = env, seeds, limit, 0
-        self.batch = env.make(seeds.tolist(), limit)
+        with _making:  # one device at a time: `warnings.catch_warnings` is of the whole process
+            self.batch = env.make(seeds.tolist(), limit)
 
 
 _open: dict[int, Open] = {}
-_numbers, _lock = itertools.count(1), threading.Lock()
+_numbers, _lock, _making = itertools.count(1), threading.Lock(), threading.Lock()
 
 
 def _add(entry: Open) -> int:
@@ -76,11 +80,9 @@ def _add(entry: Open) -> int:
 
 
 def _close(numbers) -> None:
-    for number in set(numbers):
-        with _lock:
-            entry = _open.pop(number, None)
-        if entry is not None:
-            entry.batch.close()
+    with contextlib.ExitStack() as closing, _lock:  # closes all, also where one fails
+        for number in set(numbers) & set(_open):
+            closing.callback(_open.pop(number).batch.close)
 
 
 @atexit.register
@@ -167,7 +169,7 @@ class HostEnv(environment.Environment):
 
         states: [T], the episode's, before each step.
         """
-        batch = self.make([int(states.seed[0])], self.limit, draw=True)
+        batch = self.make([int(states.seed[0])], max(self.limit, len(states.time)), draw=True)
         try:
             for step in range(steps[-1] + 1):
                 if step:
@@ -192,7 +194,10 @@ class HostEnv(environment.Environment):
         if opened is None:
             raise ValueError("these environments are closed, or belong to another process: begin with env.reset")
         if (batch != number).any() or (steps != opened.steps).any():
-            raise ValueError("a state of an environment on the host can be stepped once, and with its whole batch")
+            raise ValueError(
+                "a state of an environment on the host can be stepped once, and with its whole batch: use "
+                "jax.lax.scan, because a while_loop under vmap does not step all of them"
+            )
         if rows.size != len(opened.seeds) or not np.array_equal(np.sort(rows), np.arange(rows.size)):
             if opened.steps:
                 raise ValueError(f"{len(opened.seeds)} environments on the host got {rows.size} actions")
@@ -219,10 +224,12 @@ def in_float32(space, arrays):
     A dictionary becomes one vector; text (the "mission" of MiniGrid) is left out.
     """
     if isinstance(arrays, dict) or hasattr(arrays, "_fields"):
-        parts = [in_float32(space[name], arrays[name]) for name in space if name != "mission"]
+        parts = [in_float32(space[name], arrays[name]) for name in names(space)]
         return np.concatenate([part.reshape(len(part), -1).astype(np.float32) for part in parts], axis=1)
     arrays = np.asarray(arrays)
-    if arrays.ndim == 4 and arrays.shape[1] < arrays.shape[3]:  # channels come first in Atari
+    if getattr(space, "start", None) is not None:  # of a Discrete space
+        arrays = arrays - space.start
+    if arrays.ndim == 4 and arrays.shape[2] == arrays.shape[3] != arrays.shape[1]:  # channels come first in Atari
         arrays = np.moveaxis(arrays, 1, 3)
     if arrays.ndim == 4 and arrays.dtype == np.uint8:
         return arrays
@@ -236,6 +243,10 @@ def as_gymnax(observation_space, action_space):
     kinds = gymnasium.spaces
     if isinstance(observation_space, kinds.Discrete):
         obs = spaces.Discrete(int(observation_space.n))
+    elif isinstance(observation_space, kinds.Tuple):
+        raise ValueError(
+            f"env_name: observations of {observation_space} are neither an array nor a dictionary of arrays"
+        )
     else:
         sample = jax.tree.map(lambda x: np.asarray(x)[None], zeros(observation_space))
         sample = in_float32(observation_space, sample)[0]
@@ -252,5 +263,10 @@ def as_gymnax(observation_space, action_space):
 def zeros(space):
     """An element of a Gymnasium space, all zeros, dictionaries as dictionaries."""
     if hasattr(space, "spaces"):
-        return {name: zeros(space[name]) for name in space}
+        return {name: zeros(space[name]) for name in names(space)}
     return np.zeros(space.shape, space.dtype)
+
+
+def names(space) -> list[str]:
+    """The entries of a dictionary that hold numbers."""
+    return [name for name in space if name != "mission" and getattr(space[name].dtype, "kind", "") != "U"]
