@@ -80,8 +80,9 @@ def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
 
 
 def show(value, low, high) -> str:
-    """`500 (429.8 to 504)`, or the value alone without an interval."""
-    return f"{value:.4g}" + ("" if np.isnan(low) else f" ({low:.4g} to {high:.4g})")
+    """`500 (429.8 to 504)`, or the value alone without an interval. No exponents: `10306`, not `1.031e+04`."""
+    value, *interval = (f"{each:.0f}" if abs(each) >= 1e4 else f"{each:.4g}" for each in (value, low, high))
+    return value + ("" if np.isnan(low) else f" ({' to '.join(interval)})")
 
 
 def summarize(name: str, returns, lost=None) -> dict:

@@ -100,6 +100,11 @@ def test_one_seed_has_no_interval():
     assert estimate["value"] == 3.5 and np.isnan([estimate["low"], estimate["high"]]).all()
 
 
+def test_large_returns_are_shown_without_exponents():
+    assert statistics.show(9106, 7903.2, 10306.4) == "9106 (7903 to 10306)"
+    assert statistics.show(0.00123, np.nan, np.nan) == "0.00123" and statistics.show(-np.inf, np.nan, np.nan) == "-inf"
+
+
 def test_intervals_of_a_mean_against_scipy():
     """Of one environment Student's t; of two the interval of a sum, which Welch's is of a difference."""
     x, y = rng.normal(0, 1, 12), rng.normal(5, 3, 7)
