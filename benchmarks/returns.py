@@ -415,9 +415,9 @@ NOTES = {  # {row: what has to be known to read it}
     "there. Over 1024 episodes an agent that chooses right gets 1.00.",
     "sac/mujoco_halfcheetah": "the learning rates (1e-3) and the number of random steps (5000) are those of SAC in "
     "[CrossQ's code](https://github.com/adityab/CrossQ). The published curve was probably made with that code, because "
-    "both evaluate every 16,666 steps. The curve is of ten agents between 7103 and 9843, with a 95 % interval of 7866 to "
-    "9320. With learning rates of 3e-4, as in SAC's paper, and 10,000 random steps, six agents (seed 100) had a final "
-    "return of 7032 (95 % interval 6318 to 7746).",
+    "both evaluate every 16,666 steps. The curve is of ten agents between 7103 and 9843, with a 95 % interval of 7866 "
+    "to 9320. With learning rates of 3e-4, as in SAC's paper, and 10,000 random steps, six agents (seed 100) had a "
+    "final return of 7032 (95 % interval 6318 to 7746).",
     "ppo_continuous/mujoco_ant": "the greedy return was measured with a bug that is now fixed: the first action of "
     "each greedy episode used the observation of a different start state, and the 16 episodes may have been "
     "identical. The greedy return may therefore be too low. The final return is not affected.",
