@@ -27,14 +27,13 @@ with needs("gymnasium"):
 @contextlib.contextmanager
 def without_interrupts():
     """Processes that begin here do not get Ctrl-C, which is for the training: it saves a checkpoint first."""
-    if not hasattr(signal, "pthread_sigmask"):  # on Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = getattr(signal, "pthread_sigmask", None)  # None on Windows
+    before = mask and mask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if mask:
+            mask(signal.SIG_SETMASK, before)
 
 
 class Vector(Batch):

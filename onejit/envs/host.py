@@ -244,9 +244,7 @@ def as_gymnax(observation_space, action_space):
     if isinstance(observation_space, kinds.Discrete):
         obs = spaces.Discrete(int(observation_space.n))
     elif isinstance(observation_space, kinds.Tuple):
-        raise ValueError(
-            f"env_name: observations of {observation_space} are neither an array nor a dictionary of arrays"
-        )
+        raise ValueError(f"env_name: observations of {observation_space} are neither arrays nor dictionaries")
     else:
         sample = jax.tree.map(lambda x: np.asarray(x)[None], zeros(observation_space))
         sample = in_float32(observation_space, sample)[0]
