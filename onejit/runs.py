@@ -33,7 +33,7 @@ CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "ma
 OF_MAIN = ["mean_return", "read_flags", "save_results"]  # what this package uses from the block `main`
 OF_THE_TASK = ("env_name", "env_params")
 PACKAGES = {"brax", "craftax", "distrax", "envpool", "flax", "gymnasium", "gymnax", "jax", "jaxlib", "jaxmarl"}
-PACKAGES |= {"jumanji", "mctx", "mujoco", "navix", "numpy", "optax", "pgx", "playground"}  # a run records their versions
+PACKAGES |= {"jumanji", "mctx", "mujoco", "navix", "numpy", "optax", "pgx", "playground"}  # runs record their versions
 
 # --- scripts ---
 

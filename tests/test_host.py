@@ -486,7 +486,10 @@ def test_processes_report_errors_and_end(tmp_path):
     found = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, timeout=120, **TEXT)
     assert found.returncode == 0 and "Traceback" not in found.stderr, found.stderr
     assert found.stdout.startswith("[1. 1. 1.]"), found.stdout
-    assert "the robot lost 50 % of its legs" in found.stdout and "environment has died" in found.stdout
+    assert (
+        "the robot lost 50 % of its legs" in found.stdout
+        and "a process or connection of the environment has ended" in found.stdout
+    )
 
 
 def test_actions_that_no_script_has():

@@ -57,9 +57,7 @@ class Vector(Batch):
         try:
             obs, reward, terminated, truncated, _ = self.envs.step((actions + self.start).astype(self.kind))
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            if self.workers:
-                raise RuntimeError("a process of the environment has died") from error
-            raise
+            raise RuntimeError(f"a process or connection of the environment has ended: {error!r}") from error
         return in_float32(self.space, obs).copy(), reward, terminated, truncated
 
     def reset_rows(self, rows):
