@@ -413,7 +413,7 @@ NOTES = {  # {row: what has to be known to read it}
     "best that these episodes allow. An episode pays 1 for the right choice and adds 19 random rewards of 1 or -1. All "
     "agents get the same 16 episodes, whose random rewards sum to -1 on average. An agent that chooses wrong gets -2 "
     "there. Over 1024 episodes an agent that chooses right gets 1.00.",
-    "sac/mujoco_halfcheetah": "the learning rates (1e-3) and the number of random steps (5000) are those of SAC in "
+    "sac/mujoco_halfcheetah": "the learning rate of 1e-3 and the 5000 random steps come from "
     "[CrossQ's code](https://github.com/adityab/CrossQ). The published curve was probably made with that code, because "
     "both evaluate every 16,666 steps. The curve is of ten agents between 7103 and 9843, with a 95 % interval of 7866 "
     "to 9320. With learning rates of 3e-4, as in SAC's paper, and 10,000 random steps, six agents (seed 100) had a "
