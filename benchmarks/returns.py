@@ -448,7 +448,7 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     "ppo_continuous/mujoco_inverted_double_pendulum": "3 settings, among them RL Zoo's; 4 agents each, seed 7",
     "ppo_continuous/mujoco_swimmer": "none: RL Zoo's rollout, learning rate, discount and lambda; 1 trial of 4 agents",
     **{f"sac/mujoco_{robot}": "none: the paper's settings" for robot in MUJOCO[:4]},
-    **{f"td3/mujoco_{robot}": "none: the authors' settings" for robot in MUJOCO[:4]},
+    **{f"td3/mujoco_{robot}": "none: the settings of the paper's code" for robot in MUJOCO[:4]},
     "sac/mujoco_halfcheetah": "none: the settings of CrossQ's SAC",
     "reppo/pendulum": "3 settings, 4 agents each, seed 7",
     "reppo/hopper": "11 settings, 2 or 4 agents each, seed 7",
