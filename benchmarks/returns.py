@@ -380,9 +380,10 @@ WHY = {  # {row: why it is below the public return, or that nobody has found out
     "returns. The highest point of our curve is an IQM of 9360 after 5e5 steps. After that the curve falls. At the "
     "end, seven of the ten agents let the poles fall in one of the 16 greedy episodes, after about ten steps, and "
     "return 8780. The row's command with `--eval-episodes 128` (Intel Xeon, ten agents) measures the decline more "
-    "finely: the poles fall in 5 of 1280 greedy episodes after 5e5 steps, and in 60 after 1e6 steps. A possible "
-    "cause, which was not tested, is that agents forget the start of an episode: once the poles stay up, an episode "
-    "lasts 1000 steps, and only one in 1000 steps of the training data is a start.",
+    "finely: the poles fall in 5 of 1280 greedy episodes after 5e5 steps, and in 60 after 1e6 steps. With episodes of "
+    "100 steps (`--env-params max_steps_in_episode 100`) there is no decline: the poles fall in 3 of 1280 after 1e6 "
+    "steps. Agents with long episodes therefore seem to forget how an episode starts: once the poles stay up, only "
+    "one in 1000 steps of the training data is a start.",
     "ppo/acrobot": "the published score is of one agent. 11 of the 32 agents here have at least its greedy return.",
     "dqn/acrobot": "the published score is of one agent. 4 of the 32 agents here have at least its greedy return.",
     "apex_dqn/acrobot": "the published score is of one agent trained by DQN. The best of the 16 agents here has a "
@@ -408,7 +409,7 @@ NOTES = {  # {row: what has to be known to read it}
     "td3/inverted_double_pendulum": "no agent learns to keep both poles up. Three agents return 1567 after 5e5 steps.",
     "ppo_continuous/mujoco_inverted_double_pendulum@3e6": "six of the ten agents have greedy returns of 9332 or more. "
     "The other four have 7031, 5898, 4148 and 487. The IQM is 9360 after 3.7e5 steps and falls after that, as in the "
-    "row of 1e6 steps. The cause is not known.",
+    "row of 1e6 steps. Whether the cause is the same was not tested.",
     "ppo_rnn/umbrella_chain": "all 32 agents choose right in all 16 greedy episodes, and a greedy return of 0 is the "
     "best that these episodes allow. An episode pays 1 for the right choice and adds 19 random rewards of 1 or -1. All "
     "agents get the same 16 episodes, whose random rewards sum to -1 on average. An agent that chooses wrong gets -2 "
