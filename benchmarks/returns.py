@@ -413,9 +413,9 @@ NOTES = {  # {row: what has to be known to read it}
     "both evaluate every 16,666 steps. The curve is of ten agents between 7103 and 9843, with a 95 % interval of 7866 "
     "to 9320. With learning rates of 3e-4, as in SAC's paper, and 10,000 random steps, six agents (seed 100) had a "
     "final return of 7032 (95 % interval 6318 to 7746).",
-    "td3/mujoco_halfcheetah": "the settings are those of the code for the paper, with which the published curve was "
-    "made. With the settings of the authors' later code (learning rates of 3e-4, batches of 256, two layers of 256 "
-    "units and 25,000 random steps), six agents (seed 100) had a final return of 6113 (95 % interval 5520 to 6707) "
+    "td3/mujoco_halfcheetah": "the config has the hyperparameters of the code that made the published curve. With "
+    "those of the authors' later code (learning rates of 3e-4, batches of 256, two layers of 256 units and 25,000 "
+    "random steps), six agents (seed 100) had a final return of 6113 (95 % interval 5520 to 6707) "
     "and a greedy return of 6524 (5798 to 7249).",
     "ppo_continuous/mujoco_ant": "the greedy return was measured with a bug that is now fixed: the first action of "
     "each greedy episode used the observation of a different start state, and the 16 episodes may have been "
