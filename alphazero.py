@@ -52,10 +52,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault(  # one device per core of this process, for seeds to spread over
-    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    "JAX_NUM_CPU_DEVICES",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
 )
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31),
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+)
 
 import flax.linen as nn
 import jax
@@ -98,7 +104,9 @@ class Config:
     num_steps: int = 16  # moves per game and update
     simulations: int = 32  # simulations of each search in self-play
     max_considered_actions: int = 16  # actions that a search considers at its root
-    sampled_moves: int = 30  # number of first moves sampled by visit counts; the search chooses the later moves
+    sampled_moves: int = (
+        30  # number of first moves sampled by visit counts; the search chooses the later moves
+    )
     update_epochs: int = 2  # passes over the batch of num_envs * num_steps moves
     num_minibatches: int = 8  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
@@ -106,14 +114,24 @@ class Config:
     gamma: float = 1.0  # discount factor per move; 1 counts a late win as much as an early one
     vf_coef: float = 1.0  # weight of the value loss
     weight_decay: float = 1e-4  # weight decay per gradient step, multiplied by the learning rate
-    network: Literal["mlp", "residual"] = "mlp"  # mlp: only hidden layers; residual: residual blocks before them
+    network: Literal["mlp", "residual"] = (
+        "mlp"  # mlp: only hidden layers; residual: residual blocks before them
+    )
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     channels: int = 64  # channels of the residual network
     num_blocks: int = 4  # blocks of the residual network, each with two convolutions
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
-    opponent_simulations: int = 32  # simulations of the opponent's plain MCTS in evaluations; 0 for random moves alone
-    eval_simulations: int = 0  # simulations of the greedy policy's search; 0 plays by the network alone
-    eval_games: int = 16  # games that are played at the same time against each opponent during training
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = (
+        "relu"  # activation function of the hidden layers
+    )
+    opponent_simulations: int = (
+        32  # simulations of the opponent's plain MCTS in evaluations; 0 for random moves alone
+    )
+    eval_simulations: int = (
+        0  # simulations of the greedy policy's search; 0 plays by the network alone
+    )
+    eval_games: int = (
+        16  # games that are played at the same time against each opponent during training
+    )
     eval_steps: int = 2  # moves of the agent per update in each evaluation game
 
     @property
@@ -129,7 +147,9 @@ def orthogonal(scale: float):
         x = jax.random.normal(key, shape, dtype)
         x = x / jnp.linalg.norm(x)
         # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+        return scale * jax.lax.fori_loop(
+            0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x
+        )
 
     return init
 
@@ -137,11 +157,15 @@ def orthogonal(scale: float):
 # --- networks ---
 
 
-def neighborhoods(x):  # a dense layer on neighborhoods is a convolution that `orthogonal` can initialize
+def neighborhoods(
+    x,
+):  # a dense layer on neighborhoods is a convolution that `orthogonal` can initialize
     """The squares of 3 x 3 around each point, with zeros outside: [..., H, W, C] -> [..., H, W, 9 * C]."""
     h, w = x.shape[-3:-1]
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
-    return jnp.concatenate([x[..., i : i + h, j : j + w, :] for i in range(3) for j in range(3)], axis=-1)
+    return jnp.concatenate(
+        [x[..., i : i + h, j : j + w, :] for i in range(3) for j in range(3)], axis=-1
+    )
 
 
 class Network(nn.Module):
@@ -158,11 +182,17 @@ class Network(nn.Module):
     def __call__(self, obs):  # [..., H, W, planes]
         activation, scale = getattr(nn, self.activation), orthogonal(math.sqrt(2))
         x, flat = obs.astype(jnp.float32), obs.shape[:-3]
-        if self.network == "residual":  # He et al. 2016 (arXiv 1603.05027): normalize, activate, convolve, add
+        if (
+            self.network == "residual"
+        ):  # He et al. 2016 (arXiv 1603.05027): normalize, activate, convolve, add
             x = nn.Dense(self.channels, kernel_init=scale)(neighborhoods(x))
             for _ in range(self.num_blocks):
-                y = nn.Dense(self.channels, kernel_init=scale)(neighborhoods(activation(nn.LayerNorm()(x))))
-                y = nn.Dense(self.channels, kernel_init=scale)(neighborhoods(activation(nn.LayerNorm()(y))))
+                y = nn.Dense(self.channels, kernel_init=scale)(
+                    neighborhoods(activation(nn.LayerNorm()(x)))
+                )
+                y = nn.Dense(self.channels, kernel_init=scale)(
+                    neighborhoods(activation(nn.LayerNorm()(y)))
+                )
                 x = x + y
             x = activation(nn.Dense(8, kernel_init=scale)(activation(nn.LayerNorm()(x))))
         x = x.reshape(*flat, -1)
@@ -223,7 +253,11 @@ def play_move(game, state, action, gamma):
     """`(next state, reward of the player who moved, discount)` of one game; see `value_targets`."""
     after = game.step(state, action)
     sign = jnp.where(after.current_player == state.current_player, 1.0, -1.0)
-    return after, after.rewards[state.current_player], jnp.where(after.terminated, 0.0, sign * gamma)
+    return (
+        after,
+        after.rewards[state.current_player],
+        jnp.where(after.terminated, 0.0, sign * gamma),
+    )
 
 
 def make_search(algorithm, game, evaluate, gamma, **settings):
@@ -234,18 +268,28 @@ def make_search(algorithm, game, evaluate, gamma, **settings):
 
     def look(params, key, states):
         logits, values = evaluate(params, key, states)
-        return mask_logits(logits, states.legal_action_mask), jnp.where(states.terminated, 0.0, values)
+        return mask_logits(logits, states.legal_action_mask), jnp.where(
+            states.terminated, 0.0, values
+        )
 
-    def expand(params, key, actions, states):  # a game that has ended stays ended: its discount and value are 0
-        states, rewards, discounts = jax.vmap(play_move, (None, 0, 0, None))(game, states, actions, gamma)
+    def expand(
+        params, key, actions, states
+    ):  # a game that has ended stays ended: its discount and value are 0
+        states, rewards, discounts = jax.vmap(play_move, (None, 0, 0, None))(
+            game, states, actions, gamma
+        )
         logits, values = look(params, key, states)
-        return mctx.RecurrentFnOutput(reward=rewards, discount=discounts, prior_logits=logits, value=values), states
+        return mctx.RecurrentFnOutput(
+            reward=rewards, discount=discounts, prior_logits=logits, value=values
+        ), states
 
     def search(params, key, states, **more):
         root_key, key = jax.random.split(key)
         logits, values = look(params, root_key, states)
         root = mctx.RootFnOutput(prior_logits=logits, value=values, embedding=states)
-        return algorithm(params, key, root, expand, invalid_actions=~states.legal_action_mask, **settings, **more)
+        return algorithm(
+            params, key, root, expand, invalid_actions=~states.legal_action_mask, **settings, **more
+        )
 
     return search
 
@@ -256,7 +300,10 @@ def make_gumbel_search(config, game, network, simulations: int):
     def evaluate(params, _, states):
         return network.apply(params, states.observation)
 
-    settings = {"num_simulations": simulations, "max_num_considered_actions": config.max_considered_actions}
+    settings = {
+        "num_simulations": simulations,
+        "max_num_considered_actions": config.max_considered_actions,
+    }
     return make_search(mctx.gumbel_muzero_policy, game, evaluate, config.gamma, **settings)
 
 
@@ -264,7 +311,9 @@ def make_mcts(game, simulations: int):
     """`choose(key, state) -> move` of plain MCTS: equal priors, and one game of random moves as the value of a leaf."""
 
     def evaluate(_, key, states):
-        values = jax.vmap(functools.partial(playout, game))(jax.random.split(key, len(states.terminated)), states)
+        values = jax.vmap(functools.partial(playout, game))(
+            jax.random.split(key, len(states.terminated)), states
+        )
         return jnp.zeros(states.legal_action_mask.shape), values
 
     settings = {"num_simulations": simulations, "dirichlet_fraction": 0.0, "temperature": 0.0}
@@ -281,11 +330,15 @@ def playout(game, key, state):
         after = game.step(after, random_move(move_key, after))
         return key, after, outcome + after.rewards[state.current_player]
 
-    return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.float32(0.0)))[2]
+    return jax.lax.while_loop(
+        lambda carry: ~carry[1].terminated, move, (key, state, jnp.float32(0.0))
+    )[2]
 
 
 def random_move(key, state):
-    return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
+    return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)).astype(
+        jnp.int32
+    )
 
 
 # --- training ---
@@ -320,20 +373,38 @@ class RunnerState(NamedTuple):
 
 
 def make_network(config: Config, game):
-    layers = config.network, config.hidden_sizes, config.channels, config.num_blocks, config.activation
+    layers = (
+        config.network,
+        config.hidden_sizes,
+        config.channels,
+        config.num_blocks,
+        config.activation,
+    )
     return Network(*layers, num_actions=game.num_actions)
 
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
     batch_size = config.num_envs * config.num_steps
-    sizes = ["num_envs", "num_steps", "update_epochs", "num_minibatches", "eval_games", "eval_steps", "channels"]
+    sizes = [
+        "num_envs",
+        "num_steps",
+        "update_epochs",
+        "num_minibatches",
+        "eval_games",
+        "eval_steps",
+        "channels",
+    ]
     if min(getattr(config, name) for name in sizes) < 1:
         raise ValueError(f"{', '.join(sizes)}: must all be at least 1")
     if min(config.simulations, config.max_considered_actions) < 2:
-        raise ValueError("simulations, max_considered_actions: must both be at least 2, for moves to be compared")
+        raise ValueError(
+            "simulations, max_considered_actions: must both be at least 2, for moves to be compared"
+        )
     if config.num_updates < 1:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}"
+        )
     if batch_size % config.num_minibatches:
         raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {batch_size}")
     game = make_game(config.env_name)
@@ -352,7 +423,9 @@ def make_learner(config: Config):
         for i, (name, (env, env_params)) in enumerate(opponents.items()):
             keys = jax.random.split(jax.random.fold_in(match_key, i), config.eval_games)
             matches[name] = jax.vmap(env.reset, (0, None))(keys, env_params)
-        return RunnerState(params, optimizer.init(params), jnp.zeros((), jnp.int32), game_state, matches, key)
+        return RunnerState(
+            params, optimizer.init(params), jnp.zeros((), jnp.int32), game_state, matches, key
+        )
 
     def collect(state, key):
         """Play `num_steps` moves of each game. Also returns the search's values of the positions after them."""
@@ -366,7 +439,9 @@ def make_learner(config: Config):
             after, reward, discount = play_moves(game, states, action, config.gamma)
             ended, new = after.terminated, new_games(jax.random.split(game_key, config.num_envs))
             seen = states.observation, states.legal_action_mask
-            transition = Transition(*seen, found.action_weights, root.value, reward, discount, ended)
+            transition = Transition(
+                *seen, found.action_weights, root.value, reward, discount, ended
+            )
             # A new game keeps nothing of the old one. With the old flag `terminated` a search would find no value.
             return jax.vmap(select)(ended, new, after), transition
 
@@ -379,9 +454,16 @@ def make_learner(config: Config):
         logits, value = network.apply(params, batch["obs"])
         actor_loss = policy_loss(logits, batch["legal"], batch["weights"]).mean()
         critic_loss = jnp.square(value - batch["target"]).mean()
-        entropy = jax.scipy.special.entr(jax.nn.softmax(mask_logits(logits, batch["legal"]))).sum(axis=-1).mean()
+        entropy = (
+            jax.scipy.special.entr(jax.nn.softmax(mask_logits(logits, batch["legal"])))
+            .sum(axis=-1)
+            .mean()
+        )
         metrics = {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
-        return actor_loss + config.vf_coef * critic_loss, metrics  # arXiv 1712.01815, equation 1, without weight decay
+        return (
+            actor_loss + config.vf_coef * critic_loss,
+            metrics,
+        )  # arXiv 1712.01815, equation 1, without weight decay
 
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each in a new order."""
@@ -393,8 +475,13 @@ def make_learner(config: Config):
             minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, minibatch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            decayed = jax.tree.map(lambda param, step: step + config.weight_decay * param, params, updates)
-            return (jax.tree.map(lambda param, step: param - lr * step, params, decayed), opt_state), metrics
+            decayed = jax.tree.map(
+                lambda param, step: step + config.weight_decay * param, params, updates
+            )
+            return (
+                jax.tree.map(lambda param, step: param - lr * step, params, decayed),
+                opt_state,
+            ), metrics
 
         def epoch(carry, key):
             order = jax.random.permutation(key, batch_size)
@@ -402,7 +489,9 @@ def make_learner(config: Config):
 
         keys = jax.random.split(key, config.update_epochs)
         (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
-        state = state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
+        state = state._replace(
+            params=params, opt_state=opt_state, update_count=state.update_count + 1
+        )
         return state, jax.tree.map(jnp.mean, metrics)
 
     def evaluate(state, key):
@@ -415,11 +504,15 @@ def make_learner(config: Config):
                 action, _ = jax.vmap(act, (None, None, 0))(state.agent, (), obs)
                 keys = jax.random.split(key, config.eval_games)
                 after = jax.vmap(env.step, (0, 0, 0, None))(keys, env_state, action, env_params)
-                return after[:2], {key: each for key, each in after[-1].items() if key.startswith("returned")}
+                return after[:2], {
+                    key: each for key, each in after[-1].items() if key.startswith("returned")
+                }
 
             keys = jax.random.split(jax.random.fold_in(key, i), config.eval_steps)
             matches[name], info = jax.lax.scan(step, state.matches[name], keys)
-            ended, returns, lengths = (info[f"returned_episode{each}"] for each in ("", "_returns", "_lengths"))
+            ended, returns, lengths = (
+                info[f"returned_episode{each}"] for each in ("", "_returns", "_lengths")
+            )
             metrics |= {  # the episodes are the games against the last, strongest opponent
                 "episodic_return": jnp.where(ended, returns, 0.0).sum() / ended.sum(),
                 "episodic_length": jnp.where(ended, lengths, 0).sum() / ended.sum(),
@@ -434,7 +527,12 @@ def make_learner(config: Config):
         key, collect_key, learn_key, match_key = jax.random.split(state.key, 4)
         state, rollout, last_value = collect(state._replace(key=key), collect_key)
         targets = value_targets(rollout.reward, rollout.discount, last_value)
-        batch = {"obs": rollout.obs, "legal": rollout.legal, "weights": rollout.weights, "target": targets}
+        batch = {
+            "obs": rollout.obs,
+            "legal": rollout.legal,
+            "weights": rollout.weights,
+            "target": targets,
+        }
         batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
         state, metrics = learn(state, batch, learn_key)
         metrics["value"] = rollout.search_value.mean()
@@ -468,7 +566,9 @@ def make_policy(config: Config):
 
     def act(agent, memory, obs):
         if config.eval_simulations:
-            found = search(agent["params"], jax.random.key(0), one(obs), gumbel_scale=0.0)  # nothing is random
+            found = search(
+                agent["params"], jax.random.key(0), one(obs), gumbel_scale=0.0
+            )  # nothing is random
             return found.action[0].astype(jnp.int32), memory
         logits, _ = network.apply(agent["params"], obs.observation)
         return mask_logits(logits, obs.legal_action_mask).argmax(axis=-1).astype(jnp.int32), memory
@@ -494,7 +594,11 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
         jax.tree.map(lambda leaf: leaf[:length], states).save_svg(run_dir / "game.svg")
     axes = Figure(layout="constrained").subplots()
     axes.plot(values[:length], marker="o", markersize=3)
-    axes.set(title=f"{config.env_name}: agent 0 against itself", xlabel="moves", ylabel="value for the first player")
+    axes.set(
+        title=f"{config.env_name}: agent 0 against itself",
+        xlabel="moves",
+        ylabel="value for the first player",
+    )
     axes.figure.savefig(run_dir / "game_value.png", dpi=150)
 
 
@@ -512,8 +616,14 @@ def make_game(name: str):
     """A game with Pgx's interface, and the moves of its `longest` game. MODULE:NAME calls NAME() of a module."""
     module, _, own = name.rpartition(":")
     if not module and name not in LONGEST:
-        raise ValueError(f"env_name = {name}: must be one of {', '.join(LONGEST)}, or MODULE:NAME of your own game")
-    make = getattr(importlib.import_module(module), own, None) if module else functools.partial(pgx.make, name)
+        raise ValueError(
+            f"env_name = {name}: must be one of {', '.join(LONGEST)}, or MODULE:NAME of your own game"
+        )
+    make = (
+        getattr(importlib.import_module(module), own, None)
+        if module
+        else functools.partial(pgx.make, name)
+    )
     game = make() if make else None
     if getattr(game, "num_players", None) != 2:
         raise ValueError(f"env_name = {name}: must be a game of Pgx's interface with two players")
@@ -532,7 +642,9 @@ class Match:
         self.game, self.choose = game, make_mcts(game, simulations) if simulations else random_move
 
     def observation_space(self, params):
-        return spaces.Box(-jnp.inf, jnp.inf, self.game.observation_shape)  # the board within the state
+        return spaces.Box(
+            -jnp.inf, jnp.inf, self.game.observation_shape
+        )  # the board within the state
 
     def action_space(self, params):
         return spaces.Discrete(self.game.num_actions)
@@ -549,7 +661,13 @@ class Match:
         terminated, truncated = replied.terminated, time >= params.max_steps_in_episode
         info = {"final_observation": replied, "positions": (after, replied)}
         new, ended = self.reset(reset_key, params), terminated | truncated
-        return *select(ended, new, (replied, (replied, time))), after.rewards[0] + reward, terminated, truncated, info
+        return (
+            *select(ended, new, (replied, (replied, time))),
+            after.rewards[0] + reward,
+            terminated,
+            truncated,
+            info,
+        )
 
     def reply(self, key, state, choose):
         """Moves of the opponent until the agent is to move, and the agent's reward for them."""
@@ -579,33 +697,48 @@ def mean_return(metrics) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(
+            axis=1
+        ) / episodes.sum(axis=1)
 
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
     """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
-    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
+    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(
+        axis=0
+    ) / np.sqrt(degrees)
 
 
 def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
     """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
     script, steps = Path(__file__).stem, config.num_envs * config.num_steps
-    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    settings = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in vars(config).items()
+    }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
     agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
     save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
-    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
-    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
-    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    pieces = np.array_split(
+        np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1])
+    )
+    curve = np.stack(
+        [mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces]
+    )
+    timesteps = [
+        getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces
+    ]
     mean, margin = mean_and_margin(curve.T)
     axes = Figure(layout="constrained").subplots()
     axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
     axes.plot(timesteps, mean, color="tab:blue")
     axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
-    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    axes.set(
+        title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return"
+    )
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
@@ -624,7 +757,9 @@ def main(
         run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
-    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    run_dir = run_dir or Path(
+        "runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
     try:
         if num_seeds < 1:
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
@@ -633,18 +768,31 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
-        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = (
+            "; no run is overwritten, choose another --run-dir"
+            if isinstance(error, FileExistsError)
+            else ""
+        )
+        fail(
+            f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})"
+        )
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
-    print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
+    print(
+        f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps"
+    )
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
-    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
+    over_seeds = functools.partial(
+        jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False
+    )
 
     def start(key):
         state = init(key)
-        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
+        return state, {
+            name: jnp.zeros(updates, x.dtype)
+            for name, x in jax.eval_shape(update, state)[1].items()
+        }
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
@@ -653,50 +801,82 @@ def main(
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(f, _=0):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
-        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+    def alone(
+        f, _=0
+    ):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
+        return lambda tree, *args: jax.tree.map(
+            lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args)
+        )
 
     vmap = jax.vmap if num_seeds > num_devices else alone
     carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
-    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
-    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
+    advance = over_seeds(
+        vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None)
+    )
+    advance = (
+        jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()
+    )  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
-            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            returns = mean_return(
+                {key: np.asarray(each)[:, done:last] for key, each in carry[1].items()}
+            )
             if np.isfinite(returns).any():
-                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+                bar.set_postfix(
+                    episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False
+                )
             bar.update((last - done) * steps * num_seeds)
-            done, chunk = last, max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done, chunk = (
+                last,
+                max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun)))),
+            )  # about a second
     if not done:
         raise SystemExit("stopped before the first update was done: there are no results")
     metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
     save_results(config, seed, carry[0].agent, metrics, run_dir)
     report(config, carry[0], run_dir)
     final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = [np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1) for leaf in jax.tree.leaves(carry[0].agent)]
+    finite = [
+        np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1)
+        for leaf in jax.tree.leaves(carry[0].agent)
+    ]
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
+        interval = (
+            f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        )
+        print(
+            f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds"
+        )
     if len(good) < num_seeds:
-        print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
+        print(
+            f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training"
+        )
     print(f"results in {run_dir}")
     return run_dir
 
 
 def read_flags(words) -> list[str]:
     """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     if "--config" in words:
         place = words.index("--config")
         given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
-        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
-        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        values = {
+            name: [*value.items()] if isinstance(value, dict) else value for name, value in given
+        }
+        flags = [
+            word
+            for name, value in values.items()
+            for word in (f"--{name}", *map(str, np.ravel(value)))
+        ]
         words = flags + words[:place] + words[place + 2 :]
     whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
     for i, flag in enumerate(words[:-1]):

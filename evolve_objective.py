@@ -52,10 +52,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault(  # one device per core of this process, for seeds to spread over
-    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    "JAX_NUM_CPU_DEVICES",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
 )
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31),
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+)
 
 import distrax
 import flax.linen as nn
@@ -94,11 +100,17 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are sized for two CPU cores."""
 
-    env_name: str = "Catch-bsuite"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
+    env_name: str = (
+        "Catch-bsuite"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    )
+    env_params: Mapping[str, bool | int | float | str] = (
+        FrozenDict()
+    )  # parameters of the environment: NAME VALUE ...
     num_generations: int = 24  # updates of the evolution strategy
     population_size: int = 16  # drift networks per generation, in mirrored pairs
-    inner_seeds: int = 2  # agents trained with each drift network; its fitness is the mean of their returns
+    inner_seeds: int = (
+        2  # agents trained with each drift network; its fitness is the mean of their returns
+    )
     fitness_episodes: int = 16  # episodes that a trained agent plays; their mean is its return
     num_slices: int = 1  # parts of the population that train one after the other, to save memory
     es_lr: float = 0.01  # Adam's learning rate in the evolution strategy
@@ -113,16 +125,26 @@ class Config:
     anneal_lr: bool = True  # decay the agent's learning rate linearly to 0
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation (GAE)
-    clip_eps: float = 0.2  # clip range of the probability ratio in the drift that evolution starts from
-    vf_clip_eps: float = math.inf  # clip range of the change in the predicted value; inf for no clipping
+    clip_eps: float = (
+        0.2  # clip range of the probability ratio in the drift that evolution starts from
+    )
+    vf_clip_eps: float = (
+        math.inf
+    )  # clip range of the change in the predicted value; inf for no clipping
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
     normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
-    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
+    normalize_reward: bool = (
+        False  # divide rewards by the running standard deviation of the discounted return
+    )
+    torso: Literal["flat", "grid", "nature"] = (
+        "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
+    )
     hidden_sizes: tuple[int, ...] = (32, 32)  # sizes of the dense hidden layers of actor and critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = (
+        "tanh"  # activation function of the hidden layers
+    )
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -155,7 +177,9 @@ def orthogonal(scale: float):
         x = jax.random.normal(key, shape, dtype)
         x = x / jnp.linalg.norm(x)
         # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+        return scale * jax.lax.fori_loop(
+            0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x
+        )
 
     return init
 
@@ -163,18 +187,32 @@ def orthogonal(scale: float):
 # --- block torso: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def convolutions(torso: str, obs_shape: tuple[int, ...]):
     """(features, size, stride) of each convolution of images [H, W, C]; none for other observations."""
-    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[torso]
+    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[
+        torso
+    ]
     if len(obs_shape) == 3 and min(obs_shape[:2]) < {"flat": 1, "grid": 3, "nature": 36}[torso]:
-        raise ValueError(f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any")
+        raise ValueError(
+            f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any"
+        )
     return layers if len(obs_shape) == 3 else ()
 
 
-def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
+def patches(
+    x, size, stride
+):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
     """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
-    x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
+    h, w, n = (
+        x.shape[-3] // stride,
+        x.shape[-2] // stride,
+        size // stride,
+    )  # blocks; n x n of them are a square
+    x = x[..., : h * stride, : w * stride, :].reshape(
+        *x.shape[:-3], h, stride, w, stride, x.shape[-1]
+    )
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
-    return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
+    return jnp.concatenate(
+        [x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1
+    )
 
 
 # --- networks ---
@@ -184,7 +222,9 @@ class Network(nn.Module):
     """The actor or the critic: a convolution of grids, hidden layers, a linear head; orthogonal initialization."""
 
     obs_shape: tuple[int, ...]
-    num_states: int  # of an environment whose observation is the number of its state; 0 of all others
+    num_states: (
+        int  # of an environment whose observation is the number of its state; 0 of all others
+    )
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
     activation: str
@@ -194,9 +234,15 @@ class Network(nn.Module):
     def __call__(self, obs):  # [..., *obs_shape] -> logits [..., num_actions], or values [...]
         activation = getattr(nn, self.activation)
         obs = obs / 255.0 if obs.dtype == jnp.uint8 and self.obs_shape else obs
-        x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
+        x = (
+            jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32)
+            if self.num_states
+            else obs.astype(jnp.float32)
+        )
         for features, size, stride in self.convolutions:
-            x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride)))
+            x = activation(
+                nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride))
+            )
         x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
@@ -267,7 +313,9 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    _, advantages = jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16)
+    _, advantages = jax.lax.scan(
+        step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16
+    )
     return advantages, advantages + values
 
 
@@ -310,7 +358,11 @@ def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
     """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
-    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    var = (
+        old.var * (1.0 - share)
+        + batch.var(axis=0) * share
+        + jnp.square(delta) * share * (1.0 - share)
+    )
     return RunningMeanStd(old.mean + delta * share, var, count)
 
 
@@ -322,7 +374,9 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
     """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    rolled, unrolled = (
+        functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll)
+    )
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
@@ -367,14 +421,20 @@ class RunnerState(NamedTuple):
     @property
     def agent(self) -> dict:
         """What acting needs, and the drift: `main` saves it, `make_policy` takes it."""
-        return {"params": self.params, "obs_statistics": self.obs_statistics._asdict(), "drift": self.drift}
+        return {
+            "params": self.params,
+            "obs_statistics": self.obs_statistics._asdict(),
+            "drift": self.drift,
+        }
 
 
 def make_networks(config: Config, env, env_params):
     space = env.observation_space(env_params)
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
     if num_states and config.normalize_obs:
-        raise ValueError(f"normalize_obs = True: must be False, observations of {config.env_name} are state numbers")
+        raise ValueError(
+            f"normalize_obs = True: must be False, observations of {config.env_name} are state numbers"
+        )
     layers = convolutions(config.torso, space.shape), config.hidden_sizes, config.activation
     actor = Network(space.shape, num_states, *layers, num_actions=env.action_space(env_params).n)
     return actor, Network(space.shape, num_states, *layers, num_actions=0)
@@ -384,20 +444,30 @@ def make_inner(config: Config):
     """`train(drift, rng) -> agent_state`, an agent's whole training with a drift, and `play(agent_state, rng)`."""
     batch_size = config.inner_envs * config.inner_steps
     if min(config.inner_envs, config.inner_steps, config.update_epochs, config.num_minibatches) < 1:
-        raise ValueError("inner_envs, inner_steps, update_epochs, num_minibatches: must all be at least 1")
+        raise ValueError(
+            "inner_envs, inner_steps, update_epochs, num_minibatches: must all be at least 1"
+        )
     if config.inner_updates < 1:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: one update of an agent takes {batch_size}")
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: one update of an agent takes {batch_size}"
+        )
     if batch_size % config.num_minibatches or batch_size == config.num_minibatches:
-        raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {batch_size}, into two or more each")
+        raise ValueError(
+            f"num_minibatches = {config.num_minibatches}: must divide {batch_size}, into two or more each"
+        )
     env, env_params = make_env(config)
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
-    clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
+    clip = optax.clip_by_global_norm(
+        jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf)
+    )
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
-        obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.inner_envs), env_params)
+        obs, env_state = jax.vmap(env.reset, (0, None))(
+            jax.random.split(env_key, config.inner_envs), env_params
+        )
         params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
         return AgentState(
             params=params,
@@ -414,7 +484,9 @@ def make_inner(config: Config):
     def act(state, obs, gumbel):
         seen = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
         logits = actor.apply(state.params["actor"], seen)
-        return logits, jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)  # a sample of the policy
+        return logits, jnp.argmax(logits + gumbel, axis=-1).astype(
+            jnp.int32
+        )  # a sample of the policy
 
     def collect(state, key):
         """Act for `inner_steps` steps with the current policy."""
@@ -423,7 +495,9 @@ def make_inner(config: Config):
             obs, env_state = carry
             gumbel, env_keys = randomness
             logits, action = act(state, obs, gumbel)
-            after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
+            after, env_state, reward, terminated, truncated, info = step_env(
+                env_keys, env_state, action, env_params
+            )
             return (after, env_state), Transition(
                 obs=obs,
                 logits=logits,
@@ -434,14 +508,23 @@ def make_inner(config: Config):
                 next_obs=info["final_observation"],
             )
 
-        action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
+        action_key, env_key = jax.random.split(
+            key
+        )  # randomness of all steps at once: much faster than in each step
         shape = config.inner_steps, config.inner_envs
-        randomness = jax.random.gumbel(action_key, (*shape, actor.num_actions)), jax.random.split(env_key, shape)
+        randomness = (
+            jax.random.gumbel(action_key, (*shape, actor.num_actions)),
+            jax.random.split(env_key, shape),
+        )
         (obs, env_state), rollout = unrolled_scan(step, (state.obs, state.env_state), randomness)
         if config.normalize_obs:  # values and loss use the observations that the policy acted on
             old, raw = state.obs_statistics, rollout.obs
-            rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
-            state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:])))
+            rollout = rollout._replace(
+                obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs)
+            )
+            state = state._replace(
+                obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:]))
+            )
         return state._replace(obs=obs, env_state=env_state), rollout
 
     def make_batch(state, rollout):
@@ -449,25 +532,41 @@ def make_inner(config: Config):
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
-            returns, last_return = discounted_returns(rewards, done, state.discounted_return, config.gamma)
+            returns, last_return = discounted_returns(
+                rewards, done, state.discounted_return, config.gamma
+            )
             statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
         values = critic.apply(state.params["critic"], rollout.obs)
         next_values = critic.apply(state.params["critic"], rollout.next_obs)
         ended = rollout.terminated, rollout.truncated
-        advantages, targets = gae(rewards, values, next_values, *ended, config.gamma, config.gae_lambda)
-        batch = {"obs": rollout.obs, "action": rollout.action, "advantage": advantages, "target": targets}
-        batch |= {"value": values, "log_prob": distrax.Categorical(rollout.logits).log_prob(rollout.action)}
+        advantages, targets = gae(
+            rewards, values, next_values, *ended, config.gamma, config.gae_lambda
+        )
+        batch = {
+            "obs": rollout.obs,
+            "action": rollout.action,
+            "advantage": advantages,
+            "target": targets,
+        }
+        batch |= {
+            "value": values,
+            "log_prob": distrax.Categorical(rollout.logits).log_prob(rollout.action),
+        }
         return state, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
     def loss(params, batch, drift):
         policy = distrax.Categorical(actor.apply(params["actor"], batch["obs"]))
         value = critic.apply(params["critic"], batch["obs"])
-        actor_loss = policy_loss(policy.log_prob(batch["action"]), batch["log_prob"], batch["advantage"], drift)
+        actor_loss = policy_loss(
+            policy.log_prob(batch["action"]), batch["log_prob"], batch["advantage"], drift
+        )
         critic_loss = value_loss(value, batch["value"], batch["target"], config.vf_clip_eps)
         entropy = policy.entropy().mean()
-        return actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy  # arXiv 1707.06347, equation 9
+        return (
+            actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
+        )  # arXiv 1707.06347, equation 9
 
     def learn(state, batch, drift, key):
         """`update_epochs` passes over the batch, each in a new order."""
@@ -477,16 +576,25 @@ def make_inner(config: Config):
         def gradient_step(carry, indices):
             params, opt_state = carry
             minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
-            updates, opt_state = optimizer.update(jax.grad(loss)(params, minibatch, drift), opt_state, params)
-            return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), None
+            updates, opt_state = optimizer.update(
+                jax.grad(loss)(params, minibatch, drift), opt_state, params
+            )
+            return (
+                jax.tree.map(lambda param, update: param - lr * update, params, updates),
+                opt_state,
+            ), None
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, batch_size)  # pqn.py has a faster way for many minibatches
+            order = jax.random.permutation(
+                key, batch_size
+            )  # pqn.py has a faster way for many minibatches
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
         (params, opt_state), _ = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
-        return state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
+        return state._replace(
+            params=params, opt_state=opt_state, update_count=state.update_count + 1
+        )
 
     def train(drift, rng):
         def update(state, _):
@@ -504,15 +612,24 @@ def make_inner(config: Config):
             obs, env_state, going_on, returns, lengths, key = carry
             key, action_key, env_key = jax.random.split(key, 3)
             env_keys = jax.random.split(env_key, config.fitness_episodes)
-            _, action = act(state, obs, jax.random.gumbel(action_key, (config.fitness_episodes, actor.num_actions)))
-            obs, env_state, reward, terminated, truncated, _ = step_env(env_keys, env_state, action, env_params)
+            _, action = act(
+                state,
+                obs,
+                jax.random.gumbel(action_key, (config.fitness_episodes, actor.num_actions)),
+            )
+            obs, env_state, reward, terminated, truncated, _ = step_env(
+                env_keys, env_state, action, env_params
+            )
             returns, lengths = returns + jnp.where(going_on, reward, 0.0), lengths + going_on
             return obs, env_state, going_on & ~(terminated | truncated), returns, lengths, key
 
         reset_key, key = jax.random.split(rng)
         reset_keys = jax.random.split(reset_key, config.fitness_episodes)
         obs, env_state = jax.vmap(env.reset, (0, None))(reset_keys, env_params)
-        going_on, returns = jnp.ones(config.fitness_episodes, bool), jnp.zeros(config.fitness_episodes)
+        going_on, returns = (
+            jnp.ones(config.fitness_episodes, bool),
+            jnp.zeros(config.fitness_episodes),
+        )
         carry = obs, env_state, going_on, returns, returns, key
         *_, returns, lengths, _ = jax.lax.while_loop(lambda carry: carry[2].any(), step, carry)
         return returns.mean(), lengths.mean()
@@ -523,7 +640,9 @@ def make_inner(config: Config):
 def make_strategy(config: Config):
     """evosax's OpenES over drift networks: Adam, mirrored pairs, centered ranks. It minimizes."""
     sigma = jnp.asarray(config.es_sigma, jnp.float32)
-    shapes = jax.eval_shape(functools.partial(init_weights, size=config.drift_size), jax.random.key(0))
+    shapes = jax.eval_shape(
+        functools.partial(init_weights, size=config.drift_size), jax.random.key(0)
+    )
     example = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     adam, constant = optax.adam(config.es_lr), optax.constant_schedule(sigma)
     return Open_ES(config.population_size, example, optimizer=adam, std_schedule=constant)
@@ -537,15 +656,21 @@ def make_evaluate(config: Config):
     train, play = make_inner(config)
 
     def measure(weights, train_key, play_key):
-        state = train(functools.partial(network_drift, weights, clip_eps=config.clip_eps), train_key)
+        state = train(
+            functools.partial(network_drift, weights, clip_eps=config.clip_eps), train_key
+        )
         returns, lengths = play(state, play_key)
-        returns = jnp.where(jnp.isfinite(optax.tree.norm(state.params)), returns, jnp.nan)  # diverged: ranked last
+        returns = jnp.where(
+            jnp.isfinite(optax.tree.norm(state.params)), returns, jnp.nan
+        )  # diverged: ranked last
         return returns, lengths, {"params": state.params, "obs_statistics": state.obs_statistics}
 
     def evaluate(population, train_keys, play_keys):
         over_seeds = jax.vmap(measure, (None, 0, 0))
         size = config.population_size // config.num_slices
-        return jax.lax.map(lambda weights: over_seeds(weights, train_keys, play_keys), population, batch_size=size)
+        return jax.lax.map(
+            lambda weights: over_seeds(weights, train_keys, play_keys), population, batch_size=size
+        )
 
     return evaluate
 
@@ -555,14 +680,23 @@ def make_learner(config: Config):
 
     One `update` is a generation.
     """
-    sizes = config.num_generations, config.population_size, config.inner_seeds, config.fitness_episodes
+    sizes = (
+        config.num_generations,
+        config.population_size,
+        config.inner_seeds,
+        config.fitness_episodes,
+    )
     if min(*sizes, config.num_slices, config.drift_size) < 1:
         names = "num_generations, population_size, inner_seeds, fitness_episodes, num_slices, drift_size"
         raise ValueError(f"{names}: must all be at least 1")
     if config.population_size % 2:
-        raise ValueError(f"population_size = {config.population_size}: must be even, for its mirrored pairs")
+        raise ValueError(
+            f"population_size = {config.population_size}: must be even, for its mirrored pairs"
+        )
     if config.population_size % config.num_slices:
-        raise ValueError(f"num_slices = {config.num_slices}: must divide population_size = {config.population_size}")
+        raise ValueError(
+            f"num_slices = {config.num_slices}: must divide population_size = {config.population_size}"
+        )
     env, env_params = make_env(config)
     actor, critic = make_networks(config, env, env_params)
     strategy, evaluate = make_strategy(config), make_evaluate(config)
@@ -576,17 +710,23 @@ def make_learner(config: Config):
             params={"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)},
             obs_statistics=init_mean_std(obs.shape),
             drift=weights,
-            es_state=jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), es_state),  # not weak
+            es_state=jax.tree.map(
+                lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), es_state
+            ),  # not weak
             key=key,
         )
 
     def update(state, _=None):
         key, ask_key, tell_key, train_key, play_key = jax.random.split(state.key, 5)
         population, es_state = strategy.ask(ask_key, state.es_state, strategy.default_params)
-        train_keys, play_keys = (jax.random.split(each, config.inner_seeds) for each in (train_key, play_key))
+        train_keys, play_keys = (
+            jax.random.split(each, config.inner_seeds) for each in (train_key, play_key)
+        )
         returns, lengths, agents = evaluate(population, train_keys, play_keys)
         fitness = returns.mean(axis=1)
-        es_state, _ = strategy.tell(tell_key, population, -fitness, es_state, strategy.default_params)
+        es_state, _ = strategy.tell(
+            tell_key, population, -fitness, es_state, strategy.default_params
+        )
         metrics = {
             "episodic_return": jnp.nanmean(returns),
             "episodic_length": lengths.mean(),
@@ -596,7 +736,9 @@ def make_learner(config: Config):
             "diverged": jnp.isnan(returns).sum(),
         }
         best = best_agent(returns, agents)
-        return RunnerState(drift=strategy.get_mean(es_state), es_state=es_state, key=key, **best), metrics
+        return RunnerState(
+            drift=strategy.get_mean(es_state), es_state=es_state, key=key, **best
+        ), metrics
 
     return init, update
 
@@ -651,12 +793,19 @@ def make_gymnax_env(name: str, params: dict):
     module, _, name = name.rpartition(":")
     importlib.import_module(module or "gymnax")
     if name not in gymnax.registered_envs:
-        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
+        raise ValueError(
+            f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax"
+        )
     fields = vars(gymnax.make(name)[1])
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
-        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
+        env, env_params = gymnax.make(
+            name, **{key: value for key, value in params.items() if key not in fields}
+        )
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -676,7 +825,9 @@ def make_env(config):
     """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
     if not isinstance(env.action_space(env_params), spaces.Discrete):
-        raise ValueError(f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has")
+        raise ValueError(
+            f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has"
+        )
     return LogWrapper(env), env_params
 
 
@@ -685,33 +836,48 @@ def mean_return(metrics) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(
+            axis=1
+        ) / episodes.sum(axis=1)
 
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
     """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
-    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
+    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(
+        axis=0
+    ) / np.sqrt(degrees)
 
 
 def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
     """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
     script, steps = Path(__file__).stem, config.num_envs * config.num_steps
-    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    settings = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in vars(config).items()
+    }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
     agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
     save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
-    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
-    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
-    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    pieces = np.array_split(
+        np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1])
+    )
+    curve = np.stack(
+        [mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces]
+    )
+    timesteps = [
+        getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces
+    ]
     mean, margin = mean_and_margin(curve.T)
     axes = Figure(layout="constrained").subplots()
     axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
     axes.plot(timesteps, mean, color="tab:blue")
     axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
-    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    axes.set(
+        title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return"
+    )
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
@@ -730,7 +896,9 @@ def main(
         run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
-    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    run_dir = run_dir or Path(
+        "runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
     try:
         if num_seeds < 1:
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
@@ -739,18 +907,31 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
-        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = (
+            "; no run is overwritten, choose another --run-dir"
+            if isinstance(error, FileExistsError)
+            else ""
+        )
+        fail(
+            f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})"
+        )
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
-    print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
+    print(
+        f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps"
+    )
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
-    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
+    over_seeds = functools.partial(
+        jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False
+    )
 
     def start(key):
         state = init(key)
-        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
+        return state, {
+            name: jnp.zeros(updates, x.dtype)
+            for name, x in jax.eval_shape(update, state)[1].items()
+        }
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
@@ -759,50 +940,82 @@ def main(
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(f, _=0):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
-        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+    def alone(
+        f, _=0
+    ):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
+        return lambda tree, *args: jax.tree.map(
+            lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args)
+        )
 
     vmap = jax.vmap if num_seeds > num_devices else alone
     carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
-    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
-    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
+    advance = over_seeds(
+        vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None)
+    )
+    advance = (
+        jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()
+    )  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
-            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            returns = mean_return(
+                {key: np.asarray(each)[:, done:last] for key, each in carry[1].items()}
+            )
             if np.isfinite(returns).any():
-                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+                bar.set_postfix(
+                    episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False
+                )
             bar.update((last - done) * steps * num_seeds)
-            done, chunk = last, max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done, chunk = (
+                last,
+                max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun)))),
+            )  # about a second
     if not done:
         raise SystemExit("stopped before the first update was done: there are no results")
     metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
     save_results(config, seed, carry[0].agent, metrics, run_dir)
     report(config, carry[0], run_dir)
     final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = [np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1) for leaf in jax.tree.leaves(carry[0].agent)]
+    finite = [
+        np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1)
+        for leaf in jax.tree.leaves(carry[0].agent)
+    ]
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
+        interval = (
+            f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        )
+        print(
+            f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds"
+        )
     if len(good) < num_seeds:
-        print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
+        print(
+            f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training"
+        )
     print(f"results in {run_dir}")
     return run_dir
 
 
 def read_flags(words) -> list[str]:
     """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     if "--config" in words:
         place = words.index("--config")
         given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
-        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
-        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        values = {
+            name: [*value.items()] if isinstance(value, dict) else value for name, value in given
+        }
+        flags = [
+            word
+            for name, value in values.items()
+            for word in (f"--{name}", *map(str, np.ravel(value)))
+        ]
         words = flags + words[:place] + words[place + 2 :]
     whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
     for i, flag in enumerate(words[:-1]):

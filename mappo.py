@@ -54,10 +54,16 @@ from typing import Any, Literal, NamedTuple
 from unittest import mock
 
 os.environ.setdefault(  # one device per core of this process, for seeds to spread over
-    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    "JAX_NUM_CPU_DEVICES",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
 )
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31),
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+)
 
 import distrax
 import flax.linen as nn
@@ -77,7 +83,9 @@ from matplotlib.figure import Figure
 from safetensors.flax import save_file
 from tqdm import tqdm
 
-with mock.patch.multiple(sys, stdout=io.StringIO(), __stdout__=io.StringIO(), __stderr__=sys.stderr):  # it prints
+with mock.patch.multiple(
+    sys, stdout=io.StringIO(), __stdout__=io.StringIO(), __stderr__=sys.stderr
+):  # it prints
     import jaxmarl
     from jaxmarl.environments import overcooked, smax
     from jaxmarl.environments.multi_agent_env import MultiAgentEnv
@@ -100,8 +108,12 @@ class Config:
     """Hyperparameters. The defaults are from JaxMARL's ippo_ff_mpe, plus a centralized critic and agent ids."""
 
     env_name: str = "MPE_simple_spread_v3"  # JaxMARL environment with discrete actions; MODULE:NAME imports MODULE
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # settings of the environment: NAME VALUE ...
-    total_timesteps: int = 1_000_000  # environment steps per seed; all agents of a team act in each step
+    env_params: Mapping[str, bool | int | float | str] = (
+        FrozenDict()
+    )  # settings of the environment: NAME VALUE ...
+    total_timesteps: int = (
+        1_000_000  # environment steps per seed; all agents of a team act in each step
+    )
     num_envs: int = 16  # environments per seed
     num_steps: int = 128  # steps per environment and update; with a memory, gradients go back through all of them
     update_epochs: int = 4  # passes over the batch of num_envs * num_steps steps
@@ -115,15 +127,29 @@ class Config:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
-    centralized_critic: bool = True  # MAPPO: the critic sees the state of the game; if false (IPPO), one observation
-    agent_ids: bool = True  # actor and critic also see the number of their agent, as a one-hot vector
-    shared_reward: bool = False  # each agent learns from the mean reward of the team instead of its own
-    shaping_fraction: float = 0.5  # fraction of training over which shaped rewards (Overcooked) decay to 0; 0 for none
-    cell: Literal["none", "gru"] = "none"  # memory cell of actor and critic, after the hidden layers
+    centralized_critic: bool = (
+        True  # MAPPO: the critic sees the state of the game; if false (IPPO), one observation
+    )
+    agent_ids: bool = (
+        True  # actor and critic also see the number of their agent, as a one-hot vector
+    )
+    shared_reward: bool = (
+        False  # each agent learns from the mean reward of the team instead of its own
+    )
+    shaping_fraction: float = (
+        0.5  # fraction of training over which shaped rewards (Overcooked) decay to 0; 0 for none
+    )
+    cell: Literal["none", "gru"] = (
+        "none"  # memory cell of actor and critic, after the hidden layers
+    )
     cell_size: int = 128  # size of the memory of each agent
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the hidden layers
-    unroll: int = 16  # rollout steps that are unrolled on a GPU: fewer kernels, but a longer compilation
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = (
+        "tanh"  # activation function of the hidden layers
+    )
+    unroll: int = (
+        16  # rollout steps that are unrolled on a GPU: fewer kernels, but a longer compilation
+    )
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -141,7 +167,9 @@ def orthogonal(scale: float):
         x = jax.random.normal(key, shape, dtype)
         x = x / jnp.linalg.norm(x)
         # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+        return scale * jax.lax.fori_loop(
+            0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x
+        )
 
     return init
 
@@ -149,7 +177,9 @@ def orthogonal(scale: float):
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
     """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    rolled, unrolled = (
+        functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll)
+    )
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
@@ -162,9 +192,16 @@ class Gru(nn.Module):
     size: int
 
     @nn.compact
-    def __call__(self, hidden, x, first):  # [..., size], [T * ..., features], [T, ...] -> [T, ..., size]
-        x = nn.Dense(3 * self.size)(x).reshape(len(first), *hidden.shape[:-1], -1)  # of all steps and gates at once
-        kernels = [self.param(name, orthogonal(1.0), (self.size, self.size)) for name in ("reset", "update", "new")]
+    def __call__(
+        self, hidden, x, first
+    ):  # [..., size], [T * ..., features], [T, ...] -> [T, ..., size]
+        x = nn.Dense(3 * self.size)(x).reshape(
+            len(first), *hidden.shape[:-1], -1
+        )  # of all steps and gates at once
+        kernels = [
+            self.param(name, orthogonal(1.0), (self.size, self.size))
+            for name in ("reset", "update", "new")
+        ]
         kernel = jnp.concatenate(kernels, axis=1)
         bias = self.param("bias", nn.initializers.zeros, (self.size,), jnp.float32)
 
@@ -199,15 +236,25 @@ class Network(nn.Module):
         marks the first observation of each episode.
         """
         activation, shape = getattr(nn, self.activation), obs.shape[: obs.ndim - self.obs_ndim]
-        x = obs.astype(jnp.float32).reshape(math.prod(shape), -1)  # two dimensions: 30 % less time for the gradients
+        x = obs.astype(jnp.float32).reshape(
+            math.prod(shape), -1
+        )  # two dimensions: 30 % less time for the gradients
         if self.agent_ids:
-            x = jnp.concatenate([x, jnp.tile(jnp.eye(shape[-1]), (len(x) // shape[-1], 1))], axis=-1)
+            x = jnp.concatenate(
+                [x, jnp.tile(jnp.eye(shape[-1]), (len(x) // shape[-1], 1))], axis=-1
+            )
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        memory = Gru(self.cell_size)(memory, x, first[..., None]) if self.cell == "gru" else jnp.zeros((*shape, 0))
+        memory = (
+            Gru(self.cell_size)(memory, x, first[..., None])
+            if self.cell == "gru"
+            else jnp.zeros((*shape, 0))
+        )
         x = memory.reshape(len(x), -1) if self.cell == "gru" else x
         if self.num_actions:
-            return nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x).reshape(*shape, -1), memory
+            return nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x).reshape(
+                *shape, -1
+            ), memory
         return nn.Dense(1, kernel_init=orthogonal(1.0))(x).reshape(shape), memory
 
 
@@ -228,7 +275,9 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    _, advantages = jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16)
+    _, advantages = jax.lax.scan(
+        step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16
+    )
     return advantages, advantages + values
 
 
@@ -242,7 +291,9 @@ def policy_loss(log_prob, old_log_prob, advantage, alive, clip_eps):
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     metrics = {
-        "approx_kl": (ratio - 1.0 - log_ratio).mean(where=alive),  # k3 of http://joschu.net/blog/kl-approx.html
+        "approx_kl": (ratio - 1.0 - log_ratio).mean(
+            where=alive
+        ),  # k3 of http://joschu.net/blog/kl-approx.html
         "clip_fraction": (jnp.abs(ratio - 1.0) > clip_eps).mean(where=alive),
     }
     return -jnp.minimum(ratio * advantage, clipped * advantage).mean(where=alive), metrics
@@ -261,7 +312,9 @@ def mask_logits(logits, available):
 
 def shaping_weight(progress, fraction):
     """Weight of shaped rewards: falls linearly from 1 to 0 over a fraction of the training; 0 if the fraction is 0."""
-    return jnp.where(fraction > 0, jnp.maximum(0.0, 1.0 - progress / jnp.maximum(fraction, 1e-8)), 0.0)
+    return jnp.where(
+        fraction > 0, jnp.maximum(0.0, 1.0 - progress / jnp.maximum(fraction, 1e-8)), 0.0
+    )
 
 
 def critic_input(obs, centralized: bool):
@@ -321,7 +374,9 @@ def make_networks(config: Config, env, env_params):
     obs, _ = jax.eval_shape(env.reset, jax.random.key(0), env_params)
     layers = config.hidden_sizes, config.activation, config.cell, config.cell_size, config.agent_ids
     actor = Network(obs.obs.ndim - 1, *layers, num_actions=obs.available.shape[-1])
-    return actor, Network(obs.state.ndim if config.centralized_critic else obs.obs.ndim - 1, *layers, num_actions=0)
+    return actor, Network(
+        obs.state.ndim if config.centralized_critic else obs.obs.ndim - 1, *layers, num_actions=0
+    )
 
 
 def start_memory(config: Config, *shape: int):
@@ -331,28 +386,51 @@ def start_memory(config: Config, *shape: int):
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
     batch_size = config.num_envs * config.num_steps
-    if min(config.num_envs, config.num_steps, config.update_epochs, config.num_minibatches, config.unroll) < 1:
-        raise ValueError("num_envs, num_steps, update_epochs, num_minibatches, unroll: must all be at least 1")
+    if (
+        min(
+            config.num_envs,
+            config.num_steps,
+            config.update_epochs,
+            config.num_minibatches,
+            config.unroll,
+        )
+        < 1
+    ):
+        raise ValueError(
+            "num_envs, num_steps, update_epochs, num_minibatches, unroll: must all be at least 1"
+        )
     if config.num_updates < 1:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
-    sequences = config.num_envs if config.cell == "gru" else batch_size  # one step each without a memory
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}"
+        )
+    sequences = (
+        config.num_envs if config.cell == "gru" else batch_size
+    )  # one step each without a memory
     if sequences % config.num_minibatches or batch_size == config.num_minibatches:
-        raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {sequences}, into two steps or more")
+        raise ValueError(
+            f"num_minibatches = {config.num_minibatches}: must divide {sequences}, into two steps or more"
+        )
     env, env_params = make_env(config)
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
-    clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
+    clip = optax.clip_by_global_norm(
+        jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf)
+    )
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
     see = functools.partial(critic_input, centralized=config.centralized_critic)
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
-        obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
+        obs, env_state = jax.vmap(env.reset, (0, None))(
+            jax.random.split(env_key, config.num_envs), env_params
+        )
         first, memory = jnp.ones(config.num_envs, bool), start_memory(config, *obs.alive.shape)
         params = {"actor": actor.init(actor_key, memory, obs.obs[None], first[None])}
         params |= {"critic": critic.init(critic_key, memory, see(obs)[None], first[None])}
         memory, updates = {"actor": memory, "critic": memory}, jnp.zeros((), jnp.int32)
-        return RunnerState(params, optimizer.init(params), updates, obs, first, memory, env_state, key)
+        return RunnerState(
+            params, optimizer.init(params), updates, obs, first, memory, env_state, key
+        )
 
     def collect(state, key):
         """Act for `num_steps` steps with the current policy."""
@@ -362,14 +440,34 @@ def make_learner(config: Config):
             gumbel, env_keys = randomness
             logits, memory = actor.apply(state.params["actor"], memory, obs.obs[None], first[None])
             logits, memory = mask_logits(logits[0], obs.available), memory[0]
-            action = jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)  # a sample of the policy
-            after, env_state, _, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
-            seen = obs, first, logits, action, terminated, truncated, info.pop("final_observation"), info
-            return (after, terminated | truncated, memory, env_state), Transition(*seen)  # they end for all agents
+            action = jnp.argmax(logits + gumbel, axis=-1).astype(
+                jnp.int32
+            )  # a sample of the policy
+            after, env_state, _, terminated, truncated, info = step_env(
+                env_keys, env_state, action, env_params
+            )
+            seen = (
+                obs,
+                first,
+                logits,
+                action,
+                terminated,
+                truncated,
+                info.pop("final_observation"),
+                info,
+            )
+            return (after, terminated | truncated, memory, env_state), Transition(
+                *seen
+            )  # they end for all agents
 
-        action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
+        action_key, env_key = jax.random.split(
+            key
+        )  # randomness of all steps at once: much faster than in each step
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
-        randomness = jax.random.gumbel(action_key, (config.num_steps, *state.obs.available.shape)), env_keys
+        randomness = (
+            jax.random.gumbel(action_key, (config.num_steps, *state.obs.available.shape)),
+            env_keys,
+        )
         carry = state.obs, state.first, state.memory["actor"], state.env_state
         carry, rollout = unrolled_scan(step, carry, randomness, config.unroll)
         obs, first, memory, env_state = carry
@@ -383,20 +481,41 @@ def make_learner(config: Config):
         if config.shared_reward:
             rewards = jnp.broadcast_to(rewards.mean(axis=-1, keepdims=True), rewards.shape)
         terminated, truncated = rollout.terminated[..., None], rollout.truncated[..., None]
-        values, memories = critic.apply(state.params["critic"], memory["critic"], see(rollout.obs), rollout.first)
-        not_first = jnp.zeros_like(rollout.first)[None]  # `next_obs` continues the episode, from the memory after `obs`
-        next_values = critic.apply(state.params["critic"], memories, see(rollout.next_obs)[None], not_first)[0][0]
+        values, memories = critic.apply(
+            state.params["critic"], memory["critic"], see(rollout.obs), rollout.first
+        )
+        not_first = jnp.zeros_like(rollout.first)[
+            None
+        ]  # `next_obs` continues the episode, from the memory after `obs`
+        next_values = critic.apply(
+            state.params["critic"], memories, see(rollout.next_obs)[None], not_first
+        )[0][0]
         state = state._replace(memory=state.memory | {"critic": memories[-1]})
-        advantages, targets = gae(rewards, values, next_values, terminated, truncated, config.gamma, config.gae_lambda)
-        batch = {"obs": rollout.obs, "first": rollout.first, "action": rollout.action, "value": values}
+        advantages, targets = gae(
+            rewards, values, next_values, terminated, truncated, config.gamma, config.gae_lambda
+        )
+        batch = {
+            "obs": rollout.obs,
+            "first": rollout.first,
+            "action": rollout.action,
+            "value": values,
+        }
         batch |= {"log_prob": distrax.Categorical(rollout.logits).log_prob(rollout.action)}
-        batch |= {"advantage": advantages, "target": targets, "memory": jax.tree.map(lambda leaf: leaf[None], memory)}
+        batch |= {
+            "advantage": advantages,
+            "target": targets,
+            "memory": jax.tree.map(lambda leaf: leaf[None], memory),
+        }
         if config.cell == "gru":
             return state, batch  # a minibatch takes whole environments, along axis 1
         return state, jax.tree.map(lambda leaf: leaf.reshape(1, batch_size, *leaf.shape[2:]), batch)
 
     def loss(params, batch):
-        obs, first, memory = batch["obs"], batch["first"], jax.tree.map(lambda leaf: leaf[0], batch["memory"])
+        obs, first, memory = (
+            batch["obs"],
+            batch["first"],
+            jax.tree.map(lambda leaf: leaf[0], batch["memory"]),
+        )
         logits, _ = actor.apply(params["actor"], memory["actor"], obs.obs, first)
         value, _ = critic.apply(params["critic"], memory["critic"], see(obs), first)
         policy = distrax.Categorical(mask_logits(logits, obs.available))
@@ -404,8 +523,14 @@ def make_learner(config: Config):
         actor_loss, metrics = policy_loss(log_prob, *old, obs.alive, config.clip_eps)
         critic_loss = value_loss(value, batch["value"], batch["target"], config.vf_clip_eps)
         entropy = policy.entropy().mean(where=obs.alive)
-        total = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy  # arXiv 1707.06347, equation 9
-        return total, metrics | {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
+        total = (
+            actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
+        )  # arXiv 1707.06347, equation 9
+        return total, metrics | {
+            "policy_loss": actor_loss,
+            "value_loss": critic_loss,
+            "entropy": entropy,
+        }
 
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each in a new order."""
@@ -417,15 +542,22 @@ def make_learner(config: Config):
             minibatch = jax.tree.map(lambda leaf: leaf[:, indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, minibatch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), metrics
+            return (
+                jax.tree.map(lambda param, update: param - lr * update, params, updates),
+                opt_state,
+            ), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, sequences)  # pqn.py has a faster way for many minibatches
+            order = jax.random.permutation(
+                key, sequences
+            )  # pqn.py has a faster way for many minibatches
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
         (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
-        state = state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
+        state = state._replace(
+            params=params, opt_state=opt_state, update_count=state.update_count + 1
+        )
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -435,7 +567,9 @@ def make_learner(config: Config):
         state, batch = make_batch(state, rollout, memory)
         state, metrics = learn(state, batch, learn_key)
         metrics["value"] = batch["value"].mean()
-        metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (batch["target"].var() + 1e-8)
+        metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (
+            batch["target"].var() + 1e-8
+        )
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update
@@ -461,7 +595,9 @@ def make_policy(config: Config):
         return start_memory(config, *env.action_space(env_params).shape)
 
     def act(agent, memory, obs):
-        logits, memory = actor.apply(agent["params"]["actor"], memory, obs.obs[None], jnp.zeros(1, bool))
+        logits, memory = actor.apply(
+            agent["params"]["actor"], memory, obs.obs[None], jnp.zeros(1, bool)
+        )
         return mask_logits(logits[0], obs.available).argmax(axis=-1), memory[0]
 
     return start, act
@@ -495,7 +631,9 @@ class Team(environment.Environment):
             raise ValueError("actions must be discrete")
         self.action_counts = np.array([space.n for space in agent_spaces])
         masked = type(env).get_avail_actions is not MultiAgentEnv.get_avail_actions
-        self.get_available = getattr(env, "get_legal_moves", env.get_avail_actions if masked else None)
+        self.get_available = getattr(
+            env, "get_legal_moves", env.get_avail_actions if masked else None
+        )
 
     def action_space(self, params):
         return spaces.Box(0, max(self.action_counts) - 1, self.action_counts.shape, jnp.int32)
@@ -522,23 +660,39 @@ class Team(environment.Environment):
     def step_env(self, key, state, action, params):
         actions = dict(zip(self.env.agents, action, strict=True))
         obs, inner, rewards, dones, info = self.env.step_env(key, state.inner, actions)
-        reward, died, done = self.stack(rewards).astype(jnp.float32), self.stack(dones), dones["__all__"]
-        shaped = self.stack(info["shaped_reward"]) if "shaped_reward" in info else jnp.zeros_like(reward)
+        reward, died, done = (
+            self.stack(rewards).astype(jnp.float32),
+            self.stack(dones),
+            dones["__all__"],
+        )
+        shaped = (
+            self.stack(info["shaped_reward"]) if "shaped_reward" in info else jnp.zeros_like(reward)
+        )
         own = {"reward": reward, "shaped_reward": shaped.astype(jnp.float32)}
         if hasattr(self.env, "won_battle_bonus"):
             units, allies = getattr(inner, "state", inner).unit_alive, self.base.num_allies
             own["won"] = units[:allies].any() & ~units[allies:].any()
         time, clock = state.time + 1, getattr(self.env, "max_steps", np.inf)
         out_of_time = done & (time >= clock) & ~self.is_decided(inner)
-        alive = ~died | died.all()  # at the end of an episode some environments set the flags of all agents
-        return self.see(obs, inner, alive), TeamState(time, inner, out_of_time), reward.mean(), done & ~out_of_time, own
+        alive = (
+            ~died | died.all()
+        )  # at the end of an episode some environments set the flags of all agents
+        return (
+            self.see(obs, inner, alive),
+            TeamState(time, inner, out_of_time),
+            reward.mean(),
+            done & ~out_of_time,
+            own,
+        )
 
     def is_decided(self, inner):
         """Whether the episode would have ended without its clock. In most environments only the clock ends it."""
         if not hasattr(self.base, "is_terminal"):
             return jnp.zeros((), bool)
         state = getattr(inner, "state", inner)
-        return self.base.is_terminal(state.replace(step=jnp.zeros_like(state.step), done=jnp.zeros_like(state.done)))
+        return self.base.is_terminal(
+            state.replace(step=jnp.zeros_like(state.step), done=jnp.zeros_like(state.done))
+        )
 
     def is_truncated(self, state, params):
         return state.out_of_time | (state.time >= params.max_steps_in_episode)
@@ -554,12 +708,21 @@ def make_env(config):
             params["layout"] = FrozenDict(overcooked.overcooked_layouts[params["layout"]])
         if "scenario" in params:
             params["scenario"] = smax.map_name_to_scenario(params["scenario"])
-        make = getattr(importlib.import_module(module), name) if module else functools.partial(jaxmarl.make, name)
+        make = (
+            getattr(importlib.import_module(module), name)
+            if module
+            else functools.partial(jaxmarl.make, name)
+        )
         env = Team(make(**params), config.centralized_critic)
-        env_params = environment.EnvParams(int(limit) or 1 + getattr(env.env, "max_steps", 999))  # one after its own
+        env_params = environment.EnvParams(
+            int(limit) or 1 + getattr(env.env, "max_steps", 999)
+        )  # one after its own
         jax.eval_shape(env.reset, jax.random.key(0), env_params)
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-        near = " or ".join(difflib.get_close_matches(name, jaxmarl.registered_envs)) or "MPE_simple_spread_v3"
+        near = (
+            " or ".join(difflib.get_close_matches(name, jaxmarl.registered_envs))
+            or "MPE_simple_spread_v3"
+        )
         given = f"env_name = {config.env_name}, env_params = {dict(config.env_params)}: must be a JaxMARL environment"
         raise ValueError(f"{given} with discrete actions, such as {near} ({error!r})") from error
     return LogWrapper(env), env_params
@@ -581,33 +744,48 @@ def mean_return(metrics) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(
+            axis=1
+        ) / episodes.sum(axis=1)
 
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
     """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
-    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
+    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(
+        axis=0
+    ) / np.sqrt(degrees)
 
 
 def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
     """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
     script, steps = Path(__file__).stem, config.num_envs * config.num_steps
-    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    settings = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in vars(config).items()
+    }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
     agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
     save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
-    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
-    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
-    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    pieces = np.array_split(
+        np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1])
+    )
+    curve = np.stack(
+        [mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces]
+    )
+    timesteps = [
+        getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces
+    ]
     mean, margin = mean_and_margin(curve.T)
     axes = Figure(layout="constrained").subplots()
     axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
     axes.plot(timesteps, mean, color="tab:blue")
     axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
-    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    axes.set(
+        title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return"
+    )
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
@@ -626,7 +804,9 @@ def main(
         run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
-    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    run_dir = run_dir or Path(
+        "runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
     try:
         if num_seeds < 1:
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
@@ -635,18 +815,31 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
-        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = (
+            "; no run is overwritten, choose another --run-dir"
+            if isinstance(error, FileExistsError)
+            else ""
+        )
+        fail(
+            f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})"
+        )
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
-    print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
+    print(
+        f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps"
+    )
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
-    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
+    over_seeds = functools.partial(
+        jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False
+    )
 
     def start(key):
         state = init(key)
-        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
+        return state, {
+            name: jnp.zeros(updates, x.dtype)
+            for name, x in jax.eval_shape(update, state)[1].items()
+        }
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
@@ -655,50 +848,82 @@ def main(
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(f, _=0):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
-        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+    def alone(
+        f, _=0
+    ):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
+        return lambda tree, *args: jax.tree.map(
+            lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args)
+        )
 
     vmap = jax.vmap if num_seeds > num_devices else alone
     carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
-    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
-    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
+    advance = over_seeds(
+        vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None)
+    )
+    advance = (
+        jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()
+    )  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
-            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            returns = mean_return(
+                {key: np.asarray(each)[:, done:last] for key, each in carry[1].items()}
+            )
             if np.isfinite(returns).any():
-                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+                bar.set_postfix(
+                    episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False
+                )
             bar.update((last - done) * steps * num_seeds)
-            done, chunk = last, max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done, chunk = (
+                last,
+                max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun)))),
+            )  # about a second
     if not done:
         raise SystemExit("stopped before the first update was done: there are no results")
     metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
     save_results(config, seed, carry[0].agent, metrics, run_dir)
     report(config, carry[0], run_dir)
     final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = [np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1) for leaf in jax.tree.leaves(carry[0].agent)]
+    finite = [
+        np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1)
+        for leaf in jax.tree.leaves(carry[0].agent)
+    ]
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
+        interval = (
+            f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        )
+        print(
+            f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds"
+        )
     if len(good) < num_seeds:
-        print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
+        print(
+            f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training"
+        )
     print(f"results in {run_dir}")
     return run_dir
 
 
 def read_flags(words) -> list[str]:
     """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     if "--config" in words:
         place = words.index("--config")
         given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
-        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
-        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        values = {
+            name: [*value.items()] if isinstance(value, dict) else value for name, value in given
+        }
+        flags = [
+            word
+            for name, value in values.items()
+            for word in (f"--{name}", *map(str, np.ravel(value)))
+        ]
         words = flags + words[:place] + words[place + 2 :]
     whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
     for i, flag in enumerate(words[:-1]):

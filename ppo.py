@@ -50,10 +50,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault(  # one device per core of this process, for seeds to spread over
-    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    "JAX_NUM_CPU_DEVICES",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
 )
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31),
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+)
 
 import distrax
 import flax.linen as nn
@@ -91,8 +97,12 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are CleanRL's for classic control."""
 
-    env_name: str = "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
+    env_name: str = (
+        "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    )
+    env_params: Mapping[str, bool | int | float | str] = (
+        FrozenDict()
+    )  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 4  # environments per agent
     num_steps: int = 128  # steps per environment and update
@@ -108,12 +118,22 @@ class Config:
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
     normalize_obs: bool = False  # normalize observations by the agent's running mean and variance
-    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
+    normalize_reward: bool = (
+        False  # divide rewards by the running standard deviation of the discounted return
+    )
+    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = (
+        ""  # dtype of stored observations
+    )
+    torso: Literal["flat", "grid", "nature"] = (
+        "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
+    )
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the hidden layers
-    unroll: int = 16  # rollout steps that are unrolled on a GPU: fewer kernels, but a longer compilation
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = (
+        "tanh"  # activation function of the hidden layers
+    )
+    unroll: int = (
+        16  # rollout steps that are unrolled on a GPU: fewer kernels, but a longer compilation
+    )
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -131,7 +151,9 @@ def orthogonal(scale: float):
         x = jax.random.normal(key, shape, dtype)
         x = x / jnp.linalg.norm(x)
         # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+        return scale * jax.lax.fori_loop(
+            0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x
+        )
 
     return init
 
@@ -139,18 +161,32 @@ def orthogonal(scale: float):
 # --- block torso: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def convolutions(torso: str, obs_shape: tuple[int, ...]):
     """(features, size, stride) of each convolution of images [H, W, C]; none for other observations."""
-    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[torso]
+    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[
+        torso
+    ]
     if len(obs_shape) == 3 and min(obs_shape[:2]) < {"flat": 1, "grid": 3, "nature": 36}[torso]:
-        raise ValueError(f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any")
+        raise ValueError(
+            f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any"
+        )
     return layers if len(obs_shape) == 3 else ()
 
 
-def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
+def patches(
+    x, size, stride
+):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
     """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
-    x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
+    h, w, n = (
+        x.shape[-3] // stride,
+        x.shape[-2] // stride,
+        size // stride,
+    )  # blocks; n x n of them are a square
+    x = x[..., : h * stride, : w * stride, :].reshape(
+        *x.shape[:-3], h, stride, w, stride, x.shape[-1]
+    )
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
-    return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
+    return jnp.concatenate(
+        [x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1
+    )
 
 
 # --- networks ---
@@ -160,7 +196,9 @@ class Network(nn.Module):
     """The actor or the critic: a convolution of grids, hidden layers, a linear head; orthogonal initialization."""
 
     obs_shape: tuple[int, ...]
-    num_states: int  # of an environment whose observation is the number of its state; 0 of all others
+    num_states: (
+        int  # of an environment whose observation is the number of its state; 0 of all others
+    )
     buffer_dtype: str  # of stored observations
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
@@ -170,11 +208,21 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs):  # [..., *obs_shape] -> logits [..., num_actions], or values [...]
         activation = getattr(nn, self.activation)
-        obs = obs / 255.0 if obs.dtype == jnp.uint8 and self.obs_shape and not self.buffer_dtype else obs
+        obs = (
+            obs / 255.0
+            if obs.dtype == jnp.uint8 and self.obs_shape and not self.buffer_dtype
+            else obs
+        )
         obs = obs.astype(self.buffer_dtype or obs.dtype)  # the same dtype in acting and learning
-        x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
+        x = (
+            jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32)
+            if self.num_states
+            else obs.astype(jnp.float32)
+        )
         for features, size, stride in self.convolutions:
-            x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride)))
+            x = activation(
+                nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride))
+            )
         x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
@@ -200,7 +248,9 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    _, advantages = jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16)
+    _, advantages = jax.lax.scan(
+        step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16
+    )
     return advantages, advantages + values
 
 
@@ -211,7 +261,9 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     metrics = {
-        "approx_kl": (ratio - 1.0 - log_ratio).mean(),  # the k3 estimator of http://joschu.net/blog/kl-approx.html
+        "approx_kl": (
+            ratio - 1.0 - log_ratio
+        ).mean(),  # the k3 estimator of http://joschu.net/blog/kl-approx.html
         "clip_fraction": (jnp.abs(ratio - 1.0) > clip_eps).mean(),
     }
     return -jnp.minimum(ratio * advantage, clipped * advantage).mean(), metrics
@@ -255,7 +307,11 @@ def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
     """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
-    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    var = (
+        old.var * (1.0 - share)
+        + batch.var(axis=0) * share
+        + jnp.square(delta) * share * (1.0 - share)
+    )
     return RunningMeanStd(old.mean + delta * share, var, count)
 
 
@@ -267,7 +323,9 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
     """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    rolled, unrolled = (
+        functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll)
+    )
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
@@ -310,10 +368,19 @@ def make_networks(config: Config, env, env_params):
     space = env.observation_space(env_params)
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
     if num_states and config.normalize_obs:
-        raise ValueError(f"normalize_obs = True: must be False, observations of {config.env_name} are state numbers")
+        raise ValueError(
+            f"normalize_obs = True: must be False, observations of {config.env_name} are state numbers"
+        )
     if config.buffer_dtype and (num_states or config.normalize_obs or space.dtype == jnp.uint8):
-        raise ValueError(f"buffer_dtype = {config.buffer_dtype}: must be empty for state numbers, uint8, normalize_obs")
-    layers = config.buffer_dtype, convolutions(config.torso, space.shape), config.hidden_sizes, config.activation
+        raise ValueError(
+            f"buffer_dtype = {config.buffer_dtype}: must be empty for state numbers, uint8, normalize_obs"
+        )
+    layers = (
+        config.buffer_dtype,
+        convolutions(config.torso, space.shape),
+        config.hidden_sizes,
+        config.activation,
+    )
     actor = Network(space.shape, num_states, *layers, num_actions=env.action_space(env_params).n)
     return actor, Network(space.shape, num_states, *layers, num_actions=0)
 
@@ -321,21 +388,40 @@ def make_networks(config: Config, env, env_params):
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
     batch_size = config.num_envs * config.num_steps
-    if min(config.num_envs, config.num_steps, config.update_epochs, config.num_minibatches, config.unroll) < 1:
-        raise ValueError("num_envs, num_steps, update_epochs, num_minibatches, unroll: must all be at least 1")
+    if (
+        min(
+            config.num_envs,
+            config.num_steps,
+            config.update_epochs,
+            config.num_minibatches,
+            config.unroll,
+        )
+        < 1
+    ):
+        raise ValueError(
+            "num_envs, num_steps, update_epochs, num_minibatches, unroll: must all be at least 1"
+        )
     if config.num_updates < 1:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}"
+        )
     if batch_size % config.num_minibatches or batch_size == config.num_minibatches:
-        raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {batch_size}, into two or more each")
+        raise ValueError(
+            f"num_minibatches = {config.num_minibatches}: must divide {batch_size}, into two or more each"
+        )
     env, env_params = make_env(config)
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
-    clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
+    clip = optax.clip_by_global_norm(
+        jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf)
+    )
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
-        obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
+        obs, env_state = jax.vmap(env.reset, (0, None))(
+            jax.random.split(env_key, config.num_envs), env_params
+        )
         params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
         return RunnerState(
             params=params,
@@ -357,8 +443,12 @@ def make_learner(config: Config):
             gumbel, env_keys = randomness
             seen = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
             logits = actor.apply(state.params["actor"], seen)
-            action = jnp.argmax(logits + gumbel, axis=-1).astype(jnp.int32)  # a sample of the policy
-            after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
+            action = jnp.argmax(logits + gumbel, axis=-1).astype(
+                jnp.int32
+            )  # a sample of the policy
+            after, env_state, reward, terminated, truncated, info = step_env(
+                env_keys, env_state, action, env_params
+            )
             return (after, env_state), Transition(
                 obs=obs.astype(buffer_dtype),
                 logits=logits,
@@ -371,14 +461,25 @@ def make_learner(config: Config):
             )
 
         buffer_dtype = config.buffer_dtype or state.obs.dtype
-        action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
+        action_key, env_key = jax.random.split(
+            key
+        )  # randomness of all steps at once: much faster than in each step
         shape = config.num_steps, config.num_envs
-        randomness = jax.random.gumbel(action_key, (*shape, actor.num_actions)), jax.random.split(env_key, shape)
-        (obs, env_state), rollout = unrolled_scan(step, (state.obs, state.env_state), randomness, config.unroll)
+        randomness = (
+            jax.random.gumbel(action_key, (*shape, actor.num_actions)),
+            jax.random.split(env_key, shape),
+        )
+        (obs, env_state), rollout = unrolled_scan(
+            step, (state.obs, state.env_state), randomness, config.unroll
+        )
         if config.normalize_obs:  # values and loss use the observations that the policy acted on
             old, raw = state.obs_statistics, rollout.obs
-            rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
-            state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:])))
+            rollout = rollout._replace(
+                obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs)
+            )
+            state = state._replace(
+                obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:]))
+            )
         return state._replace(obs=obs, env_state=env_state), rollout
 
     def make_batch(state, rollout):
@@ -386,27 +487,47 @@ def make_learner(config: Config):
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
-            returns, last_return = discounted_returns(rewards, done, state.discounted_return, config.gamma)
+            returns, last_return = discounted_returns(
+                rewards, done, state.discounted_return, config.gamma
+            )
             statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
         values = critic.apply(state.params["critic"], rollout.obs)
         next_values = critic.apply(state.params["critic"], rollout.next_obs)
         ended = rollout.terminated, rollout.truncated
-        advantages, targets = gae(rewards, values, next_values, *ended, config.gamma, config.gae_lambda)
-        batch = {"obs": rollout.obs, "action": rollout.action, "advantage": advantages, "target": targets}
-        batch |= {"value": values, "log_prob": distrax.Categorical(rollout.logits).log_prob(rollout.action)}
+        advantages, targets = gae(
+            rewards, values, next_values, *ended, config.gamma, config.gae_lambda
+        )
+        batch = {
+            "obs": rollout.obs,
+            "action": rollout.action,
+            "advantage": advantages,
+            "target": targets,
+        }
+        batch |= {
+            "value": values,
+            "log_prob": distrax.Categorical(rollout.logits).log_prob(rollout.action),
+        }
         return state, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
     def loss(params, batch):
         policy = distrax.Categorical(actor.apply(params["actor"], batch["obs"]))
         value = critic.apply(params["critic"], batch["obs"])
         log_prob = policy.log_prob(batch["action"])
-        actor_loss, metrics = policy_loss(log_prob, batch["log_prob"], batch["advantage"], config.clip_eps)
+        actor_loss, metrics = policy_loss(
+            log_prob, batch["log_prob"], batch["advantage"], config.clip_eps
+        )
         critic_loss = value_loss(value, batch["value"], batch["target"], config.vf_clip_eps)
         entropy = policy.entropy().mean()
-        total = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy  # arXiv 1707.06347, equation 9
-        return total, metrics | {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
+        total = (
+            actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
+        )  # arXiv 1707.06347, equation 9
+        return total, metrics | {
+            "policy_loss": actor_loss,
+            "value_loss": critic_loss,
+            "entropy": entropy,
+        }
 
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each in a new order."""
@@ -418,15 +539,22 @@ def make_learner(config: Config):
             minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, minibatch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), metrics
+            return (
+                jax.tree.map(lambda param, update: param - lr * update, params, updates),
+                opt_state,
+            ), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, batch_size)  # pqn.py has a faster way for many minibatches
+            order = jax.random.permutation(
+                key, batch_size
+            )  # pqn.py has a faster way for many minibatches
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
         (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
-        state = state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
+        state = state._replace(
+            params=params, opt_state=opt_state, update_count=state.update_count + 1
+        )
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -435,7 +563,9 @@ def make_learner(config: Config):
         state, batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, learn_key)
         metrics["value"] = batch["value"].mean()
-        metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (batch["target"].var() + 1e-8)
+        metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (
+            batch["target"].var() + 1e-8
+        )
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update
@@ -475,12 +605,19 @@ def make_gymnax_env(name: str, params: dict):
     module, _, name = name.rpartition(":")
     importlib.import_module(module or "gymnax")
     if name not in gymnax.registered_envs:
-        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
+        raise ValueError(
+            f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax"
+        )
     fields = vars(gymnax.make(name)[1])
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
-        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
+        env, env_params = gymnax.make(
+            name, **{key: value for key, value in params.items() if key not in fields}
+        )
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -500,7 +637,9 @@ def make_env(config):
     """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
     if not isinstance(env.action_space(env_params), spaces.Discrete):
-        raise ValueError(f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has")
+        raise ValueError(
+            f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has"
+        )
     return LogWrapper(env), env_params
 
 
@@ -509,33 +648,48 @@ def mean_return(metrics) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(
+            axis=1
+        ) / episodes.sum(axis=1)
 
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
     """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
-    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
+    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(
+        axis=0
+    ) / np.sqrt(degrees)
 
 
 def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
     """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
     script, steps = Path(__file__).stem, config.num_envs * config.num_steps
-    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    settings = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in vars(config).items()
+    }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
     agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
     save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
-    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
-    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
-    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    pieces = np.array_split(
+        np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1])
+    )
+    curve = np.stack(
+        [mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces]
+    )
+    timesteps = [
+        getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces
+    ]
     mean, margin = mean_and_margin(curve.T)
     axes = Figure(layout="constrained").subplots()
     axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
     axes.plot(timesteps, mean, color="tab:blue")
     axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
-    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    axes.set(
+        title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return"
+    )
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
@@ -554,7 +708,9 @@ def main(
         run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
-    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    run_dir = run_dir or Path(
+        "runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
     try:
         if num_seeds < 1:
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
@@ -563,18 +719,31 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
-        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = (
+            "; no run is overwritten, choose another --run-dir"
+            if isinstance(error, FileExistsError)
+            else ""
+        )
+        fail(
+            f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})"
+        )
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
-    print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
+    print(
+        f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps"
+    )
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
-    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
+    over_seeds = functools.partial(
+        jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False
+    )
 
     def start(key):
         state = init(key)
-        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
+        return state, {
+            name: jnp.zeros(updates, x.dtype)
+            for name, x in jax.eval_shape(update, state)[1].items()
+        }
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
@@ -583,50 +752,82 @@ def main(
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(f, _=0):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
-        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+    def alone(
+        f, _=0
+    ):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
+        return lambda tree, *args: jax.tree.map(
+            lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args)
+        )
 
     vmap = jax.vmap if num_seeds > num_devices else alone
     carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
-    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
-    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
+    advance = over_seeds(
+        vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None)
+    )
+    advance = (
+        jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()
+    )  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
-            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            returns = mean_return(
+                {key: np.asarray(each)[:, done:last] for key, each in carry[1].items()}
+            )
             if np.isfinite(returns).any():
-                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+                bar.set_postfix(
+                    episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False
+                )
             bar.update((last - done) * steps * num_seeds)
-            done, chunk = last, max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done, chunk = (
+                last,
+                max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun)))),
+            )  # about a second
     if not done:
         raise SystemExit("stopped before the first update was done: there are no results")
     metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
     save_results(config, seed, carry[0].agent, metrics, run_dir)
     report(config, carry[0], run_dir)
     final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = [np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1) for leaf in jax.tree.leaves(carry[0].agent)]
+    finite = [
+        np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1)
+        for leaf in jax.tree.leaves(carry[0].agent)
+    ]
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
+        interval = (
+            f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        )
+        print(
+            f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds"
+        )
     if len(good) < num_seeds:
-        print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
+        print(
+            f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training"
+        )
     print(f"results in {run_dir}")
     return run_dir
 
 
 def read_flags(words) -> list[str]:
     """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     if "--config" in words:
         place = words.index("--config")
         given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
-        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
-        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        values = {
+            name: [*value.items()] if isinstance(value, dict) else value for name, value in given
+        }
+        flags = [
+            word
+            for name, value in values.items()
+            for word in (f"--{name}", *map(str, np.ravel(value)))
+        ]
         words = flags + words[:place] + words[place + 2 :]
     whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
     for i, flag in enumerate(words[:-1]):

@@ -52,10 +52,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault(  # one device per core of this process, for seeds to spread over
-    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    "JAX_NUM_CPU_DEVICES",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
 )
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31),
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+)
 
 import distrax
 import flax.linen as nn
@@ -95,14 +101,22 @@ class Config:
     """Hyperparameters. The defaults suit small tasks of memory."""
 
     env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
-    observe: tuple[int, ...] = ()  # indices of the observed entries of the observation, such as 0 2; all by default
-    observe_previous: bool = False  # also observe the previous action and reward; zeros at the start of an episode
+    env_params: Mapping[str, bool | int | float | str] = (
+        FrozenDict()
+    )  # parameters of the environment: NAME VALUE ...
+    observe: tuple[
+        int, ...
+    ] = ()  # indices of the observed entries of the observation, such as 0 2; all by default
+    observe_previous: bool = (
+        False  # also observe the previous action and reward; zeros at the start of an episode
+    )
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 8  # environments per agent
     num_steps: int = 128  # steps per environment and update; gradients go back through all of them
     update_epochs: int = 4  # passes over the batch of num_envs sequences of num_steps steps
-    num_minibatches: int = 4  # gradient steps per pass, each on num_envs / num_minibatches sequences
+    num_minibatches: int = (
+        4  # gradient steps per pass, each on num_envs / num_minibatches sequences
+    )
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
@@ -113,12 +127,18 @@ class Config:
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; 0 for no limit
     normalize_obs: bool = True  # normalize observations by the agent's running mean and variance
-    normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
+    normalize_reward: bool = (
+        True  # divide rewards by the running standard deviation of the discounted return
+    )
     cell: Literal["gru", "mingru", "none"] = "gru"  # memory cell; none replaces it by a dense layer
     cell_size: int = 64  # size of the memory (mingru: of its two layers together), or of the dense layer in its place
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
+    torso: Literal["flat", "grid", "nature"] = (
+        "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
+    )
     hidden_sizes: tuple[int, ...] = (64,)  # sizes of the dense layers before the memory
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function of the dense layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = (
+        "tanh"  # activation function of the dense layers
+    )
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -136,7 +156,9 @@ def orthogonal(scale: float):
         x = jax.random.normal(key, shape, dtype)
         x = x / jnp.linalg.norm(x)
         # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
-        return scale * jax.lax.fori_loop(0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x)
+        return scale * jax.lax.fori_loop(
+            0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x
+        )
 
     return init
 
@@ -144,25 +166,41 @@ def orthogonal(scale: float):
 # --- block scan: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def unrolled_scan(step, carry, xs, unroll=8):
     """`jax.lax.scan`, unrolled only on GPUs, which then run fewer kernels. A CPU would only compile for longer."""
-    rolled, unrolled = (functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll))
+    rolled, unrolled = (
+        functools.partial(jax.lax.scan, step, unroll=steps) for steps in (1, unroll)
+    )
     return jax.lax.platform_dependent(carry, xs, cpu=rolled, default=unrolled)
 
 
 # --- block torso: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def convolutions(torso: str, obs_shape: tuple[int, ...]):
     """(features, size, stride) of each convolution of images [H, W, C]; none for other observations."""
-    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[torso]
+    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[
+        torso
+    ]
     if len(obs_shape) == 3 and min(obs_shape[:2]) < {"flat": 1, "grid": 3, "nature": 36}[torso]:
-        raise ValueError(f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any")
+        raise ValueError(
+            f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any"
+        )
     return layers if len(obs_shape) == 3 else ()
 
 
-def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
+def patches(
+    x, size, stride
+):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
     """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
-    x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
+    h, w, n = (
+        x.shape[-3] // stride,
+        x.shape[-2] // stride,
+        size // stride,
+    )  # blocks; n x n of them are a square
+    x = x[..., : h * stride, : w * stride, :].reshape(
+        *x.shape[:-3], h, stride, w, stride, x.shape[-1]
+    )
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
-    return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
+    return jnp.concatenate(
+        [x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1
+    )
 
 
 # --- networks ---
@@ -174,9 +212,16 @@ class Gru(nn.Module):
     size: int
 
     @nn.compact
-    def __call__(self, hidden, x, first):  # [..., size], [T, ..., features], [T, ...] -> [T, ..., size]
-        x = nn.Dense(3 * self.size)(x)  # of all steps and gates at once; only the rest has to wait for the memory
-        kernels = [self.param(name, orthogonal(1.0), (self.size, self.size)) for name in ("reset", "update", "new")]
+    def __call__(
+        self, hidden, x, first
+    ):  # [..., size], [T, ..., features], [T, ...] -> [T, ..., size]
+        x = nn.Dense(3 * self.size)(
+            x
+        )  # of all steps and gates at once; only the rest has to wait for the memory
+        kernels = [
+            self.param(name, orthogonal(1.0), (self.size, self.size))
+            for name in ("reset", "update", "new")
+        ]
         kernel = jnp.concatenate(kernels, axis=1)
         bias = self.param("bias", nn.initializers.zeros, (self.size,), jnp.float32)
 
@@ -217,13 +262,21 @@ class MinGru(nn.Module):
     size: int
 
     @nn.compact
-    def __call__(self, hidden, x, first):  # [..., size], [T, ..., features], [T, ...] -> [T, ..., size]
+    def __call__(
+        self, hidden, x, first
+    ):  # [..., size], [T, ..., features], [T, ...] -> [T, ..., size]
         layers = []
         for start in jnp.array_split(hidden, 2, axis=-1):
-            update, new = jnp.split(nn.Dense(2 * start.shape[-1])(jnp.concatenate([x, *layers], axis=-1)), 2, axis=-1)
+            update, new = jnp.split(
+                nn.Dense(2 * start.shape[-1])(jnp.concatenate([x, *layers], axis=-1)), 2, axis=-1
+            )
             update = nn.sigmoid(update - 1.0)  # an untrained gate keeps most of the memory
             inputs = jnp.where(first[..., None], 0.0, 1.0 - update), update * jnp.tanh(new), start
-            layers.append(jax.lax.platform_dependent(*inputs, cpu=stepwise_recurrence, default=parallel_recurrence))
+            layers.append(
+                jax.lax.platform_dependent(
+                    *inputs, cpu=stepwise_recurrence, default=parallel_recurrence
+                )
+            )
         return jnp.concatenate(layers, axis=-1)
 
 
@@ -245,11 +298,19 @@ class Body(nn.Module):
         activation = getattr(nn, self.activation)
         x = obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
         for features, size, stride in self.convolutions:
-            x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride)))
+            x = activation(
+                nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(patches(x, size, stride))
+            )
         x = x.reshape(*first.shape, -1)
-        for size in (*self.hidden_sizes, self.cell_size) if self.cell == "none" else self.hidden_sizes:
+        for size in (
+            (*self.hidden_sizes, self.cell_size) if self.cell == "none" else self.hidden_sizes
+        ):
             x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        return x if self.cell == "none" else {"gru": Gru, "mingru": MinGru}[self.cell](self.cell_size)(hidden, x, first)
+        return (
+            x
+            if self.cell == "none"
+            else {"gru": Gru, "mingru": MinGru}[self.cell](self.cell_size)(hidden, x, first)
+        )
 
 
 class Actor(nn.Module):
@@ -290,7 +351,9 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    _, advantages = jax.lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16)
+    _, advantages = jax.lax.scan(
+        step, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True, unroll=16
+    )
     return advantages, advantages + values
 
 
@@ -301,7 +364,9 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     metrics = {
-        "approx_kl": (ratio - 1.0 - log_ratio).mean(),  # the k3 estimator of http://joschu.net/blog/kl-approx.html
+        "approx_kl": (
+            ratio - 1.0 - log_ratio
+        ).mean(),  # the k3 estimator of http://joschu.net/blog/kl-approx.html
         "clip_fraction": (jnp.abs(ratio - 1.0) > clip_eps).mean(),
     }
     return -jnp.minimum(ratio * advantage, clipped * advantage).mean(), metrics
@@ -345,7 +410,11 @@ def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
     """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
-    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    var = (
+        old.var * (1.0 - share)
+        + batch.var(axis=0) * share
+        + jnp.square(delta) * share * (1.0 - share)
+    )
     return RunningMeanStd(old.mean + delta * share, var, count)
 
 
@@ -379,7 +448,9 @@ class RunnerState(NamedTuple):
     update_count: jax.Array  # updates so far
     obs: jax.Array  # [num_envs, *obs_shape]
     first: jax.Array  # [num_envs], whether `obs` is the first of its episode
-    hidden: jax.Array  # [num_envs, cell_size], the memory before `obs`; not yet reset if `obs` is the first
+    hidden: (
+        jax.Array
+    )  # [num_envs, cell_size], the memory before `obs`; not yet reset if `obs` is the first
     env_state: Any  # [num_envs, ...]
     obs_statistics: RunningMeanStd
     return_statistics: RunningMeanStd
@@ -394,7 +465,11 @@ class RunnerState(NamedTuple):
 
 def make_networks(config: Config, env, env_params):
     continuous = bool(env.action_space(env_params).shape)
-    layers = convolutions(config.torso, env.observation_space(env_params).shape), config.hidden_sizes, config.activation
+    layers = (
+        convolutions(config.torso, env.observation_space(env_params).shape),
+        config.hidden_sizes,
+        config.activation,
+    )
     body = Body(config.cell, config.cell_size, *layers)
     return body, Actor(env.action_dim, continuous), Critic()
 
@@ -403,23 +478,39 @@ def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
     batch_size = config.num_envs * config.num_steps
     if min(config.num_envs, config.num_steps, config.update_epochs, config.num_minibatches) < 1:
-        raise ValueError("num_envs, num_steps, update_epochs, num_minibatches: must all be at least 1")
+        raise ValueError(
+            "num_envs, num_steps, update_epochs, num_minibatches: must all be at least 1"
+        )
     if config.num_updates < 1:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}"
+        )
     if config.num_envs % config.num_minibatches or batch_size == config.num_minibatches:
-        raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide num_envs = {config.num_envs}")
+        raise ValueError(
+            f"num_minibatches = {config.num_minibatches}: must divide num_envs = {config.num_envs}"
+        )
     env, env_params = make_env(config)
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     body, actor, critic = make_networks(config, env, env_params)
-    clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
+    clip = optax.clip_by_global_norm(
+        jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf)
+    )
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
 
     def init(rng):
         body_key, actor_key, critic_key, env_key, key = jax.random.split(rng, 5)
-        obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
-        first, hidden = jnp.ones(config.num_envs, bool), jnp.zeros((config.num_envs, config.cell_size))
+        obs, env_state = jax.vmap(env.reset, (0, None))(
+            jax.random.split(env_key, config.num_envs), env_params
+        )
+        first, hidden = (
+            jnp.ones(config.num_envs, bool),
+            jnp.zeros((config.num_envs, config.cell_size)),
+        )
         params = {"body": body.init(body_key, hidden, obs[None], first[None])}
-        params |= {"actor": actor.init(actor_key, hidden), "critic": critic.init(critic_key, hidden)}
+        params |= {
+            "actor": actor.init(actor_key, hidden),
+            "critic": critic.init(critic_key, hidden),
+        }
         return RunnerState(
             params=params,
             opt_state=optimizer.init(params),
@@ -443,7 +534,9 @@ def make_learner(config: Config):
             seen = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
             hidden = body.apply(state.params["body"], hidden, seen[None], first[None])[0]
             action = actor.apply(state.params["actor"], hidden).sample(seed=action_key)
-            after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
+            after, env_state, reward, terminated, truncated, info = step_env(
+                env_keys, env_state, action, env_params
+            )
             transition = Transition(
                 obs=obs,
                 first=first,
@@ -459,13 +552,20 @@ def make_learner(config: Config):
 
         action_key, env_key = jax.random.split(key)
         env_keys = jax.random.split(env_key, (config.num_steps, config.num_envs))
-        keys = jax.random.split(action_key, config.num_steps), env_keys  # all at once: much faster than in each step
+        keys = (
+            jax.random.split(action_key, config.num_steps),
+            env_keys,
+        )  # all at once: much faster than in each step
         carry = state.obs, state.first, state.hidden, state.env_state
         (obs, first, hidden, env_state), rollout = jax.lax.scan(step, carry, keys)
         if config.normalize_obs:  # values and loss use the observations that the policy acted on
             old, raw = state.obs_statistics, rollout.obs
-            rollout = rollout._replace(obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs))
-            state = state._replace(obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:])))
+            rollout = rollout._replace(
+                obs=normalize(old, raw), next_obs=normalize(old, rollout.next_obs)
+            )
+            state = state._replace(
+                obs_statistics=update_mean_std(old, raw.reshape(batch_size, *raw.shape[2:]))
+            )
         return state._replace(obs=obs, first=first, hidden=hidden, env_state=env_state), rollout
 
     def make_batch(state, rollout, hidden):
@@ -473,7 +573,9 @@ def make_learner(config: Config):
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
-            returns, last_return = discounted_returns(rewards, done, state.discounted_return, config.gamma)
+            returns, last_return = discounted_returns(
+                rewards, done, state.discounted_return, config.gamma
+            )
             statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
@@ -483,22 +585,39 @@ def make_learner(config: Config):
         values = critic.apply(state.params["critic"], rollout.hidden)
         next_values = critic.apply(state.params["critic"], next_hidden)
         ended = rollout.terminated, rollout.truncated
-        advantages, targets = gae(rewards, values, next_values, *ended, config.gamma, config.gae_lambda)
+        advantages, targets = gae(
+            rewards, values, next_values, *ended, config.gamma, config.gae_lambda
+        )
         log_prob = actor.apply(state.params["actor"], rollout.hidden).log_prob(rollout.action)
-        batch = {"obs": rollout.obs, "first": rollout.first, "action": rollout.action, "log_prob": log_prob}
+        batch = {
+            "obs": rollout.obs,
+            "first": rollout.first,
+            "action": rollout.action,
+            "log_prob": log_prob,
+        }
         batch |= {"value": values, "advantage": advantages, "target": targets}
-        return state, batch | {"hidden": hidden[None]}  # [1, num_envs, cell_size]: minibatches are along axis 1
+        return state, batch | {
+            "hidden": hidden[None]
+        }  # [1, num_envs, cell_size]: minibatches are along axis 1
 
     def loss(params, batch):
         hidden = body.apply(params["body"], batch["hidden"][0], batch["obs"], batch["first"])
         policy = actor.apply(params["actor"], hidden)
         value = critic.apply(params["critic"], hidden)
         log_prob = policy.log_prob(batch["action"])
-        actor_loss, metrics = policy_loss(log_prob, batch["log_prob"], batch["advantage"], config.clip_eps)
+        actor_loss, metrics = policy_loss(
+            log_prob, batch["log_prob"], batch["advantage"], config.clip_eps
+        )
         critic_loss = value_loss(value, batch["value"], batch["target"], config.vf_clip_eps)
         entropy = policy.entropy().mean()
-        total = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy  # arXiv 1707.06347, equation 9
-        return total, metrics | {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
+        total = (
+            actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
+        )  # arXiv 1707.06347, equation 9
+        return total, metrics | {
+            "policy_loss": actor_loss,
+            "value_loss": critic_loss,
+            "entropy": entropy,
+        }
 
     def learn(state, batch, key):
         """`update_epochs` passes over the batch, each with its sequences in a new order."""
@@ -510,15 +629,22 @@ def make_learner(config: Config):
             minibatch = jax.tree.map(lambda leaf: leaf[:, envs], batch)
             grads, metrics = jax.grad(loss, has_aux=True)(params, minibatch)
             updates, opt_state = optimizer.update(grads, opt_state, params)
-            return (jax.tree.map(lambda param, update: param - lr * update, params, updates), opt_state), metrics
+            return (
+                jax.tree.map(lambda param, update: param - lr * update, params, updates),
+                opt_state,
+            ), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, config.num_envs)  # too few for pqn.py's faster way to pay off
+            order = jax.random.permutation(
+                key, config.num_envs
+            )  # too few for pqn.py's faster way to pay off
             return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
 
         keys = jax.random.split(key, config.update_epochs)
         (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
-        state = state._replace(params=params, opt_state=opt_state, update_count=state.update_count + 1)
+        state = state._replace(
+            params=params, opt_state=opt_state, update_count=state.update_count + 1
+        )
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -528,7 +654,9 @@ def make_learner(config: Config):
         state, batch = make_batch(state, rollout, hidden)
         state, metrics = learn(state, batch, learn_key)
         metrics["value"] = batch["value"].mean()
-        metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (batch["target"].var() + 1e-8)
+        metrics["explained_variance"] = 1.0 - (batch["target"] - batch["value"]).var() / (
+            batch["target"].var() + 1e-8
+        )
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update
@@ -572,12 +700,19 @@ def make_gymnax_env(name: str, params: dict):
     module, _, name = name.rpartition(":")
     importlib.import_module(module or "gymnax")
     if name not in gymnax.registered_envs:
-        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
+        raise ValueError(
+            f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax"
+        )
     fields = vars(gymnax.make(name)[1])
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
-        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
+        env, env_params = gymnax.make(
+            name, **{key: value for key, value in params.items() if key not in fields}
+        )
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -612,26 +747,42 @@ class Observe(GymnaxWrapper):
 
     def __init__(self, env, env_params, seen: tuple[int, ...], previous: bool):
         super().__init__(env)
-        space, self.actions, self.previous = env.observation_space(env_params), env.action_space(env_params), previous
+        space, self.actions, self.previous = (
+            env.observation_space(env_params),
+            env.action_space(env_params),
+            previous,
+        )
         self.num_states = space.n if isinstance(space, spaces.Discrete) else 0
         self.action_dim = math.prod(self.actions.shape) if self.actions.shape else self.actions.n
         size = self.num_states or math.prod(space.shape)
         if any(not 0 <= index < size for index in seen):
-            raise ValueError(f"observe = {seen}: must be indices of {size} entries, from 0 to {size - 1}")
+            raise ValueError(
+                f"observe = {seen}: must be indices of {size} entries, from 0 to {size - 1}"
+            )
         self.seen = np.asarray(seen or range(size))
         self.is_image = len(space.shape) == 3 and not seen and not previous
 
     def observation_space(self, params):
         if self.is_image:
             return self._env.observation_space(params)
-        return spaces.Box(-jnp.inf, jnp.inf, (len(self.seen) + self.previous * (self.action_dim + 1),))
+        return spaces.Box(
+            -jnp.inf, jnp.inf, (len(self.seen) + self.previous * (self.action_dim + 1),)
+        )
 
     def see(self, obs, action, reward):
         """obs [*obs_shape] or a number, action [action_dim], reward [] -> [obs_dim], or the unchanged image"""
         if self.is_image:
             return obs
-        obs = jax.nn.one_hot(obs, self.num_states) if self.num_states else obs.astype(jnp.float32).reshape(-1)
-        return jnp.concatenate([obs[self.seen], action, reward[None]]) if self.previous else obs[self.seen]
+        obs = (
+            jax.nn.one_hot(obs, self.num_states)
+            if self.num_states
+            else obs.astype(jnp.float32).reshape(-1)
+        )
+        return (
+            jnp.concatenate([obs[self.seen], action, reward[None]])
+            if self.previous
+            else obs[self.seen]
+        )
 
     def reset(self, key, params):
         obs, state = self._env.reset(key, params)
@@ -640,7 +791,11 @@ class Observe(GymnaxWrapper):
     def step(self, key, state, action, params):
         obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
         continuous, done = self.actions.shape, terminated | truncated
-        action = jnp.clip(action, -1.0, 1.0).reshape(-1) if continuous else jax.nn.one_hot(action, self.action_dim)
+        action = (
+            jnp.clip(action, -1.0, 1.0).reshape(-1)
+            if continuous
+            else jax.nn.one_hot(action, self.action_dim)
+        )
         previous = action, jnp.asarray(reward, jnp.float32)
         info = {**info, "final_observation": self.see(info["final_observation"], *previous)}
         obs = self.see(obs, *(jnp.where(done, 0.0, leaf) for leaf in previous))
@@ -654,11 +809,15 @@ def make_env(config):
         space = env.action_space(env_params)
         bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
     if not bounded and not isinstance(space, spaces.Discrete):
-        raise ValueError(f"env_name = {config.env_name}: must have discrete or bounded continuous actions")
+        raise ValueError(
+            f"env_name = {config.env_name}: must have discrete or bounded continuous actions"
+        )
     env = RescaleAction(env) if bounded else env
     is_image = len(env.observation_space(env_params).shape) == 3
     if is_image and config.torso == "nature" and (config.observe or config.observe_previous):
-        raise ValueError("torso = nature: must be grid with observe and observe_previous, which make vectors of images")
+        raise ValueError(
+            "torso = nature: must be grid with observe and observe_previous, which make vectors of images"
+        )
     return LogWrapper(Observe(env, env_params, config.observe, config.observe_previous)), env_params
 
 
@@ -667,33 +826,48 @@ def mean_return(metrics) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(
+            axis=1
+        ) / episodes.sum(axis=1)
 
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
     """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
-    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
+    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(
+        axis=0
+    ) / np.sqrt(degrees)
 
 
 def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
     """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
     script, steps = Path(__file__).stem, config.num_envs * config.num_steps
-    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    settings = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in vars(config).items()
+    }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
     agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
     save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
-    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
-    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
-    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    pieces = np.array_split(
+        np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1])
+    )
+    curve = np.stack(
+        [mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces]
+    )
+    timesteps = [
+        getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces
+    ]
     mean, margin = mean_and_margin(curve.T)
     axes = Figure(layout="constrained").subplots()
     axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
     axes.plot(timesteps, mean, color="tab:blue")
     axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
-    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    axes.set(
+        title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return"
+    )
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
@@ -712,7 +886,9 @@ def main(
         run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
-    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    run_dir = run_dir or Path(
+        "runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
     try:
         if num_seeds < 1:
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
@@ -721,18 +897,31 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
-        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = (
+            "; no run is overwritten, choose another --run-dir"
+            if isinstance(error, FileExistsError)
+            else ""
+        )
+        fail(
+            f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})"
+        )
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
-    print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
+    print(
+        f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps"
+    )
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
-    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
+    over_seeds = functools.partial(
+        jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False
+    )
 
     def start(key):
         state = init(key)
-        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
+        return state, {
+            name: jnp.zeros(updates, x.dtype)
+            for name, x in jax.eval_shape(update, state)[1].items()
+        }
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
@@ -741,50 +930,82 @@ def main(
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(f, _=0):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
-        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+    def alone(
+        f, _=0
+    ):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
+        return lambda tree, *args: jax.tree.map(
+            lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args)
+        )
 
     vmap = jax.vmap if num_seeds > num_devices else alone
     carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
-    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
-    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
+    advance = over_seeds(
+        vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None)
+    )
+    advance = (
+        jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()
+    )  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
-            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            returns = mean_return(
+                {key: np.asarray(each)[:, done:last] for key, each in carry[1].items()}
+            )
             if np.isfinite(returns).any():
-                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+                bar.set_postfix(
+                    episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False
+                )
             bar.update((last - done) * steps * num_seeds)
-            done, chunk = last, max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done, chunk = (
+                last,
+                max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun)))),
+            )  # about a second
     if not done:
         raise SystemExit("stopped before the first update was done: there are no results")
     metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
     save_results(config, seed, carry[0].agent, metrics, run_dir)
     report(config, carry[0], run_dir)
     final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = [np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1) for leaf in jax.tree.leaves(carry[0].agent)]
+    finite = [
+        np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1)
+        for leaf in jax.tree.leaves(carry[0].agent)
+    ]
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
+        interval = (
+            f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        )
+        print(
+            f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds"
+        )
     if len(good) < num_seeds:
-        print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
+        print(
+            f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training"
+        )
     print(f"results in {run_dir}")
     return run_dir
 
 
 def read_flags(words) -> list[str]:
     """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     if "--config" in words:
         place = words.index("--config")
         given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
-        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
-        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        values = {
+            name: [*value.items()] if isinstance(value, dict) else value for name, value in given
+        }
+        flags = [
+            word
+            for name, value in values.items()
+            for word in (f"--{name}", *map(str, np.ravel(value)))
+        ]
         words = flags + words[:place] + words[place + 2 :]
     whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
     for i, flag in enumerate(words[:-1]):

@@ -47,10 +47,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault(  # one device per core of this process, for seeds to spread over
-    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    "JAX_NUM_CPU_DEVICES",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
 )
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31),
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+)
 
 import flax.linen as nn
 import gymnax
@@ -87,15 +93,23 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
-    env_name: str = "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
+    env_name: str = (
+        "CartPole-v1"  # gymnax environment with discrete actions; MODULE:NAME imports MODULE
+    )
+    env_params: Mapping[str, bool | int | float | str] = (
+        FrozenDict()
+    )  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 16  # environments per agent
     num_steps: int = 1  # steps per environment and update
     gradient_steps: int = 2  # gradient steps per update, each on a new batch
     batch_size: int = 64  # transitions per gradient step
-    buffer_size: int = 16_384  # capacity of the replay, rounded down to a multiple of num_envs * num_steps
-    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = ""  # dtype of stored observations
+    buffer_size: int = (
+        16_384  # capacity of the replay, rounded down to a multiple of num_envs * num_steps
+    )
+    buffer_dtype: Literal["", "float32", "bfloat16", "int32", "uint8", "bool"] = (
+        ""  # dtype of stored observations
+    )
     learning_starts: int = 2_000  # random transitions before learning, rounded up to a multiple of num_envs * num_steps
     lr: float = 5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
@@ -103,8 +117,12 @@ class Config:
     gamma: float = 0.99  # discount factor
     n_step: int = 3  # number of rewards in a target; fewer at the end of an episode
     double: bool = True  # double Q-learning: the online network chooses the action, the target network evaluates it
-    dueling: bool = True  # dueling network: separate streams for the state's value and the actions' advantages
-    distribution: Literal["none", "categorical", "quantile"] = "categorical"  # value distribution: none, C51 or QR-DQN
+    dueling: bool = (
+        True  # dueling network: separate streams for the state's value and the actions' advantages
+    )
+    distribution: Literal["none", "categorical", "quantile"] = (
+        "categorical"  # value distribution: none, C51 or QR-DQN
+    )
     num_atoms: int = 51  # atoms of a categorical distribution, or number of quantiles
     v_min: float = 0.0  # lowest atom of a categorical distribution; should not exceed the lowest discounted return
     v_max: float = 100.0  # highest atom of a categorical distribution; should reach the highest discounted return
@@ -114,13 +132,21 @@ class Config:
     epsilon_finish: float = 0.01  # epsilon at the end
     exploration_fraction: float = 0.1  # fraction of the updates over which epsilon falls linearly
     priority_exponent: float = 0.5  # exponent omega of the priorities; 0 samples uniformly
-    importance_exponent: float = 0.4  # exponent beta of the importance weights at the start; it rises linearly to 1
+    importance_exponent: float = (
+        0.4  # exponent beta of the importance weights at the start; it rises linearly to 1
+    )
     target_update_interval: int = 100  # gradient steps between updates of the target network
     tau: float = 1.0  # Polyak factor of the target network; 1 copies the online network
-    loss: Literal["squared", "huber"] = "squared"  # loss function of the TD error, if distribution is none
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
+    loss: Literal["squared", "huber"] = (
+        "squared"  # loss function of the TD error, if distribution is none
+    )
+    torso: Literal["flat", "grid", "nature"] = (
+        "grid"  # convolutions of images: none, one of 3 x 3, or Mnih et al. 2015
+    )
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the dense hidden layers
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function of the hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = (
+        "relu"  # activation function of the hidden layers
+    )
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -129,7 +155,9 @@ class Config:
     def warmup_timesteps(self) -> int:
         """Environment steps of `init`: a transition is complete when `n_step` - 1 more steps have followed."""
         rollout_size = self.num_envs * self.num_steps
-        return math.ceil(self.learning_starts / rollout_size) * rollout_size + self.num_envs * (self.n_step - 1)
+        return math.ceil(self.learning_starts / rollout_size) * rollout_size + self.num_envs * (
+            self.n_step - 1
+        )
 
     @property
     def num_updates(self) -> int:
@@ -139,18 +167,32 @@ class Config:
 # --- block torso: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
 def convolutions(torso: str, obs_shape: tuple[int, ...]):
     """(features, size, stride) of each convolution of images [H, W, C]; none for other observations."""
-    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[torso]
+    layers = {"flat": (), "grid": ((16, 3, 1),), "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1))}[
+        torso
+    ]
     if len(obs_shape) == 3 and min(obs_shape[:2]) < {"flat": 1, "grid": 3, "nature": 36}[torso]:
-        raise ValueError(f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any")
+        raise ValueError(
+            f"torso = {torso}: images {obs_shape} too small; grid needs 3 x 3, nature 36 x 36, flat any"
+        )
     return layers if len(obs_shape) == 3 else ()
 
 
-def patches(x, size, stride):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
+def patches(
+    x, size, stride
+):  # a dense layer on patches is a convolution, on CPUs faster than nn.Conv
     """Squares of size x size, `stride` (a divisor of size) apart: [..., H, W, C] -> [..., H', W', size * size * C]."""
-    h, w, n = x.shape[-3] // stride, x.shape[-2] // stride, size // stride  # blocks; n x n of them are a square
-    x = x[..., : h * stride, : w * stride, :].reshape(*x.shape[:-3], h, stride, w, stride, x.shape[-1])
+    h, w, n = (
+        x.shape[-3] // stride,
+        x.shape[-2] // stride,
+        size // stride,
+    )  # blocks; n x n of them are a square
+    x = x[..., : h * stride, : w * stride, :].reshape(
+        *x.shape[:-3], h, stride, w, stride, x.shape[-1]
+    )
     x = x.swapaxes(-4, -3).reshape(*x.shape[:-5], h, w, stride**2 * x.shape[-1])
-    return jnp.concatenate([x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1)
+    return jnp.concatenate(
+        [x[..., i : h - n + 1 + i, j : w - n + 1 + j, :] for i in range(n) for j in range(n)], -1
+    )
 
 
 # --- networks ---
@@ -169,10 +211,15 @@ class NoisyDense(nn.Module):
     @nn.compact
     def __call__(self, x):  # [..., inputs] -> [..., features]
         bound, shape = x.shape[-1] ** -0.5, (x.shape[-1], self.features)
-        uniform = functools.partial(jax.random.uniform, dtype=jnp.float32, minval=-bound, maxval=bound)
+        uniform = functools.partial(
+            jax.random.uniform, dtype=jnp.float32, minval=-bound, maxval=bound
+        )
         constant = nn.initializers.constant(self.std * bound, jnp.float32)
         kernel, bias = self.param("kernel", uniform, shape), self.param("bias", uniform, shape[1:])
-        kernel_std, bias_std = self.param("kernel_std", constant, shape), self.param("bias_std", constant, shape[1:])
+        kernel_std, bias_std = (
+            self.param("kernel_std", constant, shape),
+            self.param("bias_std", constant, shape[1:]),
+        )
         if self.has_variable("noise", "sample"):
             p, q = jnp.split(self.get_variable("noise", "sample"), shape[:1])  # f(p) and f(q)
             kernel, bias = kernel + kernel_std * jnp.outer(p, q), bias + bias_std * q
@@ -184,17 +231,27 @@ def draw_noise(key, params, shape):
 
     They are drawn all at once, because drawing them inside the layers is slower on CPUs.
     """
-    sizes = {name: sum(layer["kernel_std"].shape) for name, layer in params["params"].items() if "kernel_std" in layer}
+    sizes = {
+        name: sum(layer["kernel_std"].shape)
+        for name, layer in params["params"].items()
+        if "kernel_std" in layer
+    }
     x = jax.random.normal(key, (*shape, sum(sizes.values())), jnp.float32)
-    samples = jnp.split(jnp.sign(x) * jnp.sqrt(jnp.abs(x)), np.cumsum([*sizes.values()])[:-1].astype(int), axis=-1)
-    return {"noise": {name: {"sample": sample} for name, sample in zip(sizes, samples, strict=False)}}
+    samples = jnp.split(
+        jnp.sign(x) * jnp.sqrt(jnp.abs(x)), np.cumsum([*sizes.values()])[:-1].astype(int), axis=-1
+    )
+    return {
+        "noise": {name: {"sample": sample} for name, sample in zip(sizes, samples, strict=False)}
+    }
 
 
 class QNetwork(nn.Module):
     """`num_atoms` outputs for each action. With `dueling`, the last hidden layer and the head exist twice."""
 
     obs_shape: tuple[int, ...]
-    num_states: int  # of an environment whose observation is the number of its state; 0 of all others
+    num_states: (
+        int  # of an environment whose observation is the number of its state; 0 of all others
+    )
     buffer_dtype: str  # of stored observations
     num_actions: int
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
@@ -209,9 +266,17 @@ class QNetwork(nn.Module):
     def __call__(self, obs):  # [..., *obs_shape] -> [..., num_actions, num_atoms]
         activation = getattr(nn, self.activation)
         dense = functools.partial(NoisyDense, std=self.noisy_std) if self.noisy else nn.Dense
-        obs = obs / 255.0 if obs.dtype == jnp.uint8 and self.obs_shape and not self.buffer_dtype else obs
+        obs = (
+            obs / 255.0
+            if obs.dtype == jnp.uint8 and self.obs_shape and not self.buffer_dtype
+            else obs
+        )
         obs = obs.astype(self.buffer_dtype or obs.dtype)  # the same dtype in acting and learning
-        x = jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32) if self.num_states else obs.astype(jnp.float32)
+        x = (
+            jax.nn.one_hot(obs, self.num_states, dtype=jnp.float32)
+            if self.num_states
+            else obs.astype(jnp.float32)
+        )
         for features, size, stride in self.convolutions:
             x = activation(nn.Dense(features)(patches(x, size, stride)))
         x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
@@ -219,11 +284,17 @@ class QNetwork(nn.Module):
             x = activation(dense(size)(x))
 
         def stream(actions):
-            hidden = [activation(dense(size)(x)) for size in self.hidden_sizes[-1:]]  # empty without hidden layers
+            hidden = [
+                activation(dense(size)(x)) for size in self.hidden_sizes[-1:]
+            ]  # empty without hidden layers
             outputs = dense(actions * self.num_atoms)(hidden[0] if hidden else x)
             return outputs.reshape(*outputs.shape[:-1], actions, self.num_atoms)
 
-        return dueling_q(stream(1), stream(self.num_actions)) if self.dueling else stream(self.num_actions)
+        return (
+            dueling_q(stream(1), stream(self.num_actions))
+            if self.dueling
+            else stream(self.num_actions)
+        )
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -236,7 +307,11 @@ def dueling_q(value, advantage):
 
 def action_values(outputs, support, distribution):
     """Each action's value, the mean of its distribution. [..., num_actions, num_atoms] -> [..., num_actions]."""
-    return (nn.softmax(outputs) * support).sum(axis=-1) if distribution == "categorical" else outputs.mean(axis=-1)
+    return (
+        (nn.softmax(outputs) * support).sum(axis=-1)
+        if distribution == "categorical"
+        else outputs.mean(axis=-1)
+    )
 
 
 def greedy(values):
@@ -281,7 +356,11 @@ def quantile_huber_loss(quantiles, target):
     """Mean over the target's quantiles, sum over the predicted ones (arXiv 1710.10044, equation 10). [B, N] -> [B]."""
     midpoint = (jnp.arange(quantiles.shape[-1]) + 0.5) / quantiles.shape[-1]
     error = target[:, None] - quantiles[:, :, None]  # [B, predicted, target]
-    return (jnp.abs(midpoint[:, None] - (error < 0.0)) * optax.huber_loss(error)).mean(axis=-1).sum(axis=-1)
+    return (
+        (jnp.abs(midpoint[:, None] - (error < 0.0)) * optax.huber_loss(error))
+        .mean(axis=-1)
+        .sum(axis=-1)
+    )
 
 
 def loss_and_surprise(outputs, target, distribution, loss):
@@ -311,8 +390,12 @@ def n_step_transitions(steps, gamma, n_step):
     length, step = len(steps.reward) - n_step + 1, jnp.arange(n_step)
     window = jnp.arange(length)[:, None] + step  # [T, n_step]
     done = jnp.moveaxis((steps.terminated | steps.truncated)[window], 1, -1)  # [T, N, n_step]
-    last = done.at[..., -1].set(True).argmax(axis=-1)  # [T, N], index of the last step, from 0 to n - 1
-    rewards = jnp.where(step <= last[..., None], gamma**step * jnp.moveaxis(steps.reward[window], 1, -1), 0.0)
+    last = (
+        done.at[..., -1].set(True).argmax(axis=-1)
+    )  # [T, N], index of the last step, from 0 to n - 1
+    rewards = jnp.where(
+        step <= last[..., None], gamma**step * jnp.moveaxis(steps.reward[window], 1, -1), 0.0
+    )
     reached = jnp.arange(length)[:, None] + last, jnp.arange(done.shape[1])
     return {
         "obs": steps.obs[:length],
@@ -329,9 +412,13 @@ def linear_epsilon(count, duration, start, finish):
 
 def update_towards(old_params, params, update_count, steps, interval, tau):
     """One Polyak update with factor `tau` for each multiple of `interval` that the last `steps` steps reached."""
-    now = update_count % interval * steps  # modulo `interval` updates, because the number of steps may overflow
+    now = (
+        update_count % interval * steps
+    )  # modulo `interval` updates, because the number of steps may overflow
     times = now // interval - (now - steps) // interval
-    return optax.incremental_update(params, old_params, jnp.asarray(1.0 - (1.0 - tau) ** times, jnp.float32))
+    return optax.incremental_update(
+        params, old_params, jnp.asarray(1.0 - (1.0 - tau) ** times, jnp.float32)
+    )
 
 
 FANOUT = 8  # children per node of the sum tree
@@ -367,7 +454,9 @@ def sample_sum_tree(tree: tuple, mass):
         children = level[node]  # [B, FANOUT]
         upto = jnp.cumsum(children, axis=-1)
         beyond = (upto > mass[..., None]) & (children > 0)
-        last = FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)  # in case rounding leaves no child beyond
+        last = (
+            FANOUT - 1 - (children > 0)[..., ::-1].argmax(axis=-1)
+        )  # in case rounding leaves no child beyond
         child = jnp.where(beyond.any(axis=-1), beyond.argmax(axis=-1), last)
         priority = select(children, child)
         mass = jnp.maximum(0.0, mass - (select(upto, child) - priority))
@@ -399,7 +488,10 @@ class Step(NamedTuple):
 
 def add_to_replay(replay: dict, transitions: dict, count) -> dict:
     """Overwrite the oldest transitions, [num_steps, num_envs], in the ring. `count` rollouts were written before."""
-    return {name: ring.at[count % len(ring)].set(transitions[name].astype(ring.dtype)) for name, ring in replay.items()}
+    return {
+        name: ring.at[count % len(ring)].set(transitions[name].astype(ring.dtype))
+        for name, ring in replay.items()
+    }
 
 
 def sample_replay(key, replay: dict, tree: tuple, size, batch_size, importance_exponent):
@@ -441,7 +533,9 @@ def make_network(config: Config, env, env_params):
     space, num_actions = env.observation_space(env_params), env.action_space(env_params).n
     num_states = space.n if isinstance(space, spaces.Discrete) else 0
     if config.buffer_dtype and space.dtype == jnp.uint8:
-        raise ValueError(f"buffer_dtype = {config.buffer_dtype}: must be empty, uint8 observations are stored as such")
+        raise ValueError(
+            f"buffer_dtype = {config.buffer_dtype}: must be empty, uint8 observations are stored as such"
+        )
     layers = convolutions(config.torso, space.shape), config.hidden_sizes, config.activation
     num_atoms = config.num_atoms if config.distribution != "none" else 1
     more = config.dueling, num_atoms, config.noisy, config.noisy_std
@@ -449,7 +543,9 @@ def make_network(config: Config, env, env_params):
 
 
 def support_of(config: Config):
-    return jnp.linspace(config.v_min, config.v_max, config.num_atoms, dtype=jnp.float32)  # [num_atoms]
+    return jnp.linspace(
+        config.v_min, config.v_max, config.num_atoms, dtype=jnp.float32
+    )  # [num_atoms]
 
 
 def make_learner(config: Config):
@@ -460,11 +556,18 @@ def make_learner(config: Config):
         names = "num_envs, num_steps, gradient_steps, batch_size, n_step, target_update_interval"
         raise ValueError(f"{names}: must all be at least 1, learning_starts at least 0")
     if config.num_atoms < 2 and config.distribution != "none":
-        raise ValueError(f"num_atoms = {config.num_atoms}: must be at least 2; distribution none has no atoms")
+        raise ValueError(
+            f"num_atoms = {config.num_atoms}: must be at least 2; distribution none has no atoms"
+        )
     least = config.warmup_timesteps + rollout_size
     if config.total_timesteps < least:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: the warm-up and one update take {least}")
-    num_rollouts, warmup_rollouts = config.buffer_size // rollout_size, math.ceil(config.learning_starts / rollout_size)
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: the warm-up and one update take {least}"
+        )
+    num_rollouts, warmup_rollouts = (
+        config.buffer_size // rollout_size,
+        math.ceil(config.learning_starts / rollout_size),
+    )
     if num_rollouts < 1:
         raise ValueError(f"buffer_size = {config.buffer_size}: one update writes {rollout_size}")
     env, env_params = make_env(config)
@@ -472,15 +575,24 @@ def make_learner(config: Config):
     network = make_network(config, env, env_params)
     support, categorical = support_of(config), config.distribution == "categorical"
     values_of = functools.partial(action_values, support=support, distribution=config.distribution)
-    clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
+    clip = optax.clip_by_global_norm(
+        jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf)
+    )
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=1.5e-4))  # Adam's epsilon in the paper
 
     def init(rng):
         """Initialize the networks, and fill the replay by acting at random."""
         params_key, env_key, tail_key, warmup_key, key = jax.random.split(rng, 5)
-        obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
-        params, shape = network.init(params_key, obs), (num_rollouts, config.num_steps, config.num_envs)
-        replay = {name: jnp.zeros(shape) for name in ("return", "discount")} | {"action": jnp.zeros(shape, jnp.int32)}
+        obs, env_state = jax.vmap(env.reset, (0, None))(
+            jax.random.split(env_key, config.num_envs), env_params
+        )
+        params, shape = (
+            network.init(params_key, obs),
+            (num_rollouts, config.num_steps, config.num_envs),
+        )
+        replay = {name: jnp.zeros(shape) for name in ("return", "discount")} | {
+            "action": jnp.zeros(shape, jnp.int32)
+        }
         stored = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype)
         state = RunnerState(
             params=params,
@@ -510,7 +622,9 @@ def make_learner(config: Config):
             explore, random_action, noise, env_keys = inputs
             values = values_of(network.apply(state.params | noise, obs))
             action = jnp.where(explore, random_action, greedy(values))
-            after, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
+            after, env_state, reward, terminated, truncated, info = step_env(
+                env_keys, env_state, action, env_params
+            )
             made = Step(obs, action, reward, info.pop("final_observation"), terminated, truncated)
             return (after, env_state), (made, info)
 
@@ -518,7 +632,10 @@ def make_learner(config: Config):
         explore_key, action_key, noise_key, env_key = jax.random.split(key, 4)
         shape = num_steps, config.num_envs
         random_action = jax.random.randint(action_key, shape, 0, network.num_actions)
-        explore, env_keys = jax.random.uniform(explore_key, shape) < epsilon, jax.random.split(env_key, shape)
+        explore, env_keys = (
+            jax.random.uniform(explore_key, shape) < epsilon,
+            jax.random.split(env_key, shape),
+        )
         inputs = explore, random_action, draw_noise(noise_key, state.params, (num_steps,)), env_keys
         (obs, env_state), (rollout, info) = jax.lax.scan(step, (state.obs, state.env_state), inputs)
         return state._replace(obs=obs, env_state=env_state), rollout, info
@@ -526,7 +643,9 @@ def make_learner(config: Config):
     def explore(state, key, epsilon):
         """Act. Store the transitions that are now complete, with the highest priority so far; keep the other steps."""
         state, rollout, info = collect(state, key, config.num_steps, epsilon)
-        steps = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *([state.tail] if state.tail else []), rollout)
+        steps = jax.tree.map(
+            lambda *leaves: jnp.concatenate(leaves), *([state.tail] if state.tail else []), rollout
+        )
         transitions = n_step_transitions(steps, config.gamma, config.n_step)
         index = state.replay_count % num_rollouts * rollout_size + jnp.arange(rollout_size)
         state = state._replace(
@@ -552,36 +671,64 @@ def make_learner(config: Config):
         def gradient_step(carry, inputs):
             params, opt_state, tree, max_priority = carry
             key, noise = inputs
-            online, choosing, valuing = (jax.tree.map(lambda sample: sample[i], noise) for i in range(3))  # noqa: B023
+            online, choosing, valuing = (
+                jax.tree.map(lambda sample: sample[i], noise) for i in range(3)
+            )  # noqa: B023
             batch = sample_replay(key, state.replay, tree, size, config.batch_size, exponent)
             next_outputs = network.apply(state.target_params | valuing, batch["next_obs"])
-            chosen_by = network.apply(params | choosing, batch["next_obs"]) if config.double else next_outputs
+            chosen_by = (
+                network.apply(params | choosing, batch["next_obs"])
+                if config.double
+                else next_outputs
+            )
             next_outputs = at_action(next_outputs, greedy(values_of(chosen_by)))
-            target = bellman_target(batch["return"], batch["discount"], next_outputs, support, config.distribution)
-            (error, (surprise, q)), grads = jax.value_and_grad(loss, has_aux=True)(params, online, batch, target)
+            target = bellman_target(
+                batch["return"], batch["discount"], next_outputs, support, config.distribution
+            )
+            (error, (surprise, q)), grads = jax.value_and_grad(loss, has_aux=True)(
+                params, online, batch, target
+            )
             updates, opt_state = optimizer.update(grads, opt_state, params)
             params = jax.tree.map(lambda param, update: param - lr * update, params, updates)
             priority = priority_of(surprise, config.priority_exponent)
             carry = params, opt_state, set_priorities(tree, batch["index"], priority)
-            edge = {"support_edge": target[:, [0, -1]].sum(axis=-1).mean()} if categorical else {}  # of the targets
-            return (*carry, jnp.maximum(max_priority, priority.max())), {"td_loss": error, "q_value": q} | edge
+            edge = (
+                {"support_edge": target[:, [0, -1]].sum(axis=-1).mean()} if categorical else {}
+            )  # of the targets
+            return (*carry, jnp.maximum(max_priority, priority.max())), {
+                "td_loss": error,
+                "q_value": q,
+            } | edge
 
         sample_key, noise_key = jax.random.split(key)
-        inputs = jax.random.split(sample_key, gradient_steps), draw_noise(noise_key, state.params, (gradient_steps, 3))
+        inputs = (
+            jax.random.split(sample_key, gradient_steps),
+            draw_noise(noise_key, state.params, (gradient_steps, 3)),
+        )
         carry = state.params, state.opt_state, state.tree, state.max_priority
-        (params, opt_state, tree, max_priority), metrics = jax.lax.scan(gradient_step, carry, inputs)
-        state = state._replace(params=params, opt_state=opt_state, tree=tree, max_priority=max_priority)
+        (params, opt_state, tree, max_priority), metrics = jax.lax.scan(
+            gradient_step, carry, inputs
+        )
+        state = state._replace(
+            params=params, opt_state=opt_state, tree=tree, max_priority=max_priority
+        )
         return state._replace(update_count=state.update_count + 1), jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
         key, explore_key, learn_key = jax.random.split(state.key, 3)
         duration = config.exploration_fraction * config.num_updates
-        epsilon = linear_epsilon(state.update_count, duration, config.epsilon_start, config.epsilon_finish)
+        epsilon = linear_epsilon(
+            state.update_count, duration, config.epsilon_start, config.epsilon_finish
+        )
         state, info = explore(state._replace(key=key), explore_key, epsilon)
         state, metrics = learn(state, learn_key)
         target, params, count = state.target_params, state.params, state.update_count
-        target = update_towards(target, params, count, gradient_steps, config.target_update_interval, config.tau)
-        return state._replace(target_params=target), metrics | episode_metrics(info) | {"epsilon": epsilon}
+        target = update_towards(
+            target, params, count, gradient_steps, config.target_update_interval, config.tau
+        )
+        return state._replace(target_params=target), metrics | episode_metrics(info) | {
+            "epsilon": epsilon
+        }
 
     return init, update
 
@@ -602,7 +749,9 @@ def make_policy(config: Config):
     network, support = make_network(config, *make_env(config)), support_of(config)
 
     def act(agent, memory, obs):
-        return greedy(action_values(network.apply(agent["params"], obs), support, config.distribution)), memory
+        return greedy(
+            action_values(network.apply(agent["params"], obs), support, config.distribution)
+        ), memory
 
     return (lambda: ()), act
 
@@ -618,12 +767,19 @@ def make_gymnax_env(name: str, params: dict):
     module, _, name = name.rpartition(":")
     importlib.import_module(module or "gymnax")
     if name not in gymnax.registered_envs:
-        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
+        raise ValueError(
+            f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax"
+        )
     fields = vars(gymnax.make(name)[1])
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
-        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
+        env, env_params = gymnax.make(
+            name, **{key: value for key, value in params.items() if key not in fields}
+        )
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -643,7 +799,9 @@ def make_env(config):
     """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
     if not isinstance(env.action_space(env_params), spaces.Discrete):
-        raise ValueError(f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has")
+        raise ValueError(
+            f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has"
+        )
     return LogWrapper(env), env_params
 
 
@@ -652,33 +810,48 @@ def mean_return(metrics) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(
+            axis=1
+        ) / episodes.sum(axis=1)
 
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
     """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
-    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
+    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(
+        axis=0
+    ) / np.sqrt(degrees)
 
 
 def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
     """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
     script, steps = Path(__file__).stem, config.num_envs * config.num_steps
-    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    settings = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in vars(config).items()
+    }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
     agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
     save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
-    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
-    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
-    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    pieces = np.array_split(
+        np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1])
+    )
+    curve = np.stack(
+        [mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces]
+    )
+    timesteps = [
+        getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces
+    ]
     mean, margin = mean_and_margin(curve.T)
     axes = Figure(layout="constrained").subplots()
     axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
     axes.plot(timesteps, mean, color="tab:blue")
     axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
-    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    axes.set(
+        title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return"
+    )
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
@@ -697,7 +870,9 @@ def main(
         run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
-    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    run_dir = run_dir or Path(
+        "runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
     try:
         if num_seeds < 1:
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
@@ -706,18 +881,31 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
-        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = (
+            "; no run is overwritten, choose another --run-dir"
+            if isinstance(error, FileExistsError)
+            else ""
+        )
+        fail(
+            f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})"
+        )
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
-    print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
+    print(
+        f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps"
+    )
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
-    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
+    over_seeds = functools.partial(
+        jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False
+    )
 
     def start(key):
         state = init(key)
-        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
+        return state, {
+            name: jnp.zeros(updates, x.dtype)
+            for name, x in jax.eval_shape(update, state)[1].items()
+        }
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
@@ -726,50 +914,82 @@ def main(
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(f, _=0):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
-        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+    def alone(
+        f, _=0
+    ):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
+        return lambda tree, *args: jax.tree.map(
+            lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args)
+        )
 
     vmap = jax.vmap if num_seeds > num_devices else alone
     carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
-    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
-    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
+    advance = over_seeds(
+        vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None)
+    )
+    advance = (
+        jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()
+    )  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
-            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            returns = mean_return(
+                {key: np.asarray(each)[:, done:last] for key, each in carry[1].items()}
+            )
             if np.isfinite(returns).any():
-                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+                bar.set_postfix(
+                    episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False
+                )
             bar.update((last - done) * steps * num_seeds)
-            done, chunk = last, max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done, chunk = (
+                last,
+                max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun)))),
+            )  # about a second
     if not done:
         raise SystemExit("stopped before the first update was done: there are no results")
     metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
     save_results(config, seed, carry[0].agent, metrics, run_dir)
     report(config, carry[0], run_dir)
     final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = [np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1) for leaf in jax.tree.leaves(carry[0].agent)]
+    finite = [
+        np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1)
+        for leaf in jax.tree.leaves(carry[0].agent)
+    ]
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
+        interval = (
+            f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        )
+        print(
+            f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds"
+        )
     if len(good) < num_seeds:
-        print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
+        print(
+            f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training"
+        )
     print(f"results in {run_dir}")
     return run_dir
 
 
 def read_flags(words) -> list[str]:
     """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     if "--config" in words:
         place = words.index("--config")
         given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
-        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
-        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        values = {
+            name: [*value.items()] if isinstance(value, dict) else value for name, value in given
+        }
+        flags = [
+            word
+            for name, value in values.items()
+            for word in (f"--{name}", *map(str, np.ravel(value)))
+        ]
         words = flags + words[:place] + words[place + 2 :]
     whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
     for i, flag in enumerate(words[:-1]):

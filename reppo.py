@@ -52,10 +52,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault(  # one device per core of this process, for seeds to spread over
-    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    "JAX_NUM_CPU_DEVICES",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
 )
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31),
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+)
 
 import flax.linen as nn
 import gymnax
@@ -98,7 +104,9 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "Pendulum-v1"  # brax or gymnax environment with continuous actions; MODULE:NAME imports MODULE
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # parameters of the environment: NAME VALUE ...
+    env_params: Mapping[str, bool | int | float | str] = (
+        FrozenDict()
+    )  # parameters of the environment: NAME VALUE ...
     total_timesteps: int = 200_000  # environment steps per agent
     num_envs: int = 32  # environments per agent
     num_steps: int = 64  # steps per environment and update
@@ -108,17 +116,31 @@ class Config:
     gamma: float = 0.95  # discount factor
     q_lambda: float = 0.95  # decay of the trace: 0 bootstraps after one step, 1 at the end of the rollout or episode
     ent_coef: float = 0.01  # initial weight of the entropy; the weight is learned
-    target_entropy: float = -0.5  # target of the policy's entropy, per dimension of an action in [-1, 1]
-    kl_coef: float = 0.01  # initial weight of the KL divergence from the rollout's policy; the weight is learned
+    target_entropy: float = (
+        -0.5
+    )  # target of the policy's entropy, per dimension of an action in [-1, 1]
+    kl_coef: float = (
+        0.01  # initial weight of the KL divergence from the rollout's policy; the weight is learned
+    )
     kl_bound: float = 0.03  # largest KL divergence; above it, a state's policy is pulled back to the rollout's policy
-    v_min: float = -10.0  # lowest value that the critic can represent, in units of normalized reward
-    v_max: float = 10.0  # highest value that the critic can represent, in units of normalized reward
+    v_min: float = (
+        -10.0
+    )  # lowest value that the critic can represent, in units of normalized reward
+    v_max: float = (
+        10.0  # highest value that the critic can represent, in units of normalized reward
+    )
     num_bins: int = 51  # bins of the critic between v_min and v_max
-    max_grad_norm: float = 0.5  # limit of the global norm of each network's gradient; 0 for no limit
+    max_grad_norm: float = (
+        0.5  # limit of the global norm of each network's gradient; 0 for no limit
+    )
     normalize_obs: bool = True  # normalize observations by the agent's running mean and variance
-    normalize_reward: bool = True  # divide rewards by the running standard deviation of the discounted return
+    normalize_reward: bool = (
+        True  # divide rewards by the running standard deviation of the discounted return
+    )
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "swish"  # activation function of the hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = (
+        "swish"  # activation function of the hidden layers
+    )
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))
@@ -154,8 +176,12 @@ class Actor(nn.Module):
     activation: str
 
     @nn.compact
-    def __call__(self, obs):  # [..., obs_dim] -> mean and log of the standard deviation, both [..., action_dim]
-        return jnp.split(Mlp(self.hidden_sizes, 2 * self.action_dim, self.activation)(obs), 2, axis=-1)
+    def __call__(
+        self, obs
+    ):  # [..., obs_dim] -> mean and log of the standard deviation, both [..., action_dim]
+        return jnp.split(
+            Mlp(self.hidden_sizes, 2 * self.action_dim, self.activation)(obs), 2, axis=-1
+        )
 
 
 class Critic(nn.Module):
@@ -168,9 +194,13 @@ class Critic(nn.Module):
     v_max: float
 
     @nn.compact
-    def __call__(self, obs, action):  # [..., obs_dim], [..., action_dim] -> logits [..., num_bins] and Q [...]
+    def __call__(
+        self, obs, action
+    ):  # [..., obs_dim], [..., action_dim] -> logits [..., num_bins] and Q [...]
         x = jnp.concatenate([obs, action], axis=-1)
-        offset = self.param("offset", lambda _: hl_gauss(jnp.float32(0.0), self.v_min, self.v_max, self.num_bins))
+        offset = self.param(
+            "offset", lambda _: hl_gauss(jnp.float32(0.0), self.v_min, self.v_max, self.num_bins)
+        )
         logits = 40.0 * offset + Mlp(self.hidden_sizes, self.num_bins, self.activation)(x)
         centers = self.v_min + (self.v_max - self.v_min) * jnp.linspace(0.0, 1.0, self.num_bins)
         return logits, nn.softmax(logits) @ centers
@@ -179,7 +209,9 @@ class Critic(nn.Module):
 # --- mathematics: arrays in, arrays out ---
 
 
-def soft_q_lambda_target(rewards, next_q, next_log_prob, terminated, truncated, ent_coef, gamma, q_lambda):
+def soft_q_lambda_target(
+    rewards, next_q, next_log_prob, terminated, truncated, ent_coef, gamma, q_lambda
+):
     """Soft Q(lambda) targets with time limits (arXiv 2507.11019). All [T, N].
 
     G_t = r_t + gamma (1 - terminated) (B_t - alpha log pi(a'|s')), with a' drawn from the policy at s', the observation
@@ -193,13 +225,21 @@ def soft_q_lambda_target(rewards, next_q, next_log_prob, terminated, truncated, 
         target = reward + gamma * jnp.where(terminated, 0.0, mixed - ent_coef * log_prob)
         return target, target
 
-    steps = rewards, next_q, next_log_prob, terminated, truncated  # the target after the last step is Q
+    steps = (
+        rewards,
+        next_q,
+        next_log_prob,
+        terminated,
+        truncated,
+    )  # the target after the last step is Q
     return jax.lax.scan(step, next_q[-1], steps, reverse=True, unroll=16)[1]
 
 
 def hl_gauss(target, v_min, v_max, num_bins: int):
     """Probabilities of bins under a Gaussian around `target` (arXiv 2403.03950). [...] -> [..., num_bins]."""
-    width = jnp.maximum(v_max - v_min, 1e-6) / (num_bins - 1)  # the outer bins have their centers at v_min and v_max
+    width = jnp.maximum(v_max - v_min, 1e-6) / (
+        num_bins - 1
+    )  # the outer bins have their centers at v_min and v_max
     place = jnp.clip((target - v_min) / width, 0.0, num_bins - 1.0)  # in units of bins; v_min is 0
     edges = jnp.arange(num_bins + 1, dtype=jnp.float32) - 0.5
     below = jax.scipy.special.ndtr((edges - place[..., None]) / 0.75)
@@ -216,7 +256,9 @@ def squashed_gaussian(mean, log_std, noise):
 
 def gaussian_kl(old_mean, old_log_std, mean, log_std):
     """KL(old || new) between diagonal Gaussians, which squashing does not change. [..., action_dim] -> [...]."""
-    ratio = jnp.square(jnp.exp(old_log_std - log_std)) + jnp.square((old_mean - mean) * jnp.exp(-log_std))
+    ratio = jnp.square(jnp.exp(old_log_std - log_std)) + jnp.square(
+        (old_mean - mean) * jnp.exp(-log_std)
+    )
     return (log_std - old_log_std + 0.5 * ratio - 0.5).sum(axis=-1)
 
 
@@ -263,7 +305,11 @@ def update_mean_std(old: RunningMeanStd, batch: jax.Array) -> RunningMeanStd:
     """Add a batch [B, *shape] to the statistics, by the pairwise formula of Chan, Golub and LeVeque 1979."""
     count = old.count + batch.shape[0]
     delta, share = batch.mean(axis=0) - old.mean, batch.shape[0] / count
-    var = old.var * (1.0 - share) + batch.var(axis=0) * share + jnp.square(delta) * share * (1.0 - share)
+    var = (
+        old.var * (1.0 - share)
+        + batch.var(axis=0) * share
+        + jnp.square(delta) * share * (1.0 - share)
+    )
     return RunningMeanStd(old.mean + delta * share, var, count)
 
 
@@ -275,7 +321,9 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 def random_order(key, size: int):
     """0 to `size` - 1 in random order, by one sort of one array: much faster on CPUs than `jax.random.permutation`."""
     index = jnp.arange(size, dtype=jnp.uint32)
-    high = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)  # sort key: random high part, low part index
+    high = jax.random.bits(key, (size,)) % jnp.uint32(
+        (2**32 - 1) // size
+    )  # sort key: random high part, low part index
     return (jnp.sort(high * size + index) % size).astype(jnp.int32)
 
 
@@ -310,38 +358,63 @@ class RunnerState(NamedTuple):
     @property
     def agent(self) -> dict:
         """What acting needs: `main` saves it, `make_policy` takes it."""
-        return {"params": {"actor": self.params["policy"]["actor"]}, "obs_statistics": self.obs_statistics._asdict()}
+        return {
+            "params": {"actor": self.params["policy"]["actor"]},
+            "obs_statistics": self.obs_statistics._asdict(),
+        }
 
 
 def make_networks(config: Config, env, env_params):
     action_dim = math.prod(env.action_space(env_params).shape)
     actor = Actor(action_dim, config.hidden_sizes, config.activation)
-    return actor, Critic(config.hidden_sizes, config.activation, config.num_bins, config.v_min, config.v_max)
+    return actor, Critic(
+        config.hidden_sizes, config.activation, config.num_bins, config.v_min, config.v_max
+    )
 
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
     batch_size = config.num_envs * config.num_steps
-    if min(config.num_envs, config.num_steps, config.update_epochs, config.num_minibatches, config.num_bins - 1) < 1:
+    if (
+        min(
+            config.num_envs,
+            config.num_steps,
+            config.update_epochs,
+            config.num_minibatches,
+            config.num_bins - 1,
+        )
+        < 1
+    ):
         raise ValueError(
             "num_envs, num_steps, update_epochs, num_minibatches: must all be at least 1, num_bins at least 2"
         )
     if config.num_updates < 1:
-        raise ValueError(f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}")
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}"
+        )
     if batch_size % config.num_minibatches:
         raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {batch_size}")
     env, env_params = make_env(config)
     step_env = jax.vmap(env.step, (0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
-    clip = optax.clip_by_global_norm(jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf))
+    clip = optax.clip_by_global_norm(
+        jnp.where(config.max_grad_norm > 0, config.max_grad_norm, jnp.inf)
+    )
     optimizer = optax.chain(clip, optax.adam(config.lr))
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
-        obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(env_key, config.num_envs), env_params)
+        obs, env_state = jax.vmap(env.reset, (0, None))(
+            jax.random.split(env_key, config.num_envs), env_params
+        )
         critic_params = critic.init(critic_key, obs, jnp.zeros((config.num_envs, actor.action_dim)))
-        log_coefs = jnp.log(jnp.maximum(jnp.array([config.ent_coef, config.kl_coef], jnp.float32), 1e-8))
-        params = {"critic": critic_params, "policy": {"actor": actor.init(actor_key, obs), "log_coefs": log_coefs}}
+        log_coefs = jnp.log(
+            jnp.maximum(jnp.array([config.ent_coef, config.kl_coef], jnp.float32), 1e-8)
+        )
+        params = {
+            "critic": critic_params,
+            "policy": {"actor": actor.init(actor_key, obs), "log_coefs": log_coefs},
+        }
         return RunnerState(
             params=params,
             opt_state={name: optimizer.init(leaves) for name, leaves in params.items()},
@@ -363,7 +436,9 @@ def make_learner(config: Config):
             seen = normalize(statistics, obs) if config.normalize_obs else obs
             policy = actor.apply(state.params["policy"]["actor"], seen)
             action, _ = squashed_gaussian(*policy, noise)
-            obs, env_state, reward, terminated, truncated, info = step_env(env_keys, env_state, action, env_params)
+            obs, env_state, reward, terminated, truncated, info = step_env(
+                env_keys, env_state, action, env_params
+            )
             next_obs = info.pop("final_observation")
             return (obs, env_state, statistics), Transition(
                 obs=seen,
@@ -376,9 +451,14 @@ def make_learner(config: Config):
                 info=info,
             )
 
-        action_key, env_key = jax.random.split(key)  # randomness of all steps at once: much faster than in each step
+        action_key, env_key = jax.random.split(
+            key
+        )  # randomness of all steps at once: much faster than in each step
         shape = config.num_steps, config.num_envs
-        randomness = jax.random.normal(action_key, (*shape, actor.action_dim)), jax.random.split(env_key, shape)
+        randomness = (
+            jax.random.normal(action_key, (*shape, actor.action_dim)),
+            jax.random.split(env_key, shape),
+        )
         carry = state.obs, state.env_state, state.obs_statistics
         (obs, env_state, statistics), rollout = jax.lax.scan(step, carry, randomness)
         return state._replace(obs=obs, env_state=env_state, obs_statistics=statistics), rollout
@@ -388,17 +468,26 @@ def make_learner(config: Config):
         rewards = rollout.reward
         if config.normalize_reward:
             done = rollout.terminated | rollout.truncated
-            returns, last_return = discounted_returns(rewards, done, state.discounted_return, config.gamma)
+            returns, last_return = discounted_returns(
+                rewards, done, state.discounted_return, config.gamma
+            )
             statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
             state = state._replace(return_statistics=statistics, discounted_return=last_return)
             rewards = jnp.clip(rewards / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
         noise = jax.random.normal(key, rollout.action.shape)
         policy, ent_coef = state.params["policy"], jnp.exp(state.params["policy"]["log_coefs"][0])
-        next_action, next_log_prob = squashed_gaussian(*actor.apply(policy["actor"], rollout.next_obs), noise)
+        next_action, next_log_prob = squashed_gaussian(
+            *actor.apply(policy["actor"], rollout.next_obs), noise
+        )
         _, next_q = critic.apply(state.params["critic"], rollout.next_obs, next_action)
         steps = rewards, next_q, next_log_prob, rollout.terminated, rollout.truncated
         targets = soft_q_lambda_target(*steps, ent_coef, config.gamma, config.q_lambda)
-        batch = {"obs": rollout.obs, "action": rollout.action, "policy": rollout.policy, "target": targets}
+        batch = {
+            "obs": rollout.obs,
+            "action": rollout.action,
+            "policy": rollout.policy,
+            "target": targets,
+        }
         return state, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
     def critic_objective(params, batch):
@@ -416,9 +505,19 @@ def make_learner(config: Config):
         kl = gaussian_kl(*batch["policy"], *policy)
         ent_coef, kl_coef = jax.lax.stop_gradient(jnp.exp(params["log_coefs"]))
         loss = policy_loss(q, log_prob, kl, ent_coef, kl_coef, config.kl_bound)
-        metrics = {"policy_loss": loss, "entropy": -log_prob.mean(), "ent_coef": ent_coef, "kl_coef": kl_coef}
+        metrics = {
+            "policy_loss": loss,
+            "entropy": -log_prob.mean(),
+            "ent_coef": ent_coef,
+            "kl_coef": kl_coef,
+        }
         metrics |= {"kl": kl.mean(), "outside_kl_bound": (kl >= config.kl_bound).mean()}
-        limits = metrics["entropy"], config.target_entropy * actor.action_dim, metrics["kl"], config.kl_bound
+        limits = (
+            metrics["entropy"],
+            config.target_entropy * actor.action_dim,
+            metrics["kl"],
+            config.kl_bound,
+        )
         return loss + coef_loss(params["log_coefs"], *limits), metrics
 
     def descend(name, grads, params, opt_state):
@@ -433,7 +532,9 @@ def make_learner(config: Config):
             minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
             grads, metrics = jax.grad(critic_objective, has_aux=True)(params["critic"], minibatch)
             params, opt_state = descend("critic", grads, params, opt_state)
-            objective = jax.grad(policy_objective, has_aux=True)  # against the critic that was just updated
+            objective = jax.grad(
+                policy_objective, has_aux=True
+            )  # against the critic that was just updated
             grads, more = objective(params["policy"], minibatch, noise, params["critic"])
             return descend("policy", grads, params, opt_state), metrics | more
 
@@ -491,12 +592,19 @@ def make_gymnax_env(name: str, params: dict):
     module, _, name = name.rpartition(":")
     importlib.import_module(module or "gymnax")
     if name not in gymnax.registered_envs:
-        raise ValueError(f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax")
+        raise ValueError(
+            f"env_name = {name}: is not known; MODULE:NAME imports a module that registers it with gymnax"
+        )
     fields = vars(gymnax.make(name)[1])
     try:
         changes = {key: type(fields[key])(value) for key, value in params.items() if key in fields}
-        env, env_params = gymnax.make(name, **{key: value for key, value in params.items() if key not in fields})
-    except (TypeError, ValueError) as error:  # a value of the wrong type, or a name that the constructor does not know
+        env, env_params = gymnax.make(
+            name, **{key: value for key, value in params.items() if key not in fields}
+        )
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # a value of the wrong type, or a name that the constructor does not know
         raise ValueError(f"env_params = {params}: {error}") from error
     return env, env_params.replace(**changes)
 
@@ -524,8 +632,12 @@ class BraxEnv:
     """
 
     def __init__(self, name: str, **kwargs):
-        backend = "generalized" if name == "swimmer" else "spring"  # spring compiles fastest; it has no swimmer
-        with warnings.catch_warnings(action="ignore"):  # brax is no longer maintained: docs/questions.md
+        backend = (
+            "generalized" if name == "swimmer" else "spring"
+        )  # spring compiles fastest; it has no swimmer
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # brax is no longer maintained: docs/questions.md
             self.env = brax.envs.get_environment(name, **{"backend": backend} | kwargs)
 
     @functools.cached_property
@@ -536,7 +648,9 @@ class BraxEnv:
             return reset(jax.random.split(jax.random.key(0), 1024))
 
     def observation_space(self, params):
-        return spaces.Box(-jnp.inf, jnp.inf, jax.eval_shape(self.env.reset, jax.random.key(0)).obs.shape)
+        return spaces.Box(
+            -jnp.inf, jnp.inf, jax.eval_shape(self.env.reset, jax.random.key(0)).obs.shape
+        )
 
     def action_space(self, params):
         return spaces.Box(-1.0, 1.0, (self.env.action_size,))
@@ -550,9 +664,18 @@ class BraxEnv:
         brax_state, time = self.env.step(state[0], action), state[1] + 1
         finite = jnp.isfinite(brax_state.obs).all() & jnp.isfinite(brax_state.reward)
         obs, reward = (jnp.where(finite, x, 0.0) for x in (brax_state.obs, brax_state.reward))
-        terminated, truncated = (brax_state.done > 0.5) | ~finite, time >= params.max_steps_in_episode
-        done, after, info = terminated | truncated, (obs, (brax_state, time)), {"final_observation": obs}
-        obs, state = jax.tree.map(lambda start, leaf: jnp.where(done, start, leaf), self.reset(key, params), after)
+        terminated, truncated = (
+            (brax_state.done > 0.5) | ~finite,
+            time >= params.max_steps_in_episode,
+        )
+        done, after, info = (
+            terminated | truncated,
+            (obs, (brax_state, time)),
+            {"final_observation": obs},
+        )
+        obs, state = jax.tree.map(
+            lambda start, leaf: jnp.where(done, start, leaf), self.reset(key, params), after
+        )
         return obs, state, reward, terminated, truncated, info
 
 
@@ -562,7 +685,9 @@ class RescaleAction(GymnaxWrapper):
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
         unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
-        obs, state, reward, *rest = self._env.step(key, state, space.low + unit * (space.high - space.low), params)
+        obs, state, reward, *rest = self._env.step(
+            key, state, space.low + unit * (space.high - space.low), params
+        )
         return obs, state, jnp.asarray(reward, jnp.float32), *rest
 
 
@@ -578,7 +703,9 @@ def make_env(config):
         space = env.action_space(env_params)
         bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
     if not bounded:
-        raise ValueError(f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has")
+        raise ValueError(
+            f"env_name = {config.env_name}: must have bounded continuous actions, as Pendulum-v1 has"
+        )
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
 
 
@@ -587,33 +714,48 @@ def mean_return(metrics) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
     episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1) / episodes.sum(axis=1)
+        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(
+            axis=1
+        ) / episodes.sum(axis=1)
 
 
 @np.errstate(invalid="ignore")
 def mean_and_margin(values):
     """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
     degrees = len(values) - 1
-    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
+    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(
+        axis=0
+    ) / np.sqrt(degrees)
 
 
 def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
     """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
     script, steps = Path(__file__).stem, config.num_envs * config.num_steps
-    settings = {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(config).items()}
+    settings = {
+        key: dict(value) if isinstance(value, Mapping) else value
+        for key, value in vars(config).items()
+    }
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
     agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
     save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
-    pieces = np.array_split(np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1]))
-    curve = np.stack([mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces])
-    timesteps = [getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces]
+    pieces = np.array_split(
+        np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1])
+    )
+    curve = np.stack(
+        [mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces]
+    )
+    timesteps = [
+        getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces
+    ]
     mean, margin = mean_and_margin(curve.T)
     axes = Figure(layout="constrained").subplots()
     axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
     axes.plot(timesteps, mean, color="tab:blue")
     axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
-    axes.set(title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return")
+    axes.set(
+        title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return"
+    )
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
@@ -632,7 +774,9 @@ def main(
         run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
     """
     name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
-    run_dir = run_dir or Path("runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    run_dir = run_dir or Path(
+        "runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
     try:
         if num_seeds < 1:
             raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
@@ -641,18 +785,31 @@ def main(
         run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
     except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
-        advice = "; no run is overwritten, choose another --run-dir" if isinstance(error, FileExistsError) else ""
-        fail(f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})")
+        advice = (
+            "; no run is overwritten, choose another --run-dir"
+            if isinstance(error, FileExistsError)
+            else ""
+        )
+        fail(
+            f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})"
+        )
     updates, steps = config.num_updates, config.num_envs * config.num_steps
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     devices = f"{num_devices} of {jax.device_count()} devices"
-    print(f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps")
+    print(
+        f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps"
+    )
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
-    over_seeds = functools.partial(jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False)
+    over_seeds = functools.partial(
+        jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False
+    )
 
     def start(key):
         state = init(key)
-        return state, {name: jnp.zeros(updates, x.dtype) for name, x in jax.eval_shape(update, state)[1].items()}
+        return state, {
+            name: jnp.zeros(updates, x.dtype)
+            for name, x in jax.eval_shape(update, state)[1].items()
+        }
 
     def advance(carry, first, last):  # one program for chunks of any length
         def body(i, carry):
@@ -661,50 +818,82 @@ def main(
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(f, _=0):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
-        return lambda tree, *args: jax.tree.map(lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args))
+    def alone(
+        f, _=0
+    ):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
+        return lambda tree, *args: jax.tree.map(
+            lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args)
+        )
 
     vmap = jax.vmap if num_seeds > num_devices else alone
     carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
-    advance = over_seeds(vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None))
-    advance = jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()  # before the progress bar's clock starts
+    advance = over_seeds(
+        vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None)
+    )
+    advance = (
+        jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()
+    )  # before the progress bar's clock starts
     done, chunk = 0, 1
     bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
     with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
         while done < updates:
             begun, last = time.perf_counter(), min(done + chunk, updates)
             carry = advance(carry, done, last)
-            returns = mean_return({key: np.asarray(each)[:, done:last] for key, each in carry[1].items()})
+            returns = mean_return(
+                {key: np.asarray(each)[:, done:last] for key, each in carry[1].items()}
+            )
             if np.isfinite(returns).any():
-                bar.set_postfix(episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False)
+                bar.set_postfix(
+                    episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False
+                )
             bar.update((last - done) * steps * num_seeds)
-            done, chunk = last, max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun))))  # about a second
+            done, chunk = (
+                last,
+                max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun)))),
+            )  # about a second
     if not done:
         raise SystemExit("stopped before the first update was done: there are no results")
     metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
     save_results(config, seed, carry[0].agent, metrics, run_dir)
     report(config, carry[0], run_dir)
     final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = [np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1) for leaf in jax.tree.leaves(carry[0].agent)]
+    finite = [
+        np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1)
+        for leaf in jax.tree.leaves(carry[0].agent)
+    ]
     diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
     if len(good := final[ended & ~diverged]):
         mean, margin = mean_and_margin(good)
-        interval = f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
-        print(f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds")
+        interval = (
+            f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
+        )
+        print(
+            f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds"
+        )
     if len(good) < num_seeds:
-        print(f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training")
+        print(
+            f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training"
+        )
     print(f"results in {run_dir}")
     return run_dir
 
 
 def read_flags(words) -> list[str]:
     """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     if "--config" in words:
         place = words.index("--config")
         given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
-        values = {name: [*value.items()] if isinstance(value, dict) else value for name, value in given}
-        flags = [word for name, value in values.items() for word in (f"--{name}", *map(str, np.ravel(value)))]
+        values = {
+            name: [*value.items()] if isinstance(value, dict) else value for name, value in given
+        }
+        flags = [
+            word
+            for name, value in values.items()
+            for word in (f"--{name}", *map(str, np.ravel(value)))
+        ]
         words = flags + words[:place] + words[place + 2 :]
     whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
     for i, flag in enumerate(words[:-1]):

@@ -53,10 +53,18 @@ def train(config, seed: int, num_seeds: int, run_dir: Path, checkpoints: int) ->
     for done in range(config.num_updates + 1):
         if done in kept:  # what an interrupted training leaves is complete, too
             steps = done * config.num_envs * config.num_steps
-            leaves = {name: np.asarray(leaf) for name, leaf in flatten_dict(state.agent, sep=".").items()}
-            save_file(leaves, run_dir / f"agent_{steps}.safetensors", {"script": "alphazero", "seed": str(seed)})
+            leaves = {
+                name: np.asarray(leaf) for name, leaf in flatten_dict(state.agent, sep=".").items()
+            }
+            save_file(
+                leaves,
+                run_dir / f"agent_{steps}.safetensors",
+                {"script": "alphazero", "seed": str(seed)},
+            )
             if done:
-                stacked = {name: np.stack([each[name] for each in metrics], axis=1) for name in metrics[0]}
+                stacked = {
+                    name: np.stack([each[name] for each in metrics], axis=1) for name in metrics[0]
+                }
                 alphazero.save_results(config, seed, state.agent, stacked, run_dir)
         if done < config.num_updates:
             state, found = update(state)
@@ -66,7 +74,9 @@ def train(config, seed: int, num_seeds: int, run_dir: Path, checkpoints: int) ->
 
 def over_one(f):
     """`f` over a first axis of one, without `vmap`."""
-    return lambda tree: jax.tree.map(lambda leaf: leaf[None], f(jax.tree.map(lambda leaf: leaf[0], tree)))
+    return lambda tree: jax.tree.map(
+        lambda leaf: leaf[None], f(jax.tree.map(lambda leaf: leaf[0], tree))
+    )
 
 
 # --- tic_tac_toe, solved exactly ---
@@ -111,8 +121,14 @@ def positions() -> list[tuple[int, ...]]:
 
 def states(boards):
     """Pgx's states of positions, [len(boards), ...]: the stones are placed in turns."""
-    moves = [[[i for i, stone in enumerate(board) if stone == player] for player in (1, 2)] for board in boards]
-    lines = [[cell for pair in zip(x, [*o, None][: len(x)], strict=True) for cell in pair] for x, o in moves]
+    moves = [
+        [[i for i, stone in enumerate(board) if stone == player] for player in (1, 2)]
+        for board in boards
+    ]
+    lines = [
+        [cell for pair in zip(x, [*o, None][: len(x)], strict=True) for cell in pair]
+        for x, o in moves
+    ]
     return replay("tic_tac_toe", [[cell for cell in line if cell is not None] for line in lines])
 
 
@@ -141,13 +157,17 @@ def examine(act) -> Play:
     boards = positions()
     moves = dict(zip(boards, np.asarray(jax.jit(act)(states(boards))).tolist(), strict=True))
     assert all(move in legal(board) for board, move in moves.items()), "an illegal move"
-    optimal = np.mean([-solved(after(board, move)) == solved(board) for board, move in moves.items()])
+    optimal = np.mean(
+        [-solved(after(board, move)) == solved(board) for board, move in moves.items()]
+    )
 
     def lines(board, player) -> tuple[int, int]:
         if winner(board) or not legal(board):
             return int(winner(board) == 3 - player), 1
         replies = [moves[board]] if to_move(board) == player else legal(board)
-        return tuple(map(sum, zip(*(lines(after(board, cell), player) for cell in replies), strict=True)))
+        return tuple(
+            map(sum, zip(*(lines(after(board, cell), player) for cell in replies), strict=True))
+        )
 
     (lost, games), (lost_second, games_second) = lines((0,) * 9, 1), lines((0,) * 9, 2)
     return Play(float(optimal), (lost, lost_second), (games, games_second))
@@ -167,14 +187,21 @@ class Judged(NamedTuple):
 def judge(actions, values, outcomes) -> Judged:
     """The quality of `actions` and `values` [N], by the exact outcomes of each column, None where it is full."""
     best = np.array([max(x for x in each if x is not None) for each in outcomes])
-    found = np.array([each[action] for each, action in zip(outcomes, actions, strict=True)], dtype=float)
+    found = np.array(
+        [each[action] for each, action in zip(outcomes, actions, strict=True)], dtype=float
+    )
     assert np.isfinite(found).all(), "an illegal move"
-    shares = [[x == most for x in each if x is not None] for each, most in zip(outcomes, best, strict=True)]
+    shares = [
+        [x == most for x in each if x is not None]
+        for each, most in zip(outcomes, best, strict=True)
+    ]
     random = np.array([np.mean(each) for each in shares])
     kept, differ, decided = found == best, random < 1, best != 0
     wrong = np.sign(values)[decided] != best[decided]
     error = np.abs(values - best).mean()
-    return Judged(*map(float, (kept.mean(), kept[differ].mean(), random[differ].mean(), wrong.mean(), error)))
+    return Judged(
+        *map(float, (kept.mean(), kept[differ].mean(), random[differ].mean(), wrong.mean(), error))
+    )
 
 
 def examine_connect_four(config, agent) -> Judged:
@@ -212,10 +239,14 @@ def make_games(config, reply, opening: int):
             theirs = reply(opponent, reply_key, state)
             action = jnp.where(state.current_player == me, mine, theirs)
             opened = state._step_count >= opening
-            state = game.step(state, jnp.where(opened, action, alphazero.random_move(random_key, state)))
+            state = game.step(
+                state, jnp.where(opened, action, alphazero.random_move(random_key, state))
+            )
             return key, state, reward + state.rewards[me]
 
-        return jax.lax.while_loop(lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(())))[2]
+        return jax.lax.while_loop(
+            lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(()))
+        )[2]
 
     return jax.jit(jax.vmap(play, (None, None, 0, 0)))
 
@@ -249,7 +280,9 @@ def elo(counts) -> np.ndarray:
     def loss(ratings):  # of winning points[i, j] games against j: -log sigmoid(r_i - r_j)
         difference = ratings[:, None] - ratings
         slope = -points * scipy.special.expit(-difference)
-        return (points * np.logaddexp(0.0, -difference)).sum(), slope.sum(axis=1) - slope.sum(axis=0)
+        return (points * np.logaddexp(0.0, -difference)).sum(), slope.sum(axis=1) - slope.sum(
+            axis=0
+        )
 
     ratings = scipy.optimize.minimize(loss, np.zeros(len(points)), jac=True, method="L-BFGS-B").x
     return (ratings - ratings.mean()) * 400 / np.log(10)
@@ -280,17 +313,34 @@ def round_robin(config, agents: list, keys, begins, opening: int) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", type=Path)
-    parser.add_argument("--run-dir", type=Path, help="a run; if it does not exist, the config is trained into it")
+    parser.add_argument(
+        "--run-dir", type=Path, help="a run; if it does not exist, the config is trained into it"
+    )
     parser.add_argument("--num-seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoints", type=int, default=9, help="of a training: before, and after 1, 1/2, 1/4, ...")
+    parser.add_argument(
+        "--checkpoints",
+        type=int,
+        default=9,
+        help="of a training: before, and after 1, 1/2, 1/4, ...",
+    )
     parser.add_argument("--games", type=int, default=200, help="against each opponent")
-    parser.add_argument("--opening", type=int, default=2, help="random moves at the start of a game")
-    parser.add_argument("--search", type=int, nargs="*", default=[0, 32], help="simulations of the agent; 0 is none")
-    parser.add_argument("--opponents", type=int, nargs="*", default=[0, 100], help="simulations; 0 is random moves")
-    parser.add_argument("--elo", action="store_true", help="the checkpoints of the first agent against each other")
+    parser.add_argument(
+        "--opening", type=int, default=2, help="random moves at the start of a game"
+    )
+    parser.add_argument(
+        "--search", type=int, nargs="*", default=[0, 32], help="simulations of the agent; 0 is none"
+    )
+    parser.add_argument(
+        "--opponents", type=int, nargs="*", default=[0, 100], help="simulations; 0 is random moves"
+    )
+    parser.add_argument(
+        "--elo", action="store_true", help="the checkpoints of the first agent against each other"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run_dir = arguments.run_dir or Path(folder) / "run"
@@ -312,7 +362,9 @@ def measure(run_dir: Path, arguments) -> None:
             name = f"agent {i}, {player_name(search)}"
             if config.env_name == "tic_tac_toe":
                 _, act = alphazero.make_policy(setting)
-                found = examine(lambda s, act=act, agent=agent: jax.vmap(lambda o: act(agent, (), o)[0])(s))
+                found = examine(
+                    lambda s, act=act, agent=agent: jax.vmap(lambda o: act(agent, (), o)[0])(s)
+                )
                 print(f"{name}: {found}", flush=True)
             if config.env_name == "connect_four":
                 print(f"{name}: {examine_connect_four(setting, agent)}", flush=True)
@@ -322,15 +374,24 @@ def measure(run_dir: Path, arguments) -> None:
                 against = f"MCTS with {opponent} simulations" if opponent else "random moves"
                 print(f"{name}, against {against}: {describe(rewards)}", flush=True)
     if arguments.elo:
-        steps = sorted(int(file.stem.partition("_")[2]) for file in run_dir.glob("agent_*.safetensors"))
-        agents = [pick(runs.load_run(run_dir, file=f"agent_{each}.safetensors")[2], 0) for each in steps]
+        steps = sorted(
+            int(file.stem.partition("_")[2]) for file in run_dir.glob("agent_*.safetensors")
+        )
+        agents = [
+            pick(runs.load_run(run_dir, file=f"agent_{each}.safetensors")[2], 0) for each in steps
+        ]
         for search in arguments.search:
             setting = dataclasses.replace(config, eval_simulations=search)
             counts = round_robin(setting, agents, keys, begins, arguments.opening)
-            for i, (rating, low, high) in enumerate(zip(elo(counts), *elo_interval(counts), strict=True)):
+            for i, (rating, low, high) in enumerate(
+                zip(elo(counts), *elo_interval(counts), strict=True)
+            ):
                 said = f"{steps[i]} steps, {player_name(search)}: Elo {rating:.0f} ({low:.0f} to {high:.0f})"
                 solved_too = config.env_name == "connect_four"
-                print(f"{said}, {examine_connect_four(setting, agents[i])}" if solved_too else said, flush=True)
+                print(
+                    f"{said}, {examine_connect_four(setting, agents[i])}" if solved_too else said,
+                    flush=True,
+                )
 
 
 def pick(agents, i: int):

@@ -40,7 +40,15 @@ def best_episode(name: str, config_file: str, max_steps: int, drawn_in: str = ""
     """
     run_dir = ROOT / "runs" / "animation" / Path(config_file).stem
     if not run_dir.exists():
-        train.main([name, "--config", str(CONFIGS / name / config_file), "--num-seeds=4", f"--run-dir={run_dir}"])
+        train.main(
+            [
+                name,
+                "--config",
+                str(CONFIGS / name / config_file),
+                "--num-seeds=4",
+                f"--run-dir={run_dir}",
+            ]
+        )
     script, config, agents = runs.load_run(run_dir)
     final = statistics.final_return(runs.load_metrics(run_dir))
     print(f"{name}: final returns {np.round(final, 1)}")
@@ -56,7 +64,9 @@ def walker_frames(count: int):
     """`(caption, picture)` of the walker, 25 in a second of its life."""
     every = 5  # steps of 8 ms
     drawn_in = "onejit.envs.gymnasium:Walker2d-v4"
-    script, config, states, rewards = best_episode("ppo_continuous", "mujoco_walker2d.yaml", count * every, drawn_in)
+    script, config, states, rewards = best_episode(
+        "ppo_continuous", "mujoco_walker2d.yaml", count * every, drawn_in
+    )
     env, steps = render.unwrap(script.make_env(config)[0]), range(0, len(rewards), every)
     for step, picture in zip(steps, env.frames(states, steps), strict=True):
         yield f"return {rewards[: step + 1].sum():.0f}", picture
@@ -67,8 +77,12 @@ def breakout_frames(count: int):
     script, config, states, rewards = best_episode("ppo", "breakout.yaml", count)
     env, env_params = script.make_env(config)
     obs = render.observe_all(render.unwrap(env), env_params, states)
-    colors = np.vstack([[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]])
-    for step, picture in enumerate(colors[((obs > 0) * (1 + np.arange(obs.shape[-1]))).max(axis=-1)]):
+    colors = np.vstack(
+        [[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]]
+    )
+    for step, picture in enumerate(
+        colors[((obs > 0) * (1 + np.arange(obs.shape[-1]))).max(axis=-1)]
+    ):
         yield f"return {rewards[: step + 1].sum():.0f}", np.uint8(255 * picture)
 
 
@@ -99,7 +113,9 @@ def panel(title: str, caption: str, picture) -> Image.Image:
     height, width = picture.shape[:2]
     scale = min(SIZE / width, SIZE / height)
     smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST
-    drawn = Image.fromarray(np.asarray(picture)).resize((round(width * scale), round(height * scale)), smooth)
+    drawn = Image.fromarray(np.asarray(picture)).resize(
+        (round(width * scale), round(height * scale)), smooth
+    )
     image.paste(drawn, ((SIZE - drawn.width) // 2, STRIP + (SIZE - drawn.height) // 2))
     draw = ImageDraw.Draw(image)
     draw.text((2, 2), title, fill="black", font=ImageFont.load_default(27))
@@ -108,19 +124,25 @@ def panel(title: str, caption: str, picture) -> Image.Image:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("agents.gif"))
     parser.add_argument("--frames", type=int, default=150)
     options = parser.parse_args()
     count = options.frames
     parts = {
         "PPO: Walker2d-v4": list(itertools.islice(itertools.cycle(walker_frames(count)), count)),
-        "PPO: MinAtar Breakout": list(itertools.islice(itertools.cycle(breakout_frames(count)), count)),
+        "PPO: MinAtar Breakout": list(
+            itertools.islice(itertools.cycle(breakout_frames(count)), count)
+        ),
         "Q-learning: values": list(grid_world_frames(count)),
     }
     frames = []
     for row in zip(*parts.values(), strict=True):
-        frame = Image.new("RGB", (len(parts) * SIZE + (len(parts) - 1) * GAP, SIZE + STRIP), "white")
+        frame = Image.new(
+            "RGB", (len(parts) * SIZE + (len(parts) - 1) * GAP, SIZE + STRIP), "white"
+        )
         for place, (title, (caption, picture)) in enumerate(zip(parts, row, strict=True)):
             frame.paste(panel(title, caption, picture), (place * (SIZE + GAP), 0))
         frames.append(frame)
@@ -130,7 +152,9 @@ def main():
         sample.paste(frame, (0, place * frame.height))
     palette = sample.quantize(128)
     frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    save = partial(frames[0].save, format="GIF", save_all=True, append_images=frames[1:], duration=60, loop=0)
+    save = partial(
+        frames[0].save, format="GIF", save_all=True, append_images=frames[1:], duration=60, loop=0
+    )
     runs.write(options.out, lambda file: save(file, optimize=True))
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.2f} MB, {len(frames)} frames")
 

@@ -32,7 +32,9 @@ def compile_script(script, config_name, seeds, steps, episodes):
     config = runs.read_config(script, ROOT / "configs" / script.__name__ / f"{config_name}.yaml")
     init, update = script.make_learner(config)
     updates = max(1, steps // (config.num_envs * config.num_steps))
-    play = playing.greedy_returns(script, config, SimpleNamespace(seed=1, eval_episodes=episodes, eval_interval=0))
+    play = playing.greedy_returns(
+        script, config, SimpleNamespace(seed=1, eval_episodes=episodes, eval_interval=0)
+    )
 
     def greedy(states):
         return play(states.agent).mean(axis=1)
@@ -49,19 +51,27 @@ def compile_script(script, config_name, seeds, steps, episodes):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=10, help="at least 2")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of training for each of the two")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="of training for each of the two"
+    )
     parser.add_argument("--steps", type=int, default=50_000, help="in a chunk, per agent")
     parser.add_argument("--levels", type=float, nargs="+", default=[2, 4, 6, 8, 10, 15, 20])
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--config", default="breakout", help="of each script")
     args = parser.parse_args()
-    print(f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True)
+    print(
+        f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True
+    )
     scripts, states, seconds, steps, reached = {}, {}, {}, {}, {}
     for script in (apex_dqn, dqn):
         name = script.__name__
-        scripts[name] = start, *_ = compile_script(script, args.config, args.seeds, args.steps, args.episodes)
+        scripts[name] = start, *_ = compile_script(
+            script, args.config, args.seeds, args.steps, args.episodes
+        )
         begun = time.perf_counter()
         states[name] = jax.block_until_ready(start())
         seconds[name], steps[name], reached[name] = time.perf_counter() - begun, 0, {}
@@ -83,7 +93,10 @@ def main():
             if returns.mean() >= level:
                 reached[name].setdefault(level, seconds[name])
     for level in args.levels:
-        times = (f"{name} {each[level]:.0f} s" if level in each else f"{name} not" for name, each in reached.items())
+        times = (
+            f"{name} {each[level]:.0f} s" if level in each else f"{name} not"
+            for name, each in reached.items()
+        )
         print(f"greedy return {level:g}: {', '.join(times)}")
 
 

@@ -94,14 +94,22 @@ def search(board: Board, low: int, high: int, table: dict) -> int:
     if low >= high:
         return low if least >= high else high
     squares = [square for column in CENTER_FIRST if (square := moves & column)]
-    squares.sort(key=lambda square: -completing(board.mine | square, board.all | square).bit_count())
+    squares.sort(
+        key=lambda square: -completing(board.mine | square, board.all | square).bit_count()
+    )
     best, begun = -1, low
     for square in squares:
         best = max(best, -search(after(board, square), -high, -low, table))
         low = max(low, best)
         if low >= high:
             break
-    table[key] = (max(least, best), most) if best >= high else (least, best) if best <= begun else (best, best)
+    table[key] = (
+        (max(least, best), most)
+        if best >= high
+        else (least, best)
+        if best <= begun
+        else (best, best)
+    )
     return best
 
 
@@ -137,7 +145,10 @@ def read() -> list[tuple[list[int], list[int | None]]]:
     """`(columns of the moves, outcome of each column)` of the positions in the file."""
     outcomes = {sign: outcome for outcome, sign in SIGNS.items()}
     lines = [line.split() for line in POSITIONS.read_text().splitlines()]
-    return [([int(column) for column in line], [outcomes[sign] for sign in signs]) for line, signs in lines]
+    return [
+        ([int(column) for column in line], [outcomes[sign] for sign in signs])
+        for line, signs in lines
+    ]
 
 
 def main() -> None:

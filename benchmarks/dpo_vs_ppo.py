@@ -53,7 +53,10 @@ def measure(name, args) -> dict:
         found = {}
         for label, script in SCRIPTS.items():
             begun = time.perf_counter()
-            found |= {f"{label} {kind}": values for kind, values in returns(script, name, args.seeds).items()}
+            found |= {
+                f"{label} {kind}": values
+                for kind, values in returns(script, name, args.seeds).items()
+            }
             print(f"{name}, {label}: {time.perf_counter() - begun:.0f} s", flush=True)
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez(file, **found)
@@ -67,21 +70,31 @@ def spread(values) -> str:
 def row(name, kind, found) -> str:
     theirs, ours = found[f"PPO {kind}"], found[f"DPO {kind}"]
     difference = ours - theirs
-    interval = scipy.stats.bootstrap((difference,), np.mean, n_resamples=10_000, method="percentile", rng=0)
+    interval = scipy.stats.bootstrap(
+        (difference,), np.mean, n_resamples=10_000, method="percentile", rng=0
+    )
     paired = "{:.3g} ({:.3g} to {:.3g})".format(difference.mean(), *interval.confidence_interval)
     ahead = f"{(difference > 0).sum()} of {len(difference)}"
     return f"| {name} | {kind} | {spread(theirs)} | {spread(ours)} | {paired} | {ahead} |"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=NAMES, help=f"of configs/dpo_continuous; by default {NAMES}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", default=NAMES, help=f"of configs/dpo_continuous; by default {NAMES}"
+    )
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--out", default="runs/dpo_vs_ppo")
     args = parser.parse_args()
-    print(f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True)
+    print(
+        f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True
+    )
     found = {name: measure(name, args) for name in args.names}
-    print("| config | return | PPO | DPO | DPO less PPO, paired seeds | DPO ahead |\n|---|---|---|---|---|---|")
+    print(
+        "| config | return | PPO | DPO | DPO less PPO, paired seeds | DPO ahead |\n|---|---|---|---|---|---|"
+    )
     for kind in ("final", "greedy"):
         print(*[row(name, kind, found[name]) for name in args.names], sep="\n")
 

@@ -62,7 +62,9 @@ def measure(config, weights, num_agents: int) -> dict:
 def spread(values) -> str:
     """Interquartile mean and 95 % bootstrap interval."""
     middle = functools.partial(scipy.stats.trim_mean, proportiontocut=0.25)
-    resampled = scipy.stats.bootstrap((values,), middle, n_resamples=2000, method="percentile", rng=0)
+    resampled = scipy.stats.bootstrap(
+        (values,), middle, n_resamples=2000, method="percentile", rng=0
+    )
     return "{:.4g} ({:.4g} to {:.4g})".format(middle(values), *resampled.confidence_interval)
 
 
@@ -78,7 +80,10 @@ def draw_fitness(metrics, file: Path) -> None:
     """Mean and best of each generation, one line per evolution: arrays [num_seeds, generations]."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for name, label, color in (("episodic_return", "mean", "tab:blue"), ("fitness_best", "best", "tab:orange")):
+    for name, label, color in (
+        ("episodic_return", "mean", "tab:blue"),
+        ("fitness_best", "best", "tab:orange"),
+    ):
         lines = axes.plot(metrics[name].T, color=color, linewidth=0.6, alpha=0.5)
         lines[0].set_label(f"{label} of the population, one line per evolution")
         axes.plot(metrics[name].mean(axis=0), color=color, linewidth=2)
@@ -88,19 +93,29 @@ def draw_fitness(metrics, file: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run_dir", type=Path, help="of evolve_objective.py")
     others = ["CartPole-v1", "Acrobot-v1"]
-    parser.add_argument("--environments", nargs="*", help=f"by default the environment of the run and {others}")
+    parser.add_argument(
+        "--environments", nargs="*", help=f"by default the environment of the run and {others}"
+    )
     parser.add_argument("--agents", type=int, default=16, help="per objective and environment")
-    parser.add_argument("--timesteps", type=int, help="environment steps of an agent; by default as in the run")
+    parser.add_argument(
+        "--timesteps", type=int, help="environment steps of an agent; by default as in the run"
+    )
     options = parser.parse_args()
 
     words = evolve.read_flags(["--config", str(options.run_dir / "config.yaml")])
     config = tyro.cli(tyro.conf.FlagConversionOff[evolve.Config], args=words)
-    config = dataclasses.replace(config, total_timesteps=options.timesteps or config.total_timesteps)
+    config = dataclasses.replace(
+        config, total_timesteps=options.timesteps or config.total_timesteps
+    )
     weights = unflatten_dict(load_file(options.run_dir / "agent.safetensors"), sep=".")["drift"]
-    print(f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True)
+    print(
+        f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True
+    )
     found = {}
     for name in options.environments or dict.fromkeys([config.env_name, *others]):
         changes = {} if name == config.env_name else {"env_name": name, "env_params": {}}

@@ -27,7 +27,10 @@ from brax import envs as brax_envs  # noqa: E402
 from gymnax.environments import spaces  # noqa: E402
 
 BUILT_IN = list(gymnax.registered_envs)  # before a module of onejit.envs adds names
-NOT_LISTED = {"MNISTBandit-bsuite": "downloads when it is made", "fast": "a test environment without physics"}
+NOT_LISTED = {
+    "MNISTBandit-bsuite": "downloads when it is made",
+    "fast": "a test environment without physics",
+}
 LIBRARIES = {"navix": "Navix", "craftax": "Craftax", "jumanji": "Jumanji", "pgx": "Pgx, one player"}
 LIBRARIES["playground"] = "MuJoCo Playground"
 HEAD = """# Environment names
@@ -65,7 +68,9 @@ def gymnax_section() -> str:
         action, observation = env.action_space(params), env.observation_space(params)
         discrete = isinstance(action, spaces.Discrete)
         actions = f"{action.n} discrete" if discrete else f"{action.shape[0]} continuous"
-        rows.append(f"| `{name}` | {actions} | {described(observation)} | {int(params.max_steps_in_episode)} |")
+        rows.append(
+            f"| `{name}` | {actions} | {described(observation)} | {int(params.max_steps_in_episode)} |"
+        )
     return "## gymnax\n\n" + "\n".join(rows) + "\n\n"
 
 
@@ -78,7 +83,9 @@ def brax_section() -> str:
             warnings.simplefilter("ignore")
             backend = "generalized" if name == "swimmer" else "spring"
             env = brax_envs.get_environment(name, backend=backend)
-        rows.append(f"| `{name}` | {env.action_size} continuous | {env.observation_size}, float32 | 1000 |")
+        rows.append(
+            f"| `{name}` | {env.action_size} continuous | {env.observation_size}, float32 | 1000 |"
+        )
     text = "For the scripts with continuous actions. The numbers are for the default backend.\n\n"
     return "## brax\n\n" + text + "\n".join(rows) + "\n\n"
 
@@ -104,13 +111,23 @@ def teams_and_games() -> str:
 
     teams = []
     for name in sorted(mappo.jaxmarl.registered_envs):
-        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):  # each refuses in its own way
+        with (
+            contextlib.suppress(Exception),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):  # each refuses in its own way
             mappo.make_env(mappo.Config(env_name=name))
             teams.append(name)
     text = ""
-    for title, script, names in (("JaxMARL", "mappo", teams), ("Pgx", "alphazero", sorted(alphazero.LONGEST))):
-        listed = textwrap.fill(", ".join(f"`{name}`" for name in names), 120, break_on_hyphens=False)
-        text += f"## {title}\n\nFor [{script}.py]({script}.md), {len(names)} names:\n\n{listed}.\n\n"
+    for title, script, names in (
+        ("JaxMARL", "mappo", teams),
+        ("Pgx", "alphazero", sorted(alphazero.LONGEST)),
+    ):
+        listed = textwrap.fill(
+            ", ".join(f"`{name}`" for name in names), 120, break_on_hyphens=False
+        )
+        text += (
+            f"## {title}\n\nFor [{script}.py]({script}.md), {len(names)} names:\n\n{listed}.\n\n"
+        )
     return text
 
 
@@ -123,14 +140,22 @@ def page(old: str) -> str:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
-    parser.add_argument("--check", action="store_true", help="write nothing, check gymnax and the names of brax")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, check gymnax and the names of brax"
+    )
     args = parser.parse_args()
     if args.check:
         text = args.out.read_text()
-        named = re.findall(r"(?m)^\| `(\w+)` \|", text.partition("## brax")[2].partition("\n## ")[0])
-        current = gymnax_section() in text and named == sorted(set(brax_envs._envs) - set(NOT_LISTED))
+        named = re.findall(
+            r"(?m)^\| `(\w+)` \|", text.partition("## brax")[2].partition("\n## ")[0]
+        )
+        current = gymnax_section() in text and named == sorted(
+            set(brax_envs._envs) - set(NOT_LISTED)
+        )
         sys.exit(None if current else f"{args.out} is not current: run this script without --check")
     args.out.write_text(page(args.out.read_text() if args.out.exists() else ""))
 

@@ -35,7 +35,11 @@ TRAINED = {
         ("apex_dqn_catch", "catch", "Catch-bsuite"),
         ("pqn_cartpole", "cartpole", "CartPole-v1"),
         ("ppo_cartpole", "cartpole", "CartPole-v1"),
-        ("ppo_continuous_mountaincar_continuous", "mountaincar_continuous", "MountainCarContinuous-v0"),
+        (
+            "ppo_continuous_mountaincar_continuous",
+            "mountaincar_continuous",
+            "MountainCarContinuous-v0",
+        ),
         ("dpo_continuous_pendulum", "pendulum", "Pendulum-v1"),
         ("ppo_rnn_memory_chain", "memory_chain", "MemoryChain-bsuite"),
         ("reppo_pendulum", "pendulum", "Pendulum-v1"),
@@ -59,7 +63,12 @@ FAMILIES = {  # title: script, environment, parameters, and a run whose agent pl
         {},
         "runs/animation/mujoco_walker2d",
     ),
-    "Craftax": ("ppo", "onejit.envs.craftax:Craftax-Classic-Symbolic-v1", {"max_steps_in_episode": 30}, None),
+    "Craftax": (
+        "ppo",
+        "onejit.envs.craftax:Craftax-Classic-Symbolic-v1",
+        {"max_steps_in_episode": 30},
+        None,
+    ),
     "Navix: KeyCorridor": ("ppo", "onejit.envs.navix:Navix-KeyCorridorS3R3-v0", {}, None),
     "Jumanji: Snake": ("ppo", "onejit.envs.jumanji:Snake-v1", {}, None),
     "MuJoCo Playground: CheetahRun": (
@@ -77,9 +86,15 @@ def trained(run_dir: str):
 
 def untrained(script: str, env_name: str, params: dict):
     script = runs.load_script(script)
-    config = script.Config(env_name=env_name, env_params=params, num_envs=4, num_steps=4, num_minibatches=2)
+    config = script.Config(
+        env_name=env_name, env_params=params, num_envs=4, num_steps=4, num_minibatches=2
+    )
     init, _ = script.make_learner(config)
-    return script, config, jax.vmap(lambda key: init(key).agent)(jax.random.split(jax.random.key(0), 1))
+    return (
+        script,
+        config,
+        jax.vmap(lambda key: init(key).agent)(jax.random.split(jax.random.key(0), 1)),
+    )
 
 
 def best_agent(run_dir, agents):
@@ -111,18 +126,28 @@ def draw(pictures: dict, path: Path, columns: int) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=FIGURES)
     options = parser.parse_args()
     for name, agents in (("gallery_agents", TRAINED), ("gallery_more_agents", TRAINED_BRIEFLY)):
-        draw({title: picture(*trained(path)) for title, path in agents.items()}, options.out / f"{name}.png", 4)
+        draw(
+            {title: picture(*trained(path)) for title, path in agents.items()},
+            options.out / f"{name}.png",
+            4,
+        )
     pictures = {}
     for title, (script, env_name, params, run_dir) in FAMILIES.items():
         try:
             made = untrained(script, env_name, params)
             if run_dir:
                 script, config, agents = trained(run_dir)
-                made = script, dataclasses.replace(config, env_name=env_name), best_agent(run_dir, agents)
+                made = (
+                    script,
+                    dataclasses.replace(config, env_name=env_name),
+                    best_agent(run_dir, agents),
+                )
             pictures[title + ("" if run_dir else ", untrained")] = np.asarray(picture(*made))
         except Exception as error:  # a library that is missing, in whatever way it says so
             print(f"{title}: left out ({error})", file=sys.stderr)

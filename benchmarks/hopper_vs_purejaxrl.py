@@ -70,12 +70,16 @@ class Network(nn.Module):
 
 def make_purejaxrl(args, steps):
     sys.path.insert(0, str(Path(args.purejaxrl, "purejaxrl")))
-    sys.modules.setdefault("navix", types.ModuleType("navix"))  # imported by its wrappers, not used on brax
+    sys.modules.setdefault(
+        "navix", types.ModuleType("navix")
+    )  # imported by its wrappers, not used on brax
     import ppo_continuous_action
     import wrappers
 
     ppo_continuous_action.orthogonal = ppo_continuous.orthogonal
-    ppo_continuous_action.BraxGymnaxWrapper = lambda name: wrappers.BraxGymnaxWrapper(name, backend=args.backend)
+    ppo_continuous_action.BraxGymnaxWrapper = lambda name: wrappers.BraxGymnaxWrapper(
+        name, backend=args.backend
+    )
     if args.hidden != 256:
         ppo_continuous_action.ActorCritic = partial(Network, size=args.hidden)
     settings = {name.upper(): value for name, value in SETTINGS.items()}
@@ -101,7 +105,9 @@ def compile_both(args, steps, seeds):
     for name, make in {"onejit": make_onejit, "PureJaxRL": make_purejaxrl}.items():
         run = make(args, steps)
         begun = time.perf_counter()
-        compiled[name] = jax.jit(jax.vmap(run) if seeds > 1 else run).lower(make_keys(0, seeds)).compile()
+        compiled[name] = (
+            jax.jit(jax.vmap(run) if seeds > 1 else run).lower(make_keys(0, seeds)).compile()
+        )
         print(f"{name}: compiled in {time.perf_counter() - begun:.1f} s", flush=True)
     return compiled
 
@@ -114,7 +120,9 @@ def make_keys(first, seeds):
     num_devices = math.gcd(seeds, jax.device_count())
     devices, auto = jax.devices()[:num_devices], (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((num_devices,), ("seed",), auto, devices=devices)
-    return jax.device_put(keys, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed")))
+    return jax.device_put(
+        keys, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed"))
+    )
 
 
 def returns(args):
@@ -142,9 +150,13 @@ def returns(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("purejaxrl", help="a clone of the repository")
-    parser.add_argument("--backend", default="positional", help="of brax; PureJaxRL's default is positional")
+    parser.add_argument(
+        "--backend", default="positional", help="of brax; PureJaxRL's default is positional"
+    )
     parser.add_argument("--hidden", type=int, default=256, help="size of the two hidden layers")
     parser.add_argument("--steps", type=int, default=2_000_000)
     parser.add_argument("--seeds", type=int, default=32)

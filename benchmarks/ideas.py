@@ -61,7 +61,9 @@ def draw_objectives(losses: dict):
         for name, lines in losses.items():
             axis.plot(RATIOS, lines[i], label=name)
         axis.axvline(1, color="0.85", zorder=0)
-        axis.set(title=title, xlabel="probability ratio of the new to the old policy", ylabel="objective")
+        axis.set(
+            title=title, xlabel="probability ratio of the new to the old policy", ylabel="objective"
+        )
         axis.legend(frameon=False)
     return figure
 
@@ -80,7 +82,9 @@ def ends(length: int, **at):
     """`terminated, truncated` [T, 1] with one step each set."""
     names = ("terminated", "truncated")
     return [
-        jnp.zeros((length, 1), bool).at[at[name], 0].set(True) if name in at else jnp.zeros((length, 1), bool)
+        jnp.zeros((length, 1), bool).at[at[name], 0].set(True)
+        if name in at
+        else jnp.zeros((length, 1), bool)
         for name in names
     ]
 
@@ -92,8 +96,12 @@ def draw_ppo_continuous():
     for lam in (0.0, 0.8, 0.95, 1.0):
 
         def first(rewards, after, lam=lam):
-            values = jnp.concatenate([zeros[:1], after[:-1]]).at[20].set(0.0)  # a new episode begins there
-            return ppo_continuous.gae(rewards, values, after, *ends(length, truncated=19), 0.99, lam)[0][0, 0]
+            values = (
+                jnp.concatenate([zeros[:1], after[:-1]]).at[20].set(0.0)
+            )  # a new episode begins there
+            return ppo_continuous.gae(
+                rewards, values, after, *ends(length, truncated=19), 0.99, lam
+            )[0][0, 0]
 
         for axis, argument in zip(axes, (0, 1), strict=True):
             weight = jax.grad(first, argument)(zeros, zeros)[:, 0]
@@ -115,12 +123,22 @@ def draw_pqn():
         for lam in (0.0, 0.65, 0.9, 1.0):
 
             def first(next_values, lam=lam, kind=kind):
-                return pqn.q_lambda_target(zeros, next_values, *ends(length, **{kind: 15}), 0.99, lam)[0, 0]
+                return pqn.q_lambda_target(
+                    zeros, next_values, *ends(length, **{kind: 15}), 0.99, lam
+                )[0, 0]
 
-            axis.plot(jax.grad(first)(zeros)[:, 0], ".-", markersize=4, linewidth=1, label=f"q_lambda {lam:g}")
+            axis.plot(
+                jax.grad(first)(zeros)[:, 0],
+                ".-",
+                markersize=4,
+                linewidth=1,
+                label=f"q_lambda {lam:g}",
+            )
         axis.axvline(15.5, color="0.7", linestyle="--")
         axis.text(15.7, 0.9, kind)
-        axis.set(xlabel="step", ylabel="weight of the best value after the step", ylim=(-0.03, 1.03))
+        axis.set(
+            xlabel="step", ylabel="weight of the best value after the step", ylim=(-0.03, 1.03)
+        )
     axes[1].legend(frameon=False, loc="center right")
     return figure
 
@@ -133,13 +151,28 @@ def draw_dqn():
         epsilon = dqn.linear_epsilon(steps, fraction * 500_000, 1.0, 0.05)
         axes[0].plot(steps, epsilon, label=f"exploration_fraction {fraction:g}")
     axes[0].set(
-        title="share of random actions", xlabel="environment steps", xticks=(0, 250_000, 500_000), ylabel="epsilon"
+        title="share of random actions",
+        xlabel="environment steps",
+        xticks=(0, 250_000, 500_000),
+        ylabel="epsilon",
     )
-    noise, other = jax.random.normal(jax.random.key(0), (2, 20_000, 18))  # errors of two networks; true values are 0
+    noise, other = jax.random.normal(
+        jax.random.key(0), (2, 20_000, 18)
+    )  # errors of two networks; true values are 0
     counts = range(1, 19)
-    axes[1].plot(counts, [noise[:, :n].max(axis=1).mean() for n in counts], label="largest value of one network")
-    axes[1].plot(counts, [dqn.double_q(other[:, :n], noise[:, :n]).mean() for n in counts], label="double Q-learning")
-    axes[1].set(title="estimate of a value that is 0, errors with std 1", xlabel="number of actions")
+    axes[1].plot(
+        counts,
+        [noise[:, :n].max(axis=1).mean() for n in counts],
+        label="largest value of one network",
+    )
+    axes[1].plot(
+        counts,
+        [dqn.double_q(other[:, :n], noise[:, :n]).mean() for n in counts],
+        label="double Q-learning",
+    )
+    axes[1].set(
+        title="estimate of a value that is 0, errors with std 1", xlabel="number of actions"
+    )
     for axis in axes:
         axis.legend(frameon=False)
     return figure
@@ -155,7 +188,11 @@ def draw_apex_dqn():
     }
     for text, place in boxes.items():
         axes[0].text(
-            *place, text, ha="center", va="center", bbox={"boxstyle": "round", "fc": "#eef3fb", "ec": "tab:blue"}
+            *place,
+            text,
+            ha="center",
+            va="center",
+            bbox={"boxstyle": "round", "fc": "#eef3fb", "ec": "tab:blue"},
         )
     arrows = [
         ((0.5, 0.77), (0.5, 0.62), "transitions, first priorities", 0.54),
@@ -165,10 +202,17 @@ def draw_apex_dqn():
     for start, stop, text, x in arrows:
         axes[0].annotate("", stop, start, arrowprops={"arrowstyle": "->"})
         axes[0].text(x, (start[1] + stop[1]) / 2, text, va="center", fontsize=9)
-    axes[0].annotate("", (0.22, 0.88), (0.4, 0.12), arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.6"})
+    axes[0].annotate(
+        "",
+        (0.22, 0.88),
+        (0.4, 0.12),
+        arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.6"},
+    )
     axes[0].text(-0.02, 0.5, "parameters", rotation=90, va="center", fontsize=9)
     config = apex_dqn.Config()
-    ladder = apex_dqn.exploration_ladder(config.num_envs, config.epsilon_base, config.epsilon_exponent)
+    ladder = apex_dqn.exploration_ladder(
+        config.num_envs, config.epsilon_base, config.epsilon_exponent
+    )
     axes[1].semilogy(ladder, ".")
     axes[1].set(title="epsilon of each actor", xlabel="actor")
     errors = jnp.linspace(0.0, 2.0, 100)
@@ -189,7 +233,9 @@ def draw_rainbow():
     figure, axes = panels(3)
     support = jnp.linspace(-2.0, 6.0, 17)
     logits = -jnp.square(support - 2.0) / 2.0
-    target = rainbow.bellman_target(jnp.array([1.7]), jnp.array([0.7]), logits[None], support, "categorical")[0]
+    target = rainbow.bellman_target(
+        jnp.array([1.7]), jnp.array([0.7]), logits[None], support, "categorical"
+    )[0]
     shown = {
         "of the next state": (support, jax.nn.softmax(logits)),
         "times 0.7 plus a reward of 1.7": (1.7 + 0.7 * support, jax.nn.softmax(logits)),
@@ -215,9 +261,16 @@ def draw_ppo_rnn():
     for axis, cell in zip(axes, (ppo_rnn.Gru, ppo_rnn.MinGru), strict=True):
         network = cell(size)
         params = network.init(jax.random.key(0), jnp.zeros(size), x, first)
-        jacobian = jax.jacobian(lambda x, n=network, p=params: n.apply(p, jnp.zeros(size), x, first))(x)
+        jacobian = jax.jacobian(
+            lambda x, n=network, p=params: n.apply(p, jnp.zeros(size), x, first)
+        )(x)
         influence = jnp.linalg.norm(jacobian, axis=(1, 3))  # [T, size, T, features] -> [T, T]
-        axis.imshow(jnp.where(influence > 0, jnp.log10(influence + 1e-12), jnp.nan), vmin=-4, vmax=0, cmap="viridis")
+        axis.imshow(
+            jnp.where(influence > 0, jnp.log10(influence + 1e-12), jnp.nan),
+            vmin=-4,
+            vmax=0,
+            cmap="viridis",
+        )
         for begin in (14, 25):
             axis.axhline(begin - 0.5, color="tab:red", linewidth=0.8)
         title = f"{'GRU' if cell is ppo_rnn.Gru else 'minGRU'}, untrained"
@@ -240,11 +293,16 @@ def draw_reppo():
     axes[0].set(title="the critic's label: a Gaussian over bins", xlabel="Q", ylabel="probability")
     kl = jnp.linspace(0.0, 0.3, 301)
     for coef in (0.5, 2.0):
-        loss = jax.vmap(lambda kl, coef=coef: reppo.policy_loss(1.0 + 2.0 * kl, 0.0, kl, 0.0, coef, 0.1))(kl)
+        loss = jax.vmap(
+            lambda kl, coef=coef: reppo.policy_loss(1.0 + 2.0 * kl, 0.0, kl, 0.0, coef, 0.1)
+        )(kl)
         axes[1].plot(kl, loss, label=f"KL coefficient {coef:g}")
     axes[1].axvline(0.1, color="0.7", linestyle="--")
     axes[1].text(0.105, -1.1, "bound")
-    axes[1].set(title="policy loss while Q grows with the KL divergence", xlabel="KL divergence from the old policy")
+    axes[1].set(
+        title="policy loss while Q grows with the KL divergence",
+        xlabel="KL divergence from the old policy",
+    )
     for axis in axes:
         axis.legend(frameon=False)
     return figure
@@ -258,9 +316,15 @@ def draw_sac():
         axes[0].plot(action, jnp.exp(log_prob), label=f"std {std:g} before tanh")
     axes[0].set(title="density of actions between -1 and 1", xlabel="action", ylim=(0, 3))
     actions = jnp.linspace(-1.0, 1.0, 401)
-    q = jnp.exp(-jnp.square((actions - 0.5) / 0.25)) + 0.8 * jnp.exp(-jnp.square((actions + 0.5) / 0.25))
+    q = jnp.exp(-jnp.square((actions - 0.5) / 0.25)) + 0.8 * jnp.exp(
+        -jnp.square((actions + 0.5) / 0.25)
+    )
     axes[1].plot(actions, q, color="0.6", label="Q")
-    for alpha in (0.1, 0.3, 1.0):  # of all densities, exp(Q / alpha) over its integral has the smallest loss
+    for alpha in (
+        0.1,
+        0.3,
+        1.0,
+    ):  # of all densities, exp(Q / alpha) over its integral has the smallest loss
         axes[1].plot(actions, 200 * jax.nn.softmax(q / alpha), label=f"ent_coef {alpha:g}")
     axes[1].set(title="the best policy for a Q with two hills", xlabel="action", ylabel="density")
     for axis in axes:
@@ -270,10 +334,15 @@ def draw_sac():
 
 def draw_td3():
     figure, axes = panels(2)
-    actions, noise = jnp.linspace(-1.0, 1.0, 401), 0.2 * jax.random.normal(jax.random.key(0), (4000, 1))
+    actions, noise = (
+        jnp.linspace(-1.0, 1.0, 401),
+        0.2 * jax.random.normal(jax.random.key(0), (4000, 1)),
+    )
 
     def critic(action):  # a broad hill, and a narrow peak of errors
-        return jnp.exp(-jnp.square((action + 0.3) / 0.4)) + 1.3 * jnp.exp(-jnp.square((action - 0.5) / 0.03))
+        return jnp.exp(-jnp.square((action + 0.3) / 0.4)) + 1.3 * jnp.exp(
+            -jnp.square((action - 0.5) / 0.03)
+        )
 
     smooth = critic(td3.smoothed_action(actions[None], noise, 0.5)).mean(axis=0)
     axes[0].plot(actions, critic(actions), color="0.6", label="target critic with a narrow error")
@@ -281,21 +350,31 @@ def draw_td3():
     axes[0].set(title="target policy smoothing", xlabel="action", ylabel="Q")
     errors = 0.5 * jax.random.normal(jax.random.key(1), (2, 50_000))
     targets = td3.clipped_double_target(1.0, False, errors, 0.99)
-    axes[1].hist(1.0 + 0.99 * errors[0], 80, density=True, alpha=0.5, color="0.6", label="one critic")
+    axes[1].hist(
+        1.0 + 0.99 * errors[0], 80, density=True, alpha=0.5, color="0.6", label="one critic"
+    )
     axes[1].hist(targets, 80, density=True, alpha=0.6, label="the smaller of two")
     axes[1].axvline(1.0, color="tab:orange")
-    axes[1].set(title="targets of critics with errors; the truth is 1", xlabel="target", ylabel="density")
+    axes[1].set(
+        title="targets of critics with errors; the truth is 1", xlabel="target", ylabel="density"
+    )
     for axis in axes:
         axis.legend(frameon=False)
     return figure
 
 
-PICTURES = {name.removeprefix("draw_"): each for name, each in dict(globals()).items() if name.startswith("draw_")}
+PICTURES = {
+    name.removeprefix("draw_"): each
+    for name, each in dict(globals()).items()
+    if name.startswith("draw_")
+}
 PICTURES.pop("objectives")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="SCRIPT", help=", ".join(PICTURES))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
     options = parser.parse_args()

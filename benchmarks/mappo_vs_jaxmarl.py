@@ -61,7 +61,9 @@ def make_onejit(args):
 
     def run(seed):
         metrics = jax.device_get(train(jax.random.key(seed))["metrics"])
-        return {"return": metrics["episodic_return"]} | ({"win_rate": metrics["win_rate"]} if args.smax else {})
+        return {"return": metrics["episodic_return"]} | (
+            {"win_rate": metrics["win_rate"]} if args.smax else {}
+        )
 
     return run
 
@@ -90,7 +92,10 @@ def make_jaxmarl(args):
             return {"return": np.array(out["metrics"]["returned_episode_returns"]) / divisor}
         updates = sorted(logged, key=lambda entry: int(entry["env_step"]))
         names = {"return": "returns", "win_rate": "win_rate"}
-        return {kind: np.array([float(entry[name]) for entry in updates]) for kind, name in names.items()}
+        return {
+            kind: np.array([float(entry[name]) for entry in updates])
+            for kind, name in names.items()
+        }
 
     return run
 
@@ -104,20 +109,28 @@ ARMS = {"onejit": make_onejit, "jaxmarl": make_jaxmarl}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("jaxmarl", help="a clone of the repository")
     parser.add_argument("--scenario", default="smax_3m", choices=list(PEERS))
     parser.add_argument(
-        "--steps", type=int, help="environment steps of each agent; the config's total_timesteps by default"
+        "--steps",
+        type=int,
+        help="environment steps of each agent; the config's total_timesteps by default",
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--out", default="", help="file for the results; named after the settings by default")
+    parser.add_argument(
+        "--out", default="", help="file for the results; named after the settings by default"
+    )
     args = parser.parse_args()
     config = runs.read_config(mappo, ROOT / f"configs/mappo/{args.scenario}.yaml")
     args.steps, args.smax = args.steps or config.total_timesteps, args.scenario.startswith("smax")
     args.config = dataclasses.replace(config, total_timesteps=args.steps)
-    file = Path(args.out or f"mappo_vs_jaxmarl_{args.scenario}_{args.steps}_{'_'.join(args.arms)}.json")
+    file = Path(
+        args.out or f"mappo_vs_jaxmarl_{args.scenario}_{args.steps}_{'_'.join(args.arms)}.json"
+    )
     done = json.loads(file.read_text()) if file.exists() else {}
     trains = {name: ARMS[name](args) for name in args.arms}
     for seed in range(args.seeds):
@@ -127,17 +140,24 @@ def main():
                 continue
             begun = time.process_time()
             metrics = train(seed)
-            row = {kind: np.nanmean(values[len(values) * 9 // 10 :]) for kind, values in metrics.items()}
+            row = {
+                kind: np.nanmean(values[len(values) * 9 // 10 :])
+                for kind, values in metrics.items()
+            }
             row["steps_per_second"] = args.steps / (time.process_time() - begun)
             for kind, value in row.items():
                 found.setdefault(kind, []).append(round(float(value), 4))
             file.write_text(json.dumps(done))
             print(
-                f"{name}, seed {seed}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in row.items()), flush=True
+                f"{name}, seed {seed}: "
+                + ", ".join(f"{kind} {value:.4g}" for kind, value in row.items()),
+                flush=True,
             )
     for name, found in done.items():
         for kind, values in found.items():
-            print(f"{name}, {kind}: {statistics.show(*statistics.mean_interval(values))}, worst {min(values):.4g}")
+            print(
+                f"{name}, {kind}: {statistics.show(*statistics.mean_interval(values))}, worst {min(values):.4g}"
+            )
 
 
 if __name__ == "__main__":

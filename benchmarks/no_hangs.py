@@ -69,13 +69,21 @@ def train(seeds: int, args, folder: str) -> float | None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--cores", type=int, default=0, help="use only so many cores (Linux)")
-    parser.add_argument("--nproc", type=int, default=0, help="set NPROC, the size of XLA's thread pool, to this")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which a run counts as hung")
+    parser.add_argument(
+        "--nproc", type=int, default=0, help="set NPROC, the size of XLA's thread pool, to this"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=240.0, help="seconds after which a run counts as hung"
+    )
     parser.add_argument("--timesteps", type=int, default=100_000, help="of each agent")
-    parser.add_argument("--lapack", action="store_true", help="Flax's orthogonal initialization, 1000 times")
+    parser.add_argument(
+        "--lapack", action="store_true", help="Flax's orthogonal initialization, 1000 times"
+    )
     args = parser.parse_args()
     hung = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +94,9 @@ def main():
             took = "HUNG" if seconds is None else f"{seconds:.1f} s"
             print(f"run {i + 1} of {args.runs}: {seeds} seeds, {took}", flush=True)
     cores, pool = args.cores or os.cpu_count(), args.nproc or "as it is"
-    print(f"{hung} of {args.runs} runs hung ({cores} cores, NPROC {pool}, limit {args.limit:.0f} s)")
+    print(
+        f"{hung} of {args.runs} runs hung ({cores} cores, NPROC {pool}, limit {args.limit:.0f} s)"
+    )
     sys.exit(hung > 0)
 
 

@@ -29,14 +29,18 @@ BATCH, OBS_DIM, ALPHA, BETA = 128, 4, 0.6, 0.4
 def made(key):
     """What the actors and the learner would have made in a cycle: transitions and two batches of errors."""
     numbers = jax.random.normal(key, (2 * OBS_DIM + 5, 1, BATCH))
-    obs, next_obs = (jnp.moveaxis(x, 0, -1) for x in (numbers[:OBS_DIM], numbers[OBS_DIM : 2 * OBS_DIM]))
+    obs, next_obs = (
+        jnp.moveaxis(x, 0, -1) for x in (numbers[:OBS_DIM], numbers[OBS_DIM : 2 * OBS_DIM])
+    )
     rest = dict(zip(("action", "return", "discount"), numbers[2 * OBS_DIM :], strict=False))
     return rest | {"obs": obs, "next_obs": next_obs}, *numbers[-2:, 0]
 
 
 def onejit_cycle(size):
     shape = size // BATCH, 1, BATCH
-    replay = {name: jnp.zeros(shape) for name in ("return", "discount")} | {"action": jnp.zeros(shape, jnp.int32)}
+    replay = {name: jnp.zeros(shape) for name in ("return", "discount")} | {
+        "action": jnp.zeros(shape, jnp.int32)
+    }
     replay |= {name: jnp.zeros((*shape, OBS_DIM)) for name in ("obs", "next_obs")}
     tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(size), jnp.arange(size), jnp.ones(size))
     state = replay, tree, jnp.asarray(size // BATCH)
@@ -47,7 +51,9 @@ def onejit_cycle(size):
         index = count % len(replay["obs"]) * BATCH + jnp.arange(BATCH)
         tree = apex_dqn.set_priorities(tree, index, apex_dqn.priority_of(error, ALPHA))
         batch = apex_dqn.sample_replay(key, replay, tree, size, BATCH, BETA)
-        tree = apex_dqn.set_priorities(tree, batch.pop("index"), apex_dqn.priority_of(new_error, ALPHA))
+        tree = apex_dqn.set_priorities(
+            tree, batch.pop("index"), apex_dqn.priority_of(new_error, ALPHA)
+        )
         return (replay, tree, count + 1), digest(batch)
 
     return state, cycle
@@ -84,12 +90,16 @@ def flashbax_cycle(size):
     item = {"obs": jnp.zeros(OBS_DIM), "next_obs": jnp.zeros(OBS_DIM), "rest": jnp.zeros(3)}
     state = buffer.init(item)
     filled = jax.tree.map(lambda leaf: jnp.zeros((BATCH, *leaf.shape)), item)
-    fill = jax.jit(lambda state: jax.lax.fori_loop(0, size // BATCH, lambda _, s: buffer.add(s, filled), state))
+    fill = jax.jit(
+        lambda state: jax.lax.fori_loop(0, size // BATCH, lambda _, s: buffer.add(s, filled), state)
+    )
     state = fill(state)
 
     def cycle(state, key):
         transitions, _, new_error = made(key)
-        rest = jnp.stack([transitions[name] for name in ("action", "return", "discount")], axis=-1)[0]
+        rest = jnp.stack([transitions[name] for name in ("action", "return", "discount")], axis=-1)[
+            0
+        ]
         items = {"obs": transitions["obs"][0], "next_obs": transitions["next_obs"][0], "rest": rest}
         state = buffer.add(state, items)
         batch = buffer.sample(state, key)
@@ -123,19 +133,31 @@ def microseconds(make, size, seeds, cycles, repeats):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2**14, 2**17, 2**20], help=f"multiples of {BATCH}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[2**14, 2**17, 2**20], help=f"multiples of {BATCH}"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--fanout", type=int, nargs="+", default=[apex_dqn.FANOUT], help="of the tree")
-    parser.add_argument("--cycles", type=int, default=0, help="per measurement; by default 2000 over the seeds")
+    parser.add_argument(
+        "--fanout", type=int, nargs="+", default=[apex_dqn.FANOUT], help="of the tree"
+    )
+    parser.add_argument(
+        "--cycles", type=int, default=0, help="per measurement; by default 2000 over the seeds"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--without", nargs="*", default=[], choices=("flashbax", "cumulative"))
     args = parser.parse_args()
-    print(f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True)
+    print(
+        f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True
+    )
     for seeds in args.seeds:
         for size in args.sizes:
             cycles = args.cycles or max(50, 2000 // seeds)
-            measure = partial(microseconds, size=size, seeds=seeds, cycles=cycles, repeats=args.repeats)
+            measure = partial(
+                microseconds, size=size, seeds=seeds, cycles=cycles, repeats=args.repeats
+            )
             shown = {}
             for fanout in args.fanout:
                 apex_dqn.FANOUT = fanout

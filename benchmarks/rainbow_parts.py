@@ -37,21 +37,27 @@ OFF = {
     "distribution of the return": {"distribution": "none"},
 }
 VARIANTS = {"Rainbow": {}} | {f"without {part}": off for part, off in OFF.items()}
-VARIANTS["without all of them"] = {name: value for off in OFF.values() for name, value in off.items()}
+VARIANTS["without all of them"] = {
+    name: value for off in OFF.values() for name, value in off.items()
+}
 
 
 def train(task: str, changes: dict, num_seeds: int, seed: int) -> np.ndarray:
     """The final returns of the agents of a variant: [num_seeds]."""
     name, _, steps = task.partition("@")
     config = runs.read_config(rainbow, ROOT / "configs" / "rainbow" / f"{name}.yaml")
-    config = dataclasses.replace(config, **changes, **({"total_timesteps": int(float(steps))} if steps else {}))
+    config = dataclasses.replace(
+        config, **changes, **({"total_timesteps": int(float(steps))} if steps else {})
+    )
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     metrics = jax.jit(jax.vmap(lambda key: rainbow.make_train(config)(key)["metrics"]))(keys)
     return statistics.final_return(jax.tree.map(np.asarray, metrics))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tasks", nargs="+")
     parser.add_argument("--num-seeds", type=int, default=8)
     parser.add_argument("--seed", type=int, default=100)
@@ -64,10 +70,16 @@ def main():
                 begun = time.perf_counter()
                 returns = train(task, changes, args.num_seeds, args.seed)
                 seconds = round(time.perf_counter() - begun)
-                kept[key] = {"final_return": returns.tolist(), "seconds": seconds, "jax": jax.__version__}
+                kept[key] = {
+                    "final_return": returns.tolist(),
+                    "seconds": seconds,
+                    "jax": jax.__version__,
+                }
                 KEPT.write_text(json.dumps(kept, indent=1) + "\n")
             returns = np.array(kept[key]["final_return"])
-            print(f"{task} | {name} | {statistics.show(*statistics.mean_interval(returns))} | {returns.min():.4g}")
+            print(
+                f"{task} | {name} | {statistics.show(*statistics.mean_interval(returns))} | {returns.min():.4g}"
+            )
 
 
 if __name__ == "__main__":

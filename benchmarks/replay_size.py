@@ -23,7 +23,9 @@ CONFIG = dqn.Config(
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10**4, 10**5, 10**6])
     parser.add_argument("--updates", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 16])
@@ -33,7 +35,9 @@ def main():
         shown = []
         for size in args.sizes:
             init, update = dqn.make_learner(dataclasses.replace(CONFIG, buffer_size=size))
-            run = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=args.updates), donate_argnums=0)
+            run = jax.jit(
+                partial(jax.lax.scan, jax.vmap(update), length=args.updates), donate_argnums=0
+            )
             state = jax.jit(jax.vmap(init))(jax.random.split(jax.random.key(0), seeds))
             taken = []
             for _ in range(args.repeats + 1):  # the first compiles
@@ -43,7 +47,10 @@ def main():
             shown.append(f"{size} steps {1e6 * np.median(taken[1:]):.0f} us")
             del state
         machine = f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}"
-        print(f"CartPole-v1, {seeds} seed(s), {machine}, an update with a replay of {', '.join(shown)}", flush=True)
+        print(
+            f"CartPole-v1, {seeds} seed(s), {machine}, an update with a replay of {', '.join(shown)}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

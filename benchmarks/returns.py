@@ -25,7 +25,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported; onejit train too
+os.environ.setdefault(
+    "JAX_NUM_CPU_DEVICES", str(os.cpu_count())
+)  # read when JAX is imported; onejit train too
 
 import gymnasium
 import jax
@@ -37,7 +39,11 @@ sys.path.insert(0, str(ROOT))
 
 from onejit import command_line, runs, statistics  # noqa: E402
 
-MEASURED, PAGE, FIGURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "docs" / "figures"
+MEASURED, PAGE, FIGURES = (
+    ROOT / "benchmarks" / "results",
+    ROOT / "docs" / "results.md",
+    ROOT / "docs" / "figures",
+)
 PLANS_FILE, PEERS_FILE = MEASURED / "plans.json", MEASURED / "peers.json"
 SEED = 100
 
@@ -56,7 +62,9 @@ SEEDS = {  # of each row; a row SCRIPT/CONFIG@STEPS is the config with --total-t
     16: """ppo_rnn/cartpole_masked apex_dqn/cartpole apex_dqn/acrobot apex_dqn/catch dqn/mountaincar
         sac/pendulum td3/pendulum rainbow/cartpole
         sac/mountaincar_continuous td3/mountaincar_continuous sac/reacher td3/reacher sac/pointrobot td3/pointrobot""",
-    10: " ".join(f"ppo_continuous/mujoco_{robot}{steps}" for steps in ("", "@3e6") for robot in MUJOCO)
+    10: " ".join(
+        f"ppo_continuous/mujoco_{robot}{steps}" for steps in ("", "@3e6") for robot in MUJOCO
+    )
     + " reppo/mujoco_halfcheetah reppo/mujoco_walker2d reppo/inverted_double_pendulum mappo/simple_spread"
     + " ppo_continuous/cartpole_swingup reppo/cartpole_swingup"
     + " ppo_continuous/cheetah_run reppo/cheetah_run ppo_continuous/halfcheetah_spring reppo/halfcheetah_spring",
@@ -80,10 +88,16 @@ def config_of(row: str) -> Path:
 
 
 ROWS = {  # a row whose config is not there yet is none
-    row: seeds for seeds, rows in SEEDS.items() for row in rows.split() if (ROOT / config_of(row)).exists()
+    row: seeds
+    for seeds, rows in SEEDS.items()
+    for row in rows.split()
+    if (ROOT / config_of(row)).exists()
 }
 ALSO = {  # further flags of rows: of the script, and of onejit train if they begin with --eval
-    **{f"pqn/{game}": ["--total-timesteps", "1e6"] for game in ("breakout", "asterix", "freeway", "spaceinvaders")},
+    **{
+        f"pqn/{game}": ["--total-timesteps", "1e6"]
+        for game in ("breakout", "asterix", "freeway", "spaceinvaders")
+    },
     **{f"ppo_continuous/mujoco_{robot}": ["--eval-interval", "61"] for robot in MUJOCO},  # 8 times
     **{f"reppo/mujoco_{robot}": ["--eval-interval", "61"] for robot in ("halfcheetah", "walker2d")},
     **{f"ppo_continuous/mujoco_{robot}@3e6": ["--eval-interval", "183"] for robot in MUJOCO},
@@ -93,10 +107,20 @@ ALSO = {  # further flags of rows: of the script, and of onejit train if they be
 }
 PLANNED = {  # rows for a GPU: seeds
     **{f"ppo_continuous/{robot}": 32 for robot in ("ant", "halfcheetah", "walker2d", "humanoid")},
-    **{f"{name}/{robot}": 8 for name in ("sac", "td3") for robot in ("ant", "halfcheetah", "walker2d")},
+    **{
+        f"{name}/{robot}": 8
+        for name in ("sac", "td3")
+        for robot in ("ant", "halfcheetah", "walker2d")
+    },
     "reppo/playground_cheetah_run": 8,
-    **{f"ppo/{game}": 256 for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
-    **{f"pqn/{game}": 64 for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
+    **{
+        f"ppo/{game}": 256
+        for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")
+    },
+    **{
+        f"pqn/{game}": 64
+        for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")
+    },
     "rainbow/breakout": 64,
     "alphazero/animal_shogi": 1,
     "alphazero/go_9x9": 1,
@@ -124,12 +148,22 @@ HOURS = {  # {pattern of rows: processor hours on an AMD EPYC, from rows that ar
     "td3/mujoco_*": "2",
     "*": "",
 }
-GYMNASIUM = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"}
+GYMNASIUM = {
+    "CartPole-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+}
 
 GITHUB = "https://github.com"
-ZOO_TABLE = f"{GITHUB}/DLR-RM/rl-baselines3-zoo/blob/22e3ff2450fd92033f7f032915e1f64894a09584/benchmark.md"
+ZOO_TABLE = (
+    f"{GITHUB}/DLR-RM/rl-baselines3-zoo/blob/22e3ff2450fd92033f7f032915e1f64894a09584/benchmark.md"
+)
 CLEANRL_DOCS = f"{GITHUB}/vwxyzjn/cleanrl/blob/fe8d8a03c41a7ef5b523e2e354bd01c363e786bb/docs"
-BLINES_AGENTS = f"{GITHUB}/RobertTLange/gymnax-blines/blob/3f029d6b98afb0d654d387b5bc0f7a592373ad66/agents"
+BLINES_AGENTS = (
+    f"{GITHUB}/RobertTLange/gymnax-blines/blob/3f029d6b98afb0d654d387b5bc0f7a592373ad66/agents"
+)
 TIANSHOU_TABLE = f"{GITHUB}/thu-ml/tianshou/blob/f240205/examples/mujoco/README.md"
 SLM_TABLE = f"{GITHUB}/kengz/SLM-Lab/blob/96be393/docs/BENCHMARKS.md"
 SIMBA_FILE = f"{GITHUB}/DAVIAN-Robotics/SimbaV2/blob/86899c277cdc697b2b02d827243de1ea93f20a1d/results/baseline/sac.csv"
@@ -239,7 +273,14 @@ PUBLIC = {  # {environment: published scores}
         ),
     ],
     "UmbrellaChain-bsuite": [
-        Public(("ppo_rnn",), 0.98, 1.44e5, "PPO", blines("UmbrellaChain-bsuite/ppo"), "with a chain of 10 steps"),
+        Public(
+            ("ppo_rnn",),
+            0.98,
+            1.44e5,
+            "PPO",
+            blines("UmbrellaChain-bsuite/ppo"),
+            "with a chain of 10 steps",
+        ),
     ],
     "Breakout-MinAtar": [
         Public(("ppo", "pqn"), 20.3, 9.6e5, "PPO", blines("Breakout-MinAtar/ppo0.001")),
@@ -340,18 +381,27 @@ THRESHOLDS = {  # {environment: (an agent has failed below this return, where th
     "Catch-bsuite": (0.9, "19 of 20 balls are caught"),
     "DeepSea-bsuite": (0.5, "0.99 with the one reward, 0 or less without it"),
     "FourRooms-misc": (0.9, "9 of 10 episodes reach the goal"),
-    "FrozenLake-misc": (0.7, "Gymnasium's reward threshold of FrozenLake-v1, which has the same map"),
+    "FrozenLake-misc": (
+        0.7,
+        "Gymnasium's reward threshold of FrozenLake-v1, which has the same map",
+    ),
     "MemoryChain-bsuite": (0.9, "19 of 20 answers are right"),
     "UmbrellaChain-bsuite": (0.5, "three of four choices are right; the best expected return is 1"),
     "BernoulliBandit-misc": (80, "always pulling the better arm gives 90, a random arm 50"),
-    "inverted_pendulum": (950, "Gymnasium's reward threshold of InvertedPendulum-v5, which has the same reward"),
+    "inverted_pendulum": (
+        950,
+        "Gymnasium's reward threshold of InvertedPendulum-v5, which has the same reward",
+    ),
     "inverted_double_pendulum": (
         9100,
         "Gymnasium's reward threshold of InvertedDoublePendulum-v5, which has a similar reward",
     ),
     "GridWorld, gridworld_8x12": (0.9, "9 of 10 episodes reach the goal"),
     "GridWorld, cliff": (-17, "the return of the longest sensible path, along the upper edge"),
-    "GridWorld, walls": (0.8, "20 steps to the goal, from a random cell; the farthest is 18 steps away"),
+    "GridWorld, walls": (
+        0.8,
+        "20 steps to the goal, from a random cell; the farthest is 18 steps away",
+    ),
     "Breakout-MinAtar": (10.2, HALF_SHORT.format(20.3)),
     "Asterix-MinAtar": (1.23, HALF_SHORT.format(2.46)),
     "Freeway-MinAtar": (15.1, HALF_SHORT.format(30.2)),
@@ -434,10 +484,20 @@ TUNING = {  # {config: how many trials its settings took and with which seeds, w
     "ppo/asterix": "8 settings, 2 or 4 agents each, 2e6 or 1e7 steps, seed 7",
     "ppo/seaquest": "none: the settings of Asterix",
     "ppo/freeway": "2 settings, 2 agents each, 1e7 steps, seed 7",
-    **{f"pqn/{game}": OF_AUTHORS for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")},
+    **{
+        f"pqn/{game}": OF_AUTHORS
+        for game in ("breakout", "asterix", "freeway", "spaceinvaders", "seaquest")
+    },
     **{
         f"dpo_continuous/{name}": OF_PPO
-        for name in ("hopper", "pendulum", "reacher", "pointrobot", "inverted_pendulum", "inverted_double_pendulum")
+        for name in (
+            "hopper",
+            "pendulum",
+            "reacher",
+            "pointrobot",
+            "inverted_pendulum",
+            "inverted_double_pendulum",
+        )
     },
     **{
         f"ppo_continuous/mujoco_{robot}": "8 settings on HalfCheetah-v4, 2 to 6 agents each, seed 7; none for this task"
@@ -474,17 +534,31 @@ LONGEST = {  # {environment: steps of the longest episode}
     **dict.fromkeys(("CartPole-v1", "Acrobot-v1", "FourRooms-misc"), 500),
     **dict.fromkeys(("MountainCar-v0", "Pendulum-v1"), 200),
     "MountainCarContinuous-v0": 999,
-    **dict.fromkeys(("FrozenLake-misc", "BernoulliBandit-misc", "Reacher-misc", "PointRobot-misc"), 100),
-    **dict.fromkeys((f"{game}-MinAtar" for game in ("Breakout", "Asterix", "SpaceInvaders", "Seaquest")), 1000),
+    **dict.fromkeys(
+        ("FrozenLake-misc", "BernoulliBandit-misc", "Reacher-misc", "PointRobot-misc"), 100
+    ),
+    **dict.fromkeys(
+        (f"{game}-MinAtar" for game in ("Breakout", "Asterix", "SpaceInvaders", "Seaquest")), 1000
+    ),
     "Freeway-MinAtar": 2500,
-    **dict.fromkeys(("hopper", "halfcheetah", "inverted_pendulum", "inverted_double_pendulum"), 1000),
+    **dict.fromkeys(
+        ("hopper", "halfcheetah", "inverted_pendulum", "inverted_double_pendulum"), 1000
+    ),
 }
 REWARDS = {  # {environment: reward of each step}, from which a return tells the steps of its episode
     **dict.fromkeys(("CartPole-v1", "inverted_pendulum"), 1),
     **dict.fromkeys(("Acrobot-v1", "MountainCar-v0"), -1),
     "inverted_double_pendulum": 9.3,
 }
-DISCRETE = ("ppo", "ppo_rnn", "pqn", "dqn", "apex_dqn", "rainbow", "q_learning_gridworld")  # of the summary
+DISCRETE = (
+    "ppo",
+    "ppo_rnn",
+    "pqn",
+    "dqn",
+    "apex_dqn",
+    "rainbow",
+    "q_learning_gridworld",
+)  # of the summary
 CONTINUOUS = ("ppo_continuous", "dpo_continuous", "reppo", "sac", "td3")
 TEAMS = ("mappo",)
 
@@ -509,16 +583,36 @@ def measure(row: str, num_seeds: int, seed: int) -> dict:
     script, flags, options = load(row)
     with tempfile.TemporaryDirectory() as folder:
         run_dir, name = Path(folder) / "run", row.partition("/")[0]
-        words = ["-m", "onejit", "train", name, *flags, *options, "--num-seeds", str(num_seeds), "--seed", str(seed)]
+        words = [
+            "-m",
+            "onejit",
+            "train",
+            name,
+            *flags,
+            *options,
+            "--num-seeds",
+            str(num_seeds),
+            "--seed",
+            str(seed),
+        ]
         more = ["--run-dir", str(run_dir), "--checkpoint-interval", "0"]
         begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *words, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, *words, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        )
         seconds, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
         _, config, agent = runs.load_run(run_dir)
         metrics, record = runs.load_metrics(run_dir), runs.read_record(run_dir)
-        evaluations = dict(np.load(run_dir / "evaluations.npz")) if (run_dir / "evaluations.npz").exists() else {}
+        evaluations = (
+            dict(np.load(run_dir / "evaluations.npz"))
+            if (run_dir / "evaluations.npz").exists()
+            else {}
+        )
     lost = statistics.diverged(agent)
-    returns = {"final_return": statistics.final_return(metrics), "greedy_return": metrics["evaluation"].mean(axis=1)}
+    returns = {
+        "final_return": statistics.final_return(metrics),
+        "greedy_return": metrics["evaluation"].mean(axis=1),
+    }
     found = {
         "row": row,
         "script": name,
@@ -534,12 +628,18 @@ def measure(row: str, num_seeds: int, seed: int) -> dict:
         "processor_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
     }
     if evaluations:
-        found["evaluation_curve"] = curve_over_seeds(evaluations["timesteps"], evaluations["returns"])
+        found["evaluation_curve"] = curve_over_seeds(
+            evaluations["timesteps"], evaluations["returns"]
+        )
     if "win_rate" in metrics:
-        found["win_rate"] = stored(statistics.final_return(metrics | {"episodic_return": metrics["win_rate"]}), lost)
+        found["win_rate"] = stored(
+            statistics.final_return(metrics | {"episodic_return": metrics["win_rate"]}), lost
+        )
     if config.env_name in GYMNASIUM and found["environment"] == config.env_name:
         found["gymnasium_return"] = stored(play_in_gymnasium(script, config, agent), lost)
-    found |= {name: record[name] for name in ("started", "device", "versions", "commit", "settings")}
+    found |= {
+        name: record[name] for name in ("started", "device", "versions", "commit", "settings")
+    }
     code = ["git", "status", "--porcelain", "--", "*.py", "configs"]  # other rows change the page
     if not subprocess.run(code, cwd=ROOT, capture_output=True).stdout:
         found["commit"] = found["commit"].removesuffix("-dirty")
@@ -549,7 +649,9 @@ def measure(row: str, num_seeds: int, seed: int) -> dict:
 def stored(returns, lost) -> list:
     """The returns of the seeds as JSON holds them, null for a seed that is `lost` or has none."""
     kept = np.isfinite(returns) & ~lost
-    return [round(float(each), 6) if keep else None for each, keep in zip(returns, kept, strict=True)]
+    return [
+        round(float(each), 6) if keep else None for each, keep in zip(returns, kept, strict=True)
+    ]
 
 
 def environment_of(row: str, config) -> str:
@@ -568,7 +670,8 @@ def processor() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
     )
 
 
@@ -582,10 +685,15 @@ def learning_curve(script, config, metrics) -> dict:
     """The return of up to 100 stretches of the training, over seeds."""
     stretches = np.array_split(np.arange(config.num_updates), min(100, config.num_updates))
     returns = np.stack(
-        [script.mean_return({k: v[:, s] for k, v in metrics.items() if k != "evaluation"}) for s in stretches], 1
+        [
+            script.mean_return({k: v[:, s] for k, v in metrics.items() if k != "evaluation"})
+            for s in stretches
+        ],
+        1,
     )
     steps = [
-        (int(s[-1]) + 1) * config.num_envs * config.num_steps + getattr(config, "warmup_timesteps", 0)
+        (int(s[-1]) + 1) * config.num_envs * config.num_steps
+        + getattr(config, "warmup_timesteps", 0)
         for s in stretches
     ]
     return curve_over_seeds(steps, carried_forward(returns))
@@ -593,7 +701,9 @@ def learning_curve(script, config, metrics) -> dict:
 
 def carried_forward(returns) -> np.ndarray:
     """Each seed's last return where it ended no episode, [num_seeds, n]: a curve reaches the end of the training."""
-    last = np.maximum.accumulate(np.where(np.isnan(returns), 0, np.arange(returns.shape[1])), axis=1)
+    last = np.maximum.accumulate(
+        np.where(np.isnan(returns), 0, np.arange(returns.shape[1])), axis=1
+    )
     return np.take_along_axis(returns, last, axis=1)
 
 
@@ -604,7 +714,10 @@ def curve_over_seeds(steps, returns) -> dict:
     """
     steps, finite = np.array(steps), np.isfinite(returns)
     kept = 2 * finite.sum(axis=0) >= len(returns)
-    points = [statistics.interval(each[has]) for each, has in zip(returns.T[kept], finite.T[kept], strict=True)]
+    points = [
+        statistics.interval(each[has])
+        for each, has in zip(returns.T[kept], finite.T[kept], strict=True)
+    ]
     curve = np.array(points, dtype=float).reshape(-1, 3).T
     curve = np.where(np.isnan(curve), curve[0], curve).round(4)  # one seed has no interval
     found = dict(zip(("return", "low", "high"), curve.tolist(), strict=True))
@@ -620,7 +733,9 @@ def play_in_gymnasium(script, config, agents, episodes: int = 8, seed: int = SEE
     start, act = script.make_policy(config)
     choose = jax.jit(jax.vmap(lambda agent, obs: act(agent, start(), obs)[0]))
     agents = jax.tree.map(lambda leaf: np.repeat(leaf, episodes, axis=0), agents)
-    envs = gymnasium.make_vec(config.env_name, num_envs=num_seeds * episodes, vectorization_mode="sync")
+    envs = gymnasium.make_vec(
+        config.env_name, num_envs=num_seeds * episodes, vectorization_mode="sync"
+    )
     space = envs.single_action_space
     obs, _ = envs.reset(seed=seed)
     returns, going = np.zeros(num_seeds * episodes), np.full(num_seeds * episodes, True)
@@ -637,12 +752,23 @@ def play_in_gymnasium(script, config, agents, episodes: int = 8, seed: int = SEE
 
 def plan(row: str) -> dict:
     """What an H100 would take, from onejit plan, which needs the packages of requirements-gpu.txt."""
-    words = [row.partition("/")[0], "--config", f"configs/{row}.yaml", *LONGER.get(row, []), "--num-seeds"]
+    words = [
+        row.partition("/")[0],
+        "--config",
+        f"configs/{row}.yaml",
+        *LONGER.get(row, []),
+        "--num-seeds",
+    ]
     words = ["plan", *words, str(PLANNED[row]), "--gpu", "h100", "--no-most-seeds"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         more = ["--json", str(file)]
-        subprocess.run([sys.executable, "-m", "onejit", *words, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "onejit", *words, *more],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         found = json.loads(file.read_text())
     kept = {name: found["loops"][0][name] for name in ("kernels", "bytes", "seconds")}
     return {"command": "onejit " + " ".join(words), "memory": found["memory"]["needed"], **kept}
@@ -671,7 +797,9 @@ def of_environment(table: dict, found: dict):
 
 def threshold_of(found: dict):
     """The return below which an agent has failed, or None."""
-    if found["total_timesteps"] >= 4.9e6 and (longer := THRESHOLDS.get(found["environment"] + LONG)):
+    if found["total_timesteps"] >= 4.9e6 and (
+        longer := THRESHOLDS.get(found["environment"] + LONG)
+    ):
         return longer[0]
     return (of_environment(THRESHOLDS, found) or (None,))[0]
 
@@ -724,17 +852,25 @@ def number(steps) -> str:
 def comparable(found: dict) -> tuple:
     """The best public score of at most 1.1 times a row's steps, and of more; None where there is none."""
     scores = [
-        each for each in of_environment(PUBLIC, found) or [] if found["script"] in each.scripts and not each.rules
+        each
+        for each in of_environment(PUBLIC, found) or []
+        if found["script"] in each.scripts and not each.rules
     ]
     limit = 1.1 * found["total_timesteps"]
-    within, beyond = ([each for each in scores if (each.steps <= limit) == inside] for inside in (True, False))
+    within, beyond = (
+        [each for each in scores if (each.steps <= limit) == inside] for inside in (True, False)
+    )
     return tuple(max(some, key=lambda each: each.score, default=None) for some in (within, beyond))
 
 
 def public(found: dict) -> str:
     """The cell of published scores: a comparable score, a better one at more steps, and scores under other rules."""
     within, beyond = comparable(found)
-    others = [each for each in of_environment(PUBLIC, found) or [] if found["script"] in each.scripts and each.rules]
+    others = [
+        each
+        for each in of_environment(PUBLIC, found) or []
+        if found["script"] in each.scripts and each.rules
+    ]
     said = [] if within is None else [quote(within)]
     if beyond and (within is None or beyond.score > within.score):
         said.append(f"{quote(beyond)}: more steps")
@@ -761,15 +897,33 @@ def hardware(found: dict) -> str:
 
 
 def table(rows: list[dict]) -> list[str]:
-    head = ["row", "steps", "seeds", "failed", "final return", "IQM", "worst", "greedy return", "greedy IQM"]
+    head = [
+        "row",
+        "steps",
+        "seeds",
+        "failed",
+        "final return",
+        "IQM",
+        "worst",
+        "greedy return",
+        "greedy IQM",
+    ]
     head += ["greedy worst", "in Gymnasium", "public", "tuning", "hardware", "minutes"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for found in rows:
         final, greedy = (values_of(found, kind) for kind in ("final_return", "greedy_return"))
-        failed, lost = count_failed(found), int((~np.isfinite(values_of(found, kinds(found)[0]))).sum())
-        shown = [statistics.show(*mean_of(final)), f"{statistics.interquartile_mean(final):.4g}", f"{final.min():.4g}"]
+        failed, lost = (
+            count_failed(found),
+            int((~np.isfinite(values_of(found, kinds(found)[0]))).sum()),
+        )
+        shown = [
+            statistics.show(*mean_of(final)),
+            f"{statistics.interquartile_mean(final):.4g}",
+            f"{final.min():.4g}",
+        ]
         cells = [
-            f"[{found['row']}](../{config_of(found['row'])})" + (" **below**" if falls_short(found) else ""),
+            f"[{found['row']}](../{config_of(found['row'])})"
+            + (" **below**" if falls_short(found) else ""),
             number(found["total_timesteps"]),
             f"{len(final)}" + (f", {lost} without a return" if lost else ""),
             "" if failed is None else str(failed),
@@ -777,7 +931,9 @@ def table(rows: list[dict]) -> list[str]:
             statistics.show(*mean_of(greedy)),
             f"{statistics.interquartile_mean(greedy):.4g}",
             f"{greedy.min():.4g}",
-            statistics.show(*mean_of(values_of(found, "gymnasium_return"))) if "gymnasium_return" in found else "",
+            statistics.show(*mean_of(values_of(found, "gymnasium_return")))
+            if "gymnasium_return" in found
+            else "",
             public(found),
             TUNING.get(found["row"].partition("@")[0], "not recorded"),
             hardware(found),
@@ -794,7 +950,10 @@ def summary(found: list[dict]) -> str:
         scripts = [name for name in scripts if name in ran]
         lines = [f"| environment | {' | '.join(scripts)} |", "|---" * (len(scripts) + 1) + "|"]
         for environment, rows in by_environment(found).items():
-            cells = [", ".join(mean_and_steps(row) for row in rows if row["script"] == name) for name in scripts]
+            cells = [
+                ", ".join(mean_and_steps(row) for row in rows if row["script"] == name)
+                for name in scripts
+            ]
             if any(cells):
                 lines.append(f"| {environment} | {' | '.join(cells)} |")
         if len(lines) > 2:
@@ -826,8 +985,17 @@ def draw(rows: list[dict], path: Path) -> None:
         for kind, style, label in (("curve", "-", ""), ("evaluation_curve", "--", ", greedy")):
             if kind in found:
                 curve = found[kind]
-                axes.plot(curve["steps"], curve["return"], style, color=color, label=found["row"] + label)
-                axes.fill_between(curve["steps"], curve["low"], curve["high"], color=color, alpha=0.15, linewidth=0)
+                axes.plot(
+                    curve["steps"], curve["return"], style, color=color, label=found["row"] + label
+                )
+                axes.fill_between(
+                    curve["steps"],
+                    curve["low"],
+                    curve["high"],
+                    color=color,
+                    alpha=0.15,
+                    linewidth=0,
+                )
                 ends.append((curve["steps"][-1], curve["return"][-1], found["row"] + label, color))
         within, beyond = comparable(found)
         if (reference := within or beyond) and reference not in drawn:
@@ -837,14 +1005,26 @@ def draw(rows: list[dict], path: Path) -> None:
             ends.append((longest, reference.score, label, color))
     budgets = [found["total_timesteps"] for found in rows]
     axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent", ylabel="return")
-    axes.set_xscale("log" if max(budgets) > 1.5 * min(budgets) else "linear")  # 499,968 and 500,000 are one budget
+    axes.set_xscale(
+        "log" if max(budgets) > 1.5 * min(budgets) else "linear"
+    )  # 499,968 and 500,000 are one budget
     axes.margins(x=0)
     axes.autoscale(False)
     bottom, top = axes.get_ylim()
     places = apart(sorted((y - bottom) / (top - bottom) for _, y, *_ in ends))
-    for place, (x, y, name, color) in zip(places, sorted(ends, key=lambda end: end[1]), strict=True):
+    for place, (x, y, name, color) in zip(
+        places, sorted(ends, key=lambda end: end[1]), strict=True
+    ):
         how = dict(xycoords="data", textcoords=axes.transAxes, va="center", fontsize=9, color=color)
-        line = dict(arrowstyle="-", color=color, alpha=0.4, linewidth=0.8, relpos=(0, 0.5), shrinkA=2, shrinkB=0)
+        line = dict(
+            arrowstyle="-",
+            color=color,
+            alpha=0.4,
+            linewidth=0.8,
+            relpos=(0, 0.5),
+            shrinkA=2,
+            shrinkB=0,
+        )
         axes.annotate(name, (x, y), (1.03, place), arrowprops=line, annotation_clip=False, **how)
     figure.savefig(path, dpi=100)
 
@@ -942,13 +1122,19 @@ table again."""
 def by_environment(found: list[dict]) -> dict:
     """`{environment: rows}`, in the order of ROWS."""
     grouped, order = {}, list(ROWS)
-    for row in sorted(found, key=lambda each: order.index(each["row"]) if each["row"] in ROWS else len(order)):
+    for row in sorted(
+        found, key=lambda each: order.index(each["row"]) if each["row"] in ROWS else len(order)
+    ):
         grouped.setdefault(row["environment"], []).append(row)
     return grouped
 
 
 def figure_name(environment: str) -> str:
-    return "results_" + "".join(letter if letter.isalnum() else "_" for letter in environment.lower()) + ".png"
+    return (
+        "results_"
+        + "".join(letter if letter.isalnum() else "_" for letter in environment.lower())
+        + ".png"
+    )
 
 
 def page(found: list[dict], plans: dict) -> str:
@@ -961,12 +1147,20 @@ def page(found: list[dict], plans: dict) -> str:
         parts.append(f"![return over steps on {environment}](figures/{figure_name(environment)})")
     parts += with_peers(json.loads(PEERS_FILE.read_text()) if PEERS_FILE.exists() else {})
     machines = {f"{each['processor']}, {each['device']}: {versions(each)}" for each in found}
-    parts += ["## Thresholds", thresholds(found), "## Sources of published scores", SOURCES_INTRO, sources(found)]
+    parts += [
+        "## Thresholds",
+        thresholds(found),
+        "## Sources of published scores",
+        SOURCES_INTRO,
+        sources(found),
+    ]
     parts += ["## Machines and versions", "\n".join(f"- {machine}" for machine in sorted(machines))]
     if plans:
         parts += planned(plans)
     if missing := not_measured({row["row"] for row in found}):
-        lines = [f"| [{row}](../{config_of(row)}) | {ROWS[row]} | {hours_of(row)} |" for row in missing]
+        lines = [
+            f"| [{row}](../{config_of(row)}) | {ROWS[row]} | {hours_of(row)} |" for row in missing
+        ]
         table_of = "\n".join(["| row | seeds | processor hours |", "|---|---|---|", *lines])
         parts += ["## Not measured yet", NOT_MEASURED, table_of]
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -976,10 +1170,16 @@ def with_peers(found: dict) -> list[str]:
     """The section of the returns of the peers' own code. `found` is what returns_vs_peers.py wrote."""
     if not found:
         return []
-    lines = ["| script | environment | steps | seeds | onejit | peer | peer's code |", "|---" * 7 + "|"]
+    lines = [
+        "| script | environment | steps | seeds | onejit | peer | peer's code |",
+        "|---" * 7 + "|",
+    ]
     for row, each in found.items():
         (_, ours), (peer, theirs) = each["returns"].items()
-        cells = [f"{statistics.show(*statistics.mean_interval(those))}, {min(those):.4g}" for those in (ours, theirs)]
+        cells = [
+            f"{statistics.show(*statistics.mean_interval(those))}, {min(those):.4g}"
+            for those in (ours, theirs)
+        ]
         name = row.partition("_")[0]
         about = each["environment"], number(each["steps"]), len(ours)
         lines.append(f"| {name} | {' | '.join(map(str, about))} | {' | '.join(cells)} | {peer} |")
@@ -1010,16 +1210,23 @@ def thresholds(found: list[dict]) -> str:
     measured = {each["environment"] for each in found}
     long = {each["environment"] + LONG for each in found if each["total_timesteps"] >= 4.9e6}
     for environment, (threshold, source) in THRESHOLDS.items():
-        if environment in long or any(environment in (each, each.partition(",")[0]) for each in measured):
+        if environment in long or any(
+            environment in (each, each.partition(",")[0]) for each in measured
+        ):
             lines.append(f"| {environment} | {threshold:g} | {source} |")
-    without = "; ".join(sorted({each["environment"] for each in found if threshold_of(each) is None}))
+    without = "; ".join(
+        sorted({each["environment"] for each in found if threshold_of(each) is None})
+    )
     said = f"No threshold is agreed on for these environments: {without}." if without else ""
     return "\n\n".join(filter(None, [THRESHOLDS_INTRO, "\n".join(lines), said]))
 
 
 def planned(plans: dict) -> list[str]:
     """The section of what is sized for a GPU. `plans` {row: what `plan` gave}."""
-    lines = ["| row | seeds | memory, GiB | kernels | bytes, TB | minutes at least |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| row | seeds | memory, GiB | kernels | bytes, TB | minutes at least |",
+        "|---|---|---|---|---|---|",
+    ]
     for row, each in plans.items():
         numbers = f"{each['memory'] / 2**30:.2g} | {each['kernels'] / 1e6:.3g} M | {each['bytes'] / 1e12:,.0f}"
         link = f"[{row}](../configs/{row}.yaml){', 1e7 steps' if row in LONGER else ''}"
@@ -1048,17 +1255,25 @@ def render() -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "rows",
         nargs="*",
         metavar="ROW",
         help="SCRIPT/CONFIG or SCRIPT/CONFIG@STEPS; those not measured yet where none is given",
     )
-    parser.add_argument("--num-seeds", type=int, help="by default 32 to 6, the more the cheaper a row is")
+    parser.add_argument(
+        "--num-seeds", type=int, help="by default 32 to 6, the more the cheaper a row is"
+    )
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--render", action="store_true", help="measure nothing")
-    parser.add_argument("--plan", action="store_true", help="the rows for a GPU: plan those that are not planned yet")
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="the rows for a GPU: plan those that are not planned yet",
+    )
     options = parser.parse_args()
     files = {row: MEASURED / f"{row.replace('/', '_').replace('@', '_')}.json" for row in ROWS}
     if unknown := [row for row in options.rows if row not in ROWS]:
@@ -1071,7 +1286,9 @@ def main():
     missing = not_measured({row for row, file in files.items() if file.exists()})
     for row in [] if options.render or options.plan else options.rows or missing:
         found = measure(row, options.num_seeds or ROWS[row], options.seed)
-        lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
+        lines = ",\n".join(
+            f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items()
+        )
         runs.write(files[row], f"{{\n{lines}\n}}\n")
         final, greedy = (values_of(found, kind) for kind in ("final_return", "greedy_return"))
         said = f"final return {statistics.show(*mean_of(final))}, worst agent {final.min():.4g}"

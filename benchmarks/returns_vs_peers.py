@@ -34,7 +34,14 @@ import speed  # noqa: E402
 
 from onejit import statistics  # noqa: E402
 
-STEPS = {"ppo": 500_000, "ppo_minatar": 1_000_000, "dqn": 500_000, "pqn": 500_000, "sac": 20_000, "td3": 20_000}
+STEPS = {
+    "ppo": 500_000,
+    "ppo_minatar": 1_000_000,
+    "dqn": 500_000,
+    "pqn": 500_000,
+    "sac": 20_000,
+    "td3": 20_000,
+}
 ENVIRONMENTS = {"ppo_minatar": "Breakout-MinAtar", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 PEERS = {"ppo": "PureJaxRL", "ppo_minatar": "PureJaxRL", "dqn": "PureJaxRL", "pqn": "PureJaxQL"}
 EPISODES = 64
@@ -67,12 +74,15 @@ def peer_policy(name: str, options, theirs, out):
         if name == "td3":
             return lambda obs: actor.apply(out[0], obs[None])[0]
         return lambda obs: (
-            actor.action_scale * jnp.tanh(actor.apply(out[0], obs[None], method="_action_dist").mode()[0])
+            actor.action_scale
+            * jnp.tanh(actor.apply(out[0], obs[None], method="_action_dist").mode()[0])
         )
     state = out["runner_state"][0]
     num_actions = gymnax.make(ENVIRONMENTS.get(name, "CartPole-v1"))[0].num_actions
     if name == "dqn":
-        network = speed.load(options.purejaxrl / "purejaxrl/dqn.py", "peer_dqn").QNetwork(num_actions)
+        network = speed.load(options.purejaxrl / "purejaxrl/dqn.py", "peer_dqn").QNetwork(
+            num_actions
+        )
         return lambda obs: network.apply(state.params, obs).argmax()
     if name == "pqn":
         module = speed.load(options.purejaxql / "purejaxql/pqn_gymnax.py", "peer_pqn")
@@ -95,7 +105,12 @@ def greedy_return(policy, env, params):
         def step(carry, key):
             obs, state, total, ended = carry
             obs, state, reward, terminated, truncated, _ = env.step(key, state, policy(obs), params)
-            return (obs, state, total + jnp.where(ended, 0.0, reward), ended | terminated | truncated), None
+            return (
+                obs,
+                state,
+                total + jnp.where(ended, 0.0, reward),
+                ended | terminated | truncated,
+            ), None
 
         keys = jax.random.split(key, params.max_steps_in_episode)
         return jax.lax.scan(step, (obs, state, 0.0, jnp.array(False)), keys)[0][2]
@@ -113,18 +128,31 @@ def measure(name: str, options):
     own = module.make_env(config)  # actions of a script are in [-1, 1]
     raw = gymnax.make(ENVIRONMENTS.get(name, "CartPole-v1"))
     peer_actions = partial(peer_policy, name, options, theirs)
-    contestants = {"onejit": (ours, our_policy, own), PEERS.get(name, "rejax"): (theirs, peer_actions, raw)}
+    contestants = {
+        "onejit": (ours, our_policy, own),
+        PEERS.get(name, "rejax"): (theirs, peer_actions, raw),
+    }
     found = {}
     for each, (train, policy, env) in contestants.items():
-        run = jax.jit(lambda key, train=train, policy=policy, env=env: greedy_return(policy(train(key)), *env))
-        found[each] = [round(float(run(jax.random.PRNGKey(seed))), 4) for seed in range(options.seeds)]
-        print(f"{name}, {each}: {statistics.show(*statistics.mean_interval(found[each]))}", flush=True)
+        run = jax.jit(
+            lambda key, train=train, policy=policy, env=env: greedy_return(policy(train(key)), *env)
+        )
+        found[each] = [
+            round(float(run(jax.random.PRNGKey(seed))), 4) for seed in range(options.seeds)
+        ]
+        print(
+            f"{name}, {each}: {statistics.show(*statistics.mean_interval(found[each]))}", flush=True
+        )
     return found
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(STEPS)}; all where none is given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(STEPS)}; all where none is given"
+    )
     parser.add_argument("--purejaxrl", type=Path, help="a clone of the repository")
     parser.add_argument("--purejaxql", type=Path, help="a clone of the repository")
     parser.add_argument("--seeds", type=int, default=8)
@@ -144,7 +172,11 @@ def main():
         if returns is None:
             print(f"{name}: left out, its peer is not here: --help names what it needs", flush=True)
             continue
-        done[name] = {"environment": ENVIRONMENTS.get(name, "CartPole-v1"), "steps": STEPS[name], "returns": returns}
+        done[name] = {
+            "environment": ENVIRONMENTS.get(name, "CartPole-v1"),
+            "steps": STEPS[name],
+            "returns": returns,
+        }
         options.out.write_text(json.dumps(done, indent=1) + "\n")
 
 

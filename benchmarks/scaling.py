@@ -50,7 +50,11 @@ def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict
     updates, took = 1, 0.0
     while took < seconds / 2:
         carry, took = advance(carry, updates)
-        updates = updates if took >= seconds / 2 else max(updates + 1, int(updates * min(8, seconds / took)))
+        updates = (
+            updates
+            if took >= seconds / 2
+            else max(updates + 1, int(updates * min(8, seconds / took)))
+        )
     _, took = advance(carry, 2 * updates)
     steps = 2 * updates * seeds * config.num_envs * config.num_steps
     return {"steps_per_second": steps / took, "bytes": program.bytes, "compile": compiled,
@@ -58,14 +62,20 @@ def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("seeds", "envs", "devices"))
     parser.add_argument("--script", default="q_learning_gridworld")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seeds", type=int, default=4, help="where the sizes are not of seeds")
-    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters"
+    )
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a size in a process of its own
+    parser.add_argument(
+        "--one", action="store_true", help=argparse.SUPPRESS
+    )  # a size in a process of its own
     args = parser.parse_args()
     if args.one:
         (size,), changes = args.sizes, dict(each.split("=") for each in args.set)
@@ -73,17 +83,26 @@ def main():
         changes |= {"num-envs": size} if args.what == "envs" else {}
         print(json.dumps(measure(args.script, seeds, changes, args.seconds)))
         return
-    print(f"| {args.what} | steps/s | of the first | MiB on a device | compile |\n|---|---|---|---|---|")
+    print(
+        f"| {args.what} | steps/s | of the first | MiB on a device | compile |\n|---|---|---|---|---|"
+    )
     first = None
     for size in args.sizes:
-        environment = os.environ | ({"JAX_NUM_CPU_DEVICES": str(size)} if args.what == "devices" else {})
+        environment = os.environ | (
+            {"JAX_NUM_CPU_DEVICES": str(size)} if args.what == "devices" else {}
+        )
         command = [sys.executable, __file__, args.what, "--one", "--script", args.script, "--sizes", str(size),
                    "--seeds", str(args.seeds), "--seconds", str(args.seconds), "--set", *args.set]  # fmt: skip
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True
+        )
         result = json.loads(done.stdout.splitlines()[-1])
         speed, first = result["steps_per_second"], first or result["steps_per_second"]
         mib = result["bytes"] / 2**20
-        print(f"| {size} | {speed:,.0f} | {speed / first:.2f} | {mib:,.1f} | {result['compile']:.1f} s |", flush=True)
+        print(
+            f"| {size} | {speed:,.0f} | {speed / first:.2f} | {mib:,.1f} | {result['compile']:.1f} s |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ PANELS = {  # the metrics that are drawn, and the scale of their axes
 def train(seeds: int) -> tuple[dict, np.ndarray]:
     """Metrics `[runs, seeds, updates]`, and whether the parameters of a seed are finite, `[runs, seeds]`."""
     base = ppo.Config(env_name="CartPole-v1", total_timesteps=100_000)
-    values = [{field: getattr(base, field) for field in ("lr", "ent_coef")} | run for run in RUNS.values()]
+    values = [
+        {field: getattr(base, field) for field in ("lr", "ent_coef")} | run for run in RUNS.values()
+    ]
     arrays = {field: jnp.array([run[field] for run in values]) for field in ("lr", "ent_coef")}
     keys = jax.random.split(jax.random.key(0), seeds)
 
@@ -70,12 +72,20 @@ def draw(name: str, metrics: dict, file: Path) -> None:
         curves = bins(metrics[metric])
         steps = (np.arange(curves.shape[1]) + 1) * 1e5 / curves.shape[1]
         axis.plot(steps, curves.T, color="tab:blue", linewidth=0.8, alpha=0.6)
-        axis.set(title=metric, ylim=limits, xlim=(0, 1e5), xticks=(0, 5e4, 1e5), xticklabels=("0", "5e4", "1e5"))
+        axis.set(
+            title=metric,
+            ylim=limits,
+            xlim=(0, 1e5),
+            xticks=(0, 5e4, 1e5),
+            xticklabels=("0", "5e4", "1e5"),
+        )
         axis.title.set_fontsize(10)
         if metric == "approx_kl":
             axis.set_yscale("log")
         if not np.isfinite(curves).any():
-            axis.text(0.5, 0.5, "NaN", ha="center", va="center", color="tab:red", transform=axis.transAxes)
+            axis.text(
+                0.5, 0.5, "NaN", ha="center", va="center", color="tab:red", transform=axis.transAxes
+            )
     settings = ", ".join(f"{field} {value:g}" for field, value in RUNS[name].items())
     figure.suptitle(f"{settings}, {len(curves)} seeds", fontsize=11)
     figure.set_dpi(110)
@@ -86,9 +96,13 @@ def draw(name: str, metrics: dict, file: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=16, help="agents per run")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures", help="folder for the pictures")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "figures", help="folder for the pictures"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     metrics, finite = train(args.seeds)
@@ -96,13 +110,20 @@ def main():
         run = {metric: values[index] for metric, values in metrics.items()}
         draw(name, run, args.out / f"curves_{name}.png")
         final = bins(run["episodic_return"], run["episodic_return"].shape[1] // 10)[:, -1]
-        print(f"{name}: {RUNS[name]}, {finite[index].sum()} of {args.seeds} seeds with finite parameters")
+        print(
+            f"{name}: {RUNS[name]}, {finite[index].sum()} of {args.seeds} seeds with finite parameters"
+        )
         by_seed = " ".join(f"{each:.0f}" for each in np.sort(final))
         print(f"  return, last tenth: mean {final.mean():.4g}, by seed {by_seed}")
         for metric in (*PANELS, "explained_variance", "value_loss"):
             curves = bins(run[metric])
-            medians = [np.median(curves[:, round(at * (curves.shape[1] - 1))]) for at in (0.0, 0.1, 0.5, 1.0)]
-            print(f"  {metric}, median at 0, 10, 50 and 100 %: {' '.join(f'{each:.4g}' for each in medians)}")
+            medians = [
+                np.median(curves[:, round(at * (curves.shape[1] - 1))])
+                for at in (0.0, 0.1, 0.5, 1.0)
+            ]
+            print(
+                f"  {metric}, median at 0, 10, 50 and 100 %: {' '.join(f'{each:.4g}' for each in medians)}"
+            )
 
 
 if __name__ == "__main__":

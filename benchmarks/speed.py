@@ -59,10 +59,20 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ppo import orthogonal
 
-PPO = dict(anneal_lr=True, gamma=0.99, gae_lambda=0.95, clip_eps=0.2, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5)
+PPO = dict(
+    anneal_lr=True,
+    gamma=0.99,
+    gae_lambda=0.95,
+    clip_eps=0.2,
+    ent_coef=0.01,
+    vf_coef=0.5,
+    max_grad_norm=0.5,
+)
 CLASSIC = PPO | dict(lr=2.5e-4, num_envs=4, num_steps=128, update_epochs=4, num_minibatches=4)
 MINATAR = PPO | dict(lr=5e-3, num_envs=64, num_steps=128, update_epochs=4, num_minibatches=8)
-BRAX = PPO | dict(lr=3e-4, num_envs=2048, num_steps=10, update_epochs=4, num_minibatches=32, ent_coef=0.0)
+BRAX = PPO | dict(
+    lr=3e-4, num_envs=2048, num_steps=10, update_epochs=4, num_minibatches=32, ent_coef=0.0
+)
 DQN = dict(
     lr=2.5e-4, gamma=0.99, num_envs=10, buffer_size=10_000, learning_starts=10_000, tau=1.0, epsilon_start=1.0,
     epsilon_finish=0.05, target_update_interval=500,
@@ -81,7 +91,10 @@ def load(path: Path, name: str, flags=()):
     jax.tree_map = jax.tree.map
     wrappers.purerl.LogWrapper = lambda env: LegacyStepAPIWrapper(wrappers.LogWrapper(env))
     sys.path.insert(0, str(path.parent))
-    of_flax, nn.initializers.orthogonal = nn.initializers.orthogonal, lambda scale=1.0, *_, **__: orthogonal(scale)
+    of_flax, nn.initializers.orthogonal = (
+        nn.initializers.orthogonal,
+        lambda scale=1.0, *_, **__: orthogonal(scale),
+    )
     try:
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
@@ -105,7 +118,10 @@ def five_values(name: str):
 
 def metrics_of(train):
     """Enough for a whole training to be run, and small."""
-    return lambda key: {**train(key), "runner_state": None}  # what is left holds the metrics, whatever their name
+    return lambda key: {
+        **train(key),
+        "runner_state": None,
+    }  # what is left holds the metrics, whatever their name
 
 
 def script_training(script: str, steps: int, **settings):
@@ -117,7 +133,9 @@ def script_training(script: str, steps: int, **settings):
 
 
 def ppo(options, steps, env_name="CartPole-v1", settings=CLASSIC, activation="tanh"):
-    ours = script_training("ppo", steps, env_name=env_name, torso="flat", activation=activation, **settings)
+    ours = script_training(
+        "ppo", steps, env_name=env_name, torso="flat", activation=activation, **settings
+    )
     if not options.purejaxrl:
         return ours, None
     module = load(options.purejaxrl / "purejaxrl" / "ppo.py", "purejaxrl_ppo")
@@ -133,7 +151,15 @@ def ppo_torch(options, steps):
     return ours, torch_process(options, "ppo.py", "--total-timesteps", str(steps))
 
 
-MUJOCO = dict(num_envs=1, num_steps=2048, update_epochs=10, num_minibatches=32, lr=3e-4, clip_eps=0.2, ent_coef=0.0)
+MUJOCO = dict(
+    num_envs=1,
+    num_steps=2048,
+    update_epochs=10,
+    num_minibatches=32,
+    lr=3e-4,
+    clip_eps=0.2,
+    ent_coef=0.0,
+)
 
 
 def torch_process(options, file: str, *flags):
@@ -143,7 +169,9 @@ def torch_process(options, file: str, *flags):
 
     def run(keys):
         with tempfile.TemporaryDirectory() as folder:  # for what it writes
-            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=env)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, cwd=folder, env=env
+            )
         return int(flags[-1]) / float(re.findall(r"SPS: (\d+)", done.stdout)[-1])
 
     run.is_process = True
@@ -154,11 +182,20 @@ def ppo_mujoco(options, steps):
     """HalfCheetah-v4, stepped by EnvPool here and by Gymnasium there, CleanRL's hyperparameters."""
     if not importlib.util.find_spec("envpool") or not options.cleanrl_python or not options.cleanrl:
         return None, None
-    ours = script_training("ppo_continuous", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **MUJOCO)
+    ours = script_training(
+        "ppo_continuous", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **MUJOCO
+    )
     return ours, torch_process(options, "ppo_continuous_action.py", "--total-timesteps", str(steps))
 
 
-SAC = dict(num_envs=1, num_steps=1, gradient_steps=1, batch_size=256, buffer_size=1_000_000, learning_starts=256)
+SAC = dict(
+    num_envs=1,
+    num_steps=1,
+    gradient_steps=1,
+    batch_size=256,
+    buffer_size=1_000_000,
+    learning_starts=256,
+)
 SAC |= dict(policy_lr=3e-4, q_lr=1e-3, hidden_sizes=(256, 256))
 
 
@@ -167,7 +204,14 @@ def sac_mujoco(options, steps):
     if not importlib.util.find_spec("envpool") or not options.cleanrl_python or not options.cleanrl:
         return None, None
     ours = script_training("sac", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **SAC)
-    flags = ["--env-id", "HalfCheetah-v4", "--learning-starts", "256", "--total-timesteps", str(steps)]
+    flags = [
+        "--env-id",
+        "HalfCheetah-v4",
+        "--learning-starts",
+        "256",
+        "--total-timesteps",
+        str(steps),
+    ]
     return ours, torch_process(options, "sac_continuous_action.py", *flags)
 
 
@@ -189,7 +233,9 @@ def sac_sbx(options, steps):
     command = [options.sbx_python, "-c", SBX, str(steps - SAC["learning_starts"])]
 
     def run(keys):
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+        return float(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+        )
 
     run.is_process = True
     return script_training("sac", steps, env_name="onejit.envs.envpool:HalfCheetah-v4", **SAC), run
@@ -212,7 +258,9 @@ def random_steps(steps: int, num_envs: int):
     importlib.import_module("onejit.envs.envpool")
     env, params = gymnax.make("HalfCheetah-v4")
     actions = np.random.default_rng(0).uniform(-1, 1, (num_envs, 6))
-    pool = envpool.make_gymnasium("HalfCheetah-v4", num_envs=num_envs, seed=0, num_threads=os.cpu_count())
+    pool = envpool.make_gymnasium(
+        "HalfCheetah-v4", num_envs=num_envs, seed=0, num_threads=os.cpu_count()
+    )
 
     def ours(key):
         step = jax.vmap(env.step, (None, 0, 0, None))
@@ -246,8 +294,16 @@ def ppo_continuous(options, steps, env_name="hopper"):
     ours = script_training("ppo_continuous", steps, **more, **BRAX | dict(anneal_lr=False))
     if not options.purejaxrl:
         return ours, None
-    module = load(options.purejaxrl / "purejaxrl" / "ppo_continuous_action.py", "purejaxrl_ppo_continuous")
-    more = dict(ENV_NAME=env_name, TOTAL_TIMESTEPS=steps, ACTIVATION="tanh", NORMALIZE_ENV=True, ANNEAL_LR=False)
+    module = load(
+        options.purejaxrl / "purejaxrl" / "ppo_continuous_action.py", "purejaxrl_ppo_continuous"
+    )
+    more = dict(
+        ENV_NAME=env_name,
+        TOTAL_TIMESTEPS=steps,
+        ACTIVATION="tanh",
+        NORMALIZE_ENV=True,
+        ANNEAL_LR=False,
+    )
     return ours, metrics_of(module.make_train(upper(BRAX, **more, DEBUG=False)))
 
 
@@ -268,7 +324,9 @@ class OlderCell(nn.GRUCell):
 
 def ppo_rnn(options, steps):
     """The peer has a layer of 128 between the memory and each output, and the script none."""
-    ours = script_training("ppo_rnn", steps, cell_size=128, hidden_sizes=(128,), activation="relu", **CLASSIC)
+    ours = script_training(
+        "ppo_rnn", steps, cell_size=128, hidden_sizes=(128,), activation="relu", **CLASSIC
+    )
     if not options.purejaxrl:
         return ours, None
     module = load(options.purejaxrl / "purejaxrl" / "ppo_rnn.py", "purejaxrl_ppo_rnn")
@@ -279,30 +337,64 @@ def ppo_rnn(options, steps):
 
 
 def dqn(options, steps):
-    more = dict(num_steps=1, gradient_steps=1, batch_size=128, anneal_lr=False, double=False, dueling=False)
-    more |= dict(exploration_fraction=0.5, loss="squared", hidden_sizes=(120, 84), activation="relu")
+    more = dict(
+        num_steps=1, gradient_steps=1, batch_size=128, anneal_lr=False, double=False, dueling=False
+    )
+    more |= dict(
+        exploration_fraction=0.5, loss="squared", hidden_sizes=(120, 84), activation="relu"
+    )
     ours = script_training("dqn", steps, **more, **DQN)
     if not options.purejaxrl or not importlib.util.find_spec("flashbax"):
         return ours, None
     module = load(options.purejaxrl / "purejaxrl" / "dqn.py", "purejaxrl_dqn")
-    more = dict(ENV_NAME="CartPole-v1", TOTAL_TIMESTEPS=steps, EPSILON_ANNEAL_TIME=steps / 2, TRAINING_INTERVAL=10)
-    return ours, metrics_of(module.make_train(upper(DQN, **more, BUFFER_BATCH_SIZE=128, LR_LINEAR_DECAY=False)))
+    more = dict(
+        ENV_NAME="CartPole-v1",
+        TOTAL_TIMESTEPS=steps,
+        EPSILON_ANNEAL_TIME=steps / 2,
+        TRAINING_INTERVAL=10,
+    )
+    return ours, metrics_of(
+        module.make_train(upper(DQN, **more, BUFFER_BATCH_SIZE=128, LR_LINEAR_DECAY=False))
+    )
 
 
 def pqn(options, steps):
-    more = dict(update_epochs=4, q_lambda=0.95, epsilon_finish=0.2, exploration_fraction=0.2, hidden_sizes=(256, 256))
+    more = dict(
+        update_epochs=4,
+        q_lambda=0.95,
+        epsilon_finish=0.2,
+        exploration_fraction=0.2,
+        hidden_sizes=(256, 256),
+    )
     ours = script_training("pqn", steps, anneal_lr=True, **more, **PQN)
     if not options.purejaxql:
         return ours, None
     module = load(options.purejaxql / "purejaxql" / "pqn_gymnax.py", "purejaxql_pqn")
-    more = dict(ENV_NAME="CartPole-v1", TOTAL_TIMESTEPS=steps, TOTAL_TIMESTEPS_DECAY=steps, NUM_EPOCHS=4, LAMBDA=0.95)
-    more |= dict(EPS_START=1.0, EPS_FINISH=0.2, EPS_DECAY=0.2, HIDDEN_SIZE=256, NORM_TYPE="layer_norm", REW_SCALE=1)
-    return ours, metrics_of(module.make_train(upper(PQN, **more, LR_LINEAR_DECAY=True, WANDB_MODE="disabled")))
+    more = dict(
+        ENV_NAME="CartPole-v1",
+        TOTAL_TIMESTEPS=steps,
+        TOTAL_TIMESTEPS_DECAY=steps,
+        NUM_EPOCHS=4,
+        LAMBDA=0.95,
+    )
+    more |= dict(
+        EPS_START=1.0,
+        EPS_FINISH=0.2,
+        EPS_DECAY=0.2,
+        HIDDEN_SIZE=256,
+        NORM_TYPE="layer_norm",
+        REW_SCALE=1,
+    )
+    return ours, metrics_of(
+        module.make_train(upper(PQN, **more, LR_LINEAR_DECAY=True, WANDB_MODE="disabled"))
+    )
 
 
 def off_policy(options, steps, name, each, **networks):
     """Pendulum-v1, one environment per agent, a gradient step per environment step; td3.py makes two per update."""
-    more = dict(num_envs=1, num_steps=each, gradient_steps=each, learning_starts=256, hidden_sizes=(64, 64))
+    more = dict(
+        num_envs=1, num_steps=each, gradient_steps=each, learning_starts=256, hidden_sizes=(64, 64)
+    )
     more |= dict(policy_lr=1e-3, q_lr=1e-3, activation="relu")
     ours = script_training(name, steps, env_name="Pendulum-v1", **more, **REJAX)
     if not importlib.util.find_spec("rejax"):
@@ -331,8 +423,14 @@ def sac(options, steps):
 
 
 def td3(options, steps):
-    networks = {"actor_kwargs": {"activation": "relu"}, "critic_kwargs": {"activation": "relu"}, "policy_delay": 2}
-    networks |= dict(exploration_noise=0.2, target_noise=0.4, target_noise_clip=1.0)  # of actions in [-2, 2]
+    networks = {
+        "actor_kwargs": {"activation": "relu"},
+        "critic_kwargs": {"activation": "relu"},
+        "policy_delay": 2,
+    }
+    networks |= dict(
+        exploration_noise=0.2, target_noise=0.4, target_noise_clip=1.0
+    )  # of actions in [-2, 2]
     return off_policy(options, steps, "td3", 2, **networks)
 
 
@@ -343,7 +441,9 @@ def mappo(options, steps):
     if not options.jaxmarl:
         return ours, None
     module = load(options.jaxmarl / "baselines" / "IPPO" / "ippo_ff_mpe.py", "jaxmarl_ippo")
-    more = dict(ENV_NAME="MPE_simple_spread_v3", ENV_KWARGS={}, TOTAL_TIMESTEPS=steps, ACTIVATION="tanh")
+    more = dict(
+        ENV_NAME="MPE_simple_spread_v3", ENV_KWARGS={}, TOTAL_TIMESTEPS=steps, ACTIVATION="tanh"
+    )
     return ours, metrics_of(module.make_train(upper(settings, **more)))
 
 
@@ -359,22 +459,39 @@ def alphazero(options, steps):
     of a rollout here.
     """
     more = dict(
-        env_name="connect_four", num_envs=AZ["games"], num_steps=AZ["moves"], update_epochs=1, network="residual"
+        env_name="connect_four",
+        num_envs=AZ["games"],
+        num_steps=AZ["moves"],
+        update_epochs=1,
+        network="residual",
     )
-    more |= dict(num_minibatches=AZ["games"] * AZ["moves"] // AZ["batch"], hidden_sizes=(AZ["channels"],))
+    more |= dict(
+        num_minibatches=AZ["games"] * AZ["moves"] // AZ["batch"], hidden_sizes=(AZ["channels"],)
+    )
     more |= dict(channels=AZ["channels"], num_blocks=AZ["blocks"], simulations=32, lr=1e-3)
-    ours = script_training("alphazero", steps, opponent_simulations=0, eval_games=1, eval_steps=1, **more)
+    ours = script_training(
+        "alphazero", steps, opponent_simulations=0, eval_games=1, eval_steps=1, **more
+    )
     if not options.pgx or not importlib.util.find_spec("haiku"):
         return ours, None
-    return ours, pgx_loop(options.pgx / "examples" / "alphazero" / "train.py", steps // (AZ["games"] * AZ["moves"]))
+    return ours, pgx_loop(
+        options.pgx / "examples" / "alphazero" / "train.py", steps // (AZ["games"] * AZ["moves"])
+    )
 
 
 def pgx_loop(file: Path, iterations: int):
     """`run(keys)` of Pgx's example: the seconds of its loop for a number of iterations, without compilation."""
     import pgx
 
-    given = dict(env_id="connect_four", num_channels=AZ["channels"], num_layers=AZ["blocks"], num_simulations=32)
-    given |= dict(selfplay_batch_size=AZ["games"], max_num_steps=AZ["moves"], training_batch_size=AZ["batch"])
+    given = dict(
+        env_id="connect_four",
+        num_channels=AZ["channels"],
+        num_layers=AZ["blocks"],
+        num_simulations=32,
+    )
+    given |= dict(
+        selfplay_batch_size=AZ["games"], max_num_steps=AZ["moves"], training_batch_size=AZ["batch"]
+    )
     all_devices, jax.local_devices = jax.local_devices, lambda: all_devices()[:1]
     downloads, pgx.make_baseline_model = pgx.make_baseline_model, lambda _: None
     try:
@@ -391,7 +508,9 @@ def pgx_loop(file: Path, iterations: int):
             key, play_key, shuffle_key = jax.random.split(key, 3)
             samples = module.compute_loss_input(module.selfplay(model, play_key[None]))
             samples = jax.tree.map(lambda x: x.reshape((-1, *x.shape[3:])), jax.device_get(samples))
-            order = jax.random.permutation(shuffle_key, len(samples.obs)).reshape(-1, 1, AZ["batch"])
+            order = jax.random.permutation(shuffle_key, len(samples.obs)).reshape(
+                -1, 1, AZ["batch"]
+            )
             for indices in order:
                 minibatch = jax.tree.map(lambda x, indices=indices: x[indices], samples)
                 model, opt_state, *losses = module.train(model, opt_state, minibatch)
@@ -422,7 +541,9 @@ def gridworld(options, steps):
         key, action_key, env_key = jax.random.split(key, 3)
         action = choose(action_key, q, obs)
         next_obs, state, reward, terminated, _, info = env.step(env_key, state, action, env_params)
-        target = reward + settings["gamma"] * jnp.where(terminated, 0.0, q[info["final_observation"]].max())
+        target = reward + settings["gamma"] * jnp.where(
+            terminated, 0.0, q[info["final_observation"]].max()
+        )
         q = q.at[obs, action].add(settings["lr"] * (target - q[obs, action]))
         return (key, q, next_obs, state), reward
 
@@ -501,7 +622,13 @@ def measure(name: str, seeds: int, options) -> dict | None:
             begun = time.perf_counter()
             done = jax.block_until_ready(run(keys))
             taken[each].append(done if isinstance(done, float) else time.perf_counter() - begun)
-    row = {"row": name, "seeds": seeds, "steps": steps, "devices": num_devices, "repeats": options.repeats}
+    row = {
+        "row": name,
+        "seeds": seeds,
+        "steps": steps,
+        "devices": num_devices,
+        "repeats": options.repeats,
+    }
     for each, seconds in taken.items():
         row[f"{each} steps/s"] = seeds * steps / float(np.median(seconds[1:]))
         row[f"{each} compilation"] = contestants[each][1]
@@ -513,7 +640,9 @@ def measure(name: str, seeds: int, options) -> dict | None:
 
 def markdown(rows: list[dict]) -> str:
     """The table; a ratio above 1 says that the script is the faster one."""
-    lines = ["| row | seeds | peer, steps/s | script, one device | ratio | over all devices | ratio | compilation, s |"]
+    lines = [
+        "| row | seeds | peer, steps/s | script, one device | ratio | over all devices | ratio | compilation, s |"
+    ]
     lines.append("|" + "---|" * 8)
     for row in rows:
         cells = [row["row"], str(row["seeds"]), f"{row['peer steps/s']:,.0f}"]
@@ -521,7 +650,10 @@ def markdown(rows: list[dict]) -> str:
             ratio = row.get(f"{each} ratio")
             shown = ["", ""]
             if ratio:
-                shown = [f"{row[f'{each} steps/s']:,.0f}", f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"]
+                shown = [
+                    f"{row[f'{each} steps/s']:,.0f}",
+                    f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})",
+                ]
             cells += shown
         cells.append(f"{row['peer compilation']:.1f} / {row['bare compilation']:.1f}")
         lines.append(f"| {' | '.join(cells)} |")
@@ -541,19 +673,34 @@ def draw(rows: list[dict], path: Path) -> None:
     figure = Figure(figsize=(12, 6), layout="constrained")
     ratios, throughput = figure.subplots(1, 2, width_ratios=(3, 2))
     rows = [row for row in rows if row["row"] in PEERS]
-    contestants = {"bare": ("one device", "tab:blue", "o"), "spread": ("over all devices", "tab:green", "D")}
+    contestants = {
+        "bare": ("one device", "tab:blue", "o"),
+        "spread": ("over all devices", "tab:green", "D"),
+    }
     for place, row in enumerate(rows):
         for each, (label, color, marker) in contestants.items():
             if found := row.get(f"{each} ratio"):
                 middle, low, high = found
                 error = [[middle - low], [high - middle]]
-                ratios.errorbar(middle, -place, xerr=error, fmt=marker, color=color, label=label, markersize=5)
-        shown = f"{middle:.2f}" if middle < 10 else f"{middle:.0f}"  # of all devices where there are several seeds
+                ratios.errorbar(
+                    middle, -place, xerr=error, fmt=marker, color=color, label=label, markersize=5
+                )
+        shown = (
+            f"{middle:.2f}" if middle < 10 else f"{middle:.0f}"
+        )  # of all devices where there are several seeds
         ratios.annotate(shown, (high, -place), (6, -3), textcoords="offset points", fontsize=9)
     ratios.axvline(1, color="0.6", linewidth=1)
-    labels = [f"{row['row'].partition('_torch')[0]} / {PEERS[row['row']]}, seeds: {row['seeds']}" for row in rows]
+    labels = [
+        f"{row['row'].partition('_torch')[0]} / {PEERS[row['row']]}, seeds: {row['seeds']}"
+        for row in rows
+    ]
     ratios.set_yticks(range(0, -len(rows), -1), labels)
-    ratios.set(xscale="log", xlabel="speed relative to the peer", xlim=(0.6, 260), ylim=(-len(rows) + 0.4, 0.6))
+    ratios.set(
+        xscale="log",
+        xlabel="speed relative to the peer",
+        xlim=(0.6, 260),
+        ylim=(-len(rows) + 0.4, 0.6),
+    )
     ratios.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
     ratios.minorticks_off()
     handles = dict(zip(*reversed(ratios.get_legend_handles_labels()), strict=True))
@@ -563,19 +710,29 @@ def draw(rows: list[dict], path: Path) -> None:
         if len(of_row) > 1:
             for each, style in (("peer", ":"), ("best", "-")):
                 speeds = [
-                    row.get(f"{each} steps/s") or row.get("spread steps/s", row["bare steps/s"]) for row in of_row
+                    row.get(f"{each} steps/s") or row.get("spread steps/s", row["bare steps/s"])
+                    for row in of_row
                 ]
                 seeds = [row["seeds"] for row in of_row]
                 throughput.plot(seeds, speeds, style, marker="o", markersize=4, color=f"C{index}")
             throughput.annotate(
-                name, (seeds[-1], speeds[-1]), (6, -3), textcoords="offset points", color=f"C{index}", fontsize=9
+                name,
+                (seeds[-1], speeds[-1]),
+                (6, -3),
+                textcoords="offset points",
+                color=f"C{index}",
+                fontsize=9,
             )
     if not throughput.lines:  # a logarithmic axis needs numbers
         throughput.set_ylim(1, 10)
     throughput.plot([], [], "-", color="0.4", label="script, over all devices")
     throughput.plot([], [], ":", color="0.4", label="peer")
     throughput.set(
-        xscale="log", yscale="log", xlabel="seeds", ylabel="steps per second, all seeds together", xlim=(0.8, 150)
+        xscale="log",
+        yscale="log",
+        xlabel="seeds",
+        ylabel="steps per second, all seeds together",
+        xlim=(0.8, 150),
     )
     throughput.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
     throughput.minorticks_off()
@@ -584,23 +741,43 @@ def draw(rows: list[dict], path: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all where none is given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all where none is given"
+    )
     parser.add_argument("--purejaxrl", type=Path, help="a clone of the repository")
     parser.add_argument("--purejaxql", type=Path, help="a clone of the repository")
     parser.add_argument("--cleanrl", type=Path, help="a clone of the repository")
     parser.add_argument("--jaxmarl", type=Path, help="a clone of the repository")
     parser.add_argument("--pgx", type=Path, help="a clone of the repository")
-    parser.add_argument("--cleanrl-python", type=Path, help="a Python that has what it needs, torch among it")
-    parser.add_argument("--sbx-python", type=Path, help="a Python that has sbx-rl and gymnasium[mujoco]")
-    parser.add_argument("--seeds", type=int, nargs="+", help="by default some for the device that is here")
-    parser.add_argument("--repeats", type=int, default=5, help="trainings of each, after an uncounted first one")
+    parser.add_argument(
+        "--cleanrl-python", type=Path, help="a Python that has what it needs, torch among it"
+    )
+    parser.add_argument(
+        "--sbx-python", type=Path, help="a Python that has sbx-rl and gymnasium[mujoco]"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help="by default some for the device that is here"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="trainings of each, after an uncounted first one"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps in one training")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
     if unknown := set(options.rows) - set(ROWS):
         parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")
-    for name in ("purejaxrl", "purejaxql", "cleanrl", "cleanrl_python", "sbx_python", "jaxmarl", "pgx"):
+    for name in (
+        "purejaxrl",
+        "purejaxql",
+        "cleanrl",
+        "cleanrl_python",
+        "sbx_python",
+        "jaxmarl",
+        "pgx",
+    ):
         if (path := getattr(options, name)) and not path.exists():
             parser.error(f"--{name.replace('_', '-')} {path}: is not there")
         setattr(options, name, path and path.absolute())
@@ -613,7 +790,10 @@ def main():
         for seeds in options.seeds or ROWS[name][1 if device.platform == "cpu" else 2]:
             row = measure(name, seeds, options)
             if row is None:
-                print(f"{name}: left out, its peer is not here: --help names what it needs", flush=True)
+                print(
+                    f"{name}: left out, its peer is not here: --help names what it needs",
+                    flush=True,
+                )
                 break
             print(markdown([row]).splitlines()[-1], flush=True)
             rows = [each for each in rows if (each["row"], each["seeds"]) != (name, seeds)]

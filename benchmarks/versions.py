@@ -23,7 +23,8 @@ import time
 from pathlib import Path
 
 os.environ.setdefault(  # as in the scripts; read when JAX is imported
-    "JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    "JAX_NUM_CPU_DEVICES",
+    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
 )
 
 import jax
@@ -42,7 +43,9 @@ def compile_training(path: Path, name: str, flags: list[str], num_seeds: int):
     script = load(path, name)
     config = tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=script.read_flags(flags))
     key, train = jax.random.key(0), script.make_train(config)
-    keys, train = (key, train) if num_seeds == 1 else (jax.random.split(key, num_seeds), jax.vmap(train))
+    keys, train = (
+        (key, train) if num_seeds == 1 else (jax.random.split(key, num_seeds), jax.vmap(train))
+    )
     begun = time.perf_counter()
     train = jax.jit(train).lower(keys).compile()
     return lambda: jax.block_until_ready(train(keys)["metrics"]), time.perf_counter() - begun
@@ -50,13 +53,17 @@ def compile_training(path: Path, name: str, flags: list[str], num_seeds: int):
 
 def run_process(path: Path, flags: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        env = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{directory}/cache"}  # empty: a first start
+        env = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": f"{directory}/cache"
+        }  # empty: a first start
         command = [sys.executable, path.absolute(), *flags]
         subprocess.run(command, cwd=directory, env=env, check=True, capture_output=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("one", type=Path)
     parser.add_argument("two", type=Path)
     parser.add_argument("--processes", action="store_true", help="run both as a user does")
@@ -66,7 +73,9 @@ def main():
     paths = {"one": options.one, "two": options.two}
     if options.processes:
         flags = [*flags, "--num-seeds", str(options.num_seeds)]
-        contestants = {name: (lambda path=path: run_process(path, flags)) for name, path in paths.items()}
+        contestants = {
+            name: (lambda path=path: run_process(path, flags)) for name, path in paths.items()
+        }
     else:
         contestants = {}
         for name, path in paths.items():
@@ -80,9 +89,13 @@ def main():
             contestant()
             times[name].append(time.perf_counter() - begun)
     for name, each in times.items():
-        print(f"{name}: {statistics.median(each):.3f} s ({min(each):.3f} to {max(each):.3f}, {len(each)} repeats)")
+        print(
+            f"{name}: {statistics.median(each):.3f} s ({min(each):.3f} to {max(each):.3f}, {len(each)} repeats)"
+        )
     ratios = sorted(one / two for one, two in zip(times["one"], times["two"], strict=True))
-    print(f"speed of two / one: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    print(
+        f"speed of two / one: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
 
 
 if __name__ == "__main__":

@@ -91,13 +91,19 @@ def shown(path: str) -> str:
             return f"{head}{file.stat().st_size:,} bytes, not text.\n"
     files = sorted(each.name for each in file.iterdir() if each.is_file())
     here = f"source/{path}"
-    return head + "".join(f"- [{name}]({relpath(page_of(f'{path}/{name}'), here)})\n" for name in files)
+    return head + "".join(
+        f"- [{name}]({relpath(page_of(f'{path}/{name}'), here)})\n" for name in files
+    )
 
 
 def on_files(files, config):
     """Add a page for each file outside of docs/ that a page links to."""
     pages = [file for file in files if file.src_uri.endswith((".md", ".ipynb"))]
-    waiting = [path for file in pages for *_, path in targets(file.content_string, f"docs/{file.src_uri}/..")]
+    waiting = [
+        path
+        for file in pages
+        for *_, path in targets(file.content_string, f"docs/{file.src_uri}/..")
+    ]
     done = set()
     while waiting:
         path = waiting.pop()
@@ -122,7 +128,11 @@ def on_page_markdown(markdown, page, config, files):
         new = relpath(page_of(path), str(PurePosixPath(uri).parent))
         markdown = markdown.replace(f"]({written}{anchor})", f"]({new}{anchor})")
     script = ROOT / f"{Path(uri).stem}.py"
-    return link_functions(markdown, script, f"source/{script.name}.html") if script.exists() else markdown
+    return (
+        link_functions(markdown, script, f"source/{script.name}.html")
+        if script.exists()
+        else markdown
+    )
 
 
 def mathml(tex: str, display: str) -> str:
@@ -131,9 +141,17 @@ def mathml(tex: str, display: str) -> str:
 
 def headings(content: str):
     """Of a notebook's page, code in headings included."""
-    found, tokens = re.findall(r'(?s)<h([12]) id="([^"]+)">(.*?)<a class="anchor-link"', content), []
+    found, tokens = (
+        re.findall(r'(?s)<h([12]) id="([^"]+)">(.*?)<a class="anchor-link"', content),
+        [],
+    )
     for level, name, text in found:
-        token = {"level": int(level), "id": name, "name": re.sub("<[^>]+>", "", text), "children": []}
+        token = {
+            "level": int(level),
+            "id": name,
+            "name": re.sub("<[^>]+>", "", text),
+            "children": [],
+        }
         (tokens[0]["children"] if level == "2" and tokens else tokens).append(token)
     return get_toc(tokens)
 
@@ -141,7 +159,9 @@ def headings(content: str):
 def on_page_content(content, page, config, files):
     """Equations as MathML; of notebooks, which are pages already, the links too."""
     if page.file.src_uri.endswith(".ipynb"):
-        for written, anchor, path in set(targets(page.file.content_string, f"docs/{page.file.src_uri}/..")):
+        for written, anchor, path in set(
+            targets(page.file.content_string, f"docs/{page.file.src_uri}/..")
+        ):
             new = relpath(page_of(path), str(PurePosixPath(page.file.src_uri).parent))
             new = re.sub(r"\.(md|ipynb)$", ".html", new)
             content = content.replace(f'href="{written}{anchor}"', f'href="{new}{anchor}"')
@@ -154,4 +174,6 @@ def on_page_content(content, page, config, files):
 
         return text.sub(equations, content)
     found = re.compile(r'(?s)<(div|span) class="arithmatex">(?:\\\[|\\\()(.*?)(?:\\\]|\\\))</\1>')
-    return found.sub(lambda each: mathml(each[2], {"div": "block", "span": "inline"}[each[1]]), content)
+    return found.sub(
+        lambda each: mathml(each[2], {"div": "block", "span": "inline"}[each[1]]), content
+    )

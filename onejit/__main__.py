@@ -32,15 +32,23 @@ def main(words=None) -> None:
         raise SystemExit(print(__version__))
     name = words[0]
     if name == "plan":  # JAX reads these when it is imported. Autotuning would need the GPU.
-        os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # a cached program cannot be read again without the GPU
+        os.environ |= {
+            "JAX_PLATFORMS": "cpu",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = (
+            "false"  # a cached program cannot be read again without the GPU
+        )
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
     from onejit import command_line
 
     with command_line.errors_in_one_line(f"onejit {name}" if name in COMMANDS else "onejit"):
         if name not in COMMANDS:
             known = ", ".join(COMMANDS)
-            raise ValueError(f"{name}: is not a command; commands are {known}{command_line.nearest(name, COMMANDS)}")
+            raise ValueError(
+                f"{name}: is not a command; commands are {known}{command_line.nearest(name, COMMANDS)}"
+            )
         module = importlib.import_module(f"onejit.{name}")
         if name not in ("train", "sweep", "plan"):
             command_line.parse(module.main, words[1:], description=module.__doc__)

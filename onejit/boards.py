@@ -14,8 +14,14 @@ def check_stones(game, what: str) -> None:
 
 def stones(state) -> np.ndarray:
     """0 for empty, 1 and 2 for the stones of the player who began and of the other, [H, W]."""
-    mine, theirs = np.moveaxis(np.asarray(state.observation)[..., :2], -1, 0)  # of the player to move
-    return np.where(mine, 1, np.where(theirs, 2, 0)) if to_move(state) == 1 else np.where(mine, 2, theirs.astype(int))
+    mine, theirs = np.moveaxis(
+        np.asarray(state.observation)[..., :2], -1, 0
+    )  # of the player to move
+    return (
+        np.where(mine, 1, np.where(theirs, 2, 0))
+        if to_move(state) == 1
+        else np.where(mine, 2, theirs.astype(int))
+    )
 
 
 def to_move(state) -> int:
@@ -40,7 +46,10 @@ def text(state) -> str:
     board = stones(state)
     letters = "abcdefghijklmnopqrstuvwxyz"[: board.shape[1]]
     by_column = len(state.legal_action_mask) == board.shape[1]
-    rows = [f"{'' if by_column else i + 1:>3} " + " ".join(".XO"[x] for x in row) for i, row in enumerate(board)]
+    rows = [
+        f"{'' if by_column else i + 1:>3} " + " ".join(".XO"[x] for x in row)
+        for i, row in enumerate(board)
+    ]
     return "\n".join(["    " + " ".join(letters), *rows])
 
 
@@ -56,5 +65,9 @@ def after_each_move(states, positions, rewards):
         return np.concatenate([np.asarray(first), both.reshape(-1, *both.shape[2:])])
 
     every = jax.tree.map(in_order, first, *positions)
-    new = np.append(True, np.diff(every._step_count) > 0)  # no reply follows the last move of a game
-    return jax.tree.map(lambda leaf: leaf[new], every), np.append(np.zeros(new.sum() - 1), np.sum(rewards))
+    new = np.append(
+        True, np.diff(every._step_count) > 0
+    )  # no reply follows the last move of a game
+    return jax.tree.map(lambda leaf: leaf[new], every), np.append(
+        np.zeros(new.sum() - 1), np.sum(rewards)
+    )

@@ -28,9 +28,13 @@ def nearest(name, known) -> str:
 def flags_of(command) -> list[str]:
     """The flags of a dataclass or of a function. Arguments of the function may be dataclasses."""
     hints = typing.get_type_hints(command) if inspect.isfunction(command) else {"": command}
-    found = {name: getattr(each, "__origin__", each) for name, each in hints.items() if name != "return"}  # unmarked
+    found = {
+        name: getattr(each, "__origin__", each) for name, each in hints.items() if name != "return"
+    }  # unmarked
     names = [
-        [field.name for field in dataclasses.fields(each)] if dataclasses.is_dataclass(each) else [name]
+        [field.name for field in dataclasses.fields(each)]
+        if dataclasses.is_dataclass(each)
+        else [name]
         for name, each in found.items()
     ]
     return [f"--{name.replace('_', '-')}" for name in itertools.chain(*names)]
@@ -45,17 +49,24 @@ def parse(command, words: list[str], **how):
             raise ValueError(f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}")
         if tokens:  # most likely after another value; the flag before it names the field
             after_value = [
-                i for i in range(1, len(words)) if words[i] == tokens[0] and not words[i - 1].startswith("--")
+                i
+                for i in range(1, len(words))
+                if words[i] == tokens[0] and not words[i - 1].startswith("--")
             ]
             before = [word for word in words[: (after_value or [0])[-1]] if word.startswith("--")]
             raise ValueError(f"{' '.join([*before[-1:], *tokens])}: is one word too many")
         if argument is not None:
-            reason = getattr(event, "message", None) or f"takes {' | '.join(getattr(event, 'choices', ['a value']))}"
+            reason = (
+                getattr(event, "message", None)
+                or f"takes {' | '.join(getattr(event, 'choices', ['a value']))}"
+            )
             value = getattr(event, "value", "")
             raise ValueError(f"{argument.display_name()} {value}: {reason}")
 
     module = command.__module__ if inspect.isfunction(command) else ""
-    how = {"prog": module.replace(".", " ")} | how if module.startswith("onejit.") else how  # "onejit play"
+    how = (
+        {"prog": module.replace(".", " ")} | how if module.startswith("onejit.") else how
+    )  # "onejit play"
     # A private name of tyro's. Without it tyro prints the mistake in a box, also with exit code 2.
     hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", None)
     with hook(refuse) if hook else contextlib.nullcontext():
@@ -68,7 +79,9 @@ def read_flags(script, words: list[str]) -> list[str]:
         return script.read_flags(words)
     except Exception as error:  # many kinds: of YAML, of its content, of files
         place = next((i for i, word in enumerate(words) if word.startswith("--config")), 0)
-        raise ValueError(f"{' '.join(words[place : place + 2])}: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{' '.join(words[place : place + 2])}: {type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +91,17 @@ class Hosts:
     coordinator: str | None = None  # HOST:PORT on which process 0 listens
     num_processes: int | None = None  # total number of processes
     process_id: int | None = None  # number of this process, from 0
-    distributed: tyro.conf.FlagCreatePairsOff[bool] = False  # take the other three from the cluster, such as SLURM
+    distributed: tyro.conf.FlagCreatePairsOff[bool] = (
+        False  # take the other three from the cluster, such as SLURM
+    )
 
 
 def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
     """`(first word, the options of hosts, all other words)`, before a script is imported. Raises ValueError."""
     if not words or (words[0].startswith("-") and words[0] != "--resume"):
-        raise ValueError("SCRIPT: must come first, the name or path of a script; or --resume RUN_DIR")
+        raise ValueError(
+            "SCRIPT: must come first, the name or path of a script; or --resume RUN_DIR"
+        )
     hosts, _ = parse(Hosts, words[1:], return_unknown_args=True, add_help=False)
     return words[0], hosts, words[1:]
 
@@ -97,7 +114,11 @@ def without_clashes(options, config):
         for field in dataclasses.fields(options)
         if field.name in taken
     ]
-    return dataclasses.make_dataclass(options.__name__, renamed, bases=(options,), frozen=True) if renamed else options
+    return (
+        dataclasses.make_dataclass(options.__name__, renamed, bases=(options,), frozen=True)
+        if renamed
+        else options
+    )
 
 
 def parse_with(script, words: list[str], options, description: str):
@@ -127,8 +148,12 @@ def parse_with(script, words: list[str], options, description: str):
 
 def check_packages(option: str, packages) -> None:
     """Raise ValueError if packages that an option needs are not installed."""
-    if missing := [name.replace("_", "-") for name in packages if importlib.util.find_spec(name) is None]:
-        raise ValueError(f"{option}: needs {' and '.join(missing)}; pip install {' '.join(missing)}")
+    if missing := [
+        name.replace("_", "-") for name in packages if importlib.util.find_spec(name) is None
+    ]:
+        raise ValueError(
+            f"{option}: needs {' and '.join(missing)}; pip install {' '.join(missing)}"
+        )
 
 
 # --- tables ---
@@ -150,7 +175,9 @@ def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), ab
         yield
         sys.stdout.flush()
     except BrokenPipeError:  # the reader is gone, as of `onejit list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python complains at its end
         raise SystemExit(code) from None
     except kinds as error:
         print(f"{tool}: error: {about}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
@@ -168,6 +195,10 @@ def failures_in_one_line(tool: str):
         text = " ".join(str(error).split())[:300]
         if "RESOURCE_EXHAUSTED" not in text and jax.process_count() == 1:
             raise
-        cause = "out of memory, try --memory" if "RESOURCE_EXHAUSTED" in text else "another process may be gone"
+        cause = (
+            "out of memory, try --memory"
+            if "RESOURCE_EXHAUSTED" in text
+            else "another process may be gone"
+        )
         print(f"{tool}: error: {cause}: {text}", file=sys.stderr, flush=True)
         os._exit(1)  # a normal exit would wait for the other processes

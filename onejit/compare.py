@@ -48,18 +48,31 @@ def read_run(argument: str, kind: str) -> Run:
     label, _, path = ("", "", argument) if Path(argument).exists() else argument.rpartition("=")
     record = read_record(path)
     if "words" in record:
-        raise ValueError(f"{path}: is a sweep, whose trials are compared in its results.csv; give runs")
+        raise ValueError(
+            f"{path}: is a sweep, whose trials are compared in its results.csv; give runs"
+        )
     settings, metrics = record["settings"], load_metrics(path)
     agent, _ = read_agents(Path(path) / "agent.safetensors")
     if kind == "greedy" and "evaluation" not in metrics:
-        raise ValueError(f"{path}: has no greedy returns, which onejit train measures; use --returns final")
-    returns = metrics["evaluation"].mean(axis=1) if kind == "greedy" else statistics.final_return(metrics)
+        raise ValueError(
+            f"{path}: has no greedy returns, which onejit train measures; use --returns final"
+        )
+    returns = (
+        metrics["evaluation"].mean(axis=1) if kind == "greedy" else statistics.final_return(metrics)
+    )
     returns = np.where(statistics.diverged(agent), -np.inf, returns)
     seed = settings["seed"]
-    settings = {name: value for name, value in settings.items() if name not in ("num_seeds", "seed")}
+    settings = {
+        name: value for name, value in settings.items() if name not in ("num_seeds", "seed")
+    }
     if lost := np.flatnonzero(~np.isfinite(returns)).tolist():
-        print(f"{path}: agents {lost} of {len(returns)} diverged or have no return; they count as the worst")
-    values = {(seed, i): float(value) if np.isfinite(value) else -np.inf for i, value in enumerate(returns)}
+        print(
+            f"{path}: agents {lost} of {len(returns)} diverged or have no return; they count as the worst"
+        )
+    values = {
+        (seed, i): float(value) if np.isfinite(value) else -np.inf
+        for i, value in enumerate(returns)
+    }
     return Run(path, settings, label, task_of(settings), values)
 
 
@@ -81,7 +94,9 @@ def label_runs(runs: list[Run]) -> list[Run]:
 
     def name(run):
         script = run.settings["script"]
-        return " ".join([script, *(f"{field}={run.settings.get(field)}" for field in names[script])])
+        return " ".join(
+            [script, *(f"{field}={run.settings.get(field)}" for field in names[script])]
+        )
 
     return [run if run.label else run._replace(label=name(run)) for run in runs]
 
@@ -99,12 +114,16 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
             )
         if twice := returns.keys() & run.returns.keys():
             seed, agent = min(twice)
-            raise ValueError(f"{run.path}: agent {agent} of seed {seed} occurs twice, also in {others[0].path}")
+            raise ValueError(
+                f"{run.path}: agent {agent} of seed {seed} occurs twice, also in {others[0].path}"
+            )
         returns |= run.returns
     tasks = sorted({run.task for run in runs})
     for method, found in methods.items():
         if missing := [task for task in tasks if task not in found]:
-            raise ValueError(f"{method} has no run on {', '.join(missing)}; all methods need the same environments")
+            raise ValueError(
+                f"{method} has no run on {', '.join(missing)}; all methods need the same environments"
+            )
     return {method: {task: methods[method][task] for task in tasks} for method in methods}
 
 
@@ -120,12 +139,16 @@ def rescale(methods, scales) -> tuple[dict, bool]:
     if missing := [task for task in tasks if task not in bounds]:
         if len(tasks) == 1:
             return methods, False
-        raise ValueError(f"scale: environments have different returns; give --scale {missing[0]} LOW HIGH")
+        raise ValueError(
+            f"scale: environments have different returns; give --scale {missing[0]} LOW HIGH"
+        )
 
     scores = {method: {} for method in methods}
     for method, task in itertools.product(methods, tasks):
         low, high = bounds[task]
-        scores[method][task] = {key: (value - low) / (high - low) for key, value in methods[method][task].items()}
+        scores[method][task] = {
+            key: (value - low) / (high - low) for key, value in methods[method][task].items()
+        }
     return scores, True
 
 
@@ -136,7 +159,11 @@ def aggregate(methods, scaled: bool) -> list[dict]:
     """A row for each method and statistic, the method with the highest interquartile mean first."""
     columns = {
         "mean": statistics.estimate_mean,
-        "worst seed": lambda samples: {"value": float(min(map(np.min, samples))), "low": np.nan, "high": np.nan},
+        "worst seed": lambda samples: {
+            "value": float(min(map(np.min, samples))),
+            "low": np.nan,
+            "high": np.nan,
+        },
         "interquartile mean": partial(statistics.estimate, statistics.pooled_interquartile_mean),
         "median": partial(statistics.estimate, statistics.median),
     }
@@ -146,10 +173,17 @@ def aggregate(methods, scaled: bool) -> list[dict]:
     for method, tasks in methods.items():
         samples = [np.array(list(found.values())) for found in tasks.values()]
         counts = dict.fromkeys((int(np.isfinite(each).sum()), len(each)) for each in samples)
-        seeds = "/".join(str(n) if finite == n else f"{finite} of {n} finite" for finite, n in counts)
+        seeds = "/".join(
+            str(n) if finite == n else f"{finite} of {n} finite" for finite, n in counts
+        )
         for name, statistic in columns.items():
-            rows.append({"statistic": name, "method": method, "versus": "", "seeds": seeds} | statistic(samples))
-    best = {row["method"]: -row["value"] for row in rows if row["statistic"] == "interquartile mean"}
+            rows.append(
+                {"statistic": name, "method": method, "versus": "", "seeds": seeds}
+                | statistic(samples)
+            )
+    best = {
+        row["method"]: -row["value"] for row in rows if row["statistic"] == "interquartile mean"
+    }
     return sorted(rows, key=lambda row: best[row["method"]])
 
 
@@ -163,7 +197,10 @@ def compare_pairs(methods, order) -> list[dict]:
         rows[-1] |= {"seeds": "/".join(dict.fromkeys(f"{len(a)}+{len(b)}" for a, b in both))}
         rows[-1] |= statistics.estimate(statistics.probability_of_improvement, samples)
         if all(a.keys() & b.keys() for a, b in both):
-            gains = [np.array([statistics.difference(a[key], b[key]) for key in a if key in b]) for a, b in both]
+            gains = [
+                np.array([statistics.difference(a[key], b[key]) for key in a if key in b])
+                for a, b in both
+            ]
             rows.append({"statistic": "paired difference", "method": x, "versus": y})
             rows[-1] |= {"seeds": "/".join(dict.fromkeys(str(len(each)) for each in gains))}
             rows[-1] |= statistics.estimate(statistics.pooled_interquartile_mean, gains)
@@ -178,7 +215,9 @@ def table(rows: list[dict]) -> str:
         cells["pairs" if row["statistic"] == "paired difference" else "seeds"] = row["seeds"]
         cells[row["statistic"]] = statistics.show(row["value"], row["low"], row["high"])
     columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
-    rows = [[name, *(cells.get(column, "-") for column in columns)] for name, cells in lines.items()]
+    rows = [
+        [name, *(cells.get(column, "-") for column in columns)] for name, cells in lines.items()
+    ]
     return command_line.align([["", *columns], *rows])
 
 
@@ -190,13 +229,17 @@ def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
             axes.barh(height, row["high"] - row["low"], 0.6, row["low"], color=color, alpha=0.5)
         if np.isfinite(row["value"]):
             axes.vlines(row["value"], height - 0.3, height + 0.3, color="black", linewidth=2)
-    labels = [row["method"] + (f"\nagainst {row['versus']}" if row["versus"] else "") for row in rows]
+    labels = [
+        row["method"] + (f"\nagainst {row['versus']}" if row["versus"] else "") for row in rows
+    ]
     axes.set_yticks(range(len(rows)), labels)
     axes.use_sticky_edges = False  # leave a margin between bars and the frame
     axes.margins(x=0.08)
     axes.set_ylim(max(len(rows), 2) - 0.4, -0.6)
     if rows[0]["versus"]:  # neither is better here
-        axes.axvline(0.5 if name == "probability of improvement" else 0.0, color="0.4", linestyle=":")
+        axes.axvline(
+            0.5 if name == "probability of improvement" else 0.0, color="0.4", linestyle=":"
+        )
     axes.set(title=name, xlabel="probability" if name == "probability of improvement" else unit)
     axes.grid(axis="x", alpha=0.3)
 
@@ -245,16 +288,22 @@ def main(
     rows = aggregate(scores, scaled)
     rows += compare_pairs(scores, dict.fromkeys(row["method"] for row in rows))
     title, unit = f"{returns} return on {', '.join(tasks)}", "score" if scaled else "return"
-    print(f"{title}{', as a score between LOW and HIGH' if scaled else ''}; 95 % intervals in brackets\n")
+    print(
+        f"{title}{', as a score between LOW and HIGH' if scaled else ''}; 95 % intervals in brackets\n"
+    )
     print(table([row for row in rows if not row["versus"]]))
     if pairs := [row for row in rows if row["versus"]]:
         print(f"\n{table(pairs)}")
     stored = [{"environment": ", ".join(tasks)} | row for row in rows]
     for task in tasks if len(tasks) > 1 else []:
-        alone = aggregate({method: {task: each[task]} for method, each in found.items()}, scaled=False)
+        alone = aggregate(
+            {method: {task: each[task]} for method, each in found.items()}, scaled=False
+        )
         print(f"\n{returns} return on {task}\n{table(alone)}")
         stored += [{"environment": task} | row for row in alone]
-    out = out or Path("runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06d}")
+    out = out or Path(
+        "runs", f"compare-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06d}"
+    )
     write(out / "compare.csv", as_csv(stored))
     shown = [row for row in rows if row["statistic"] != "worst seed"]  # it has no interval
     write(out / "compare.png", partial(draw, shown, title, unit))

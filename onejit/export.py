@@ -17,7 +17,13 @@ import yaml
 
 from onejit import runs, statistics
 
-COPIED = ("agent.safetensors", "best_agent.safetensors", "config.yaml", "metrics.npz", "evaluation.npy")
+COPIED = (
+    "agent.safetensors",
+    "best_agent.safetensors",
+    "config.yaml",
+    "metrics.npz",
+    "evaluation.npy",
+)
 COPIED += ("evaluations.npz", "learning_curve.png")
 CARD = """---
 {front}---
@@ -74,10 +80,16 @@ print(action)
 
 def make_table(record: dict) -> str:
     """The returns of run.json as Markdown."""
-    rows = ["| return | mean over seeds (95 % interval) | worst agent | seeds |", "|---|---|---|---|"]
+    rows = [
+        "| return | mean over seeds (95 % interval) | worst agent | seeds |",
+        "|---|---|---|---|",
+    ]
     for name in ("final return", "greedy return"):
         if found := record.get(name):
-            numbers = [math.nan if found[key] is None else found[key] for key in ("mean", "mean_low", "mean_high")]
+            numbers = [
+                math.nan if found[key] is None else found[key]
+                for key in ("mean", "mean_low", "mean_high")
+            ]
             worst = "-" if found["worst"] is None else f"{found['worst']:.4g}"
             count = f"{found['seeds'] - found['not_finite']} of {found['seeds']}"
             rows.append(f"| {name} | {statistics.show(*numbers)} | {worst} | {count} |")
@@ -93,11 +105,15 @@ def front_matter(record: dict) -> str:
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
         "dataset": {"name": settings["env_name"], "type": settings["env_name"]},
-        "metrics": [{"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}],
+        "metrics": [
+            {"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}
+        ],
     }
     index = [{"name": settings["script"], "results": [result]}]
     tags = ["reinforcement-learning", "jax", settings["script"], settings["env_name"]]
-    return yaml.safe_dump({"library_name": "onejit", "tags": tags, "model-index": index}, sort_keys=False)
+    return yaml.safe_dump(
+        {"library_name": "onejit", "tags": tags, "model-index": index}, sort_keys=False
+    )
 
 
 def copy_files(run_dir: Path, record: dict, folder: Path) -> str:
@@ -105,7 +121,9 @@ def copy_files(run_dir: Path, record: dict, folder: Path) -> str:
     for name in COPIED:
         if (run_dir / name).is_file():
             shutil.copy(run_dir / name, folder / name)
-    public = {name: value for name, value in record.items() if name not in ("path", "folders")}  # paths on this machine
+    public = {
+        name: value for name, value in record.items() if name not in ("path", "folders")
+    }  # paths on this machine
     runs.write_record(folder, public)
     module = record["settings"]["env_name"].rpartition(":")[0]
     places = [Path(place, f"{module}.py") for place in record.get("folders", []) if module]
@@ -154,7 +172,9 @@ def main(
         versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
         filled = {name: record.get(name) or "unknown" for name in ("command", "commit", "device")}
         filled |= {name: settings[name] for name in ("script", "env_name", "num_seeds", "seed")}
-        filled |= dict(table=make_table(record), pictures=pictures, versions=versions, best=best, note=note)
+        filled |= dict(
+            table=make_table(record), pictures=pictures, versions=versions, best=best, note=note
+        )
         runs.write(folder / "README.md", CARD.format(**filled, front=front_matter(record)))
         folder.replace(out)
     print(f"exported to {out}")
@@ -167,7 +187,9 @@ def replay(run_dir: Path, agent: int, folder: Path, force: bool) -> None:
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it names a file that is renamed
-            (path,) = render.main(run_dir, agents=(str(agent),), formats=("gif",), out=folder, force=force)
+            (path,) = render.main(
+                run_dir, agents=(str(agent),), formats=("gif",), out=folder, force=force
+            )
     except ValueError as error:
         raise ValueError(f"video: {error}; --no-video exports without it") from error
     path.replace(folder / "replay.gif")

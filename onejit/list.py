@@ -31,7 +31,9 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def changed(run_dir: Path) -> float:
-    return max(path.stat().st_mtime for path in (run_dir / "run.json", run_dir / AGENTS) if path.is_file())
+    return max(
+        path.stat().st_mtime for path in (run_dir / "run.json", run_dir / AGENTS) if path.is_file()
+    )
 
 
 def describe(run_dir: Path) -> list[str]:
@@ -42,13 +44,30 @@ def describe(run_dir: Path) -> list[str]:
         settings = record["settings"]
         what = [settings["script"], runs.task_of(settings), str(settings["num_seeds"])]
         state, done = "running" if runs.is_locked(run_dir) else "stopped", "-"
-        if "finished" in record or (run_dir / "results.csv").is_file() or not (run_dir / "run.json").is_file():
+        if (
+            "finished" in record
+            or (run_dir / "results.csv").is_file()
+            or not (run_dir / "run.json").is_file()
+        ):
             state, done = "finished", "100 %"
         if done == "-" and record.get("steps_total"):
             done = f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
-        reached = "a sweep" if "words" in record else returns(run_dir, record) if state == "finished" else "-"
+        reached = (
+            "a sweep"
+            if "words" in record
+            else returns(run_dir, record)
+            if state == "finished"
+            else "-"
+        )
     except Exception as error:  # many kinds: the record is damaged
-        return [str(run_dir), *"---", f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80], "-", "-", age]
+        return [
+            str(run_dir),
+            *"---",
+            f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80],
+            "-",
+            "-",
+            age,
+        ]
     return [str(run_dir), *what, state, done, reached, age]
 
 
@@ -56,7 +75,10 @@ def returns(run_dir: Path, record: dict) -> str:
     """Mean and worst return. For a run of a script's own `main` they are computed from its metrics."""
     found = record.get("final return")
     if found is None:
-        values, (agents, _) = statistics.final_return(runs.load_metrics(run_dir)), runs.read_agents(run_dir / AGENTS)
+        values, (agents, _) = (
+            statistics.final_return(runs.load_metrics(run_dir)),
+            runs.read_agents(run_dir / AGENTS),
+        )
         values = values[np.isfinite(values) & ~statistics.diverged(agents)]
         found = {"mean": values.mean(), "worst": values.min()} if len(values) else {"mean": None}
     return "none" if found["mean"] is None else f"{found['mean']:.4g}, worst {found['worst']:.4g}"
@@ -76,5 +98,7 @@ def main(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
         folder: folder to search, with all its subfolders
     """
     if not (found := find_runs(folder)):
-        raise ValueError(f"folder = {folder}: contains no run of a script, onejit train or onejit sweep")
+        raise ValueError(
+            f"folder = {folder}: contains no run of a script, onejit train or onejit sweep"
+        )
     print(command_line.align([TITLES, *map(describe, found)]))

@@ -35,7 +35,9 @@ def check_name(path: Path, text: str) -> None:
     """Raise ValueError if Python cannot import the file name, or if it hides a module that the script needs."""
     needed = set(re.findall(r"(?m)^(?:import|from) (\w+)", text)) | {"onejit"}
     if not path.stem.isidentifier() or path.stem in sys.stdlib_module_names | needed:
-        raise ValueError(f"path = {path}: must have a name that Python can import and that no other module has")
+        raise ValueError(
+            f"path = {path}: must have a name that Python can import and that no other module has"
+        )
 
 
 def main(
@@ -52,12 +54,18 @@ def main(
     """
     known = runs.known_scripts()
     if list:
-        print(command_line.align([[name, summary(each.read_text(encoding="utf-8"))] for name, each in known.items()]))
+        print(
+            command_line.align(
+                [[name, summary(each.read_text(encoding="utf-8"))] for name, each in known.items()]
+            )
+        )
         return None
     name = script.removesuffix(".py")
     if name not in known:
         near = command_line.nearest(name, known)
-        raise ValueError(f"script = {script}: is not a script of onejit; known scripts are {', '.join(known)}{near}")
+        raise ValueError(
+            f"script = {script}: is not a script of onejit; known scripts are {', '.join(known)}{near}"
+        )
     path = path or Path(f"my_{name}.py")
     if path.is_dir():
         path /= f"my_{name}.py"
@@ -68,5 +76,7 @@ def main(
     if path.exists():
         raise ValueError(f"path = {path}: already exists")
     runs.write(path, renamed(text, name, path.stem))
-    print(f"{path} is a copy of {name}.py. Train it with `python {path}`, `uv run {path}` or `onejit train {path}`.")
+    print(
+        f"{path} is a copy of {name}.py. Train it with `python {path}`, `uv run {path}` or `onejit train {path}`."
+    )
     return path

@@ -26,16 +26,40 @@ from jax.experimental import topologies
 
 from onejit import command_line, running, runs
 
-FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier"}
-SLICES, UPDATES = ("slice", "dynamic-slice", "gather"), {"dynamic-update-slice": 1, "scatter": -1}  # operand written
-FIELDS = ("device_description_str", "device_memory_size", "memory_bandwidth")  # of a GPU, used here as well
+FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "add-dependency",
+    "opt-barrier",
+}
+SLICES, UPDATES = (
+    ("slice", "dynamic-slice", "gather"),
+    {"dynamic-update-slice": 1, "scatter": -1},
+)  # operand written
+FIELDS = (
+    "device_description_str",
+    "device_memory_size",
+    "memory_bandwidth",
+)  # of a GPU, used here as well
 PARTS = {  # how to recognize a step: the method `step` of an environment, a derivative
-    "environment": lambda each: any(re.fullmatch(r"\w+\.step", function) for *_, function in each.frames),
+    "environment": lambda each: any(
+        re.fullmatch(r"\w+\.step", function) for *_, function in each.frames
+    ),
     "gradient": lambda each: "jvp(" in each.op_name,
 }
 STEPS = {  # config fields whose product is the number of steps in an update; a loop may take several steps at a time
     "environment": ("num_steps", "num_slices"),
-    "gradient": ("inner_updates", "num_slices", "update_epochs", "num_minibatches", "gradient_steps"),
+    "gradient": (
+        "inner_updates",
+        "num_slices",
+        "update_epochs",
+        "num_minibatches",
+        "gradient_steps",
+    ),
 }
 POOL = 0.75  # share of a GPU's memory that JAX uses by default
 
@@ -47,10 +71,14 @@ class Options:
     num_seeds: int = 256  # agents that train at once on the GPU
     gpu: str = "h100"  # name in onejit/gpus, or file in the same format
     launch_us: float = 2.0  # least time for the start of a kernel, in microseconds
-    most_seeds: bool = True  # search for the largest number of seeds that fits, with up to four more compilations
+    most_seeds: bool = (
+        True  # search for the largest number of seeds that fits, with up to four more compilations
+    )
     kernels: bool = False  # list the kernels of each loop, and their origin in the script
     json: Path | None = None  # JSON file to write, for other programs
-    memory: float | None = None  # GiB of the GPU to use; three quarters of its memory by default, as in JAX
+    memory: float | None = (
+        None  # GiB of the GPU to use; three quarters of its memory by default, as in JAX
+    )
 
 
 # --- the program as XLA prints it ---
@@ -81,10 +109,16 @@ def read_frames(text: str) -> dict:
     tables, frames = {}, {0: []}
     for title, lines in re.findall(r"^(\w+)\n((?:\d+ .*\n)+)", text, re.MULTILINE):
         rows = re.findall(r"^(\d+) (.*)$", lines, re.MULTILINE)
-        tables[title] = {int(i): [int(n) for n in re.findall(r"=(\d+)", row)] or row.strip('"') for i, row in rows}
+        tables[title] = {
+            int(i): [int(n) for n in re.findall(r"=(\d+)", row)] or row.strip('"')
+            for i, row in rows
+        }
     for number, (location, parent) in tables.get("StackFrames", {}).items():
         file, function, line, *_ = tables["FileLocations"][location]
-        frames[number] = [(tables["FileNames"][file], line, tables["FunctionNames"][function]), *frames[parent - 1]]
+        frames[number] = [
+            (tables["FileNames"][file], line, tables["FunctionNames"][function]),
+            *frames[parent - 1],
+        ]
     return frames
 
 
@@ -92,16 +126,27 @@ def read_program(text: str) -> dict:
     """`{computation: {name: Instruction}}` in order. "ENTRY" runs first. The last instruction is the result."""
     text, program = re.sub(r"/\*.*?\*/", "", text), {}
     frames = read_frames(text)
-    called = r"(?:body|calls|to_apply|\w+_computation|branch_computations)=\{?((?:(?:, )?%[\w.\-]+)+)"
-    patterns = called, r'"known_trip_count":{"n":"(\d+)"', r'op_name="(.*?)"', r"stack_frame_id=(\d+)"
+    called = (
+        r"(?:body|calls|to_apply|\w+_computation|branch_computations)=\{?((?:(?:, )?%[\w.\-]+)+)"
+    )
+    patterns = (
+        called,
+        r'"known_trip_count":{"n":"(\d+)"',
+        r'op_name="(.*?)"',
+        r"stack_frame_id=(\d+)",
+    )
     for line in text.splitlines():
         if header := re.match(r"(ENTRY )?%([\w.\-]+) .*\{$", line):
             program["ENTRY" if header[1] else header[2]] = body = {}
-        elif found := re.match(r"\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(.*)", line):
+        elif found := re.match(
+            r"\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(.*)", line
+        ):
             name, shape, opcode, operands, rest = found.groups()
             if opcode == "custom-call":
                 shape = re.sub(r"s8\[\d+\]", "", shape)  # a library's workspace
-            called, trips, op_name, frame = (" ".join(re.findall(pattern, rest)) for pattern in patterns)
+            called, trips, op_name, frame = (
+                " ".join(re.findall(pattern, rest)) for pattern in patterns
+            )
             operands, called = (re.findall(r"%([\w.\-]+)", each) for each in (operands, called))
             of_jax = int(trips or 0), op_name, frames.get(int(frame or 0), [])
             body[name] = Instruction(name, opcode, shape_bytes(shape), operands, called, *of_jax)
@@ -113,15 +158,23 @@ def bytes_moved(program: dict, around: dict, kernel: Instruction) -> int:
     if kernel.opcode == "fusion":
         body = program[kernel.called[0]]
     else:  # treat it as a fusion of one kernel
-        body = {name: around[name]._replace(opcode="parameter", operands=[]) for name in kernel.operands}
+        body = {
+            name: around[name]._replace(opcode="parameter", operands=[]) for name in kernel.operands
+        }
         body[kernel.name] = kernel
     outputs, moved = [next(reversed(body))], 0.0
     for each in map(body.get, outputs):  # the list grows in the loop
         if each.opcode in ("tuple", "bitcast"):
             outputs += each.operands
         else:
-            moved += body[each.operands[UPDATES[each.opcode]]].bytes if each.opcode in UPDATES else each.bytes
-    needed = dict.fromkeys(body, 0.0) | dict.fromkeys(outputs, 1.0)  # part of each value that is needed
+            moved += (
+                body[each.operands[UPDATES[each.opcode]]].bytes
+                if each.opcode in UPDATES
+                else each.bytes
+            )
+    needed = dict.fromkeys(body, 0.0) | dict.fromkeys(
+        outputs, 1.0
+    )  # part of each value that is needed
     for each in reversed(body.values()):
         for name in each.operands:
             part, is_first = needed[each.name], name == each.operands[0]
@@ -130,7 +183,12 @@ def bytes_moved(program: dict, around: dict, kernel: Instruction) -> int:
             if is_first and each.opcode in UPDATES and each.name in outputs:
                 part = 0.0  # the rest of the buffer stays in place
             needed[name] = min(1.0, needed[name] + part)
-    return round(moved + sum(needed[each.name] * each.bytes for each in body.values() if each.opcode == "parameter"))
+    return round(
+        moved
+        + sum(
+            needed[each.name] * each.bytes for each in body.values() if each.opcode == "parameter"
+        )
+    )
 
 
 # --- loops ---
@@ -149,7 +207,9 @@ class Loop(NamedTuple):
 
     def total(self, value=lambda kernel, size: 1):
         """The sum of `value` over the kernels of one run of the body, inner loops included."""
-        return sum(value(*each) for each in self.kernels) + sum(each.trips * each.total(value) for each in self.inner)
+        return sum(value(*each) for each in self.kernels) + sum(
+            each.trips * each.total(value) for each in self.inner
+        )
 
     def all(self) -> list:
         return [self, *(each for inner in self.inner for each in inner.all())]
@@ -166,7 +226,11 @@ def find_loops(program: dict, name="ENTRY", loop=None) -> Loop:
         elif each.opcode in ("call", "conditional", "async-start"):
             if each.opcode == "conditional":
                 loop.notes.add("conditional")
-            find_loops(program, max(each.called, key=lambda branch: find_loops(program, branch).total()), loop)
+            find_loops(
+                program,
+                max(each.called, key=lambda branch: find_loops(program, branch).total()),
+                loop,
+            )
         elif each.opcode not in FREE and not each.opcode.endswith(("-done", "-update")):
             loop.kernels.append((each, bytes_moved(program, program[name], each)))
     return loop
@@ -181,13 +245,18 @@ def step_loop(loops: list[Loop], is_part) -> tuple[Loop, int] | None:
     for loop in loops[1:]:
         parts = [inner for inner in loop.inner if is_part(inner.at)]
         if not is_part(loop.at) and (parts or any(is_part(kernel) for kernel, _ in loop.kernels)):
-            found.append((loop, len(loop.kernels) + sum(inner.trips * inner.total() for inner in parts)))
+            found.append(
+                (loop, len(loop.kernels) + sum(inner.trips * inner.total() for inner in parts))
+            )
     return max(found, key=lambda each: each[0].runs, default=None)
 
 
 def at_a_time(config, name: str, runs: int) -> int:
     """Steps of the kind `name` in STEPS in one run of a loop's body, which runs `runs` times."""
-    return max(1, config.num_updates * math.prod(getattr(config, field, 1) for field in STEPS[name]) // runs)
+    return max(
+        1,
+        config.num_updates * math.prod(getattr(config, field, 1) for field in STEPS[name]) // runs,
+    )
 
 
 # --- the plan ---
@@ -199,7 +268,9 @@ def read_gpu(name: str) -> list[str]:
     path = next((each for each in (folder / f"{name}.txt", Path(name)) if each.is_file()), None)
     if path is None:
         known = sorted(each.stem for each in folder.glob("*.txt"))
-        raise ValueError(f"gpu = {name}: no such file; known are {', '.join(known)}{command_line.nearest(name, known)}")
+        raise ValueError(
+            f"gpu = {name}: no such file; known are {', '.join(known)}{command_line.nearest(name, known)}"
+        )
     text = path.read_text()
     found = [re.search(rf'^\s*{field}: *"?(.+?)"?\s*$', text, re.MULTILINE) for field in FIELDS]
     if not all(found):
@@ -212,7 +283,9 @@ def compiler(script, config, description: str):
     if not any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))):
         raise ValueError("gpu: needs the CUDA wheels of JAX: pip install -r requirements-gpu.txt")
     try:
-        topology = topologies.get_topology_desc(platform="cuda", target_config=description, topology="1x1x1")
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=description, topology="1x1x1"
+        )
     except Exception as error:  # many kinds: of XLA and its plugin
         raise ValueError(f"gpu: XLA rejects its description ({error})") from error
 
@@ -272,7 +345,10 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
         steps["environment"] = most, most.total()
 
     def describe_step(name, loop, kernels):
-        return describe(loop) | {"kernels": kernels, "at_a_time": at_a_time(config, name, loop.runs)}
+        return describe(loop) | {
+            "kernels": kernels,
+            "at_a_time": at_a_time(config, name, loop.runs),
+        }
 
     return {
         "script": Path(script.__file__).stem, "settings": runs.plain(config), "num_seeds": options.num_seeds,
@@ -286,21 +362,34 @@ def make_plan(script, config, options: Options, memory: float | None) -> dict:
 
 
 def show(plan: dict, kernels: bool) -> None:
-    needed, *parts, limit = (f"{name} {size / running.GIB:.3g} GiB" for name, size in plan["memory"].items())
+    needed, *parts, limit = (
+        f"{name} {size / running.GIB:.3g} GiB" for name, size in plan["memory"].items()
+    )
     fits = "fits" if plan["memory"]["needed"] <= plan["memory"]["limit"] else "DOES NOT FIT"
     loops, whole = plan["loops"], plan["loops"][0]
-    print(f"{plan['script']} {plan['settings']['env_name']}, {plan['num_seeds']:,} seeds on one {plan['gpu']}")
+    print(
+        f"{plan['script']} {plan['settings']['env_name']}, {plan['num_seeds']:,} seeds on one {plan['gpu']}"
+    )
     print(f"a plan, not a measurement\n\nmemory   {needed} ({', '.join(parts)}), {limit}: {fits}")
     if plan["most_seeds"]:
         print(f"         {plan['most_seeds']:,} seeds are the most that were found to fit")
     print(f"kernels  {whole['kernels']:,} in the whole training")
     for name, step in plan["steps"].items():
-        runs = f"{step['runs']:,} times" + (f", {step['at_a_time']} steps at a time" * (step["at_a_time"] > 1))
+        runs = f"{step['runs']:,} times" + (
+            f", {step['at_a_time']} steps at a time" * (step["at_a_time"] > 1)
+        )
         kernels_of_one = round(step["kernels"] / step["at_a_time"], 1)
-        print(f"         {kernels_of_one:,g} in each {name} step: {step['loop']}, which runs {runs}")
-    starts, moves = whole["kernels"] * plan["seconds_per_launch"], whole["bytes"] / plan["bytes_per_second"]
+        print(
+            f"         {kernels_of_one:,g} in each {name} step: {step['loop']}, which runs {runs}"
+        )
+    starts, moves = (
+        whole["kernels"] * plan["seconds_per_launch"],
+        whole["bytes"] / plan["bytes_per_second"],
+    )
     print(f"bytes    {whole['bytes'] / 1e12:.3g} TB")
-    print(f"time     {whole['seconds']:.3g} s at least; starts of kernels {starts:.3g} s, bytes {moves:.3g} s\n")
+    print(
+        f"time     {whole['seconds']:.3g} s at least; starts of kernels {starts:.3g} s, bytes {moves:.3g} s\n"
+    )
     width = max(len(row["loop"]) + 2 * row["depth"] for row in loops)
     print(f"{'loop':{width}}{'trips':>9}{'runs':>13}{'kernels':>12}{'MB':>17}{'of the time':>13}")
     for row in loops:
@@ -317,7 +406,9 @@ def main(words) -> None:
     script = runs.load_script(name)
     config, options, hosts = command_line.parse_with(script, words, Options, description=__doc__)
     if hosts != command_line.Hosts():
-        raise ValueError("coordinator, num_processes, process_id, distributed: a plan is for one GPU")
+        raise ValueError(
+            "coordinator, num_processes, process_id, distributed: a plan is for one GPU"
+        )
     plan = make_plan(script, config, options, options.memory)
     show(plan, options.kernels)
     if options.json:

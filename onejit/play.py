@@ -27,7 +27,9 @@ def unwrap(env):
 def ask(state) -> int:
     """The move that a person types."""
     names = boards.move_names(state)
-    while (word := input(f"your move ({'XO'[boards.to_move(state) - 1]}): ").strip().lower()) not in names:
+    while (
+        word := input(f"your move ({'XO'[boards.to_move(state) - 1]}): ").strip().lower()
+    ) not in names:
         print(f"{word}: is not a legal move; legal are {' '.join(names)}")
     return names[word]
 
@@ -51,7 +53,9 @@ def main(
     script, config, agents = runs.load_run(run_dir, force)
     game = getattr(unwrap(script.make_env(config)[0]), "game", None)
     if game is None:
-        raise ValueError(f"run_dir = {run_dir}: {config.env_name} is no board game; play is for runs of alphazero")
+        raise ValueError(
+            f"run_dir = {run_dir}: {config.env_name} is no board game; play is for runs of alphazero"
+        )
     boards.check_stones(game, "play draws")
     number = len(jax.tree.leaves(agents)[0])
     if agent is not None and not 0 <= agent < number:
@@ -61,7 +65,9 @@ def main(
             raise ValueError(f"simulations = {simulations}: must not be negative")
         config = dataclasses.replace(config, eval_simulations=simulations)
     if agent is None:
-        agent = int(statistics.rank_agents(runs.load_metrics(run_dir), statistics.diverged(agents))[0][-1])
+        agent = int(
+            statistics.rank_agents(runs.load_metrics(run_dir), statistics.diverged(agents))[0][-1]
+        )
     weights = jax.tree.map(lambda leaf: leaf[agent], agents)
     start, act = script.make_policy(config)
     act, step = jax.jit(act), jax.jit(game.step)
@@ -79,8 +85,12 @@ def main(
         else:
             names = boards.move_names(state)
             action, memory = act(weights, memory, state)
-            print(f"the agent plays {next(name for name, each in names.items() if each == int(action))}")
+            print(
+                f"the agent plays {next(name for name, each in names.items() if each == int(action))}"
+            )
         state = step(state, action)
     reward = float(state.rewards[person])
-    print(f"{boards.text(state)}\n{'you win' if reward > 0 else 'the agent wins' if reward < 0 else 'a draw'}")
+    print(
+        f"{boards.text(state)}\n{'you win' if reward > 0 else 'the agent wins' if reward < 0 else 'a draw'}"
+    )
     return reward

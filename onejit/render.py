@@ -33,7 +33,9 @@ os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 if sys.platform == "linux" and not os.environ.get("MUJOCO_GL"):
     libraries = {"osmesa": "OSMesa", "egl": "EGL"}
-    os.environ["MUJOCO_GL"] = next((name for name in libraries if ctypes.util.find_library(libraries[name])), "")
+    os.environ["MUJOCO_GL"] = next(
+        (name for name in libraries if ctypes.util.find_library(libraries[name])), ""
+    )
 
 import jax
 import mujoco
@@ -75,7 +77,9 @@ def check_agents(script, config, agents, path: Path) -> None:
     for name in sorted(expected.keys() | held.keys()):
         if held.get(name) != expected.get(name):
             here, there = (each.get(name, "missing") for each in (held, expected))
-            raise ValueError(f"{path}: does not fit {script.__file__}: {name} is {here}, but {there} in its networks")
+            raise ValueError(
+                f"{path}: does not fit {script.__file__}: {name} is {here}, but {there} in its networks"
+            )
 
 
 def rank(run_dir: Path, agents, best: bool) -> tuple[np.ndarray, str]:
@@ -96,7 +100,9 @@ def choose_agents(wanted, order) -> dict[str, int]:
     chosen = {}
     for name in sorted(wanted, key=lambda name: name == "median"):
         if name not in places and not (name.isdecimal() and int(name) < len(order)):
-            raise ValueError(f"agents: {name} is neither best, median, worst nor a number from 0 to {len(order) - 1}")
+            raise ValueError(
+                f"agents: {name} is neither best, median, worst nor a number from 0 to {len(order) - 1}"
+            )
         agent = int(places.get(name, name))
         if agent not in chosen.values():
             chosen[f"{name}_agent{agent}" if name in places else f"agent{agent}"] = agent
@@ -105,12 +111,17 @@ def choose_agents(wanted, order) -> dict[str, int]:
 
 def play(script, config, agents, key):
     """A greedy episode of each of `agents` [n, ...]: `[(states before each step, rewards), ...]`, both [T]."""
-    episodes = jax.device_get(jax.jit(jax.vmap(playing.make_player(script, config), (0, None)))(agents, key))
+    episodes = jax.device_get(
+        jax.jit(jax.vmap(playing.make_player(script, config), (0, None)))(agents, key)
+    )
     parts = episodes.env_state, episodes.positions, episodes.reward
     played = [state_at(parts, (i, slice(n))) for i, n in enumerate(episodes.valid.sum(axis=1))]
     if episodes.positions is None:
         return [(states, rewards) for states, _, rewards in played]
-    return [boards.after_each_move(states[0], positions, rewards) for states, positions, rewards in played]
+    return [
+        boards.after_each_move(states[0], positions, rewards)
+        for states, positions, rewards in played
+    ]
 
 
 def state_at(states, index):
@@ -177,7 +188,9 @@ def board_frames(title: str, states, rewards, steps):
     """The stones of a board game after each move, the first player's dark."""
     cells = np.stack([boards.stones(state_at(states, i)) for i in range(len(rewards))])
     figure, axes = new_figure(1.0 + 0.35 * cells.shape[2], 1.4 + 0.35 * cells.shape[1])
-    image = axes.imshow(cells[0], cmap=ListedColormap(["#e8dcc0", "#222222", "#d9534f"]), vmin=0, vmax=2)
+    image = axes.imshow(
+        cells[0], cmap=ListedColormap(["#e8dcc0", "#222222", "#d9534f"]), vmin=0, vmax=2
+    )
     axes.set_xticks(np.arange(cells.shape[2] + 1) - 0.5, [])
     axes.set_yticks(np.arange(cells.shape[1] + 1) - 0.5, [])
     axes.grid(color="white", linewidth=2)
@@ -188,13 +201,17 @@ def save_board_svg(states, length: int, file) -> None:
     """An animation by Pgx's own visualizer."""
     import pgx  # it is needed for board games alone
 
-    pgx.save_svg_animation([state_at(states, i) for i in range(length)], file.name, frame_duration_seconds=1.0)
+    pgx.save_svg_animation(
+        [state_at(states, i) for i in range(length)], file.name, frame_duration_seconds=1.0
+    )
 
 
 def observe_all(env, env_params, states) -> np.ndarray:
     """The observations of an episode, [T, ...]. Numbers of states become one-hot vectors."""
     if not hasattr(env, "observe"):
-        raise ValueError("env_name: this environment cannot be drawn; it has neither `frame` nor `observe`")
+        raise ValueError(
+            "env_name: this environment cannot be drawn; it has neither `frame` nor `observe`"
+        )
     obs = jax.vmap(lambda state: env.observe(jax.random.key(0), state, None, env_params))(states)
     space = env.observation_space(env_params)
     return np.asarray(jax.nn.one_hot(obs, space.n) if hasattr(space, "n") else obs, float)
@@ -203,7 +220,9 @@ def observe_all(env, env_params, states) -> np.ndarray:
 def grid_frames(title: str, obs, rewards, steps):
     """Observations [T, H, W] in grey, or [T, H, W, C] with a colour for each channel, later channels on top."""
     if obs.ndim == 4:
-        colors = np.vstack([[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]])
+        colors = np.vstack(
+            [[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]]
+        )
         pictures = colors[((obs > 0) * (1 + np.arange(obs.shape[-1]))).max(axis=-1)]
     else:
         pictures = (obs - obs.min()) / max(np.ptp(obs), 1e-9)
@@ -219,7 +238,10 @@ def bar_frames(title: str, obs, rewards, steps):
     figure, axes = new_figure()
     bars = axes.bar(range(obs.shape[1]), obs[0])
     margin = 0.05 * max(np.ptp(obs), 1e-9)
-    axes.set(xlabel="entry of the observation", ylim=(min(obs.min(), 0.0) - margin, max(obs.max(), 0.0) + margin))
+    axes.set(
+        xlabel="entry of the observation",
+        ylim=(min(obs.min(), 0.0) - margin, max(obs.max(), 0.0) + margin),
+    )
 
     def update(i):
         for bar, value in zip(bars, obs[i], strict=True):
@@ -230,7 +252,9 @@ def bar_frames(title: str, obs, rewards, steps):
 
 def captioned(picture, i: int, episodic_return: float):
     frame = Image.fromarray(picture)
-    frame = frame.resize([size * max(1, 300 // frame.width) for size in frame.size], Image.Resampling.NEAREST)
+    frame = frame.resize(
+        [size * max(1, 300 // frame.width) for size in frame.size], Image.Resampling.NEAREST
+    )
     text = f"step {i + 1}, return {episodic_return:.4g}"
     ImageDraw.Draw(frame).text((8, 8), text, fill="white", stroke_width=1, stroke_fill="black")
     return np.asarray(frame)
@@ -278,7 +302,9 @@ def frames_of(config, env, env_params, states, rewards):
     dt = float(getattr(env.env if is_brax(env) else env, "dt", 0.1))
     every = max(1, round(1 / (30 * dt)))  # about 30 frames per second, in real time
     if is_brax(env):
-        return partial(mujoco_frames, env.env, states[0].pipeline_state, rewards, steps[::every]), every * dt
+        return partial(
+            mujoco_frames, env.env, states[0].pipeline_state, rewards, steps[::every]
+        ), every * dt
     if hasattr(getattr(env, "env", None), "agents"):  # a team of mappo.py
         env = importlib.import_module("onejit.envs.jaxmarl").Drawn(env)
     if hasattr(env, "game"):
@@ -293,7 +319,9 @@ def frames_of(config, env, env_params, states, rewards):
         seconds = 0.05 if env.name.endswith(("-v0", "-v1")) else 0.1
         return partial(gymnax_frames, env, env_params, states, rewards, steps), seconds
     obs = observe_all(env, env_params, states)
-    return partial(grid_frames if obs.ndim in (3, 4) else bar_frames, config.env_name, obs, rewards, steps), 0.1
+    return partial(
+        grid_frames if obs.ndim in (3, 4) else bar_frames, config.env_name, obs, rewards, steps
+    ), 0.1
 
 
 # --- files ---
@@ -301,8 +329,12 @@ def frames_of(config, env, env_params, states, rewards):
 
 def save_gif(frames, seconds: float, file) -> None:
     pictures = (Image.fromarray(frame).quantize() for frame in frames())
-    duration = 10 * max(2, round(100 * seconds))  # in ms; GIF counts 1/100 s, and browsers slow down below 2/100 s
-    next(pictures).save(file, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
+    duration = 10 * max(
+        2, round(100 * seconds)
+    )  # in ms; GIF counts 1/100 s, and browsers slow down below 2/100 s
+    next(pictures).save(
+        file, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0
+    )
 
 
 def save_mp4(frames, seconds: float, file) -> None:
@@ -311,16 +343,39 @@ def save_mp4(frames, seconds: float, file) -> None:
     frames = frames()
     first = next(frames)
     size = f"{first.shape[1]}x{first.shape[0]}"
-    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{1 / seconds:.3f}", "-i", "-"]
+    source = [
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        size,
+        "-r",
+        f"{1 / seconds:.3f}",
+        "-i",
+        "-",
+    ]
     even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]  # H.264 needs even sizes
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *even, "-f", "mp4", file.name]
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-y",
+        "-loglevel",
+        "error",
+        *source,
+        *even,
+        "-f",
+        "mp4",
+        file.name,
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         with contextlib.suppress(BrokenPipeError):
             for frame in itertools.chain([first], frames):
                 process.stdin.write(frame.tobytes())
         _, said = process.communicate()
     if process.returncode:
-        raise ValueError(f"formats: mp4 cannot be written ({said.decode(errors='replace').strip()})")
+        raise ValueError(
+            f"formats: mp4 cannot be written ({said.decode(errors='replace').strip()})"
+        )
 
 
 def viewer_modules() -> dict[str, str]:
@@ -328,16 +383,22 @@ def viewer_modules() -> dict[str, str]:
     packages, own = PACKAGES, Path(brax.__file__).parent / "visualizer" / "js"
     files = {
         "three": packages / "three/build/three.module.js",
-        "three/addons/controls/OrbitControls.js": packages / "three/examples/jsm/controls/OrbitControls.js",
+        "three/addons/controls/OrbitControls.js": packages
+        / "three/examples/jsm/controls/OrbitControls.js",
         "lilgui": packages / "lil-gui/dist/lil-gui.esm.min.js",
     } | {name: own / f"{name}.js" for name in ("viewer", "animator", "selector", "system")}
     try:
         sources = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     except FileNotFoundError as error:
         command = f"npm ci --prefix {os.path.relpath(VIEWER)}"
-        raise ValueError(f"formats: html needs {error.filename}; run `{command}` once, or use --formats gif") from None
+        raise ValueError(
+            f"formats: html needs {error.filename}; run `{command}` once, or use --formats gif"
+        ) from None
     # Inlined modules have no address: relative imports become imports by name.
-    return {name: re.sub(r"from '\./(\w+)\.js'", r"from '\1'", source) for name, source in sources.items()}
+    return {
+        name: re.sub(r"from '\./(\w+)\.js'", r"from '\1'", source)
+        for name, source in sources.items()
+    }
 
 
 def make_page(title: str, env, states) -> str:
@@ -353,7 +414,9 @@ def make_page(title: str, env, states) -> str:
     return page.substitute(title=html.escape(title), imports=json.dumps(imports), system=system)
 
 
-def save_episode(form: str, path: Path, title: str, config, env, env_params, states, rewards) -> None:
+def save_episode(
+    form: str, path: Path, title: str, config, env, env_params, states, rewards
+) -> None:
     if form == "html":
         runs.write(path, make_page(title, env.env, states[0].pipeline_state))
         return
@@ -377,11 +440,19 @@ def check_formats(formats, env):
     game = getattr(env, "game", None)
     if game is not None and set(formats) - {"svg"}:
         boards.check_stones(game, "gif and mp4 draw")
-    formats = formats or (("gif", "html") if bodies and PACKAGES.exists() else ("gif",) if game is None else ("svg",))
+    formats = formats or (
+        ("gif", "html") if bodies and PACKAGES.exists() else ("gif",) if game is None else ("svg",)
+    )
     if "svg" in formats and not type(game).__module__.startswith("pgx."):
         raise ValueError("formats: svg draws the games of Pgx, and no others")
-    needed = ["pygame"] if getattr(env, "name", "") in DRAWN_BY_GYMNAX and env.name.endswith(("-v0", "-v1")) else []
-    command_line.check_packages(f"formats = {' '.join(formats)}", needed + ["imageio_ffmpeg"] * ("mp4" in formats))
+    needed = (
+        ["pygame"]
+        if getattr(env, "name", "") in DRAWN_BY_GYMNAX and env.name.endswith(("-v0", "-v1"))
+        else []
+    )
+    command_line.check_packages(
+        f"formats = {' '.join(formats)}", needed + ["imageio_ffmpeg"] * ("mp4" in formats)
+    )
     if "html" in formats:
         viewer_modules()
     return formats
@@ -413,7 +484,9 @@ def main(
         raise ValueError(f"episode = {episode}, max_steps = {max_steps}: must not be negative")
     file = "best_agent.safetensors" if best else "agent.safetensors"
     if best and not (run_dir / file).is_file():
-        raise ValueError(f"best: {run_dir} has no {file}; `onejit train --eval-interval N` writes it")
+        raise ValueError(
+            f"best: {run_dir} has no {file}; `onejit train --eval-interval N` writes it"
+        )
     script, config, weights = runs.load_run(run_dir, force, file)
     env, env_params = script.make_env(playing.whole_games(config))
     env = unwrap(env)
@@ -421,7 +494,9 @@ def main(
     check_agents(script, config, weights, run_dir / file)
     order, by = rank(run_dir, weights, best)
     chosen = choose_agents(agents, order)
-    key = playing.evaluation_keys(runs.read_record(run_dir)["settings"]["seed"], episode + 1)[episode]
+    key = playing.evaluation_keys(runs.read_record(run_dir)["settings"]["seed"], episode + 1)[
+        episode
+    ]
     played = play(script, config, state_at(weights, np.array(list(chosen.values()))), key)
     if len(order) > 1:
         print(f"agents ranked by {by}")
@@ -432,7 +507,9 @@ def main(
         shown = slice(max_steps or None)
         for form in formats:
             path = (out or run_dir / ("render_best" if best else "render")) / f"{name}.{form}"
-            save_episode(form, path, title, config, env, env_params, state_at(states, shown), rewards[shown])
+            save_episode(
+                form, path, title, config, env, env_params, state_at(states, shown), rewards[shown]
+            )
             print(f"  {path}")
             written.append(path)
     return written

@@ -31,17 +31,29 @@ from tqdm import tqdm
 from onejit import command_line, playing, runs
 from onejit.command_line import Hosts
 
-if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get("XLA_FLAGS", ""):
+if "JAX_NUM_CPU_DEVICES" not in os.environ and "device_count" not in os.environ.get(
+    "XLA_FLAGS", ""
+):
     with contextlib.suppress(RuntimeError):  # JAX has started
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         jax.config.update("jax_num_cpu_devices", cores)  # one per core, as in scripts
 
 if not jax.config.jax_compilation_cache_dir:  # as in scripts
-    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}"))
+    jax.config.update(
+        "jax_compilation_cache_dir", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+    )
     jax.config.update("jax_compilation_cache_max_size", 2**31)
 
 GIB = 2**30
-EPISODE = ("obs", "env_state", "first", "hidden", "noise", "discounted_return", "tail")  # restart with episodes
+EPISODE = (
+    "obs",
+    "env_state",
+    "first",
+    "hidden",
+    "noise",
+    "discounted_return",
+    "tail",
+)  # restart with episodes
 HEARTBEAT = 20  # seconds without a sign of life from a process until the others give up
 
 # --- processes ---
@@ -52,14 +64,20 @@ def connect(hosts) -> None:
     given = {name: getattr(hosts, name) for name in ("coordinator", "num_processes", "process_id")}
     missing = [name for name, value in given.items() if value is None]
     if hosts.distributed and len(missing) < 3:
-        raise ValueError("distributed: finds coordinator, num_processes and process_id itself; give none of them")
+        raise ValueError(
+            "distributed: finds coordinator, num_processes and process_id itself; give none of them"
+        )
     if not hosts.distributed:
         if len(missing) == 3:
             return
         if missing:
-            raise ValueError(f"{missing[0]}: is missing; coordinator, num_processes and process_id go together")
+            raise ValueError(
+                f"{missing[0]}: is missing; coordinator, num_processes and process_id go together"
+            )
         if not 0 <= hosts.process_id < hosts.num_processes:
-            raise ValueError(f"process_id = {hosts.process_id}: must be from 0 to num_processes - 1")
+            raise ValueError(
+                f"process_id = {hosts.process_id}: must be from 0 to num_processes - 1"
+            )
         host, colon, port = hosts.coordinator.rpartition(":")
         if not (host and colon and port.isdigit()):
             raise ValueError(f"coordinator = {hosts.coordinator}: must be HOST:PORT")
@@ -70,7 +88,9 @@ def connect(hosts) -> None:
         raise ValueError(f"{name}: the processes cannot be joined ({error})") from error
 
 
-def read_resumed(words: list[str], tool: str, key: str, options, until_the_end: contextlib.ExitStack):
+def read_resumed(
+    words: list[str], tool: str, key: str, options, until_the_end: contextlib.ExitStack
+):
     """Lock and read the run of `--resume RUN_DIR`. Records of this tool have `key`. Raises ValueError."""
     if not words or words[0].startswith("-"):
         raise ValueError("resume: needs RUN_DIR, the run to continue")
@@ -81,13 +101,24 @@ def read_resumed(words: list[str], tool: str, key: str, options, until_the_end: 
     given = command_line.parse(command, words[1:], config=(tyro.conf.OmitArgPrefixes,))
     record = runs.read_record(Path(words[0]))
     if key not in record:
-        raise ValueError(f"resume: {words[0]} was not started by onejit {tool}, and has no checkpoints")
+        raise ValueError(
+            f"resume: {words[0]} was not started by onejit {tool}, and has no checkpoints"
+        )
     until_the_end.enter_context(holding(Path(words[0])))
-    record = runs.read_record(Path(words[0]))  # again: another process may have just finished the run
+    record = runs.read_record(
+        Path(words[0])
+    )  # again: another process may have just finished the run
     now = runs.versions()
-    changed = [f"{name} {old} -> {now.get(name)}" for name, old in record["versions"].items() if now.get(name) != old]
+    changed = [
+        f"{name} {old} -> {now.get(name)}"
+        for name, old in record["versions"].items()
+        if now.get(name) != old
+    ]
     if changed and is_first():
-        print(f"resume: note: versions have changed since the run began: {', '.join(changed)}", file=sys.stderr)
+        print(
+            f"resume: note: versions have changed since the run began: {', '.join(changed)}",
+            file=sys.stderr,
+        )
     return Path(words[0]), record, given
 
 
@@ -140,7 +171,11 @@ def cgroup_memory(root=Path("/sys/fs/cgroup"), own=Path("/proc/self/cgroup")) ->
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):  # version 1
-            top, prefix, names = root / "memory", "total_", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            top, prefix, names = (
+                root / "memory",
+                "total_",
+                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            )
         elif not controllers:
             top, prefix, names = root, "", ("memory.max", "memory.current")
         else:
@@ -149,8 +184,12 @@ def cgroup_memory(root=Path("/sys/fs/cgroup"), own=Path("/proc/self/cgroup")) ->
         for each in [folder, *folder.parents][: len(Path(path).parts)]:
             with contextlib.suppress(OSError, ValueError):  # "max" is no number
                 limit, used = (int((each / name).read_text()) for name in names)
-                stat = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
-                cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                stat = dict(
+                    line.split() for line in (each / "memory.stat").read_text().splitlines()
+                )
+                cached = sum(
+                    int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive")
+                )
                 free = min(free, limit - used + cached)
     return free
 
@@ -180,7 +219,11 @@ def free_memory(limit_gib: float | None) -> float:
 def program_bytes(compiled, held: int = 0) -> int:
     """Bytes on each device while the program runs, as XLA has planned it; `held` is the least size of its arguments."""
     stats = compiled.memory_analysis()
-    arrays = max(held, stats.argument_size_in_bytes) + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    arrays = (
+        max(held, stats.argument_size_in_bytes)
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes
+    )
     return arrays + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes
 
 
@@ -197,7 +240,9 @@ class Program(NamedTuple):
     start: Any  # (floats, key_data) -> carry
     advance: Any  # (carry without its evaluation, floats, first, last) -> carry after updates [first, last)
     evaluate: Any  # agents -> returns [size, eval_episodes]; None without an evaluation
-    remember: Any  # (evaluation, agents, returns, index) -> evaluation; None without one during training
+    remember: (
+        Any  # (evaluation, agents, returns, index) -> evaluation; None without one during training
+    )
     abstract: Any  # shapes, types and shardings of `carry`
     spread: Any  # sharding of arrays [size, ...]
     whole: Any  # sharding of arrays that every device has
@@ -214,13 +259,17 @@ def shardings(size: int):
     if jax.process_count() == 1:
         devices = devices[: max(n for n in range(1, len(devices) + 1) if size % n == 0)]
     elif size % len(devices):
-        raise ValueError(f"{size} runs cannot be spread over the {len(devices)} devices of all processes")
+        raise ValueError(
+            f"{size} runs cannot be spread over the {len(devices)} devices of all processes"
+        )
     mesh = jax.sharding.Mesh(devices, ("run",))
     return devices, NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
 
 
 @functools.lru_cache(maxsize=4)
-def make_learner(script, config):  # once for slices of all sizes: making an environment may take seconds
+def make_learner(
+    script, config
+):  # once for slices of all sizes: making an environment may take seconds
     return tuple(map(jax.jit, script.make_learner(config)))  # each is traced once
 
 
@@ -229,7 +278,9 @@ def training_functions(script, config, names):
 
     They carry `{"runner_state": [size, ...], "metrics": {name: [size, num_updates]}}`.
     """
-    same = None if names else make_learner(script, config)  # outside of what JAX traces, where it would keep tracers
+    same = (
+        None if names else make_learner(script, config)
+    )  # outside of what JAX traces, where it would keep tracers
 
     def learner(floats):
         return same or script.make_learner(dataclasses.replace(config, **floats))
@@ -269,13 +320,18 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     key_words = jax.random.key_data(jax.random.key(0)).shape
     floats = {name: jax.ShapeDtypeStruct((size,), jnp.float32, sharding=spread) for name in names}
     key_data = jax.ShapeDtypeStruct((size, *key_words), jnp.uint32, sharding=spread)
-    over_runs = partial(jax.shard_map, mesh=spread.mesh, out_specs=spread.spec, check_vma=False)  # runs are independent
+    over_runs = partial(
+        jax.shard_map, mesh=spread.mesh, out_specs=spread.spec, check_vma=False
+    )  # runs are independent
     with naming_the_field(script, config):
-        vmap = jax.vmap if size > len(devices) else over_one  # faster than vmap on CPUs, as in `main`
+        vmap = (
+            jax.vmap if size > len(devices) else over_one
+        )  # faster than vmap on CPUs, as in `main`
         start, advance = training_functions(script, config, names)
         start = jax.jit(over_runs(vmap(start), in_specs=spread.spec), out_shardings=spread)
         advance = over_runs(
-            vmap(advance, (0, 0, None, None)), in_specs=(spread.spec, spread.spec, whole.spec, whole.spec)
+            vmap(advance, (0, 0, None, None)),
+            in_specs=(spread.spec, spread.spec, whole.spec, whole.spec),
         )
         advance = jax.jit(advance, donate_argnums=0, out_shardings=spread)
         abstract = start.eval_shape(floats, key_data)
@@ -298,7 +354,9 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     if devices[0].platform == "cpu":  # a checkpoint's copy is in the same memory
         needed += held
     functions = start, advance, evaluate, remember
-    return Program(size, config.num_updates, len(devices), needed, *functions, abstract, spread, whole)
+    return Program(
+        size, config.num_updates, len(devices), needed, *functions, abstract, spread, whole
+    )
 
 
 def start_with_evaluation(start, make, floats, key_data):
@@ -344,18 +402,26 @@ def naming_the_field(script, config):
 
     try:
         yield
-    except Exception as error:  # many kinds: of the script, of an environment, of JAX for impossible sizes
+    except (
+        Exception
+    ) as error:  # many kinds: of the script, of an environment, of JAX for impossible sizes
         import brax.envs
         import gymnax
 
         default, values = script.Config(), runs.plain(config)
         if isinstance(error, ValueError) and str(error).startswith(tuple(values)):
-            near = command_line.nearest(config.env_name, [*gymnax.registered_envs, *brax.envs._envs])
+            near = command_line.nearest(
+                config.env_name, [*gymnax.registered_envs, *brax.envs._envs]
+            )
             if near and str(error).startswith("env_name = "):
                 raise ValueError(f"{error}{near}") from error
             raise
         changed = [name for name in values if getattr(config, name) != getattr(default, name)]
-        alone = [name for name in changed if works(dataclasses.replace(config, **{name: getattr(default, name)}))]
+        alone = [
+            name
+            for name in changed
+            if works(dataclasses.replace(config, **{name: getattr(default, name)}))
+        ]
         if not alone and not works(default):
             raise
         named = ", ".join(f"{name} = {values[name]}" for name in alone[:1] or changed)
@@ -375,7 +441,9 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
             return program
         if size == step:
             least, free = program.bytes / GIB, memory / GIB
-            raise ValueError(f"memory: {step} run(s) at once need {least:.3g} GiB on a device, {free:.3g} GiB are free")
+            raise ValueError(
+                f"memory: {step} run(s) at once need {least:.3g} GiB on a device, {free:.3g} GiB are free"
+            )
         tried.append((size, program.bytes))
         (size_a, bytes_a), (size_b, bytes_b) = tried[-2:] if len(tried) > 1 else [(0, 0), tried[0]]
         each = max(1.0, (bytes_a - bytes_b) / (size_a - size_b))
@@ -384,13 +452,17 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
         size = max(step, min(size - step, -(-total // slices // step) * step))
 
 
-def compile_slices(compile_size, total: int, size: int | None, memory_gib: float | None, seconds: dict):
+def compile_slices(
+    compile_size, total: int, size: int | None, memory_gib: float | None, seconds: dict
+):
     """`(program, description)` for `total` runs in slices of `size`, by default the largest ones that fit in memory.
 
     Adds the time to `seconds` {"compile"}. Raises ValueError.
     """
     begun, memory = time.perf_counter(), free_memory(memory_gib)
-    program = compile_size(size) if size else largest_slice(compile_size, total, padding(total), memory)
+    program = (
+        compile_size(size) if size else largest_slice(compile_size, total, padding(total), memory)
+    )
     took = time.perf_counter() - begun
     seconds["compile"] += took
     short = " (MORE THAN IS FREE)" if program.bytes > memory else ""
@@ -405,7 +477,9 @@ def compile_slices(compile_size, total: int, size: int | None, memory_gib: float
 
 def seed_keys(options) -> np.ndarray:
     """The data of the agents' random keys, the same keys as in `main`: [num_seeds, words]."""
-    return np.asarray(jax.random.key_data(jax.random.split(jax.random.key(options.seed), options.num_seeds)))
+    return np.asarray(
+        jax.random.key_data(jax.random.split(jax.random.key(options.seed), options.num_seeds))
+    )
 
 
 def fetch(tree) -> dict:
@@ -445,10 +519,14 @@ def restore(manager, step: int, program: Program):
         abstract, stored = dict(program.abstract), manager.item_metadata(step).tree
         abstract["metrics"] = of_stored_length(abstract["metrics"], stored["metrics"])
         if "evaluation" in abstract:
-            returns = of_stored_length(abstract["evaluation"]["returns"], stored["evaluation"]["returns"])
+            returns = of_stored_length(
+                abstract["evaluation"]["returns"], stored["evaluation"]["returns"]
+            )
             abstract["evaluation"] = abstract["evaluation"] | {"returns": returns}
         carry = manager.restore(step, args=ocp.args.StandardRestore(without_empty(abstract)))
-        carry = jax.tree.map(lambda leaf, read: read if leaf.size else jnp.zeros_like(leaf), abstract, carry)
+        carry = jax.tree.map(
+            lambda leaf, read: read if leaf.size else jnp.zeros_like(leaf), abstract, carry
+        )
         return jax.tree.map(lengthen, carry, program.abstract)
     except Exception as error:  # Orbax raises many kinds
         name, cause = f"{Path(manager.directory).name}/{step}", " ".join(str(error).split())[:300]
@@ -457,12 +535,17 @@ def restore(manager, step: int, program: Program):
 
 def of_stored_length(abstract, stored):
     """Shapes [size, updates] with the number of updates that a checkpoint holds."""
-    return jax.tree.map(lambda leaf, found: leaf.update(shape=(leaf.shape[0], found.shape[1])), abstract, stored)
+    return jax.tree.map(
+        lambda leaf, found: leaf.update(shape=(leaf.shape[0], found.shape[1])), abstract, stored
+    )
 
 
 def holds(tree, kind: type) -> bool:
     """Whether a part of a tree is of this class."""
-    return any(isinstance(each, kind) for each in jax.tree.leaves(tree, is_leaf=lambda each: isinstance(each, kind)))
+    return any(
+        isinstance(each, kind)
+        for each in jax.tree.leaves(tree, is_leaf=lambda each: isinstance(each, kind))
+    )
 
 
 def with_new_episodes(program: Program, runner_state, floats, key_data, done: int):
@@ -470,9 +553,15 @@ def with_new_episodes(program: Program, runner_state, floats, key_data, done: in
     if is_first():
         text = "checkpoints do not contain the state of environments outside of JAX; new episodes begin"
         print(f"resume: note: {text}", file=sys.stderr)
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(jax.random.wrap_key_data(jnp.asarray(key_data)))
-    new = program.start(floats, jax.device_put(np.asarray(jax.random.key_data(keys)), program.spread))["runner_state"]
-    return runner_state._replace(**{name: getattr(new, name) for name in EPISODE if hasattr(new, name)})
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(
+        jax.random.wrap_key_data(jnp.asarray(key_data))
+    )
+    new = program.start(
+        floats, jax.device_put(np.asarray(jax.random.key_data(keys)), program.spread)
+    )["runner_state"]
+    return runner_state._replace(
+        **{name: getattr(new, name) for name in EPISODE if hasattr(new, name)}
+    )
 
 
 def lengthen(array, like):
@@ -480,7 +569,9 @@ def lengthen(array, like):
     if array.shape == like.shape:
         return array
     fill = jnp.nan if jnp.issubdtype(like.dtype, jnp.floating) else 0
-    pad = partial(jnp.pad, pad_width=((0, 0), (0, like.shape[1] - array.shape[1])), constant_values=fill)
+    pad = partial(
+        jnp.pad, pad_width=((0, 0), (0, like.shape[1] - array.shape[1])), constant_values=fill
+    )
     return jax.jit(pad, out_shardings=like.sharding)(array)
 
 
@@ -489,13 +580,21 @@ def make_reader(program: Program):
 
     @partial(jax.jit, static_argnums=2, out_shardings=program.whole)
     def window(metrics, first, width):
-        return {name: jax.lax.dynamic_slice_in_dim(each, first, width, axis=1) for name, each in metrics.items()}
+        return {
+            name: jax.lax.dynamic_slice_in_dim(each, first, width, axis=1)
+            for name, each in metrics.items()
+        }
 
     def read(metrics, first, last):
-        width = min(program.num_updates, 1 << (last - first - 1).bit_length())  # few widths, few compilations
+        width = min(
+            program.num_updates, 1 << (last - first - 1).bit_length()
+        )  # few widths, few compilations
         first_read = min(first, program.num_updates - width)
         part = window(metrics, first_read, width)
-        return {name: np.asarray(each)[:, first - first_read : last - first_read] for name, each in part.items()}
+        return {
+            name: np.asarray(each)[:, first - first_read : last - first_read]
+            for name, each in part.items()
+        }
 
     return read
 
@@ -531,7 +630,9 @@ class Lines:
     def show(self):
         self.written = time.monotonic()
         speed = (self.n - self.initial) / max(self.updated - self.begun, 1e-9)
-        self.write(f"{self.n / self.total:.1%} of {self.total:,} steps, {speed:,.0f} steps/s {self.note}".rstrip())
+        self.write(
+            f"{self.n / self.total:.1%} of {self.total:,} steps, {speed:,.0f} steps/s {self.note}".rstrip()
+        )
 
     @staticmethod
     def write(text: str, file=None):
@@ -611,14 +712,25 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
     The times are added to `seconds` {"train", "evaluate"}.
     """
     seconds = {"train": 0.0, "evaluate": 0.0} if seconds is None else seconds
-    floats = {name: jax.device_put(np.asarray(values, np.float32), program.spread) for name, values in floats.items()}
-    from onejit.envs import host  # not at the top: it imports gymnax, which starts JAX before `connect`
+    floats = {
+        name: jax.device_put(np.asarray(values, np.float32), program.spread)
+        for name, values in floats.items()
+    }
+    from onejit.envs import (
+        host,
+    )  # not at the top: it imports gymnax, which starts JAX before `connect`
 
     host.close_all()  # left by an earlier slice
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
-    carry = restore(manager, done, program) if done else program.start(floats, jax.device_put(key_data, program.spread))
+    carry = (
+        restore(manager, done, program)
+        if done
+        else program.start(floats, jax.device_put(key_data, program.spread))
+    )
     if done and holds(program.abstract["runner_state"], host.HostState):
-        carry["runner_state"] = with_new_episodes(program, carry["runner_state"], floats, key_data, done)
+        carry["runner_state"] = with_new_episodes(
+            program, carry["runner_state"], floats, key_data, done
+        )
     read, chunk, saved_at = make_reader(program), 1, time.perf_counter()
     begin()
     while done < program.num_updates:
@@ -632,15 +744,21 @@ def train_slice(program: Program, floats, key_data, manager, watch, *, interval=
         if eval_interval and last % eval_interval == 0:
             agents = carry["runner_state"].agent
             returns = program.evaluate(agents)
-            carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, last // eval_interval - 1)
+            carry["evaluation"] = program.remember(
+                carry["evaluation"], agents, returns, last // eval_interval - 1
+            )
             returns = np.asarray(returns)
         seconds["train"] += ended - begun
         seconds["evaluate"] += time.perf_counter() - ended
         if is_first():
             watch(done, last, metrics, returns)
         done, now, stop = last, time.perf_counter(), latest(caught)
-        longer = round(math.log2(min(8.0, 1.0 / (ended - begun))))  # powers of two: see `make_reader`
-        due = save_last if done == program.num_updates else 0 < interval <= now - saved_at or stop > 0
+        longer = round(
+            math.log2(min(8.0, 1.0 / (ended - begun)))
+        )  # powers of two: see `make_reader`
+        due = (
+            save_last if done == program.num_updates else 0 < interval <= now - saved_at or stop > 0
+        )
         chunk, due = agree([max(1, int(chunk * 2.0**longer)), due])
         if due:
             if is_first():

@@ -30,17 +30,43 @@ from onejit import command_line
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
 CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "make_env", "main"]
-OF_MAIN = ["mean_return", "read_flags", "save_results"]  # what this package uses from the block `main`
+OF_MAIN = [
+    "mean_return",
+    "read_flags",
+    "save_results",
+]  # what this package uses from the block `main`
 OF_THE_TASK = ("env_name", "env_params")
-PACKAGES = {"brax", "craftax", "distrax", "envpool", "flax", "gymnasium", "gymnax", "jax", "jaxlib", "jaxmarl"}
-PACKAGES |= {"jumanji", "mctx", "mujoco", "navix", "numpy", "optax", "pgx", "playground"}  # runs record their versions
+PACKAGES = {
+    "brax",
+    "craftax",
+    "distrax",
+    "envpool",
+    "flax",
+    "gymnasium",
+    "gymnax",
+    "jax",
+    "jaxlib",
+    "jaxmarl",
+}
+PACKAGES |= {
+    "jumanji",
+    "mctx",
+    "mujoco",
+    "navix",
+    "numpy",
+    "optax",
+    "pgx",
+    "playground",
+}  # runs record their versions
 
 # --- scripts ---
 
 
 def known_scripts() -> dict[str, Path]:
     """The scripts that come with onejit, by name, in the checkout or in the installed package."""
-    found = list(PACKAGE.glob("scripts/*.py")) or [ROOT / f"{path.name}.py" for path in ROOT.glob("configs/*")]
+    found = list(PACKAGE.glob("scripts/*.py")) or [
+        ROOT / f"{path.name}.py" for path in ROOT.glob("configs/*")
+    ]
     return {path.stem: path for path in sorted(found)}
 
 
@@ -50,33 +76,55 @@ def load_script(name):
     For `env_name: MODULE:NAME`, the script's folder and the working directory are added to `sys.path`.
     """
     file, known = Path(name if str(name).endswith(".py") else f"{name}.py"), known_scripts()
-    path = file.resolve() if file.is_file() else known.get(file.stem) if file.name == str(file) else None
+    path = (
+        file.resolve()
+        if file.is_file()
+        else known.get(file.stem)
+        if file.name == str(file)
+        else None
+    )
     if path is None:
         near = command_line.nearest(name, known)
-        raise ValueError(f"script = {name}: no such file; scripts here are {', '.join(known)}{near}")
+        raise ValueError(
+            f"script = {name}: no such file; scripts here are {', '.join(known)}{near}"
+        )
     sys.path[:0] = [each for each in (str(path.parent), os.getcwd()) if each not in sys.path]
     place = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    own_name = f"script_{path.stem}_{place}"  # json.py would hide a module; two scripts may share a name
+    own_name = (
+        f"script_{path.stem}_{place}"  # json.py would hide a module; two scripts may share a name
+    )
     loaded = (each for each in map(sys.modules.get, (path.stem, own_name)) if each is not None)
-    module = next((each for each in loaded if Path(getattr(each, "__file__", None) or "").resolve() == path), None)
+    module = next(
+        (each for each in loaded if Path(getattr(each, "__file__", None) or "").resolve() == path),
+        None,
+    )
     if module is None:
         spec = importlib.util.spec_from_file_location(own_name, path)
         module = sys.modules[own_name] = importlib.util.module_from_spec(spec)
-        module.SOURCE = path.read_bytes()  # what is executed; a user may edit the file while a run compiles
+        module.SOURCE = (
+            path.read_bytes()
+        )  # what is executed; a user may edit the file while a run compiles
         try:
             exec(spec.loader.source_to_code(module.SOURCE, path), vars(module))
         except Exception as error:  # of any kind: it is the user's file
             del sys.modules[own_name]
-            raise ValueError(f"script = {name}: cannot be imported ({type(error).__name__}: {error})") from error
+            raise ValueError(
+                f"script = {name}: cannot be imported ({type(error).__name__}: {error})"
+            ) from error
     if missing := [each for each in CONTRACT + OF_MAIN if not hasattr(module, each)]:
         sys.modules.pop(own_name, None)
-        raise ValueError(f"script = {name}: is not a training script, it has no {', '.join(missing)}")
+        raise ValueError(
+            f"script = {name}: is not a training script, it has no {', '.join(missing)}"
+        )
     return module
 
 
 def plain(config) -> dict:
     """A config as a dict for YAML and JSON."""
-    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(config).items()}
+    return {
+        name: dict(value) if isinstance(value, Mapping) else value
+        for name, value in vars(config).items()
+    }
 
 
 def read_config(script, file: Path):
@@ -107,7 +155,11 @@ def write(path: Path, content) -> None:
 
 
 def versions() -> dict:
-    found = {each.name: each.version for each in importlib.metadata.distributions() if each.name in PACKAGES}
+    found = {
+        each.name: each.version
+        for each in importlib.metadata.distributions()
+        if each.name in PACKAGES
+    }
     return {"python": sys.version.split()[0], **dict(sorted(found.items()))}
 
 
@@ -131,12 +183,15 @@ def make_record(script, config, options, command: list[str]) -> dict:
 
     path = Path(script.__file__).resolve()
     return {
-        "settings": {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed} | plain(config),
+        "settings": {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed}
+        | plain(config),
         "command": shlex.join(["onejit", *command]),
         "started": now(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores",
         "versions": versions(),
-        "commit": git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip(),  # not a tag
+        "commit": git(
+            path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"
+        ).strip(),  # not a tag
         "path": str(path),
         "sha256": hashlib.sha256(getattr(script, "SOURCE", None) or path.read_bytes()).hexdigest(),
         "folders": [str(path.parent), os.getcwd()],  # where the script may import modules from
@@ -149,7 +204,11 @@ def make_record(script, config, options, command: list[str]) -> dict:
 def git(path: Path, *words) -> str:
     """The output of git in the folder of a file; empty without git or a repository."""
     command = ["git", "-C", path.parent, *words]
-    return subprocess.run(command, capture_output=True, text=True).stdout if shutil.which("git") else ""
+    return (
+        subprocess.run(command, capture_output=True, text=True).stdout
+        if shutil.which("git")
+        else ""
+    )
 
 
 def check_new(run_dir: Path) -> None:
@@ -230,18 +289,26 @@ def read_record(run_dir) -> dict:
 
     A script's own `main` writes no run.json. The record of its run has `settings` alone, from other files.
     """
-    record, agents, config = (Path(run_dir) / name for name in ("run.json", "agent.safetensors", "config.yaml"))
+    record, agents, config = (
+        Path(run_dir) / name for name in ("run.json", "agent.safetensors", "config.yaml")
+    )
     if record.is_file():
         with reading(record):
             found = json.loads(record.read_text())
             names = ["script", "num_seeds", "seed", *found["settings"]]
             return found | {"settings": {name: found["settings"][name] for name in names}}
     if not agents.is_file():
-        raise ValueError(f"{run_dir}: is not a run directory; it has neither run.json nor agent.safetensors")
+        raise ValueError(
+            f"{run_dir}: is not a run directory; it has neither run.json nor agent.safetensors"
+        )
     arrays, metadata = read_agents(agents)
     with reading(config):
         settings = {"script": metadata["script"], "num_seeds": len(next(iter(arrays.values())))}
-        return {"settings": settings | {"seed": int(metadata["seed"])} | yaml.safe_load(config.read_text())}
+        return {
+            "settings": settings
+            | {"seed": int(metadata["seed"])}
+            | yaml.safe_load(config.read_text())
+        }
 
 
 def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
@@ -250,7 +317,9 @@ def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
     if not copy.is_file():
         return None
     if not force and hashlib.sha256(copy.read_bytes()).hexdigest() != record.get("sha256"):
-        raise ValueError(f"{copy}: has been edited since the run began; --force uses the edited script")
+        raise ValueError(
+            f"{copy}: has been edited since the run began; --force uses the edited script"
+        )
     return copy
 
 
@@ -265,7 +334,9 @@ def script_of(run_dir, record: dict, force: bool = False):
         script = load_script(record["settings"]["script"])
         print(f"{run_dir} has no copy of its script; {script.__file__} is used instead")
         return script
-    known = [each for each in record.get("folders", []) if Path(each).is_dir() and each not in sys.path]
+    known = [
+        each for each in record.get("folders", []) if Path(each).is_dir() and each not in sys.path
+    ]
     sys.path[:0] = known
     return load_script(copy)
 
@@ -283,16 +354,24 @@ def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
     """
     record = read_record(run_dir)
     if "words" in record:
-        raise ValueError(f"{run_dir}: is a sweep; its best trials are runs, in {Path(run_dir) / 'agents'}")
+        raise ValueError(
+            f"{run_dir}: is a sweep; its best trials are runs, in {Path(run_dir) / 'agents'}"
+        )
     arrays, _ = read_agents(Path(run_dir) / file)
     script = script_of(run_dir, record, force)
-    return script, read_config(script, Path(run_dir) / "config.yaml"), unflatten_dict(arrays, sep=".")
+    return (
+        script,
+        read_config(script, Path(run_dir) / "config.yaml"),
+        unflatten_dict(arrays, sep="."),
+    )
 
 
 def task_of(settings: dict) -> str:
     """The environment and its changed parameters."""
     params = settings.get("env_params", {})  # the GridWorld has none
-    return " ".join([settings["env_name"], *(f"{name}={value}" for name, value in sorted(params.items()))])
+    return " ".join(
+        [settings["env_name"], *(f"{name}={value}" for name, value in sorted(params.items()))]
+    )
 
 
 def load_metrics(run_dir) -> dict:

@@ -26,7 +26,11 @@ def interquartile_mean(values, axis=0):
 def middle_mean(values, axis):
     """scipy.stats.trim_mean(values, 0.25, axis), 20 times as fast, because the bootstrap calls it often."""
     cut = values.shape[axis] // 4
-    return np.sort(values, axis=axis).take(range(cut, values.shape[axis] - cut), axis=axis).mean(axis=axis)
+    return (
+        np.sort(values, axis=axis)
+        .take(range(cut, values.shape[axis] - cut), axis=axis)
+        .mean(axis=axis)
+    )
 
 
 def mean_interval(values) -> list:
@@ -51,8 +55,14 @@ def interval(values, statistic=interquartile_mean, level=95) -> list:
     if len(values) == 1:
         value = statistic(values)
         return [value, value * np.nan, value * np.nan]
-    indices = rng.integers(len(values), size=(RESAMPLES, len(values)))  # arrays may be large: one by one
-    drawn = [statistic(values[each]) for each in indices] if values.ndim > 1 else statistic(values[indices], axis=1)
+    indices = rng.integers(
+        len(values), size=(RESAMPLES, len(values))
+    )  # arrays may be large: one by one
+    drawn = (
+        [statistic(values[each]) for each in indices]
+        if values.ndim > 1
+        else statistic(values[indices], axis=1)
+    )
     return [
         statistic(values),
         *np.percentile(drawn, [50 - level / 2, 50 + level / 2], axis=0, method="nearest"),
@@ -65,7 +75,9 @@ def diverged(agent) -> np.ndarray:
     The returns of these seeds are meaningless, because the greedy action of NaN values is always the first action.
     """
     leaves = [np.asarray(leaf) for leaf in flatten_dict(agent).values()]
-    return ~np.all([np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves], axis=0)
+    return ~np.all(
+        [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves], axis=0
+    )
 
 
 def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
@@ -74,12 +86,16 @@ def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
         returns, by = metrics["evaluation"].mean(axis=1), "the mean of their greedy episodes"
     else:
         returns, by = final_return(metrics), "the return at the end of training"
-    return np.argsort(np.where(np.isfinite(returns) & ~np.array(diverged), returns, -np.inf), kind="stable"), by
+    return np.argsort(
+        np.where(np.isfinite(returns) & ~np.array(diverged), returns, -np.inf), kind="stable"
+    ), by
 
 
 def show(value, low, high) -> str:
     """`500 (429.8 to 504)`, or the value alone without an interval. No exponents: `10306`, not `1.031e+04`."""
-    value, *interval = (f"{each:.0f}" if abs(each) >= 1e4 else f"{each:.4g}" for each in (value, low, high))
+    value, *interval = (
+        f"{each:.0f}" if abs(each) >= 1e4 else f"{each:.4g}" for each in (value, low, high)
+    )
     return value + ("" if np.isnan(low) else f" ({' to '.join(interval)})")
 
 
@@ -97,10 +113,14 @@ def summarize(name: str, returns, lost=None) -> dict:
     worst = returns[good].min() if good.any() else np.nan
     numbers = [*zip(("mean", "mean_low", "mean_high"), mean, strict=True), ("worst", worst)]
     numbers += zip(("interquartile_mean", "low", "high"), middle, strict=True)
-    found = {key: float(value) if np.isfinite(value) else None for key, value in numbers}  # JSON has no -inf
+    found = {
+        key: float(value) if np.isfinite(value) else None for key, value in numbers
+    }  # JSON has no -inf
     found |= {"seeds": seeds, "not_finite": int((~good).sum()), "diverged": int(lost.sum())}
     count = f"{seeds} seeds" if good.all() else f"{good.sum()} of {seeds} seeds"
-    print(f"{name}: mean {show(*mean)}, worst agent {worst:.4g}, {count}; interquartile mean {show(*middle)}")
+    print(
+        f"{name}: mean {show(*mean)}, worst agent {worst:.4g}, {count}; interquartile mean {show(*middle)}"
+    )
     if not good.all():
         said = f"{lost.sum()} seeds diverged, {silent.sum()} ended no episode in the last tenth of training"
         print(f"{name}: {said}; they count as -inf in the interquartile mean")
@@ -176,7 +196,11 @@ def estimate(statistic, samples) -> dict:
     rng, found, low, high = np.random.default_rng(0), [], np.nan, np.nan
     with np.errstate(invalid="ignore"):  # a paired difference may be inf - inf
         for _ in range(RESAMPLES // 100 if min(map(len, samples)) > 1 else 0):
-            found.append(statistic(*(each[rng.integers(len(each), size=(100, len(each)))] for each in samples)))
+            found.append(
+                statistic(
+                    *(each[rng.integers(len(each), size=(100, len(each)))] for each in samples)
+                )
+            )
         if found:  # "nearest", because -inf cannot be interpolated
             low, high = np.percentile(np.concatenate(found), [2.5, 97.5], method="nearest")
         return {"value": float(statistic(*samples)), "low": float(low), "high": float(high)}

@@ -41,25 +41,45 @@ class Options:
 
     num_seeds: int = 4  # number of agents, each with its own random key
     seed: int = 0  # seed of the key that the agents' keys are split from
-    run_dir: Path | None = None  # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-PID by default
-    eval_episodes: int = 16  # greedy episodes per agent in an evaluation; all agents play the same; 0 for none
-    eval_interval: int = 0  # updates between evaluations during training; 0 evaluates after training only
-    checkpoint_interval: float = 60.0  # seconds between checkpoints; with 0 only the last one is written
-    track: Literal["tensorboard", "wandb"] | None = None  # tracker for curves of the mean and of the worst seed
+    run_dir: Path | None = (
+        None  # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-PID by default
+    )
+    eval_episodes: int = (
+        16  # greedy episodes per agent in an evaluation; all agents play the same; 0 for none
+    )
+    eval_interval: int = (
+        0  # updates between evaluations during training; 0 evaluates after training only
+    )
+    checkpoint_interval: float = (
+        60.0  # seconds between checkpoints; with 0 only the last one is written
+    )
+    track: Literal["tensorboard", "wandb"] | None = (
+        None  # tracker for curves of the mean and of the worst seed
+    )
     track_seeds: tyro.conf.FlagCreatePairsOff[bool] = False  # track a curve for each seed as well
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
 
 
-KEPT = ("eval_episodes", "eval_interval", "checkpoint_interval", "track", "track_seeds")  # recorded for --resume
+KEPT = (
+    "eval_episodes",
+    "eval_interval",
+    "checkpoint_interval",
+    "track",
+    "track_seeds",
+)  # recorded for --resume
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumeOptions:
     """Options that can be given with --resume RUN_DIR."""
 
-    total_timesteps: float | None = None  # more environment steps per agent than before, to extend the run
+    total_timesteps: float | None = (
+        None  # more environment steps per agent than before, to extend the run
+    )
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
-    force: tyro.conf.FlagCreatePairsOff[bool] = False  # use the run's copy of the script although it was edited
+    force: tyro.conf.FlagCreatePairsOff[bool] = (
+        False  # use the run's copy of the script although it was edited
+    )
 
 
 class Request(NamedTuple):
@@ -84,7 +104,9 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
         raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
     command_line.check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
     stamp = f"{config.env_name.rpartition(':')[2]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    run_dir = Path(running.agree(str(options.run_dir or Path("runs", Path(script.__file__).stem, stamp))))
+    run_dir = Path(
+        running.agree(str(options.run_dir or Path("runs", Path(script.__file__).stem, stamp)))
+    )
     running.only_first(runs.check_new, run_dir)
     record = runs.make_record(script, config, options, ["train", name, *words])
     record["options"] = {name: getattr(options, name) for name in KEPT}
@@ -93,10 +115,14 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
 
 def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
     """The run of `--resume RUN_DIR`; None if it has finished. Raises ValueError."""
-    run_dir, record, given = running.read_resumed(words, "train", "slice", ResumeOptions, until_the_end)
+    run_dir, record, given = running.read_resumed(
+        words, "train", "slice", ResumeOptions, until_the_end
+    )
     script = runs.script_of(run_dir, record, given.force)
     config, settings = runs.read_config(script, run_dir / "config.yaml"), record["settings"]
-    options = Options(settings["num_seeds"], settings["seed"], run_dir, memory=given.memory, **record["options"])
+    options = Options(
+        settings["num_seeds"], settings["seed"], run_dir, memory=given.memory, **record["options"]
+    )
     if given.total_timesteps is not None:
         config = extend(script, config, int(given.total_timesteps))
         record["settings"]["total_timesteps"] = config.total_timesteps
@@ -112,7 +138,9 @@ def extend(script, config, total_timesteps: int):
     """`config` with more steps. Raises ValueError if this would change the updates."""
     longer = dataclasses.replace(config, total_timesteps=total_timesteps)
     if longer.num_updates <= config.num_updates:
-        raise ValueError(f"total_timesteps = {total_timesteps}: the run already has {config.total_timesteps}")
+        raise ValueError(
+            f"total_timesteps = {total_timesteps}: the run already has {config.total_timesteps}"
+        )
     if describe_update(script, config) != describe_update(script, longer):
         raise ValueError(
             f"total_timesteps = {total_timesteps}: cannot be changed, because a schedule of the script depends on it, "
@@ -138,18 +166,24 @@ def open_tracker(request: Request, name: str, steps_done: int):
     if not request.options.track or not running.is_first():
         return lambda step, values: None, lambda: None, lambda: None
     if request.options.track == "tensorboard":
-        from tensorboardX.event_file_writer import EventsWriter  # `flush` of SummaryWriter leaves its queue
+        from tensorboardX.event_file_writer import (
+            EventsWriter,
+        )  # `flush` of SummaryWriter leaves its queue
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
 
         (run_dir / "tensorboard" / name).mkdir(parents=True, exist_ok=True)
         writer = EventsWriter(str(run_dir / "tensorboard" / name / "events"))
         # A resumed run writes the points after its checkpoint again; this makes TensorBoard drop the older ones.
-        writer.write_event(Event(step=steps_done + 1, session_log=SessionLog(status=SessionLog.START)))
+        writer.write_event(
+            Event(step=steps_done + 1, session_log=SessionLog(status=SessionLog.START))
+        )
 
         def log(step, values):
             for tag, value in values.items():
-                writer.write_event(Event(wall_time=time.time(), step=step, summary=scalar(tag, value)))
+                writer.write_event(
+                    Event(wall_time=time.time(), step=step, summary=scalar(tag, value))
+                )
 
         return log, writer.flush, writer.close
     import wandb
@@ -169,7 +203,11 @@ def open_tracker(request: Request, name: str, steps_done: int):
     except Exception as error:  # errors of the network, a missing login and others
         raise OSError(f"track = wandb: cannot be started ({error})") from error
     run.define_metric("*", step_metric="environment_steps")
-    return lambda step, values: run.log(values | {"environment_steps": step}), lambda: None, run.finish
+    return (
+        lambda step, values: run.log(values | {"environment_steps": step}),
+        lambda: None,
+        run.finish,
+    )
 
 
 def curves(script, metrics: dict, seeds: range, evaluation=None, each_seed: bool = False) -> dict:
@@ -181,7 +219,10 @@ def curves(script, metrics: dict, seeds: range, evaluation=None, each_seed: bool
     returns = script.mean_return(metrics)
     values = returns_over_seeds("episodic_return", returns)
     if each_seed:
-        values |= {f"episodic_return/seed_{seed:04d}": value for seed, value in zip(seeds, returns, strict=True)}
+        values |= {
+            f"episodic_return/seed_{seed:04d}": value
+            for seed, value in zip(seeds, returns, strict=True)
+        }
     if evaluation is not None:
         values |= returns_over_seeds("greedy_return", evaluation.mean(axis=1))
     for name, each in metrics.items():
@@ -194,7 +235,12 @@ def returns_over_seeds(name: str, returns) -> dict:
     if not len(returns := returns[np.isfinite(returns)]):
         return {}
     mean, low, high = statistics.mean_interval(returns)
-    return {f"{name}/mean": mean, f"{name}/low": low, f"{name}/high": high, f"{name}/worst_seed": returns.min()}
+    return {
+        f"{name}/mean": mean,
+        f"{name}/low": low,
+        f"{name}/high": high,
+        f"{name}/worst_seed": returns.min(),
+    }
 
 
 # --- training ---
@@ -202,13 +248,20 @@ def returns_over_seeds(name: str, returns) -> dict:
 
 def prepare(request: Request, until_the_end: contextlib.ExitStack) -> running.Program:
     """Compile the program of a slice, print its memory, and begin and lock a new run. Raises ValueError."""
-    script, config, options, record = request.script, request.config, request.options, request.record
+    script, config, options, record = (
+        request.script,
+        request.config,
+        request.options,
+        request.record,
+    )
     compile_size = partial(running.compile_slice, script, config, [], options=options)
     size = record.get("slice")  # a resumed run keeps its slices, and therefore its numbers
     how = options.num_seeds, size, options.memory, record["seconds"]
     program, slices = running.compile_slices(compile_size, *how)
     if size:
-        running.only_first(runs.write_config, request.run_dir / "config.yaml", config)  # it may have been extended
+        running.only_first(
+            runs.write_config, request.run_dir / "config.yaml", config
+        )  # it may have been extended
     else:
         record["slice"] = program.size
         running.only_first(runs.begin_run, request.run_dir, config, record, script)
@@ -238,9 +291,13 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
         for first in range(0, options.num_seeds, size):
             state = None  # free the memory of the previous slice
             seeds = range(first, min(first + size, options.num_seeds))
-            run = np.minimum(np.arange(first, first + size), options.num_seeds - 1)  # the last seed fills up a slice
+            run = np.minimum(
+                np.arange(first, first + size), options.num_seeds - 1
+            )  # the last seed fills up a slice
             name = "" if size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
-            with running.open_checkpoints(request.run_dir / "checkpoints" / name, keep=2) as manager:
+            with running.open_checkpoints(
+                request.run_dir / "checkpoints" / name, keep=2
+            ) as manager:
                 done = manager.latest_step() or 0
                 if done and first_process:
                     which = f"seeds {first} to {seeds.stop - 1}"
@@ -255,11 +312,19 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
                     log(warmup + last * steps, values)
                     if (mean := values.get("episodic_return/mean")) is not None:
                         progress.set_postfix_str(f"return {mean:.4g}", refresh=False)
-                    record["steps_done"] = (seeds[0] * config.num_updates + last * len(seeds)) * steps
+                    record["steps_done"] = (
+                        seeds[0] * config.num_updates + last * len(seeds)
+                    ) * steps
                     progress.update((last - first) * len(seeds) * steps)
 
-                how = dict(interval=options.checkpoint_interval, eval_interval=options.eval_interval, seconds=seconds)
-                how |= dict(save_last=True, caught=caught, begin=progress.unpause, before_save=flush)
+                how = dict(
+                    interval=options.checkpoint_interval,
+                    eval_interval=options.eval_interval,
+                    seconds=seconds,
+                )
+                how |= dict(
+                    save_last=True, caught=caught, begin=progress.unpause, before_save=flush
+                )
                 how["after_save"] = partial(runs.write_record, request.run_dir, record)
                 try:
                     carry = running.train_slice(program, {}, keys[run], manager, watch, **how)
@@ -277,11 +342,15 @@ def train(request: Request, program: running.Program) -> tuple[dict, Any]:
             del carry
     if first_process and seconds["train"]:
         record["steps_per_second"] = record["steps_done"] / seconds["train"]
-        print(f"trained in {seconds['train']:.1f} s, {record['steps_per_second']:,.0f} steps/s over all seeds")
+        print(
+            f"trained in {seconds['train']:.1f} s, {record['steps_per_second']:,.0f} steps/s over all seeds"
+        )
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
     if len(parts) > 1 or jax.process_count() > 1:
         return whole, None
-    return whole, jax.tree.map(lambda leaf: leaf[: options.num_seeds], state) if size > options.num_seeds else state
+    return whole, jax.tree.map(
+        lambda leaf: leaf[: options.num_seeds], state
+    ) if size > options.num_seeds else state
 
 
 def finish(request: Request, trained: dict, runner_state) -> None:
@@ -290,8 +359,12 @@ def finish(request: Request, trained: dict, runner_state) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
     folder.mkdir()
     try:
-        request.script.save_results(request.config, request.options.seed, trained["agent"], trained["metrics"], folder)
-        shutil.copymode(folder / "metrics.npz", folder / "agent.safetensors")  # only its owner could read it
+        request.script.save_results(
+            request.config, request.options.seed, trained["agent"], trained["metrics"], folder
+        )
+        shutil.copymode(
+            folder / "metrics.npz", folder / "agent.safetensors"
+        )  # only its owner could read it
         if "during" in trained:
             save_evaluations(request, trained["during"], folder)
     except SafetensorError as error:
@@ -321,7 +394,10 @@ def save_evaluations(request: Request, during: dict, folder: Path) -> None:
     updates = interval * (1 + np.arange(during["returns"].shape[1]))
     timesteps = getattr(config, "warmup_timesteps", 0) + updates * runs.steps_of(config)
     np.savez_compressed(folder / "evaluations.npz", timesteps=timesteps, returns=during["returns"])
-    best = {name: np.asarray(leaf) for name, leaf in flatten_dict(during["best"]["agent"], sep=".").items()}
+    best = {
+        name: np.asarray(leaf)
+        for name, leaf in flatten_dict(during["best"]["agent"], sep=".").items()
+    }
     metadata = {"script": Path(request.script.__file__).stem, "seed": str(request.options.seed)}
     (folder / "best_agent.safetensors").write_bytes(as_safetensors(best, metadata))
 

@@ -29,12 +29,17 @@ class Nim:
 
     def state(self, pile, player, rewards, terminated, steps):
         mask = jnp.array([pile >= 1, pile >= 2, (pile >= 2) & self.again]) | terminated
-        obs = (jnp.arange(self.SIZE + 1) == pile).astype(jnp.float32).reshape(self.observation_shape)
+        obs = (
+            (jnp.arange(self.SIZE + 1) == pile).astype(jnp.float32).reshape(self.observation_shape)
+        )
         return NimState(pile, player, obs, mask, rewards, terminated, steps)
 
     def init(self, key):
         pile_key, player_key = jax.random.split(key)
-        pile, player = jax.random.randint(pile_key, (), 4, self.SIZE + 1), jax.random.randint(player_key, (), 0, 2)
+        pile, player = (
+            jax.random.randint(pile_key, (), 4, self.SIZE + 1),
+            jax.random.randint(player_key, (), 0, 2),
+        )
         return self.state(pile, player, jnp.zeros(2), jnp.bool_(False), jnp.int32(0))
 
     def step(self, state, action):

@@ -6,8 +6,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # for `python -m onejit`
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))  # for the subprocesses of the tests too
+os.environ["PYTHONPATH"] = (
+    f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # for `python -m onejit`
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache")
+)  # for the subprocesses of the tests too
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share a GPU
@@ -29,17 +33,23 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts `make test &` so, and subprocesses inherit it
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # a shell starts `make test &` so, and subprocesses inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache
 def tracked() -> frozenset[str] | None:
     """The paths that git tracks, or None where there is no git or this is not its checkout, as in an archive."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # as of a hook
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GIT_")
+    }  # as of a hook
     command = ["git", "ls-files", "-z"]
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     is_checkout = (ROOT / ".git").exists() and done.returncode == 0
@@ -60,8 +70,15 @@ MOST_LINES = {  # of each script, and of the package without its adapters; limit
     "evolve_objective": 824, "alphazero": 718, "mappo": 720, "onejit": 4030,
 }  # fmt: skip
 DERIVED = ("dpo_continuous",)  # seen by its own tests to be another script but for a function
-COSTLY = ("alphazero", "evolve_objective", "mappo")  # compile for long: the slow tier tests their contract
-COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier tests the common blocks with these
+COSTLY = (
+    "alphazero",
+    "evolve_objective",
+    "mappo",
+)  # compile for long: the slow tier tests their contract
+COMMON_QUICKLY = (
+    "ppo_continuous",
+    "q_learning_gridworld",
+)  # the fast tier tests the common blocks with these
 PROCESSES_QUICKLY = ("ppo",)  # and how they run as processes of their own with this one
 QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"  # to compile in half the time
 QUICKLY += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -94,8 +111,13 @@ SMALL = {
 
 def pytest_configure(config):
     """The fast tier compiles in half the time: XLA's older emitter, no optimization. The slow one does as users do."""
-    if config.option.markexpr == "not slow" and jax.__version_info__[:2] == (0, 10):  # XLA dies of flags it has lost
-        os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"  # read when the backend starts
+    if config.option.markexpr == "not slow" and jax.__version_info__[:2] == (
+        0,
+        10,
+    ):  # XLA dies of flags it has lost
+        os.environ["XLA_FLAGS"] = (
+            f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"  # read when the backend starts
+        )
 
 
 def pytest_collection_finish(session):
@@ -108,7 +130,9 @@ def pytest_itemcollected(item):
     """Of the two processes that run the tests (pyproject.toml), one gets all of a script or file, and compiles once."""
     script = item.callspec.params.get("script") if hasattr(item, "callspec") else None
     item.add_marker(pytest.mark.xdist_group(script if isinstance(script, str) else item.path.stem))
-    common = item.get_closest_marker("common")  # with the scripts for the fast tier as arguments, if they are others
+    common = item.get_closest_marker(
+        "common"
+    )  # with the scripts for the fast tier as arguments, if they are others
     quickly = PROCESSES_QUICKLY if item.path.stem == "test_processes" else COMMON_QUICKLY
     quickly = common.args if common and common.args else quickly
     is_common = common or script in DERIVED + COSTLY
@@ -127,7 +151,11 @@ def script(request):
 
 
 def field_names(script, *types) -> list[str]:
-    return [field.name for field in dataclasses.fields(script.Config) if not types or field.type in types]
+    return [
+        field.name
+        for field in dataclasses.fields(script.Config)
+        if not types or field.type in types
+    ]
 
 
 @functools.cache
@@ -154,15 +182,21 @@ def small_config(script, num_updates=6, **overrides):
     config = dataclasses.replace(script.Config(), **small | brax | overrides)
     if evolves:  # `total_timesteps` is of one training, here of four updates, large enough for drifts to differ
         steps = 4 * config.inner_envs * config.inner_steps + 5
-        return dataclasses.replace(config, num_generations=num_updates, total_timesteps=steps, lr=0.1)
-    steps = num_updates * config.num_envs * config.num_steps + getattr(config, "warmup_timesteps", 0)
+        return dataclasses.replace(
+            config, num_generations=num_updates, total_timesteps=steps, lr=0.1
+        )
+    steps = num_updates * config.num_envs * config.num_steps + getattr(
+        config, "warmup_timesteps", 0
+    )
     return dataclasses.replace(config, total_timesteps=steps + 5)  # num_updates is rounded down
 
 
 def shifted_config(script, **overrides):
     """A small config with no float field at its default, so that one which goes astray is seen."""
     config = small_config(script, **overrides)
-    defaults = {name: min(getattr(config, name), 1e3) for name in field_names(script, float)}  # one is infinite
+    defaults = {
+        name: min(getattr(config, name), 1e3) for name in field_names(script, float)
+    }  # one is infinite
     values = {name: default * 0.9 or 0.05 for name, default in defaults.items()}
     return dataclasses.replace(config, **values)
 
@@ -173,14 +207,20 @@ def flags(config) -> list[str]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         values = [*value.items()] if isinstance(value, Mapping) else value
-        if not isinstance(values, (tuple, list)) or len(values):  # an empty one is left at its default
+        if not isinstance(values, (tuple, list)) or len(
+            values
+        ):  # an empty one is left at its default
             words += [f"--{field.name}", *map(str, np.ravel(np.asarray(values, dtype=object)))]
     return words
 
 
 # Compiles in half the time. For programs that are compared with others up to rounding, or that take few steps.
 jit_quickly = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
 )
 
 
@@ -204,7 +244,9 @@ def arrays(tree) -> list[np.ndarray]:
     """The leaves as arrays, random keys as their data."""
 
     def array(leaf):
-        is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
+            leaf.dtype, jax.dtypes.prng_key
+        )
         return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
     return [array(leaf) for leaf in jax.tree.leaves(tree)]
@@ -248,7 +290,12 @@ def small_disk(tmp_path):
 
     def mount(size: int, options: str = "rw"):
         command = ["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "tmpfs", place]
-        if os.name != "posix" or os.geteuid() or not shutil.which("mount") or subprocess.run(command).returncode:
+        if (
+            os.name != "posix"
+            or os.geteuid()
+            or not shutil.which("mount")
+            or subprocess.run(command).returncode
+        ):
             pytest.skip("only root can mount a file system")
         return place
 
@@ -271,7 +318,9 @@ def full_disk(small_disk, tmp_path):
             return
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         least = jax.config.jax_persistent_cache_min_compile_time_secs
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # its files would be cut off, too
+        jax.config.update(
+            "jax_persistent_cache_min_compile_time_secs", 1e9
+        )  # its files would be cut off, too
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
         try:
             yield tmp_path, "File too large"

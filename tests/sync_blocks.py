@@ -53,7 +53,9 @@ def differing(masters: dict[str, str], text: str) -> list[str]:
     names = [name for name, block in found.items() if block != masters[name]]
     for name in names:
         if own := defined(found[name]) - defined(masters[name]):
-            raise ValueError(f"block {name} holds {min(own)}, which the master has not: put a banner above it")
+            raise ValueError(
+                f"block {name} holds {min(own)}, which the master has not: put a banner above it"
+            )
     return names
 
 
@@ -66,9 +68,15 @@ def sync(masters: dict[str, str], text: str) -> str:
 
 
 def main(args=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="every top-level script where not given")
-    parser.add_argument("--check", action="store_true", help="change nothing, print the blocks that differ")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="every top-level script where not given"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, print the blocks that differ"
+    )
     options = parser.parse_args(args)
     masters = read_masters()
     changed, failed = [], False

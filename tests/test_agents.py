@@ -17,7 +17,9 @@ AGENTS = [path.parent for path in repository_files("agents/*/card.json")]
 QUICKLY = ("q_learning_gridworld_8x12", "ppo_catch")
 
 
-@pytest.mark.parametrize("name", [each.name if each.name in QUICKLY else slow(each.name) for each in AGENTS])
+@pytest.mark.parametrize(
+    "name", [each.name if each.name in QUICKLY else slow(each.name) for each in AGENTS]
+)
 def test_an_agent_plays_as_its_card_says(name):
     folder = ROOT / "agents" / name
     card, record = json.loads((folder / "card.json").read_text()), runs.read_record(folder)
@@ -28,11 +30,16 @@ def test_an_agent_plays_as_its_card_says(name):
     options = SimpleNamespace(seed=card["episodes_seed"], eval_episodes=card["episodes"])
     (returns,) = jax.jit(playing.greedy_returns(script, config, options))(agents)
     expected = [card["greedy_return"], card["worst_episode"]]
-    np.testing.assert_allclose([returns.mean(), returns.min()], expected, rtol=0.03)  # other machines round otherwise
+    np.testing.assert_allclose(
+        [returns.mean(), returns.min()], expected, rtol=0.03
+    )  # other machines round otherwise
 
 
 def test_agents_are_small_and_in_the_table():
-    assert len(AGENTS) >= 12 and sum(path.stat().st_size for path in repository_files("agents/**/*")) < 600_000
+    assert (
+        len(AGENTS) >= 12
+        and sum(path.stat().st_size for path in repository_files("agents/**/*")) < 600_000
+    )
     table = (ROOT / "agents" / "README.md").read_text()
     for folder in AGENTS:
         card = json.loads((folder / "card.json").read_text())
@@ -43,7 +50,15 @@ def test_agents_are_small_and_in_the_table():
 
 def test_as_the_page_says(tmp_path):
     """`onejit render agents/NAME`, whatever the working directory is."""
-    command = [sys.executable, "-m", "onejit", "render", ROOT / "agents" / "ppo_catch", "--out", "out"]
+    command = [
+        sys.executable,
+        "-m",
+        "onejit",
+        "render",
+        ROOT / "agents" / "ppo_catch",
+        "--out",
+        "out",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"{ROOT / 'ppo.py'} is used instead" in done.stdout and "return 1 in" in done.stdout

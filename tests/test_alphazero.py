@@ -30,8 +30,12 @@ def nim(again=False):
 
 def tiny(**overrides):
     """A training on the toy, without the opponent's search, which takes long to compile."""
-    settings = dict(env_name="board_games:Nim", num_envs=8, num_steps=4, simulations=4, num_minibatches=2)
-    settings |= dict(update_epochs=1, hidden_sizes=(8,), opponent_simulations=0, eval_games=4, eval_steps=4)
+    settings = dict(
+        env_name="board_games:Nim", num_envs=8, num_steps=4, simulations=4, num_minibatches=2
+    )
+    settings |= dict(
+        update_epochs=1, hidden_sizes=(8,), opponent_simulations=0, eval_games=4, eval_steps=4
+    )
     return alphazero.Config(**settings | {"total_timesteps": 8 * 4 * 50} | overrides)
 
 
@@ -44,7 +48,11 @@ def learner(**overrides):
 
 def states_of(game, piles, player=1):
     """The toy's states in which `player` is to move."""
-    make = jax.vmap(lambda pile: game.state(pile, jnp.int32(player), jnp.zeros(2), jnp.bool_(False), jnp.int32(0)))
+    make = jax.vmap(
+        lambda pile: game.state(
+            pile, jnp.int32(player), jnp.zeros(2), jnp.bool_(False), jnp.int32(0)
+        )
+    )
     return make(jnp.asarray(piles))
 
 
@@ -63,7 +71,9 @@ def test_targets_against_their_definition():
             expected[t] += product * rewards[k]
             product = product * discounts[k]
         expected[t] += product * last
-    np.testing.assert_allclose(alphazero.value_targets(rewards, discounts, last), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        alphazero.value_targets(rewards, discounts, last), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_games_that_are_cut_off_are_no_draws():
@@ -79,10 +89,17 @@ def test_policy_loss_knows_legal_actions_alone():
     legal[:, 0] = True
     weights = np.where(legal, rng.random((20, 6)), 0.0)
     weights /= weights.sum(axis=1, keepdims=True)
-    loss, gradient = jax.value_and_grad(lambda x: alphazero.policy_loss(x, legal, weights).sum())(jnp.asarray(logits))
-    expected = [-w[m] @ (x[m] - np.log(np.exp(x[m]).sum())) for x, m, w in zip(logits, legal, weights, strict=True)]
+    loss, gradient = jax.value_and_grad(lambda x: alphazero.policy_loss(x, legal, weights).sum())(
+        jnp.asarray(logits)
+    )
+    expected = [
+        -w[m] @ (x[m] - np.log(np.exp(x[m]).sum()))
+        for x, m, w in zip(logits, legal, weights, strict=True)
+    ]
     np.testing.assert_allclose(loss, np.sum(expected), rtol=1e-4)
-    assert (np.asarray(gradient)[~legal] == 0).all() and np.abs(np.asarray(gradient)[legal]).max() > 0
+    assert (np.asarray(gradient)[~legal] == 0).all() and np.abs(
+        np.asarray(gradient)[legal]
+    ).max() > 0
     policy = jax.nn.softmax(alphazero.mask_logits(jnp.asarray(logits), legal))
     assert (np.asarray(policy)[~legal] == 0).all()
 
@@ -90,7 +107,9 @@ def test_policy_loss_knows_legal_actions_alone():
 def test_moves_are_sampled_in_proportion_to_visits():
     visits = jnp.tile(jnp.array([0, 6, 3, 1]), (20_000, 1))
     actions = np.asarray(alphazero.sample_by_visits(jax.random.key(0), visits))
-    np.testing.assert_allclose(np.bincount(actions, minlength=4) / 20_000, [0.0, 0.6, 0.3, 0.1], atol=0.02)
+    np.testing.assert_allclose(
+        np.bincount(actions, minlength=4) / 20_000, [0.0, 0.6, 0.3, 0.1], atol=0.02
+    )
 
 
 @GAMES
@@ -101,14 +120,23 @@ def test_sign_of_a_move(again):
     after, reward, discount = play(states_of(game, [5, 5, 5, 1, 2]), jnp.array([0, 1, 2, 0, 1]))
     kept = 0.9 if again else 0.0  # the third action is illegal in the other game, which it ends
     np.testing.assert_allclose(discount, [-0.9, -0.9, kept, 0.0, 0.0])
-    np.testing.assert_allclose(reward, [0.0, 0.0, 0.0 if again else -1.0, 1.0, 1.0])  # of player 1, who moved
+    np.testing.assert_allclose(
+        reward, [0.0, 0.0, 0.0 if again else -1.0, 1.0, 1.0]
+    )  # of player 1, who moved
     assert after.terminated.tolist() == [False, False, not again, True, True]
 
 
 def test_neighborhoods_and_a_dense_layer_are_a_convolution():
-    x, kernel = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 5, 4, 3), (3, 3, 3, 7)]))
-    expected = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    np.testing.assert_allclose(alphazero.neighborhoods(x) @ kernel.reshape(-1, 7), expected, rtol=1e-3, atol=1e-4)
+    x, kernel = (
+        jax.random.normal(jax.random.key(i), shape)
+        for i, shape in enumerate([(2, 5, 4, 3), (3, 3, 3, 7)])
+    )
+    expected = jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    np.testing.assert_allclose(
+        alphazero.neighborhoods(x) @ kernel.reshape(-1, 7), expected, rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("network", ["mlp", "residual"])
@@ -137,7 +165,9 @@ def searcher(again):
         return jnp.zeros((len(states.pile), 3)), lie * states.terminated
 
     settings = {"num_simulations": 200, "max_num_considered_actions": 3, "gumbel_scale": 0.0}
-    return jit_quickly(alphazero.make_search(alphazero.mctx.gumbel_muzero_policy, game, evaluate, 1.0, **settings))
+    return jit_quickly(
+        alphazero.make_search(alphazero.mctx.gumbel_muzero_policy, game, evaluate, 1.0, **settings)
+    )
 
 
 @GAMES
@@ -182,9 +212,14 @@ def test_playout_is_the_outcome_for_the_player_to_move():
     game, keys = nim(), jax.random.split(jax.random.key(0), 4000)
     play = jit_quickly(jax.vmap(functools.partial(alphazero.playout, game), (0, None)))
     for player in (0, 1):
-        one, two = (play(keys, jax.tree.map(lambda x: x[0], states_of(game, [pile], player))) for pile in (1, 2))
+        one, two = (
+            play(keys, jax.tree.map(lambda x: x[0], states_of(game, [pile], player)))
+            for pile in (1, 2)
+        )
         assert (one == 1).all()
-        np.testing.assert_allclose(two.mean(), 0.0, atol=0.06)  # takes two and wins, or one and loses
+        np.testing.assert_allclose(
+            two.mean(), 0.0, atol=0.06
+        )  # takes two and wins, or one and loses
     ended = jax.tree.map(lambda x: x[0], states_of(game, [1])).replace(terminated=jnp.bool_(True))
     assert (play(keys, ended) == 0).all()
 
@@ -199,7 +234,9 @@ def recorded():
     seen, targets = [], alphazero.value_targets
 
     def record(*args):
-        jax.debug.callback(lambda *arrays: seen.append([np.asarray(each) for each in arrays]), *args)
+        jax.debug.callback(
+            lambda *arrays: seen.append([np.asarray(each) for each in arrays]), *args
+        )
         return targets(*args)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -226,7 +263,9 @@ def test_rollout_ends_begins_and_is_bootstrapped():
     since = np.where(ended.any(axis=0), ended[::-1].argmax(axis=0), 4)
     np.testing.assert_array_equal(state.game_state._step_count, since)
     game = nim()
-    search = alphazero.make_gumbel_search(config, game, alphazero.make_network(config, game), config.simulations)
+    search = alphazero.make_gumbel_search(
+        config, game, alphazero.make_network(config, game), config.simulations
+    )
     _, collect_key, *_ = jax.random.split(before.key, 4)
     key = jax.random.split(collect_key, config.num_steps + 1)[-1]
     values = jit_quickly(search)(before.params, key, state.game_state).search_tree.summary().value
@@ -240,12 +279,20 @@ def test_moves_of_self_play_are_sampled(monkeypatch):
 
     def games_after(sampled_moves):
         with monkeypatch.context() as patch:  # always the first action, one stone
-            patch.setattr(alphazero, "sample_by_visits", lambda key, visits: jnp.zeros(len(visits), jnp.int32))
-            _, update = alphazero.make_learner(dataclasses.replace(config, sampled_moves=sampled_moves))
+            patch.setattr(
+                alphazero, "sample_by_visits", lambda key, visits: jnp.zeros(len(visits), jnp.int32)
+            )
+            _, update = alphazero.make_learner(
+                dataclasses.replace(config, sampled_moves=sampled_moves)
+            )
             return jit_quickly(lambda state: update(state)[0].game_state)(state)
 
     pile, after = np.asarray(state.game_state.pile), games_after(4)
-    assert set(pile[pile > 4]) and (after._step_count[pile > 4] == 4).all() and (after.pile == pile - 4)[pile > 4].all()
+    assert (
+        set(pile[pile > 4])
+        and (after._step_count[pile > 4] == 4).all()
+        and (after.pile == pile - 4)[pile > 4].all()
+    )
     by_search = games_after(0)
     assert (by_search.pile != after.pile).any() and (by_search._step_count != 4).any()
 
@@ -272,13 +319,17 @@ def test_match_is_the_game_from_the_agent_s_side():
     def play(key):
         def step(carry, key):
             obs, state = carry
-            obs, state, reward, terminated, truncated, info = env.step(key, state, jnp.int32(0), env_params)
+            obs, state, reward, terminated, truncated, info = env.step(
+                key, state, jnp.int32(0), env_params
+            )
             return (obs, state), (carry[0], reward, terminated, truncated, info)
 
         reset_key, key = jax.random.split(key)
         return jax.lax.scan(step, env.reset(reset_key, env_params), jax.random.split(key, 30))[1]
 
-    obs, rewards, terminated, truncated, info = jit_quickly(jax.vmap(play))(jax.random.split(jax.random.key(0), 20))
+    obs, rewards, terminated, truncated, info = jit_quickly(jax.vmap(play))(
+        jax.random.split(jax.random.key(0), 20)
+    )
     assert (obs.current_player == 0).all() and not obs.terminated.any() and not truncated.any()
     after, replied = info["positions"]
     final = info["final_observation"]
@@ -296,7 +347,9 @@ def test_match_is_the_game_from_the_agent_s_side():
 def test_the_agent_is_to_move_where_players_move_again():
     """The first turn of the opponent is a whole turn, also in a game in which it is several moves."""
     match = alphazero.Match(NimAgain(), 0)
-    state, _ = jit_quickly(jax.vmap(lambda key: match.reset(key, None)))(jax.random.split(jax.random.key(0), 200))
+    state, _ = jit_quickly(jax.vmap(lambda key: match.reset(key, None)))(
+        jax.random.split(jax.random.key(0), 200)
+    )
     assert ((state.current_player == 0) | state.terminated).all() and state.terminated.mean() < 0.2
 
 
@@ -306,7 +359,9 @@ def test_policy_is_legal_and_search_improves_it(simulations):
     config, state, _ = learner()
     _, act = alphazero.make_policy(dataclasses.replace(config, eval_simulations=simulations))
     piles = np.array([1, 2, 4])
-    moves = np.asarray(jit_quickly(jax.vmap(lambda obs: act(state.agent, (), obs)[0]))(states_of(nim(), piles)))
+    moves = np.asarray(
+        jit_quickly(jax.vmap(lambda obs: act(state.agent, (), obs)[0]))(states_of(nim(), piles))
+    )
     assert (moves < 2).all() and moves[0] == 0
     if simulations:
         assert all(nim_values(pile)[move] == 1 for pile, move in zip(piles, moves, strict=True))
@@ -336,8 +391,14 @@ def test_boards_as_text_and_the_names_of_moves():
     for column in (3, 3, 0):
         state = step(state, column)
     assert boards.text(state).splitlines()[0] == "    a b c d e f g"
-    assert [line.split() for line in boards.text(state).splitlines()[-2:]] == [list("...O..."), list("X..X...")]
-    assert boards.move_names(state) == dict(zip("abcdefg", range(7), strict=True)) and boards.to_move(state) == 2
+    assert [line.split() for line in boards.text(state).splitlines()[-2:]] == [
+        list("...O..."),
+        list("X..X..."),
+    ]
+    assert (
+        boards.move_names(state) == dict(zip("abcdefg", range(7), strict=True))
+        and boards.to_move(state) == 2
+    )
     names = boards.move_names(alphazero.make_game("othello").init(jax.random.key(0)))
     assert names == {"d3": 19, "c4": 26, "f5": 37, "e6": 44}
     with pytest.raises(ValueError, match="env_name = hex: play draws boards of tic_tac_toe"):
@@ -349,7 +410,14 @@ def test_moves_of_both_players_in_order():
     make = jax.vmap(lambda steps: Nim().state(0, 0, jnp.zeros(2), False, steps))
     states, after, replied = (make(jnp.array(steps)) for steps in ([1, 3, 5], [2, 4, 6], [3, 5, 6]))
     states, rewards = boards.after_each_move(states, (after, replied), np.array([0.0, 0.0, 1.0]))
-    assert states._step_count.tolist() == [1, 2, 3, 4, 5, 6] and rewards.tolist() == [0, 0, 0, 0, 0, 1]
+    assert states._step_count.tolist() == [1, 2, 3, 4, 5, 6] and rewards.tolist() == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 # --- the solver, and whole trainings ---
@@ -368,7 +436,9 @@ def test_tic_tac_toe_is_never_lost():
     agent = out["runner_state"].agent
     for simulations, most in ((32, 0), (0, 30)):
         _, act = alphazero.make_policy(alphazero.Config(eval_simulations=simulations))
-        found = strength.examine(lambda states, act=act: jax.vmap(lambda obs: act(agent, (), obs)[0])(states))
+        found = strength.examine(
+            lambda states, act=act: jax.vmap(lambda obs: act(agent, (), obs)[0])(states)
+        )
         assert sum(found.losses) <= most and found.optimal > 0.95
     assert np.asarray(out["metrics"]["random_losses"])[-50:].sum() <= 5
 
@@ -378,10 +448,14 @@ def test_sampling_by_visits_explores_more_than_the_action_of_the_search():
     """With the action that the search returns, self-play sees too few games to learn all positions."""
     optimal = {}
     for sampled_moves in (30, 0):
-        config = alphazero.Config(sampled_moves=sampled_moves, total_timesteps=200_000, opponent_simulations=0)
+        config = alphazero.Config(
+            sampled_moves=sampled_moves, total_timesteps=200_000, opponent_simulations=0
+        )
         agent = jax.jit(alphazero.make_train(config))(jax.random.key(0))["runner_state"].agent
         _, act = alphazero.make_policy(config)
-        found = strength.examine(lambda states: jax.vmap(lambda obs: act(agent, (), obs)[0])(states))  # noqa: B023
+        found = strength.examine(
+            lambda states: jax.vmap(lambda obs: act(agent, (), obs)[0])(states)
+        )  # noqa: B023
         optimal[sampled_moves] = found.optimal
     assert optimal[30] > optimal[0] + 0.05
 
@@ -412,12 +486,16 @@ def test_pictures_of_a_run(finished):
 def test_a_person_plays_in_the_terminal(finished, monkeypatch, capsys):
     """Every cell is tried in turn. The last line says who has won."""
     for flags in ({}, {"second": True, "simulations": 4, "agent": 1}):
-        words = itertools.cycle(["z9", *(f"{column}{row}" for row in (1, 2, 3) for column in "abc")])
+        words = itertools.cycle(
+            ["z9", *(f"{column}{row}" for row in (1, 2, 3) for column in "abc")]
+        )
         monkeypatch.setattr("builtins.input", lambda prompt, words=words: next(words))
         reward = play.main(finished, **flags)
         said = capsys.readouterr().out
         assert "z9: is not a legal move" in said
-        assert said.splitlines()[-1] == {1.0: "you win", -1.0: "the agent wins", 0.0: "a draw"}[reward]
+        assert (
+            said.splitlines()[-1] == {1.0: "you win", -1.0: "the agent wins", 0.0: "a draw"}[reward]
+        )
         assert flags.get("agent") is None or "\nagent 1 plays X and begins\n" in said
 
     def ends(prompt):
@@ -425,13 +503,18 @@ def test_a_person_plays_in_the_terminal(finished, monkeypatch, capsys):
 
     monkeypatch.setattr("builtins.input", ends)
     assert play.main(finished) == 0.0 and "not finished" in capsys.readouterr().out
-    for flags, words in (({"agent": 2}, "agent = 2: must be from 0 to 1"), ({"simulations": -1}, "simulations = -1")):
+    for flags, words in (
+        ({"agent": 2}, "agent = 2: must be from 0 to 1"),
+        ({"simulations": -1}, "simulations = -1"),
+    ):
         with pytest.raises(ValueError, match=words):
             play.main(finished, **flags)
 
 
 def test_play_says_where_it_does_not_apply():
-    with pytest.raises(ValueError, match="CartPole-v1 is no board game; play is for runs of alphazero"):
+    with pytest.raises(
+        ValueError, match="CartPole-v1 is no board game; play is for runs of alphazero"
+    ):
         play.main(ROOT / "agents" / "ppo_cartpole")
 
 

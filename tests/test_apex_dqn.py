@@ -28,7 +28,9 @@ def test_transitions_against_a_loop(n_step):
     reward, q, obs, next_obs = rng.normal(size=(4, length, num_envs)).astype(np.float32)
     action = rng.integers(0, 4, (length, num_envs))
     given = dict(obs=obs, action=action, q=q, reward=reward, next_obs=next_obs)
-    steps = apex_dqn.Step(**jax.tree.map(jnp.asarray, given | dict(terminated=terminated, truncated=truncated)))
+    steps = apex_dqn.Step(
+        **jax.tree.map(jnp.asarray, given | dict(terminated=terminated, truncated=truncated))
+    )
     made = apex_dqn.n_step_transitions(steps, gamma, n_step)
     for t in range(num_steps):
         for env in range(num_envs):
@@ -47,14 +49,26 @@ def test_transitions_against_a_loop(n_step):
 
 
 def test_loss_by_hand():
-    q, target, weight = jnp.array([0.0, 1.0, 1.0]), jnp.array([0.5, 1.0, -2.0]), jnp.array([1.0, 1.0, 0.5])
-    np.testing.assert_allclose(apex_dqn.td_loss(q, target, weight, "squared"), (0.125 + 0.0 + 2.25) / 3, rtol=1e-6)
-    np.testing.assert_allclose(apex_dqn.td_loss(q, target, weight, "huber"), (0.125 + 0.0 + 1.25) / 3, rtol=1e-6)
+    q, target, weight = (
+        jnp.array([0.0, 1.0, 1.0]),
+        jnp.array([0.5, 1.0, -2.0]),
+        jnp.array([1.0, 1.0, 0.5]),
+    )
+    np.testing.assert_allclose(
+        apex_dqn.td_loss(q, target, weight, "squared"), (0.125 + 0.0 + 2.25) / 3, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        apex_dqn.td_loss(q, target, weight, "huber"), (0.125 + 0.0 + 1.25) / 3, rtol=1e-6
+    )
 
 
 def test_priorities_and_weights_by_hand():
-    np.testing.assert_allclose(apex_dqn.priority_of(jnp.array([-4.0, 0.0, 9.0]), 0.5), [2.0, 1e-3, 3.0], rtol=1e-4)
-    weights = apex_dqn.importance_weights(jnp.array([0.5, 0.125, 0.25]), 10, 0.5)  # sqrt of 1/5, 1/1.25, 1/2.5
+    np.testing.assert_allclose(
+        apex_dqn.priority_of(jnp.array([-4.0, 0.0, 9.0]), 0.5), [2.0, 1e-3, 3.0], rtol=1e-4
+    )
+    weights = apex_dqn.importance_weights(
+        jnp.array([0.5, 0.125, 0.25]), 10, 0.5
+    )  # sqrt of 1/5, 1/1.25, 1/2.5
     np.testing.assert_allclose(weights, np.sqrt([0.25, 1.0, 0.5]), rtol=1e-5)
 
 
@@ -87,7 +101,9 @@ def sums(tree):
     """Each node's children have to add up to what its parent says of it."""
     for level, above in itertools.pairwise(tree):
         total, above = np.asarray(level, float).sum(axis=-1), np.asarray(above).reshape(-1)
-        np.testing.assert_allclose(above[: len(level)], total, rtol=3e-6)  # float32's rounding in one sum of 8
+        np.testing.assert_allclose(
+            above[: len(level)], total, rtol=3e-6
+        )  # float32's rounding in one sum of 8
         assert not above[len(level) :].any()
     return np.asarray(tree[0]).reshape(-1)
 
@@ -106,11 +122,15 @@ def test_tree_finds_what_cumulative_sums_find(size):
         tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(size), jnp.arange(size), priority)
         return tree, apex_dqn.total_priority(tree), apex_dqn.sample_sum_tree(tree, mass)
 
-    found = write_and_find(jnp.asarray(priority, jnp.float32), jnp.asarray([*mass, *beyond], jnp.float32))
+    found = write_and_find(
+        jnp.asarray(priority, jnp.float32), jnp.asarray([*mass, *beyond], jnp.float32)
+    )
     tree, in_all, (item, found) = jax.device_get(found)
     np.testing.assert_array_equal(sums(tree)[:size], priority)
     assert in_all == total
-    np.testing.assert_array_equal(item[:-2], np.searchsorted(np.cumsum(priority), mass, side="right"))
+    np.testing.assert_array_equal(
+        item[:-2], np.searchsorted(np.cumsum(priority), mass, side="right")
+    )
     np.testing.assert_array_equal(found[:-2], priority[item[:-2]])
     assert (item[-2:] < size).all() and (found[-2:] > 0).all()  # rounding never finds an empty slot
 
@@ -122,7 +142,9 @@ def test_tree_is_exact_after_a_million_writes():
     def write(tree, key):
         index_key, priority_key = jax.random.split(key)
         index = jax.random.permutation(index_key, size)[:batch]
-        return apex_dqn.set_priorities(tree, index, jnp.exp(10 * jax.random.normal(priority_key, (batch,)))), None
+        return apex_dqn.set_priorities(
+            tree, index, jnp.exp(10 * jax.random.normal(priority_key, (batch,)))
+        ), None
 
     keys = jax.random.split(jax.random.key(0), rounds)
     tree, _ = jax.jit(lambda: jax.lax.scan(write, apex_dqn.init_sum_tree(size), keys))()
@@ -144,7 +166,9 @@ def test_sampling_follows_the_priorities():
     counts = np.bincount(np.asarray(batches["index"]).reshape(-1), minlength=512)
     expected = np.abs(td_error) ** alpha / (np.abs(td_error) ** alpha).sum() * batch * draws
     assert not counts[size:].any()
-    assert ((counts[:size] - expected) ** 2 / expected).sum() < 400  # 99.99 % of chi-square with 299 degrees are below
+    assert (
+        (counts[:size] - expected) ** 2 / expected
+    ).sum() < 400  # 99.99 % of chi-square with 299 degrees are below
     np.testing.assert_allclose(batches["obs"], batches["index"])
     weight = np.asarray(batches["weight"])
     inverse = 1 / np.asarray(priority)[np.asarray(batches["index"])]
@@ -156,7 +180,9 @@ def test_replay_wraps_around():
     replay = {name: jnp.zeros((num_rollouts, num_steps, num_envs)) for name in ("obs", "return")}
     for count in range(8):
         rows = (count * 6 + jnp.arange(6.0)).reshape(num_steps, num_envs)
-        replay = apex_dqn.add_to_replay(replay, {"obs": rows, "return": rows + 1, "q": rows}, jnp.int32(count))
+        replay = apex_dqn.add_to_replay(
+            replay, {"obs": rows, "return": rows + 1, "q": rows}, jnp.int32(count)
+        )
     assert set(replay) == {"obs", "return"}
     np.testing.assert_array_equal(replay["obs"].reshape(-1), [*range(36, 48), *range(30, 36)])
     np.testing.assert_array_equal(replay["return"], replay["obs"] + 1)
@@ -164,16 +190,26 @@ def test_replay_wraps_around():
 
 def test_priorities_are_of_the_transitions_that_they_stand_beside():
     """Also where the ring has wrapped around. Nothing is learned: `batch_size` 1 of a learning rate of 0."""
-    config = apex_dqn.Config(num_envs=4, num_steps=3, n_step=2, learning_starts=40, gradient_steps=1, batch_size=1)
+    config = apex_dqn.Config(
+        num_envs=4, num_steps=3, n_step=2, learning_starts=40, gradient_steps=1, batch_size=1
+    )
     config = dataclasses.replace(config, buffer_size=65, lr=0.0, hidden_sizes=(4,))
     init, update = apex_dqn.make_learner(config)
     state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
     for _ in range(7):  # 4 rollouts of the warm-up and 7 for the ring's 5
         state, _ = update(state)
     network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-    replay = {name: np.asarray(ring).reshape(60, *ring.shape[3:]) for name, ring in state.replay.items()}
-    q, next_q = (np.asarray(network.apply(state.params, replay[name])) for name in ("obs", "next_obs"))
-    td_error = replay["return"] + replay["discount"] * next_q.max(axis=-1) - q[np.arange(60), replay["action"]]
+    replay = {
+        name: np.asarray(ring).reshape(60, *ring.shape[3:]) for name, ring in state.replay.items()
+    }
+    q, next_q = (
+        np.asarray(network.apply(state.params, replay[name])) for name in ("obs", "next_obs")
+    )
+    td_error = (
+        replay["return"]
+        + replay["discount"] * next_q.max(axis=-1)
+        - q[np.arange(60), replay["action"]]
+    )
     priorities = sums(state.tree)[:60]
     expected = np.asarray(apex_dqn.priority_of(td_error, config.priority_exponent))
     np.testing.assert_allclose(priorities, expected, rtol=1e-3)
@@ -192,14 +228,20 @@ def test_replay_is_written_in_place(seeds):
     sizes = rf"\[(?:[\d,]*,)?(?:12345|{size})[,\]]"  # also where XLA takes axes together
     assert re.search(sizes, program)
     assert not re.findall(rf"= \w*{sizes}\S* copy\(.*", program)
-    assert not re.findall(rf"= \S*\[[\d,]*{-(-size // apex_dqn.FANOUT)},\S* copy\(.*", program)  # the tree's leaves
+    assert not re.findall(
+        rf"= \S*\[[\d,]*{-(-size // apex_dqn.FANOUT)},\S* copy\(.*", program
+    )  # the tree's leaves
 
 
 def test_replay_has_every_transition_once():
     """Of all actors, from the first step of the warm-up on, up to the n_step - 1 that are not whole yet."""
     n_step, num_envs, num_steps, updates = 3, 4, 2, 30
-    config = apex_dqn.Config(num_envs=num_envs, num_steps=num_steps, n_step=n_step, learning_starts=40)
-    config = dataclasses.replace(config, env_params={"max_steps_in_episode": 7}, batch_size=4, buffer_size=400)
+    config = apex_dqn.Config(
+        num_envs=num_envs, num_steps=num_steps, n_step=n_step, learning_starts=40
+    )
+    config = dataclasses.replace(
+        config, env_params={"max_steps_in_episode": 7}, batch_size=4, buffer_size=400
+    )
     init, update = apex_dqn.make_learner(dataclasses.replace(config, hidden_sizes=(4,)))
     state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
     assert config.warmup_timesteps == 40 + (n_step - 1) * num_envs
@@ -207,14 +249,27 @@ def test_replay_has_every_transition_once():
         state, _ = update(state)
     rows = 10 + updates * num_steps
     assert state.update_count == updates
-    replay = {name: np.asarray(ring).reshape(100, num_envs, *ring.shape[3:]) for name, ring in state.replay.items()}
+    replay = {
+        name: np.asarray(ring).reshape(100, num_envs, *ring.shape[3:])
+        for name, ring in state.replay.items()
+    }
     assert not replay["obs"][rows:].any()
-    assert (sums(state.tree)[: rows * num_envs] > 0).all() and not sums(state.tree)[rows * num_envs :].any()
+    assert (sums(state.tree)[: rows * num_envs] > 0).all() and not sums(state.tree)[
+        rows * num_envs :
+    ].any()
     obs, next_obs, discount = (replay[name][:rows] for name in ("obs", "next_obs", "discount"))
-    lengths = np.round(np.log(np.where(discount > 0, discount, np.nan)) / np.log(config.gamma))  # nan: terminated
-    assert set(lengths[~np.isnan(lengths)]) == {1.0, 2.0, 3.0}  # the shorter ones end where the time limit does
+    lengths = np.round(
+        np.log(np.where(discount > 0, discount, np.nan)) / np.log(config.gamma)
+    )  # nan: terminated
+    assert set(lengths[~np.isnan(lengths)]) == {
+        1.0,
+        2.0,
+        3.0,
+    }  # the shorter ones end where the time limit does
     continues = (next_obs[:-1] == np.concatenate([obs, state.tail.obs])[n_step:]).all(axis=-1)
-    assert continues[lengths[:-1] == n_step].mean() > 0.7  # 4 of 5 in an episode of 7 steps: the fifth ends with it
+    assert (
+        continues[lengths[:-1] == n_step].mean() > 0.7
+    )  # 4 of 5 in an episode of 7 steps: the fifth ends with it
     assert not continues[lengths[:-1] < n_step].any()
 
 
@@ -229,16 +284,24 @@ def test_nothing_carried_is_empty(n_step):
 
 @pytest.mark.parametrize("gradient_steps, interval", [slow(1, 3), slow(4, 6), (4, 2)])
 def test_actors_and_target_are_refreshed_now_and_then(gradient_steps, interval):
-    config = apex_dqn.Config(num_envs=8, gradient_steps=gradient_steps, batch_size=4, hidden_sizes=(4,))
+    config = apex_dqn.Config(
+        num_envs=8, gradient_steps=gradient_steps, batch_size=4, hidden_sizes=(4,)
+    )
     config = dataclasses.replace(
-        config, learning_starts=100, actor_sync_interval=interval, target_update_interval=2 * interval
+        config,
+        learning_starts=100,
+        actor_sync_interval=interval,
+        target_update_interval=2 * interval,
     )
     init, update = apex_dqn.make_learner(config)
     state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
     actor = target = state.params
     for i in range(1, 13):
         state, _ = update(state)
-        passed = {k: i * gradient_steps // k > (i - 1) * gradient_steps // k for k in (interval, 2 * interval)}
+        passed = {
+            k: i * gradient_steps // k > (i - 1) * gradient_steps // k
+            for k in (interval, 2 * interval)
+        }
         actor = state.params if passed[interval] else actor
         target = state.params if passed[2 * interval] else target
         for expected, got in ((actor, state.actor_params), (target, state.target_params)):
@@ -247,28 +310,41 @@ def test_actors_and_target_are_refreshed_now_and_then(gradient_steps, interval):
 
 def test_actors_act_by_their_ladder():
     """Observations, actions and Q of a long rollout: each explorer departs from the best action at its own rate."""
-    config = apex_dqn.Config(num_envs=4, num_steps=2000, learning_starts=0, buffer_size=8000, total_timesteps=10_000)
-    config = dataclasses.replace(config, epsilon_exponent=2.0, gradient_steps=1, batch_size=4, hidden_sizes=(4,))
+    config = apex_dqn.Config(
+        num_envs=4, num_steps=2000, learning_starts=0, buffer_size=8000, total_timesteps=10_000
+    )
+    config = dataclasses.replace(
+        config, epsilon_exponent=2.0, gradient_steps=1, batch_size=4, hidden_sizes=(4,)
+    )
     init, update = apex_dqn.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
     after, _ = jit_quickly(update)(state)
     network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
     best = network.apply(state.actor_params, after.replay["obs"]).argmax(axis=-1)
     departed = (best != after.replay["action"]).reshape(2000, 4)
-    np.testing.assert_allclose(departed.mean(axis=0), 0.4 ** (1 + 2 * np.arange(4) / 3) / 2, atol=0.04)
+    np.testing.assert_allclose(
+        departed.mean(axis=0), 0.4 ** (1 + 2 * np.arange(4) / 3) / 2, atol=0.04
+    )
 
 
 def test_priorities_of_new_and_of_learned():
     """The actors' own estimates at first, the learner's after it learned."""
-    config = apex_dqn.Config(num_envs=4, learning_starts=36, gradient_steps=1, batch_size=64, hidden_sizes=(4,))
-    config = dataclasses.replace(config, buffer_size=400, lr=0.0, actor_sync_interval=1, double=False, n_step=2)
+    config = apex_dqn.Config(
+        num_envs=4, learning_starts=36, gradient_steps=1, batch_size=64, hidden_sizes=(4,)
+    )
+    config = dataclasses.replace(
+        config, buffer_size=400, lr=0.0, actor_sync_interval=1, double=False, n_step=2
+    )
     init, update = apex_dqn.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
     for learned in (0.0, 1.0):
         params = jax.tree.map(partial(jnp.add, 0.5 * learned), state.params)
         after = jit_quickly(update)(state._replace(params=params, target_params=params))[0]
         count = 10 * 4  # of 11 steps of 4 actors all but the last one's
-        replay = {name: np.asarray(ring).reshape(400, *ring.shape[3:])[:count] for name, ring in after.replay.items()}
+        replay = {
+            name: np.asarray(ring).reshape(400, *ring.shape[3:])[:count]
+            for name, ring in after.replay.items()
+        }
         network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
         q, next_q = network.apply(params, replay["obs"]), network.apply(params, replay["next_obs"])
         chosen = q[np.arange(count), replay["action"]]
@@ -276,7 +352,9 @@ def test_priorities_of_new_and_of_learned():
         given = sums(after.tree)[:count]
         expected = (np.abs(td_error) + 1e-6) ** 0.6
         agree = np.isclose(given, expected, rtol=1e-3)
-        assert 10 < agree.sum() < count if learned else agree.all()  # what was not drawn has the old ones
+        assert (
+            10 < agree.sum() < count if learned else agree.all()
+        )  # what was not drawn has the old ones
 
 
 # --- environments of known value ---
@@ -303,11 +381,21 @@ def learn(num_updates=400, env_params=(), **overrides):
     out = jit_quickly(apex_dqn.make_train(config))(jax.random.key(0))
     network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
     params = out["runner_state"].params
-    return config, out["runner_state"], out["metrics"], lambda *obs: network.apply(params, jnp.asarray(obs, float))
+    return (
+        config,
+        out["runner_state"],
+        out["metrics"],
+        lambda *obs: network.apply(params, jnp.asarray(obs, float)),
+    )
 
 
 def test_value_is_discounted():
-    *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, loss="huber", tau=0.3, n_step=2)
+    *_, q = learn(
+        env_params={"length": 2, "reward": "last", "shows_time": True},
+        loss="huber",
+        tau=0.3,
+        n_step=2,
+    )
     expected = np.repeat([[0.9], [0.9], [1.0], [1.0]], 3, axis=1)
     np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
 
@@ -345,27 +433,37 @@ def test_termination_is_not_bootstrapped(n_step):
 @pytest.mark.parametrize("name", ["FrozenLake-misc", slow("Catch-bsuite"), "Breakout-MinAtar"])
 def test_observations_of_all_kinds(name):
     """A number, a matrix, a grid with channels."""
-    config = apex_dqn.Config(env_name=name, num_envs=8, total_timesteps=300, learning_starts=200, hidden_sizes=(8,))
-    config = dataclasses.replace(config, buffer_size=300, buffer_dtype="bool" if "MinAtar" in name else "")
+    config = apex_dqn.Config(
+        env_name=name, num_envs=8, total_timesteps=300, learning_starts=200, hidden_sizes=(8,)
+    )
+    config = dataclasses.replace(
+        config, buffer_size=300, buffer_dtype="bool" if "MinAtar" in name else ""
+    )
     out = jit_quickly(apex_dqn.make_train(config))(jax.random.key(0))
     assert np.isfinite(out["metrics"]["td_loss"]).all()
 
 
 def test_training_without_hidden_layers_and_with_the_largest_exponent():
-    config = apex_dqn.Config(hidden_sizes=(), priority_exponent=100.0, num_envs=8, learning_starts=100, batch_size=16)
+    config = apex_dqn.Config(
+        hidden_sizes=(), priority_exponent=100.0, num_envs=8, learning_starts=100, batch_size=16
+    )
     config = dataclasses.replace(config, buffer_size=400, total_timesteps=500)
     out = jit_quickly(apex_dqn.make_train(config))(jax.random.key(0))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(out["runner_state"].params))
 
 
 def test_configs_that_cannot_train():
-    with pytest.raises(ValueError, match="total_timesteps = 10000: the warm-up and one update take 10496"):
+    with pytest.raises(
+        ValueError, match="total_timesteps = 10000: the warm-up and one update take 10496"
+    ):
         apex_dqn.make_learner(apex_dqn.Config(total_timesteps=10_000))
 
 
 def test_nothing_is_bootstrapped_after_a_termination():
     """Not even 0 times what is no number: here every step ends an episode, and the target network is broken."""
-    config = apex_dqn.Config(env_name="ValueDiscrete", env_params={"length": 1}, num_envs=4, batch_size=8, double=False)
+    config = apex_dqn.Config(
+        env_name="ValueDiscrete", env_params={"length": 1}, num_envs=4, batch_size=8, double=False
+    )
     config = dataclasses.replace(config, hidden_sizes=(4,), learning_starts=16, buffer_size=64)
     init, update = apex_dqn.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))

@@ -20,15 +20,25 @@ from onejit import __main__, compare, statistics
 rng = np.random.default_rng(0)
 
 
-def make_run(folder, returns, script="ppo", env_name="CartPole-v1", seed=0, evaluation=None, **settings):
+def make_run(
+    folder, returns, script="ppo", env_name="CartPole-v1", seed=0, evaluation=None, **settings
+):
     """A run directory as a script leaves it, with the given final returns [seeds]."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"env_name": env_name, "lr": 0.1} | settings))
-    save_file({"q": np.zeros(len(returns))}, folder / "agent.safetensors", {"script": script, "seed": str(seed)})
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"env_name": env_name, "lr": 0.1} | settings)
+    )
+    save_file(
+        {"q": np.zeros(len(returns))},
+        folder / "agent.safetensors",
+        {"script": script, "seed": str(seed)},
+    )
     returns = np.asarray(returns, float)
     early, episodes = np.full((len(returns), 9), 1000.0), np.ones((len(returns), 10))
     episodes[np.isnan(returns), -1] = 0
-    np.savez(folder / "metrics.npz", episodes=episodes, episodic_return=np.column_stack([early, returns]))
+    np.savez(
+        folder / "metrics.npz", episodes=episodes, episodic_return=np.column_stack([early, returns])
+    )
     if evaluation is not None:
         np.save(folder / "evaluation.npy", np.asarray(evaluation, float))
     return str(folder)
@@ -42,7 +52,8 @@ def run(*args):
 def read_csv(out):
     with (out / "compare.csv").open() as file:
         return {
-            (row["environment"], row["statistic"], row["method"], row["versus"]): row for row in csv.DictReader(file)
+            (row["environment"], row["statistic"], row["method"], row["versus"]): row
+            for row in csv.DictReader(file)
         }
 
 
@@ -63,14 +74,21 @@ def test_median_over_environments_is_of_means():
 
 
 def test_optimality_gap_does_not_pay_for_more_than_one():
-    assert statistics.optimality_gap(np.array([0.5, 3.0]), np.array([1.0, 0.0])) == pytest.approx(1 - 2.5 / 4)
+    assert statistics.optimality_gap(np.array([0.5, 3.0]), np.array([1.0, 0.0])) == pytest.approx(
+        1 - 2.5 / 4
+    )
 
 
 def test_probability_of_improvement_against_a_loop():
     x = [rng.integers(0, 5, 7).astype(float), rng.integers(0, 3, 4).astype(float)]
     y = [rng.integers(0, 5, 6).astype(float), rng.integers(0, 3, 9).astype(float)]
-    won = [np.mean([(a > b) + 0.5 * (a == b) for a in xs for b in ys]) for xs, ys in zip(x, y, strict=True)]
-    assert len(set(won)) == 2 and statistics.probability_of_improvement(*x, *y) == pytest.approx(np.mean(won))
+    won = [
+        np.mean([(a > b) + 0.5 * (a == b) for a in xs for b in ys])
+        for xs, ys in zip(x, y, strict=True)
+    ]
+    assert len(set(won)) == 2 and statistics.probability_of_improvement(*x, *y) == pytest.approx(
+        np.mean(won)
+    )
     batch = statistics.probability_of_improvement(*(np.stack([each, each]) for each in (*x, *y)))
     np.testing.assert_allclose(batch, np.mean(won))
 
@@ -84,7 +102,9 @@ def test_intervals_against_a_plain_bootstrap():
         draws.append(np.sort(drawn)[8:24].mean())
     width = estimate["high"] - estimate["low"]
     assert estimate["value"] == pytest.approx(np.sort(np.concatenate(samples))[8:24].mean())
-    np.testing.assert_allclose([estimate["low"], estimate["high"]], np.percentile(draws, [2.5, 97.5]), atol=0.1 * width)
+    np.testing.assert_allclose(
+        [estimate["low"], estimate["high"]], np.percentile(draws, [2.5, 97.5]), atol=0.1 * width
+    )
 
 
 def test_seeds_are_drawn_again_within_an_environment_only():
@@ -102,7 +122,10 @@ def test_one_seed_has_no_interval():
 
 def test_large_returns_are_shown_without_exponents():
     assert statistics.show(9106, 7903.2, 10306.4) == "9106 (7903 to 10306)"
-    assert statistics.show(0.00123, np.nan, np.nan) == "0.00123" and statistics.show(-np.inf, np.nan, np.nan) == "-inf"
+    assert (
+        statistics.show(0.00123, np.nan, np.nan) == "0.00123"
+        and statistics.show(-np.inf, np.nan, np.nan) == "-inf"
+    )
 
 
 def test_intervals_of_a_mean_against_scipy():
@@ -126,7 +149,10 @@ def test_seeds_that_are_not_finite_are_the_worst():
     few, many = np.array([-np.inf, 1, 2, 3, 4, 5, 6, 7]), np.array([-np.inf] * 7 + [9.0])
     assert statistics.pooled_interquartile_mean(few) == np.mean([2, 3, 4, 5])
     assert statistics.pooled_interquartile_mean(many) == -np.inf
-    assert statistics.median(few) == 3.5 and statistics.median(few, np.full(2, -np.inf), np.zeros(2)) == 0
+    assert (
+        statistics.median(few) == 3.5
+        and statistics.median(few, np.full(2, -np.inf), np.zeros(2)) == 0
+    )
     assert statistics.median(few, *[np.full(2, -np.inf)] * 2) == -np.inf
     assert statistics.optimality_gap(np.array([-np.inf, 0.5, 0.0])) == 0.75
     won = [(a > b) + 0.5 * (a == b) for a in few for b in many]
@@ -148,14 +174,23 @@ def test_a_whole_comparison(tmp_path, capsys):
         make_run(tmp_path / "2", a[4:], seed=1),
         make_run(tmp_path / "3", b, script="dqn", gamma=0.5),
         make_run(tmp_path / "4", c, env_name="Catch-bsuite", lr=0.2),
-        make_run(tmp_path / "5", d, script="dqn", env_name="Catch-bsuite", env_params={"rows": 7}, gamma=0.9),
+        make_run(
+            tmp_path / "5",
+            d,
+            script="dqn",
+            env_name="Catch-bsuite",
+            env_params={"rows": 7},
+            gamma=0.9,
+        ),
     ]
     with pytest.raises(ValueError, match="ppo has no run on Catch-bsuite rows=7"):
         run(*runs)
     runs[4] = make_run(tmp_path / "6", d, script="dqn", env_name="Catch-bsuite", gamma=0.9)
     with pytest.raises(ValueError, match="give --scale CartPole-v1 LOW HIGH"):
         run(*runs)
-    out = run(*runs, "--scale", "CartPole-v1", 10, 210, "Catch-bsuite", -1, 1, "--out", tmp_path / "out")
+    out = run(
+        *runs, "--scale", "CartPole-v1", 10, 210, "Catch-bsuite", -1, 1, "--out", tmp_path / "out"
+    )
     both, rows = "CartPole-v1, Catch-bsuite", read_csv(out)
     a, b, c, d = (a - 10) / 200, (b - 10) / 200, (c + 1) / 2, (d + 1) / 2
     expected = {
@@ -164,7 +199,10 @@ def test_a_whole_comparison(tmp_path, capsys):
         ("optimality gap", "ppo", ""): 1 - np.minimum([*a, *c], 1).mean(),
         ("mean", "dqn", ""): (b.mean() + d.mean()) / 2,
     }
-    gains = a[:4] - b[:4], c - d  # agents 4 and 5 of dqn have no counterpart in ppo, whose others are of seed 1
+    gains = (
+        a[:4] - b[:4],
+        c - d,
+    )  # agents 4 and 5 of dqn have no counterpart in ppo, whose others are of seed 1
     expected["paired difference", "ppo", "dqn"] = statistics.pooled_interquartile_mean(*gains)
     for key, value in expected.items():
         row = rows[both, *key]
@@ -175,7 +213,10 @@ def test_a_whole_comparison(tmp_path, capsys):
     improvement = rows[both, "probability of improvement", "ppo", "dqn"]
     won = [np.mean([x > y for x in xs for y in ys]) for xs, ys in ((a, b), (c, d))]
     assert float(improvement["value"]) == pytest.approx(np.mean(won))
-    assert improvement["seeds"] == "8+6/5+5" and rows[both, "paired difference", "ppo", "dqn"]["seeds"] == "4/5"
+    assert (
+        improvement["seeds"] == "8+6/5+5"
+        and rows[both, "paired difference", "ppo", "dqn"]["seeds"] == "4/5"
+    )
     raw = rows["CartPole-v1", "interquartile mean", "dqn", ""]
     assert float(raw["value"]) == pytest.approx(statistics.pooled_interquartile_mean(b * 200 + 10))
     said = capsys.readouterr().out
@@ -188,7 +229,9 @@ def test_a_whole_comparison(tmp_path, capsys):
 
 def test_methods_are_named_by_what_sets_them_apart(tmp_path):
     runs = [
-        compare.read_run(make_run(tmp_path / f"{lr}{env}", [1, 2], lr=lr, env_name=env, num_steps=size), "final")
+        compare.read_run(
+            make_run(tmp_path / f"{lr}{env}", [1, 2], lr=lr, env_name=env, num_steps=size), "final"
+        )
         for env, size in (("Acrobot-v1", 8), ("Catch-bsuite", 16))
         for lr in (0.5, 0.25)
     ]
@@ -209,9 +252,18 @@ def test_pairs_are_of_the_same_seed_and_agent(tmp_path):
 
 
 def test_no_paired_difference_without_common_seeds(tmp_path):
-    runs = [make_run(tmp_path / f"{seed}", rng.normal(0, 1, 4), seed=seed, lr=seed + 1.0) for seed in (0, 1)]
+    runs = [
+        make_run(tmp_path / f"{seed}", rng.normal(0, 1, 4), seed=seed, lr=seed + 1.0)
+        for seed in (0, 1)
+    ]
     found = {key[1] for key in read_csv(run(*runs, "--out", tmp_path / "out"))}
-    assert found == {"mean", "worst seed", "interquartile mean", "median", "probability of improvement"}
+    assert found == {
+        "mean",
+        "worst seed",
+        "interquartile mean",
+        "median",
+        "probability of improvement",
+    }
 
 
 def test_keys_of_agents_do_not_depend_on_their_number():
@@ -223,12 +275,24 @@ def test_keys_of_agents_do_not_depend_on_their_number():
 
 
 def test_agents_without_a_return_are_the_worst_and_named(tmp_path, capsys):
-    runs = [make_run(tmp_path / "1", [1, np.nan, 3, np.inf, 5]), make_run(tmp_path / "2", [0, 0, 0, 0, 0], lr=0.2)]
+    runs = [
+        make_run(tmp_path / "1", [1, np.nan, 3, np.inf, 5]),
+        make_run(tmp_path / "2", [0, 0, 0, 0, 0], lr=0.2),
+    ]
     rows = read_csv(run(*runs, "--out", tmp_path / "out"))
     row = rows["CartPole-v1", "interquartile mean", "ppo lr=0.1", ""]
-    assert (row["seeds"], float(row["value"]), float(row["low"])) == ("3 of 5 finite", -np.inf, -np.inf)
+    assert (row["seeds"], float(row["value"]), float(row["low"])) == (
+        "3 of 5 finite",
+        -np.inf,
+        -np.inf,
+    )
     assert float(rows["CartPole-v1", "median", "ppo lr=0.1", ""]["value"]) == 1.0
-    assert float(rows["CartPole-v1", "probability of improvement", "ppo lr=0.2", "ppo lr=0.1"]["value"]) == 0.4
+    assert (
+        float(
+            rows["CartPole-v1", "probability of improvement", "ppo lr=0.2", "ppo lr=0.1"]["value"]
+        )
+        == 0.4
+    )
     assert float(rows["CartPole-v1", "mean", "ppo lr=0.1", ""]["value"]) == 3.0
     assert float(rows["CartPole-v1", "worst seed", "ppo lr=0.1", ""]["value"]) == -np.inf
     assert "agents [1, 3] of 5" in capsys.readouterr().out
@@ -237,7 +301,9 @@ def test_agents_without_a_return_are_the_worst_and_named(tmp_path, capsys):
 def test_greedy_returns(tmp_path):
     path = make_run(tmp_path / "1", [1, 2, 3], evaluation=[[10, 20], [30, 30], [0, 100]])
     rows = read_csv(run(path, "--returns", "greedy", "--out", tmp_path / "out"))
-    assert float(rows["CartPole-v1", "mean", "ppo", ""]["value"]) == pytest.approx((15 + 30 + 50) / 3)
+    assert float(rows["CartPole-v1", "mean", "ppo", ""]["value"]) == pytest.approx(
+        (15 + 30 + 50) / 3
+    )
 
 
 def test_no_script_of_a_run_is_executed(tmp_path):
@@ -245,11 +311,17 @@ def test_no_script_of_a_run_is_executed(tmp_path):
     settings = {"script": "mine", "num_seeds": 3, "seed": 0, "env_name": "CartPole-v1", "lr": 0.1}
     for folder in ("other", "run"):
         path = make_run(tmp_path / folder, [1, 2, 3], script="mine", lr=0.1 * len(folder))
-        (tmp_path / folder / "run.json").write_text(json.dumps({"settings": settings | {"lr": 0.1 * len(folder)}}))
-        (tmp_path / folder / "mine.py").write_text("raise RuntimeError('a script of a run was executed')")
+        (tmp_path / folder / "run.json").write_text(
+            json.dumps({"settings": settings | {"lr": 0.1 * len(folder)}})
+        )
+        (tmp_path / folder / "mine.py").write_text(
+            "raise RuntimeError('a script of a run was executed')"
+        )
     (tmp_path / "mine.py").write_text("raise RuntimeError('a script of a run was executed')")
     with contextlib.chdir(tmp_path):
-        out = run("other", "run", make_run(tmp_path / "unknown", [3, 4], script="pppo"), "--out", "out")
+        out = run(
+            "other", "run", make_run(tmp_path / "unknown", [3, 4], script="pppo"), "--out", "out"
+        )
     methods = {key[2] for key in read_csv(tmp_path / out)}
     assert path and methods == {"mine lr=0.5", "mine lr=0.30000000000000004", "pppo"}
 
@@ -270,7 +342,9 @@ def test_bad_input(tmp_path, capsys):
     (tmp_path / "unfinished" / "metrics.npz").unlink()
     sweep.mkdir()
     settings = {"script": "ppo", "num_seeds": 3, "seed": 0, "env_name": "CartPole-v1"}
-    (sweep / "run.json").write_text(json.dumps({"settings": settings, "words": ["ppo", "--lr", "1e-3"]}))
+    (sweep / "run.json").write_text(
+        json.dumps({"settings": settings, "words": ["ppo", "--lr", "1e-3"]})
+    )
     (sweep / "results.csv").write_text("trial")
     cases = {
         (tmp_path / "none",): "none: is not a run directory",
@@ -297,12 +371,17 @@ def test_bad_input(tmp_path, capsys):
 
 
 def test_as_a_command(tmp_path):
-    runs = [make_run(tmp_path / name, rng.normal(size=4), lr=lr) for name, lr in (("a=b", 0.1), ("c", 0.2))]
+    runs = [
+        make_run(tmp_path / name, rng.normal(size=4), lr=lr)
+        for name, lr in (("a=b", 0.1), ("c", 0.2))
+    ]
     command = [sys.executable, "-m", "onejit", "compare", *runs]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (out,) = (tmp_path / "runs").glob("compare-*")
     assert {path.name for path in out.iterdir()} == {"compare.csv", "compare.png"}
-    done = subprocess.run([*command, "none"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, "none"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("onejit compare: error: none: ")

@@ -39,7 +39,10 @@ def brute_force(line) -> list[int | None]:
     """The outcome of each column for the player to move: every game to its end, without pruning."""
     if has_won(squares_of(line), 1 - len(line) % 2):
         return [-1] * 7
-    return [None if line.count(column) == 6 else -value_by_brute_force([*line, column]) for column in range(7)]
+    return [
+        None if line.count(column) == 6 else -value_by_brute_force([*line, column])
+        for column in range(7)
+    ]
 
 
 def value_by_brute_force(line) -> int:
@@ -67,10 +70,17 @@ def test_lines_and_threats():
             board, squares = connect_four.replay(line), squares_of(line)
             player = len(line) % 2
             assert connect_four.wins(board.mine ^ board.all) == has_won(squares, 1 - player)
-            empty = [(column, row) for column in range(7) for row in range(6) if (column, row) not in squares]
+            empty = [
+                (column, row)
+                for column in range(7)
+                for row in range(6)
+                if (column, row) not in squares
+            ]
             winning = {square for square in empty if has_won(squares | {square: player}, player)}
             found = connect_four.completing(board.mine, board.all)
-            assert {(column, row) for column, row in empty if found >> (7 * column + row) & 1} == winning
+            assert {
+                (column, row) for column, row in empty if found >> (7 * column + row) & 1
+            } == winning
             assert found.bit_count() == len(winning)
 
 
@@ -80,7 +90,9 @@ def test_solver_by_brute_force():
         line = any_line(rng, plies)
         expected = brute_force(line)
         assert connect_four.move_values(connect_four.replay(line)) == expected, line
-        assert connect_four.value(connect_four.replay(line)) == max(each for each in expected if each is not None)
+        assert connect_four.value(connect_four.replay(line)) == max(
+            each for each in expected if each is not None
+        )
         seen |= {*expected}
     assert seen == {1, 0, -1, None}
 
@@ -102,7 +114,9 @@ def test_positions_are_those_of_pgx():
     lines, outcomes = zip(*connect_four.read(), strict=True)
     states = strength.replay("connect_four", lines)
     assert not states.terminated.any()
-    np.testing.assert_array_equal(states.legal_action_mask, [[x is not None for x in each] for each in outcomes])
+    np.testing.assert_array_equal(
+        states.legal_action_mask, [[x is not None for x in each] for each in outcomes]
+    )
     game = strength.pgx.make("connect_four")
     for column in range(7):
         after = jax.jit(jax.vmap(lambda state, column=column: game.step(state, column)))(states)
@@ -116,7 +130,9 @@ def test_positions_are_those_of_pgx():
 def test_agents_are_judged_by_exact_values():
     outcomes = [[1, 0, -1, None], [0, 0, None, -1], [-1, -1, -1, -1], [1, 1, 1, 1]]
     found = strength.judge(np.array([0, 3, 2, 1]), np.array([0.5, 0.2, 0.5, 1.0]), outcomes)
-    expected = strength.Judged(3 / 4, 1 / 2, (1 / 3 + 2 / 3) / 2, 1 / 3, (0.5 + 0.2 + 1.5 + 0.0) / 4)
+    expected = strength.Judged(
+        3 / 4, 1 / 2, (1 / 3 + 2 / 3) / 2, 1 / 3, (0.5 + 0.2 + 1.5 + 0.0) / 4
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     with pytest.raises(AssertionError, match="illegal"):
         strength.judge(np.array([3, 0, 0, 0]), np.zeros(4), outcomes)
@@ -127,7 +143,9 @@ def test_elo_of_known_players():
     ratings = np.array([-200.0, -50.0, 250.0])
     share = 1 / (1 + 10 ** ((ratings[None] - ratings[:, None]) / 400))
     draws = np.minimum(share, 1 - share)
-    counts = np.round(np.stack([share - draws / 2, draws, 1 - share - draws / 2], axis=-1) * 1e6).astype(int)
+    counts = np.round(
+        np.stack([share - draws / 2, draws, 1 - share - draws / 2], axis=-1) * 1e6
+    ).astype(int)
     counts[np.arange(3), np.arange(3)] = 0
     np.testing.assert_allclose(strength.elo(counts), ratings, atol=1.0)
     low, high = strength.elo_interval(counts // 10_000, samples=50)

@@ -52,7 +52,10 @@ def train_in_chunks(script, lengths):
     for length in lengths:
         state, metrics = chunk(script, length)(state)
         pieces.append(metrics)
-    return {"runner_state": state, "metrics": jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *pieces)}
+    return {
+        "runner_state": state,
+        "metrics": jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *pieces),
+    }
 
 
 @functools.cache
@@ -108,7 +111,9 @@ def test_names_of_the_contract_in_order(script):
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert [name for name in defined if name in CONTRACT] == CONTRACT
     assert tree.body[-1].test.left.id == "__name__"  # main runs under `if __name__ == "__main__"`
-    assert {"mean_return", "read_flags", "save_results"} < set(defined)  # what tools use beside these
+    assert {"mean_return", "read_flags", "save_results"} < set(
+        defined
+    )  # what tools use beside these
 
 
 # --- the config ---
@@ -135,7 +140,9 @@ def test_every_field_is_of_a_type_that_the_command_line_knows(script):
         assert kind in (int, float, bool, str, tuple, typing.Literal, Mapping), field.name
         default = getattr(script.Config(), field.name)
         is_choice = kind is typing.Literal
-        assert default in typing.get_args(field.type) if is_choice else isinstance(default, kind), field.name
+        assert default in typing.get_args(field.type) if is_choice else isinstance(default, kind), (
+            field.name
+        )
 
 
 def test_static_fields_tell_configs_apart(script):
@@ -162,10 +169,17 @@ def test_num_updates_is_rounded_down(script):
     config, name = small_config(script), "num_updates"
     assert config.num_updates == 6
     steps = config.num_envs * config.num_steps
-    if "num_generations" in field_names(script):  # what is rounded down is the training within an update
+    if "num_generations" in field_names(
+        script
+    ):  # what is rounded down is the training within an update
         name, steps = "inner_updates", config.inner_envs * config.inner_steps
         config = dataclasses.replace(config, total_timesteps=6 * steps + 5)
-    for extra, num_updates in ((-6, 5), (-5, 6), (steps - 6, 6), (steps - 5, 7)):  # 5 above six updates to begin with
+    for extra, num_updates in (
+        (-6, 5),
+        (-5, 6),
+        (steps - 6, 6),
+        (steps - 5, 7),
+    ):  # 5 above six updates to begin with
         longer = dataclasses.replace(config, total_timesteps=config.total_timesteps + extra)
         assert getattr(longer, name) == num_updates
 
@@ -187,7 +201,9 @@ def test_losses_are_finite_and_parameters_change(script):
     for name in set(out["metrics"]) - {"episodic_return", "episodic_length"}:
         assert np.isfinite(out["metrics"][name]).all(), name
     assert all(np.isfinite(leaf).all() for leaf in arrays(out["runner_state"].agent))
-    after, before = (arrays(getattr(state, "params", state.agent)) for state in (out["runner_state"], before))
+    after, before = (
+        arrays(getattr(state, "params", state.agent)) for state in (out["runner_state"], before)
+    )
     assert all((a != b).any() for a, b in zip(after, before, strict=True))
 
 
@@ -212,7 +228,9 @@ def test_seeds_differ(script):
     out = trained(script)
     for tree in (out["runner_state"].agent, out["metrics"], start(script)(seed_keys())):
         for i, j in itertools.combinations(range(4), 2):
-            assert any(not np.array_equal(leaf[i], leaf[j], equal_nan=True) for leaf in arrays(tree))
+            assert any(
+                not np.array_equal(leaf[i], leaf[j], equal_nan=True) for leaf in arrays(tree)
+            )
 
 
 def test_same_seed_repeats_bit_for_bit(script):
@@ -244,7 +262,9 @@ def test_old_keys_are_taken(script):
     expected = trained(script)["metrics"]  # of four seeds, whose keys are new ones
     assert found.keys() == expected.keys()
     for name, metric in found.items():
-        assert (4, *metric.shape) == expected[name].shape and metric.dtype == expected[name].dtype, name
+        assert (4, *metric.shape) == expected[name].shape and metric.dtype == expected[
+            name
+        ].dtype, name
 
 
 @pytest.mark.common
@@ -263,11 +283,15 @@ def test_the_annealed_rate_stays_at_0(script):
 
 
 def test_trains_with_64_bits(script):
-    other = {"env_name": "othello"} if script.__name__ == "alphazero" else {}  # Pgx's tic_tac_toe fails with 64 bits
+    other = (
+        {"env_name": "othello"} if script.__name__ == "alphazero" else {}
+    )  # Pgx's tic_tac_toe fails with 64 bits
     with jax.enable_x64(True):
         out = jax.eval_shape(script.make_train(small_config(script, **other)), jax.random.key(0))
     agent = out["runner_state"].agent
-    assert {leaf.dtype for leaf in jax.tree.leaves(agent.get("params", agent))} == {jnp.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(agent.get("params", agent))} == {
+        jnp.dtype("float32")
+    }
 
 
 # --- floats that are traced ---
@@ -296,14 +320,19 @@ def test_no_float_is_ignored(script):
     usual = arrays(run(config, seed_keys()[0]))
     elsewhere = ["shaping_fraction"]  # only some environments shape rewards: tests/test_mappo.py
     for name in (name for name in field_names(script, float) if name not in elsewhere):
-        other = arrays(run(dataclasses.replace(config, **{name: getattr(config, name) / 1e6}), seed_keys()[0]))
+        other = arrays(
+            run(dataclasses.replace(config, **{name: getattr(config, name) / 1e6}), seed_keys()[0])
+        )
         assert any(a.tobytes() != b.tobytes() for a, b in zip(usual, other, strict=True)), name
 
 
 def test_every_float_can_be_swept(script):
     config = shifted_config(script)
     values = {name: jnp.full(3, getattr(config, name)) for name in field_names(script, float)}
-    grid, run = dataclasses.replace(config, **values), jax.jit(lambda config, rng: script.make_train(config)(rng))
+    grid, run = (
+        dataclasses.replace(config, **values),
+        jax.jit(lambda config, rng: script.make_train(config)(rng)),
+    )
     axes = jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, grid)
     sweep = jax.vmap(jax.vmap(run, (None, 0)), (axes, None))
     out = jax.eval_shape(sweep, grid, jax.random.split(jax.random.key(0), 2))
@@ -321,7 +350,9 @@ def test_no_random_key_is_made_in_the_learner(script, monkeypatch):
 
     def refuse(*args, **kwargs):
         caller = sys._getframe(1).f_code
-        assert not (caller.co_filename == script.__file__ and caller.co_qualname.startswith("make_learner")), caller
+        assert not (
+            caller.co_filename == script.__file__ and caller.co_qualname.startswith("make_learner")
+        ), caller
         return make_key(*args, **kwargs)
 
     monkeypatch.setattr(jax.random, "key", refuse)
@@ -340,7 +371,9 @@ def toy_agents(script):
 
 def play(script, config):
     """`agents [4, ...], keys [N] -> episodes [4, N, ...]`"""
-    return jit_quickly(jax.vmap(jax.vmap(playing.make_player(script, config), (None, 0)), (0, None)))
+    return jit_quickly(
+        jax.vmap(jax.vmap(playing.make_player(script, config), (None, 0)), (0, None))
+    )
 
 
 @functools.cache
@@ -361,9 +394,13 @@ def test_policy_stops_counting_at_the_end_of_the_episode(script):
     episode = toy_episodes(script)
     assert episode.valid.shape == episode.reward.shape == (4, 2, 12)
     assert (episode.valid == (np.arange(12) < 5)).all()
-    assert (episode.env_state.time[..., :5] == np.arange(5)).all()  # states are those before the step
+    assert (
+        episode.env_state.time[..., :5] == np.arange(5)
+    ).all()  # states are those before the step
     pay = 1.5 if origin(script) == "jaxmarl" else 1.0  # the mean of a team
-    np.testing.assert_allclose(episode.reward, pay, atol=0.1)  # the environment goes on after the end of the episode
+    np.testing.assert_allclose(
+        episode.reward, pay, atol=0.1
+    )  # the environment goes on after the end of the episode
     assert np.ptp(episode.reward) > 0  # env_params has reached it
 
 
@@ -377,7 +414,9 @@ def test_policy_is_greedy(script):
 
 def test_policy_on_the_script_s_environment(script):
     key, other = seed_keys()[:2]
-    episode = play(script, shifted_config(script))(trained(script)["runner_state"].agent, jnp.stack([key, other, key]))
+    episode = play(script, shifted_config(script))(
+        trained(script)["runner_state"].agent, jnp.stack([key, other, key])
+    )
     assert episode.valid.shape == episode.reward.shape and episode.valid.shape[:2] == (4, 3)
     assert {leaf.shape[:3] for leaf in jax.tree.leaves(episode.env_state)} == {episode.valid.shape}
     assert episode.valid[..., 0].all() and (np.diff(episode.valid.astype(int)) <= 0).all()

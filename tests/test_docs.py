@@ -49,7 +49,9 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 
 def fences(page: Path, *languages: str) -> list[str]:
     """The fences of a page in these languages, in order."""
-    return [text for language, text in FENCE.findall(page.read_text()) if language.strip() in languages]
+    return [
+        text for language, text in FENCE.findall(page.read_text()) if language.strip() in languages
+    ]
 
 
 def commands(fence: str) -> list[tuple[str, str]]:
@@ -92,13 +94,21 @@ def parse_tyro(main, words):
 def without_config_of_a_run(words):
     """A config that a run or a sweep is to write is not there."""
     at = words.index("--config") if "--config" in words else None
-    return words[:at] + words[at + 2 :] if at is not None and words[at + 1].startswith("runs/") else words
+    return (
+        words[:at] + words[at + 2 :]
+        if at is not None and words[at + 1].startswith("runs/")
+        else words
+    )
 
 
 def copies(page: Path) -> dict[str, str]:
     """What the page has the reader copy: {"my.py": "ppo.py"}."""
     given = [shlex.split(command) for command, _ in commands_of(page)]
-    made = {words[3]: f"{words[2]}.py" for words in given if words[:2] == ["onejit", "new"] and len(words) == 4}
+    made = {
+        words[3]: f"{words[2]}.py"
+        for words in given
+        if words[:2] == ["onejit", "new"] and len(words) == 4
+    }
     return made | {words[2]: words[1] for words in given if words[0] == "cp"}
 
 
@@ -164,7 +174,9 @@ def parse_pip(words):
 def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> None:
     """Raise where a command cannot be given like that. Nothing is trained, installed or written."""
     for name, original in (copied or {}).items():
-        command = re.sub(rf"(?<!\S){re.escape(name.removesuffix('.py'))}(\.py)?(?!\S)", rf"{original}", command)
+        command = re.sub(
+            rf"(?<!\S){re.escape(name.removesuffix('.py'))}(\.py)?(?!\S)", rf"{original}", command
+        )
     words = shlex.split(command)
     while re.fullmatch(r"\w+=\S*", words[0]):  # of the environment
         words = words[1:]
@@ -294,7 +306,16 @@ def small_budget(file: str, words: list[str]) -> list[str]:
     config = command_line.parse(tyro.conf.FlagConversionOff[script.Config], kept)
     if hasattr(config, "num_generations"):
         steps = str(2 * config.inner_envs * config.inner_steps)
-        few = ["--num-generations", "2", "--population-size", "4", "--num-slices", "1", "--inner-seeds", "1"]
+        few = [
+            "--num-generations",
+            "2",
+            "--population-size",
+            "4",
+            "--num-slices",
+            "1",
+            "--inner-seeds",
+            "1",
+        ]
         return [*few, "--fitness-episodes", "1", "--total-timesteps", steps]
     warmup, steps = getattr(config, "warmup_timesteps", 0), config.num_envs * config.num_steps
     small = ["--total-timesteps", str(warmup + 2 * steps), "--num-seeds", "2"]
@@ -314,19 +335,28 @@ def can_run(command: str, folder: Path) -> bool:
     words = shlex.split(command)
     file, place = words[1], words.index("--config") + 1 if "--config" in words else 0
     is_tool = words[0] == "onejit"
-    if not (words[:2] == ["onejit", "train"] or (file.endswith(".py") and "/" not in file)) or "--help" in words:
+    if (
+        not (words[:2] == ["onejit", "train"] or (file.endswith(".py") and "/" not in file))
+        or "--help" in words
+    ):
         return False
     if words[2:3] == ["--resume"]:
         return (folder / words[3] / "run.json").exists()
     there = not is_tool or "/" not in words[2]  # which is a script of the reader's
-    return there and (not place or (folder / words[place]).exists()) and bool(importlib.util.find_spec(needed(command)))
+    return (
+        there
+        and (not place or (folder / words[place]).exists())
+        and bool(importlib.util.find_spec(needed(command)))
+    )
 
 
 @pytest.mark.slow
 @each_page
 def test_page_runs(page, tmp_path, monkeypatch):
     """All commands that train, then all Python examples, in the order of the page and in one directory."""
-    for name in SCRIPTS:  # not as links: Python looks for modules beside the file that a link leads to
+    for (
+        name
+    ) in SCRIPTS:  # not as links: Python looks for modules beside the file that a link leads to
         shutil.copy(ROOT / f"{name}.py", tmp_path)
     for name in ("configs", "onejit", "benchmarks"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -335,8 +365,12 @@ def test_page_runs(page, tmp_path, monkeypatch):
     environment |= {"JAX_NUM_CPU_DEVICES": "2", "WANDB_MODE": "offline", "MPLBACKEND": "agg"}
 
     def run(*words):
-        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (
+            f"{shlex.join(words)}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
+        )
 
     is_file = re.compile(r'"""(\w+\.py):')  # an example that says what file it is
     for text in fences(page, "python"):
@@ -348,10 +382,17 @@ def test_page_runs(page, tmp_path, monkeypatch):
             subprocess.run(words, check=True)
         elif words[0] in ("python", "onejit") and not need and can_run(command, tmp_path):
             program = ["-m", "onejit"] if words[0] == "onejit" else []
-            run(*program, *words[1:], *([] if words[2:3] == ["--resume"] else small_budget(words[1], words[2:])))
+            run(
+                *program,
+                *words[1:],
+                *([] if words[2:3] == ["--resume"] else small_budget(words[1], words[2:])),
+            )
     examples = "\n".join(text for text in fences(page, "python") if not is_file.match(text))
     if examples:
-        for long, short in {"total_timesteps=100_000": "total_timesteps=10_000", ", 256)": ", 4)"}.items():
+        for long, short in {
+            "total_timesteps=100_000": "total_timesteps=10_000",
+            ", 256)": ", 4)",
+        }.items():
             examples = examples.replace(long, short)
         (tmp_path / "examples.py").write_text(examples)
         run("examples.py")
@@ -401,7 +442,9 @@ def test_every_page_is_in_the_navigation():
     index = (ROOT / "docs" / "index.md").read_text()
     for page in PAGES[1:]:
         assert f"'{page.name}'" in nav, f"mkdocs.yml lacks {page.name}"
-        assert page.name == "index.md" or f"{page.name})" in index, f"docs/index.md lacks {page.name}"
+        assert page.name == "index.md" or f"{page.name})" in index, (
+            f"docs/index.md lacks {page.name}"
+        )
 
 
 @each_page
@@ -409,7 +452,9 @@ def test_a_page_is_read_in_one_sitting(page):
     """At most 1500 words, without fences and the bars of tables; two pages are tables that are made or grow."""
     text = FENCE.sub("", page.read_text())
     words = [word for word in text.split() if re.search(r"\w", word)]
-    assert len(words) <= 1500 or page.name in ("results.md", "tricks.md"), f"{page.name}: {len(words)} words"
+    assert len(words) <= 1500 or page.name in ("results.md", "tricks.md"), (
+        f"{page.name}: {len(words)} words"
+    )
 
 
 # What pages say of environments
@@ -426,7 +471,9 @@ def test_environment_names_are_current():
 def test_environment_names_are_written_by_the_command(tmp_path):
     names = ROOT / "docs" / "environment_names.md"
     page = Path(shutil.copy(names, tmp_path))
-    subprocess.run([sys.executable, ROOT / "benchmarks" / "environment_names.py", "--out", page], check=True)
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "environment_names.py", "--out", page], check=True
+    )
     assert page.read_text() == names.read_text()
 
 
@@ -436,11 +483,15 @@ def test_environment_names_are_written_by_the_command(tmp_path):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_field_has_a_help_text_that_stands_alone(name):
     """The comment behind a field of `Config` is its text in `--help`."""
-    source = (ROOT / f"{name}.py").read_text().partition("\nclass Config:")[2].partition("\n    def ")[0]
+    source = (
+        (ROOT / f"{name}.py").read_text().partition("\nclass Config:")[2].partition("\n    def ")[0]
+    )
     texts = dict(re.findall(r"(?m)^    (\w+): .*?  # (.*)$", source))
     assert set(texts) == fields(name), "a field without a comment, or a comment on another line"
     for field, text in texts.items():
-        assert not re.match(r"(and|of|or|the same|likewise|as above)\b", text), f"{name}.py: {field}: {text}"
+        assert not re.match(r"(and|of|or|the same|likewise|as above)\b", text), (
+            f"{name}.py: {field}: {text}"
+        )
 
 
 # What pages say of scripts
@@ -493,7 +544,9 @@ def test_functions_of_the_table_are_there(name):
     for names in re.findall(r"\*\*[A-Z][^*]*\*\*\.? \((`[^)]*`)\)", page.read_text()):
         for function in re.findall(r"`([^`]+)`", names):
             there = (function, "") in known or function in fields(name)
-            assert there, f"{page.name}: {function} is no function of {name}.py, nor a field of its Config"
+            assert there, (
+                f"{page.name}: {function} is no function of {name}.py, nor a field of its Config"
+            )
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -504,7 +557,9 @@ def test_functions_of_the_site_link_to_their_lines(name):
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     lines = (ROOT / f"{name}.py").read_text().splitlines()
-    page = hooks.link_functions((ROOT / "docs" / f"{name}.md").read_text(), ROOT / f"{name}.py", "x.html")
+    page = hooks.link_functions(
+        (ROOT / "docs" / f"{name}.md").read_text(), ROOT / f"{name}.py", "x.html"
+    )
     links = re.findall(r'<a href="x\.html#__codelineno-0-(\d+)">`(\w+)`</a>', page)
     assert len(links) >= 3
     for line, function in links:
@@ -531,7 +586,9 @@ def measured_rows() -> dict[str, dict[str, str]]:
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if cells[:1] == ["row"]:
             head = cells
-        elif "IQM" in head and (row := re.match(r"\[([^]]*)\]\(\.\./configs/[^)]+\)", "".join(cells[:1]))):
+        elif "IQM" in head and (
+            row := re.match(r"\[([^]]*)\]\(\.\./configs/[^)]+\)", "".join(cells[:1]))
+        ):
             rows[row[1]] = dict(zip(head, cells, strict=True))
     return rows
 
@@ -545,7 +602,11 @@ def test_readme_has_results_of_the_config(name):
     cell = readme_rows()[name][3]
     (config,) = re.findall(r"\((configs/[^)]+)\)", cell)
     said = re.sub(r"\[[^]]*\]\([^)]*\)", "", cell)
-    rows = {row: cells for row, cells in measured_rows().items() if f"configs/{row.partition('@')[0]}.yaml" == config}
+    rows = {
+        row: cells
+        for row, cells in measured_rows().items()
+        if f"configs/{row.partition('@')[0]}.yaml" == config
+    }
     if rows and name != "q_learning_gridworld":
         allowed = []
         for row in rows.values():
@@ -559,7 +620,9 @@ def test_readme_has_results_of_the_config(name):
         return
     number = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e\d+)?(?![\w.]*\w)"
     numbers = re.findall(number, said)
-    assert len(numbers) >= 2 and not set(numbers) - set(re.findall(number, (ROOT / config).read_text())), numbers
+    assert len(numbers) >= 2 and not set(numbers) - set(
+        re.findall(number, (ROOT / config).read_text())
+    ), numbers
 
 
 def test_measured_rows_are_found():
@@ -570,13 +633,18 @@ def test_page_of_dpo_says_what_was_measured():
     """Means, intervals and worst agents of hopper, and Welch's interval of the difference."""
     text = (ROOT / "docs" / "dpo_continuous.md").read_text()
     rows = [
-        json.loads((ROOT / f"benchmarks/results/{name}_continuous_hopper.json").read_text()) for name in ("ppo", "dpo")
+        json.loads((ROOT / f"benchmarks/results/{name}_continuous_hopper.json").read_text())
+        for name in ("ppo", "dpo")
     ]
     for kind in ("final", "greedy"):
         ppo, dpo = (np.array(row[f"{kind}_return"]) for row in rows)
         low, high = scipy.stats.ttest_ind(dpo, ppo, equal_var=False).confidence_interval()
         cells = [kind, *(statistics.show(*statistics.mean_interval(each)) for each in (ppo, dpo))]
-        cells += [f"{dpo.mean() - ppo.mean():.0f} ({low:.0f} to {high:.0f})", f"{ppo.min():.4g}", f"{dpo.min():.4g}"]
+        cells += [
+            f"{dpo.mean() - ppo.mean():.0f} ({low:.0f} to {high:.0f})",
+            f"{ppo.min():.4g}",
+            f"{dpo.min():.4g}",
+        ]
         assert f"| {' | '.join(cells)} |" in text
 
 
@@ -587,8 +655,13 @@ def test_page_of_rainbow_says_what_each_part_is_worth():
     variants = list(dict.fromkeys(key.partition(": ")[2] for key in kept))
     text = (ROOT / "docs" / "rainbow.md").read_text()
     for variant in variants:
-        found = [np.array(kept[f"{task}, 8 seeds of 100: {variant}"]["final_return"]) for task in tasks]
-        cells = [f"{statistics.show(*statistics.mean_interval(each))}, {each.min():.4g}" for each in found]
+        found = [
+            np.array(kept[f"{task}, 8 seeds of 100: {variant}"]["final_return"]) for task in tasks
+        ]
+        cells = [
+            f"{statistics.show(*statistics.mean_interval(each))}, {each.min():.4g}"
+            for each in found
+        ]
         assert f"| {' | '.join([variant, *cells])} |" in text, variant
 
 

@@ -46,7 +46,9 @@ def test_drift_by_hand(ratio, advantage, value, derivative):
 def test_alpha_is_of_positive_advantages_and_beta_of_negative_ones():
     ratio, advantage = jnp.array([3.0, 0.25]), jnp.array([1.0, -1.0])
     usual = dpo.drift(jnp.log(ratio), advantage, 2.0, 0.6)
-    other_alpha, other_beta = (dpo.drift(jnp.log(ratio), advantage, *pair) for pair in ((1.0, 0.6), (2.0, 0.3)))
+    other_alpha, other_beta = (
+        dpo.drift(jnp.log(ratio), advantage, *pair) for pair in ((1.0, 0.6), (2.0, 0.3))
+    )
     assert ((other_alpha == usual) == jnp.array([False, True])).all()
     assert ((other_beta == usual) == jnp.array([True, False])).all()
     np.testing.assert_allclose(other_alpha[0], 2 - np.tanh(2), rtol=1e-5)
@@ -58,7 +60,9 @@ def test_drift_is_one_of_mirror_learning():
     drift = dpo.drift(jnp.asarray(log_ratio), jnp.asarray(advantage), 2.0, 0.6)
     assert (drift >= 0).all() and (drift > 0.1).any()
     assert (drift[:, 30] == 0).all()
-    slope = jax.vmap(jax.grad(lambda x, a: dpo.drift(x, a, 2.0, 0.6)), (None, 0))(0.0, jnp.linspace(-3, 3, 31))
+    slope = jax.vmap(jax.grad(lambda x, a: dpo.drift(x, a, 2.0, 0.6)), (None, 0))(
+        0.0, jnp.linspace(-3, 3, 31)
+    )
     assert (slope == 0).all()
 
 
@@ -67,9 +71,13 @@ def test_policy_loss_by_hand():
     advantage = jnp.array([3.0, 1.0, 1.0, 3.0])  # normalized: 1, -1, -1, 1
     loss, metrics = dpo.policy_loss(log_prob, jnp.zeros(4), advantage, 2.0, 0.6)
     drift = [0.5 - 2 * 0.244919, 0.693147 - 0.6 * 0.819484, 0.0, 0.0]  # tanh(0.25) = 0.244919
-    np.testing.assert_allclose(loss, -np.mean([1.5 - drift[0], -0.5 - drift[1], -1.5, 0.5]), rtol=1e-4)
+    np.testing.assert_allclose(
+        loss, -np.mean([1.5 - drift[0], -0.5 - drift[1], -1.5, 0.5]), rtol=1e-4
+    )
     np.testing.assert_allclose(metrics["drift"], np.mean(drift), rtol=1e-4)
-    np.testing.assert_allclose(metrics["approx_kl"], np.mean([0.5, -0.5]) - np.log([1.5, 0.5]).mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["approx_kl"], np.mean([0.5, -0.5]) - np.log([1.5, 0.5]).mean(), rtol=1e-5
+    )
 
 
 def test_first_gradient_is_that_of_ppo():
@@ -77,7 +85,9 @@ def test_first_gradient_is_that_of_ppo():
     rng = np.random.default_rng(0)
     log_prob, advantage = jnp.asarray(rng.normal(size=(2, 64)), jnp.float32)
     gradients = [
-        jax.grad(lambda x, args=args, script=script: script.policy_loss(x, log_prob, advantage, *args)[0])(log_prob)
+        jax.grad(
+            lambda x, args=args, script=script: script.policy_loss(x, log_prob, advantage, *args)[0]
+        )(log_prob)
         for script, args in ((ppo, (0.2,)), (dpo, (2.0, 0.6)))
     ]
     np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-7)
@@ -85,7 +95,9 @@ def test_first_gradient_is_that_of_ppo():
 
 
 def test_first_minibatch_has_no_drift_and_later_ones_have():
-    settings = dict(env_name="Pendulum-v1", num_envs=8, num_steps=16, num_minibatches=1, total_timesteps=3 * 128)
+    settings = dict(
+        env_name="Pendulum-v1", num_envs=8, num_steps=16, num_minibatches=1, total_timesteps=3 * 128
+    )
     for epochs in (1, 8):
         config = dpo.Config(**settings, update_epochs=epochs, hidden_sizes=(16,), lr=1e-2)
         drift = jit_quickly(dpo.make_train(config))(jax.random.key(0))["metrics"]["drift"]
@@ -94,7 +106,9 @@ def test_first_minibatch_has_no_drift_and_later_ones_have():
 
 def definitions(body) -> dict:
     """Functions and classes by name, as their syntax tree."""
-    return {node.name: ast.dump(ast.parse(ast.unparse(node))) for node in body if hasattr(node, "name")}
+    return {
+        node.name: ast.dump(ast.parse(ast.unparse(node))) for node in body if hasattr(node, "name")
+    }
 
 
 def test_difference_from_ppo_is_the_algorithm():
@@ -103,6 +117,11 @@ def test_difference_from_ppo_is_the_algorithm():
     assert ours.keys() - theirs.keys() == {"drift"} and not theirs.keys() - ours.keys()
     differ = {name for name in theirs if theirs[name] != ours[name]}
     assert differ == {"Config", "policy_loss", "make_learner"}
-    learners = [next(node for node in tree.body if getattr(node, "name", "") == "make_learner") for tree in trees]
+    learners = [
+        next(node for node in tree.body if getattr(node, "name", "") == "make_learner")
+        for tree in trees
+    ]
     theirs, ours = (definitions(learner.body) for learner in learners)
-    assert [name for name in theirs if theirs[name] != ours.get(name)] == ["loss"] and theirs.keys() == ours.keys()
+    assert [name for name in theirs if theirs[name] != ours.get(name)] == [
+        "loss"
+    ] and theirs.keys() == ours.keys()

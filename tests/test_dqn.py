@@ -24,20 +24,29 @@ VALUE = toys.ValueDiscrete.__name__
 @pytest.mark.parametrize("double", [False, True])
 def test_targets_against_a_loop(n_step, double):
     gamma, batch, actions, rng = 0.9, 60, 4, np.random.default_rng(n_step)
-    rewards, terminated, truncated = rng.normal(size=(batch, n_step)), *(rng.random((2, batch, n_step)) < 0.2)
-    q, target_q = rng.normal(size=(2, batch, n_step, actions))  # of what each step led to, before any reset
+    rewards, terminated, truncated = (
+        rng.normal(size=(batch, n_step)),
+        *(rng.random((2, batch, n_step)) < 0.2),
+    )
+    q, target_q = rng.normal(
+        size=(2, batch, n_step, actions)
+    )  # of what each step led to, before any reset
     expected = np.zeros(batch)
     for b in range(batch):
         for k in range(n_step):
             expected[b] += gamma**k * rewards[b, k]
             if terminated[b, k] or truncated[b, k] or k == n_step - 1:
                 choice = np.argmax((q if double else target_q)[b, k])
-                expected[b] += 0.0 if terminated[b, k] else gamma ** (k + 1) * target_q[b, k, choice]
+                expected[b] += (
+                    0.0 if terminated[b, k] else gamma ** (k + 1) * target_q[b, k, choice]
+                )
                 break
     done = terminated | truncated
     last = np.where(done.any(axis=1), done.argmax(axis=1), n_step - 1)
     rows = np.arange(batch), last
-    next_value = dqn.double_q(jnp.asarray(target_q[rows]), jnp.asarray((q if double else target_q)[rows]))
+    next_value = dqn.double_q(
+        jnp.asarray(target_q[rows]), jnp.asarray((q if double else target_q)[rows])
+    )
     target = dqn.n_step_target(jnp.asarray(rewards), last, terminated[rows], next_value, gamma)
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
 
@@ -49,21 +58,31 @@ def test_streams_are_combined_by_hand():
 
 def test_losses_by_hand():
     q, target = jnp.array([0.0, 1.0, 1.0]), jnp.array([0.5, 1.0, -2.0])
-    np.testing.assert_allclose(dqn.td_loss(q, target, "squared"), (0.125 + 0.0 + 4.5) / 3, rtol=1e-6)
+    np.testing.assert_allclose(
+        dqn.td_loss(q, target, "squared"), (0.125 + 0.0 + 4.5) / 3, rtol=1e-6
+    )
     np.testing.assert_allclose(dqn.td_loss(q, target, "huber"), (0.125 + 0.0 + 2.5) / 3, rtol=1e-6)
 
 
 def test_epsilon_by_hand():
     epsilon = dqn.linear_epsilon(jnp.array([0, 50, 100, 900]), 100.0, 0.9, 0.1)
     np.testing.assert_allclose(epsilon, [0.9, 0.5, 0.1, 0.1], rtol=1e-5)
-    np.testing.assert_allclose(dqn.linear_epsilon(jnp.array([1, 50]), 0.0, 0.9, 0.1), [0.1, 0.1], rtol=1e-5)
+    np.testing.assert_allclose(
+        dqn.linear_epsilon(jnp.array([1, 50]), 0.0, 0.9, 0.1), [0.1, 0.1], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 5), (16, 1)])
 def test_epsilon_falls_in_the_updates(num_envs, num_steps):
-    config = dqn.Config(num_envs=num_envs, num_steps=num_steps, total_timesteps=1000, learning_starts=100)
-    config = dataclasses.replace(config, exploration_fraction=0.5, epsilon_start=0.9, epsilon_finish=0.1)
-    config = dataclasses.replace(config, batch_size=1, gradient_steps=1, hidden_sizes=(1,), buffer_size=1000)
+    config = dqn.Config(
+        num_envs=num_envs, num_steps=num_steps, total_timesteps=1000, learning_starts=100
+    )
+    config = dataclasses.replace(
+        config, exploration_fraction=0.5, epsilon_start=0.9, epsilon_finish=0.1
+    )
+    config = dataclasses.replace(
+        config, batch_size=1, gradient_steps=1, hidden_sizes=(1,), buffer_size=1000
+    )
     epsilon = jit_quickly(dqn.make_train(config))(jax.random.key(0))["metrics"]["epsilon"]
     assert config.warmup_timesteps == math.ceil(100 / (num_envs * num_steps)) * num_envs * num_steps
     assert config.num_updates == (1000 - config.warmup_timesteps) // (num_envs * num_steps)
@@ -94,14 +113,24 @@ def test_target_network_beyond_two_to_the_31_steps():
 
 @pytest.mark.parametrize("num_envs", [3, 10])
 def test_target_network_is_copied_in_training(num_envs):
-    settings = dict(num_envs=num_envs, num_steps=1, gradient_steps=1, target_update_interval=30, learning_starts=25)
-    config = dqn.Config(batch_size=4, hidden_sizes=(4,), buffer_size=100, total_timesteps=100, **settings)
+    settings = dict(
+        num_envs=num_envs,
+        num_steps=1,
+        gradient_steps=1,
+        target_update_interval=30,
+        learning_starts=25,
+    )
+    config = dqn.Config(
+        batch_size=4, hidden_sizes=(4,), buffer_size=100, total_timesteps=100, **settings
+    )
     init, update = dqn.make_learner(config)
     state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
     for _ in range(40):
         before, (state, _) = state, update(state)
         copied = jax.tree.map(lambda a, b: bool((a == b).all()), state.target_params, state.params)
-        kept = jax.tree.map(lambda a, b: bool((a == b).all()), state.target_params, before.target_params)
+        kept = jax.tree.map(
+            lambda a, b: bool((a == b).all()), state.target_params, before.target_params
+        )
         due = int(state.update_count) * num_envs // 30 > int(before.update_count) * num_envs // 30
         assert all(jax.tree.leaves(copied if due else kept))
         assert not all(jax.tree.leaves(kept if due else copied))
@@ -112,17 +141,26 @@ def test_target_network_is_copied_in_training(num_envs):
 
 def counting_rollout(count, num_steps, num_envs):
     """Steps whose every entry tells which step it is, and of which environment. One in 5 ends an episode."""
-    number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs))  # [T, N]
+    number = jnp.asarray(
+        (count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs)
+    )  # [T, N]
     obs = jnp.stack([number, -number], axis=-1) * 1.0
     terminated, truncated = number // 100 % 10 == 3, number // 100 % 10 == 7
     return dqn.Transition(
-        obs=obs, action=number, reward=number * 2.0, next_obs=obs + 0.5, terminated=terminated, truncated=truncated
+        obs=obs,
+        action=number,
+        reward=number * 2.0,
+        next_obs=obs + 0.5,
+        terminated=terminated,
+        truncated=truncated,
     )
 
 
 def filled_replay(num_rollouts, num_envs, num_steps, writes):
     rollout = counting_rollout(0, num_steps, num_envs)
-    replay = jax.tree.map(lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout)
+    replay = jax.tree.map(
+        lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout
+    )
     add = jax.jit(dqn.add_to_replay)
     for i in range(writes):
         replay = add(replay, counting_rollout(i * num_steps, num_steps, num_envs), jnp.int32(i))
@@ -133,7 +171,9 @@ def filled_replay(num_rollouts, num_envs, num_steps, writes):
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps, n_step):
     num_rollouts = 10 // num_steps
-    sample = jax.jit(jax.vmap(partial(dqn.sample_replay, batch_size=6000, n_step=n_step), (0, None, 0)))
+    sample = jax.jit(
+        jax.vmap(partial(dqn.sample_replay, batch_size=6000, n_step=n_step), (0, None, 0))
+    )
     for writes in {math.ceil(n_step / num_steps), num_rollouts, num_rollouts + 1, 31}:
         replay, count = filled_replay(num_rollouts, num_envs, num_steps, writes), writes * num_steps
         keys, counts = jax.random.split(jax.random.key(writes), 2), jnp.full(2, writes)
@@ -152,14 +192,20 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps, n_
         reached = number + 100 * last
         np.testing.assert_array_equal(steps["terminated"], reached // 100 % 10 == 3)
         np.testing.assert_array_equal(steps["obs"], np.stack([number, -number], axis=-1))
-        np.testing.assert_array_equal(steps["next_obs"], np.stack([reached, -reached], axis=-1) + 0.5)
+        np.testing.assert_array_equal(
+            steps["next_obs"], np.stack([reached, -reached], axis=-1) + 0.5
+        )
 
 
-@pytest.mark.parametrize("seeds, num_envs, num_steps", [slow(1, 1, 1), slow(1, 8, 1), slow(2, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "seeds, num_envs, num_steps", [slow(1, 1, 1), slow(1, 8, 1), slow(2, 1, 1), (2, 2, 2)]
+)
 def test_replay_is_written_in_place(seeds, num_envs, num_steps):
     """The compiled loop has no copy of an array of the replay's size."""
     buffer_size = num_envs * num_steps * 12_345
-    config = dqn.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=buffer_size, learning_starts=16)
+    config = dqn.Config(
+        num_envs=num_envs, num_steps=num_steps, buffer_size=buffer_size, learning_starts=16
+    )
     init, update = dqn.make_learner(config)
     state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
     loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
@@ -171,7 +217,9 @@ def test_replay_is_written_in_place(seeds, num_envs, num_steps):
 
 def test_replay_after_the_warm_up():
     """The warm-up's steps, all of them random, and then those of each update, in the order in which they happened."""
-    config = dqn.Config(num_envs=4, num_steps=3, buffer_size=401, learning_starts=201, total_timesteps=10_000)
+    config = dqn.Config(
+        num_envs=4, num_steps=3, buffer_size=401, learning_starts=201, total_timesteps=10_000
+    )
     config = dataclasses.replace(config, epsilon_start=0.0, epsilon_finish=0.0)
     init, update = dqn.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
@@ -185,10 +233,14 @@ def test_replay_after_the_warm_up():
     update = jax.jit(update)
     for _ in range(20):  # 37 rollouts for 33
         state, _ = update(state)
-    replay = jax.tree.map(lambda leaf: np.roll(leaf, -4, axis=0).reshape(99, *leaf.shape[2:]), state.replay)
+    replay = jax.tree.map(
+        lambda leaf: np.roll(leaf, -4, axis=0).reshape(99, *leaf.shape[2:]), state.replay
+    )
     done = replay.terminated | replay.truncated
     follows = (replay.next_obs[:-1] == replay.obs[1:]).all(axis=-1)
-    np.testing.assert_array_equal(follows, ~done[:-1])  # next_obs is not the first one of the next episode
+    np.testing.assert_array_equal(
+        follows, ~done[:-1]
+    )  # next_obs is not the first one of the next episode
     assert done.any() and (state.obs == replay.next_obs[-1])[~done[-1]].all()
 
 
@@ -247,7 +299,9 @@ def test_value_depends_on_the_observation():
 
 
 @pytest.mark.parametrize(
-    "settings", [slow({"double": False}), {"n_step": 2, "tau": 0.3}, slow({"loss": "huber"})], ids=str
+    "settings",
+    [slow({"double": False}), {"n_step": 2, "tau": 0.3}, slow({"loss": "huber"})],
+    ids=str,
 )
 def test_value_is_discounted(settings):
     *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, **settings)
@@ -286,18 +340,25 @@ def test_termination_is_not_bootstrapped(n_step):
 
 
 @pytest.mark.parametrize(
-    "name, stored", [("FrozenLake-misc", jnp.int32), ("Catch-bsuite", jnp.float32), slow("Breakout-MinAtar", bool)]
+    "name, stored",
+    [("FrozenLake-misc", jnp.int32), ("Catch-bsuite", jnp.float32), slow("Breakout-MinAtar", bool)],
 )
 def test_observations_of_all_kinds(name, stored):
     """A number, a matrix, a grid with channels, of which bools are exact."""
-    config = dqn.Config(env_name=name, total_timesteps=300, learning_starts=200, buffer_size=300, hidden_sizes=(8,))
+    config = dqn.Config(
+        env_name=name, total_timesteps=300, learning_starts=200, buffer_size=300, hidden_sizes=(8,)
+    )
     config = dataclasses.replace(config, buffer_dtype="bool" if stored is bool else "")
     out = jit_quickly(dqn.make_train(config))(jax.random.key(0))
     assert np.isfinite(out["metrics"]["td_loss"]).all()
     assert out["runner_state"].replay.obs.dtype == stored
     if stored is bool:
-        usual = jit_quickly(dqn.make_train(dataclasses.replace(config, buffer_dtype="")))(jax.random.key(0))
-        np.testing.assert_array_equal(out["runner_state"].replay.obs, usual["runner_state"].replay.obs)
+        usual = jit_quickly(dqn.make_train(dataclasses.replace(config, buffer_dtype="")))(
+            jax.random.key(0)
+        )
+        np.testing.assert_array_equal(
+            out["runner_state"].replay.obs, usual["runner_state"].replay.obs
+        )
 
 
 @pytest.mark.parametrize("script", [dqn, apex_dqn])
@@ -309,7 +370,9 @@ def test_network_without_hidden_layers(script, dueling):
     obs = jax.random.normal(jax.random.key(0), (3, 4))
     params = network.init(jax.random.key(1), obs)
     a, b, zero = (network.apply(params, x) for x in (obs, 2 * obs, 0 * obs))
-    assert a.shape == (3, 2) and {leaf.shape[0] for leaf in jax.tree.leaves(params) if leaf.ndim == 2} == {4}
+    assert a.shape == (3, 2) and {
+        leaf.shape[0] for leaf in jax.tree.leaves(params) if leaf.ndim == 2
+    } == {4}
     np.testing.assert_allclose(b - zero, 2 * (a - zero), rtol=1e-4, atol=1e-5)
 
 
@@ -320,5 +383,7 @@ def test_training_without_hidden_layers():
 
 
 def test_configs_that_cannot_train():
-    with pytest.raises(ValueError, match="total_timesteps = 10015: the warm-up and one update take 10016"):
+    with pytest.raises(
+        ValueError, match="total_timesteps = 10015: the warm-up and one update take 10016"
+    ):
         dqn.make_learner(dqn.Config(total_timesteps=10_015))

@@ -24,7 +24,9 @@ ENVS = 4  # side by side, in the comparisons with a library
 def library(module):
     """The package that a module needs, or a skipped test."""
     name = {"playground": "mujoco_playground"}.get(module, module)
-    return pytest.importorskip(name, reason=f"{name} is not installed: pip install -r requirements-environments.txt")
+    return pytest.importorskip(
+        name, reason=f"{name} is not installed: pip install -r requirements-environments.txt"
+    )
 
 
 def make(module, name, **arguments):
@@ -40,7 +42,9 @@ def by_adapter(env, params, key, keys, actions):
     """What `step` gives, for actions and keys [T]: observation, final observation, reward, terminated, done."""
 
     def step(state, inputs):
-        obs, state, reward, terminated, truncated, info = env.step(inputs[0], state, inputs[1], params)
+        obs, state, reward, terminated, truncated, info = env.step(
+            inputs[0], state, inputs[1], params
+        )
         return state, (obs, info["final_observation"], reward, terminated, terminated | truncated)
 
     obs, state = env.reset(key, params)
@@ -55,7 +59,9 @@ def by_library(own, key, keys, actions):
         step_key, reset_key = jax.random.split(inputs[0])
         final, state, reward, terminated, truncated = own.step(step_key, state, inputs[1])
         obs, state = jax.tree.map(
-            lambda a, b: jnp.where(terminated | truncated, a, b), own.reset(reset_key), (final, state)
+            lambda a, b: jnp.where(terminated | truncated, a, b),
+            own.reset(reset_key),
+            (final, state),
         )
         return state, (obs, final, reward, terminated, terminated | truncated)
 
@@ -101,9 +107,13 @@ def looked_up(reset, start_states):
 def test_navix(name, observation, limit):
     navix = library("navix")
     env, params = make("navix", name, observation=observation, max_steps=limit)
-    assert params.max_steps_in_episode == limit and make("navix", name)[1].max_steps_in_episode == 100
+    assert (
+        params.max_steps_in_episode == limit and make("navix", name)[1].max_steps_in_episode == 100
+    )
     its = navix.make(name, max_steps=limit, observation_fn=getattr(navix.observations, observation))
-    dtype = jnp.uint8 if observation == "rgb" else jnp.int32  # what is not a picture must not be divided by 255
+    dtype = (
+        jnp.uint8 if observation == "rgb" else jnp.int32
+    )  # what is not a picture must not be divided by 255
 
     def reset(key):
         timestep = its.reset(key)
@@ -121,7 +131,11 @@ def test_navix(name, observation, limit):
 
 @pytest.mark.parametrize(
     ("name", "arguments", "actions"),
-    [("minatar-breakout", {"sticky_action_prob": 0.5}, 3), slow("minatar-freeway", {}, 3), ("2048", {}, 4)],
+    [
+        ("minatar-breakout", {"sticky_action_prob": 0.5}, 3),
+        slow("minatar-freeway", {}, 3),
+        ("2048", {}, 4),
+    ],
 )
 def test_pgx(name, arguments, actions):
     """In 2048 a move that is not possible ends the game."""
@@ -147,7 +161,11 @@ def test_pgx(name, arguments, actions):
 
 def test_an_episode_may_be_longer_than_the_library_has_it():
     """The room goes on where the library would begin a new one."""
-    inputs = jax.random.key(0), jax.random.split(jax.random.key(1), 7), jnp.ones(7, int)  # turns on the spot
+    inputs = (
+        jax.random.key(0),
+        jax.random.split(jax.random.key(1), 7),
+        jnp.ones(7, int),
+    )  # turns on the spot
     told = []
     for max_steps in (2, 100):
         env, params = make("navix", "Navix-Empty-5x5-v0", max_steps=max_steps)
@@ -176,11 +194,15 @@ def test_jumanji(name, limit):
     env, params = make("jumanji", name, **limited)
     assert params.max_steps_in_episode == (limit if timed else 4000)
     spec = its.action_spec
-    sizes = [int(size) for size in np.ravel(np.broadcast_to(np.asarray(spec.maximum) + 1, spec.shape))]
+    sizes = [
+        int(size) for size in np.ravel(np.broadcast_to(np.asarray(spec.maximum) + 1, spec.shape))
+    ]
     assert env.action_space(params).n == np.prod(sizes)
 
     def array(observation):
-        return jnp.concatenate([jnp.asarray(leaf, jnp.float32).reshape(-1) for leaf in jax.tree.leaves(observation)])
+        return jnp.concatenate(
+            [jnp.asarray(leaf, jnp.float32).reshape(-1) for leaf in jax.tree.leaves(observation)]
+        )
 
     def reset(key):
         state, timestep = its.reset(key)
@@ -195,12 +217,18 @@ def test_jumanji(name, limit):
         terminated = endless.step(carry[0], action)[1].last()
         time = carry[1] + 1
         ended = timestep.last() if timed else terminated | (time >= limit)
-        carry = state, jnp.where(ended == (terminated | (time >= limit)), time, 999)  # or all that follows differs
+        carry = (
+            state,
+            jnp.where(ended == (terminated | (time >= limit)), time, 999),
+        )  # or all that follows differs
         reward = timestep.reward.sum().astype(jnp.float32)
         return array(timestep.observation), carry, reward, terminated, ended & (time >= limit)
 
     ends = {"LevelBasedForaging-v0": ("truncated",), "Tetris-v0": ("terminated",)}
-    own, params = SimpleNamespace(reset=reset, step=step), params.replace(max_steps_in_episode=limit)
+    own, params = (
+        SimpleNamespace(reset=reset, step=step),
+        params.replace(max_steps_in_episode=limit),
+    )
     assert_as_the_library(env, params, own, 150, ends=ends.get(name, ("terminated", "truncated")))
 
 
@@ -212,7 +240,10 @@ def test_craftax(name, limit=120):
     from craftax.craftax_env import make_craftax_env_from_name
 
     env, params = make("craftax", name, start_states=6, zombie_health=4, max_timesteps=limit)
-    assert params.max_steps_in_episode == limit and make("craftax", name)[1].max_steps_in_episode == 10_000
+    assert (
+        params.max_steps_in_episode == limit
+        and make("craftax", name)[1].max_steps_in_episode == 10_000
+    )
     its = make_craftax_env_from_name(name, auto_reset=False)
     parameters = its.default_params.replace(max_timesteps=limit, zombie_health=4)
 
@@ -233,7 +264,10 @@ def test_playground(name, limit=20):
     from mujoco_playground import registry
 
     env, params = make("playground", name, start_states=6, episode_length=limit)
-    assert params.max_steps_in_episode == limit and make("playground", name)[1].max_steps_in_episode == 1000
+    assert (
+        params.max_steps_in_episode == limit
+        and make("playground", name)[1].max_steps_in_episode == 1000
+    )
     its = registry.load(name, config_overrides={"impl": "jax"})
 
     def reset(key):
@@ -254,9 +288,16 @@ def test_physics_that_blew_up_terminates():
     env, params = make("playground", "PendulumSwingup", start_states=6)
     actions = jnp.zeros((6, 1)).at[2].set(jnp.nan)
     inputs = jax.random.key(0), jax.random.split(jax.random.key(1), 6), actions
-    obs, final, reward, terminated, done = jit_quickly(functools.partial(by_adapter, env, params))(*inputs)[1]
+    obs, final, reward, terminated, done = jit_quickly(functools.partial(by_adapter, env, params))(
+        *inputs
+    )[1]
     assert terminated.tolist() == done.tolist() == [False, False, True, False, False, False]
-    assert np.isfinite(obs).all() and np.isfinite(final).all() and reward[2] == 0.0 and np.isfinite(reward).all()
+    assert (
+        np.isfinite(obs).all()
+        and np.isfinite(final).all()
+        and reward[2] == 0.0
+        and np.isfinite(reward).all()
+    )
 
 
 # --- what they share ---
@@ -291,13 +332,20 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
         ppo.main(ppo.Config(env_name=f"onejit.envs.{module}:Any"))
     told = capsys.readouterr().err
     assert stopped.value.code == 2 and told.count("\n") == 1
-    assert f"{module} cannot be imported" in told and "pip install -r requirements-environments.txt" in told
+    assert (
+        f"{module} cannot be imported" in told
+        and "pip install -r requirements-environments.txt" in told
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "env_params", "message"),
     [
-        ("navix:Navix-Empty-5x5-v0", {"observation": "smell"}, "observation = smell: must be one of"),
+        (
+            "navix:Navix-Empty-5x5-v0",
+            {"observation": "smell"},
+            "observation = smell: must be one of",
+        ),
         ("navix:Navix-Empty-5x5-v0", {"wings": 2}, "wings"),
         ("jumanji:Snake-v1", {"wings": 2}, "wings"),
         ("pgx:minatar-breakout", {"wings": 2}, "wings"),
@@ -315,7 +363,10 @@ def test_what_cannot_be_is_refused(name, env_params, message):
 def test_a_time_limit_is_bootstrapped():
     """A reward of 1 for ever is worth 1 / (1 - gamma) at each step, however short the episodes."""
     library("navix")
-    endless = {"reward_fn": lambda *_: jnp.ones(()), "termination_fn": lambda *_: jnp.zeros((), bool)}
+    endless = {
+        "reward_fn": lambda *_: jnp.ones(()),
+        "termination_fn": lambda *_: jnp.zeros((), bool),
+    }
     config = ppo.Config(
         env_name="onejit.envs.navix:Navix-Empty-5x5-v0",
         env_params=endless | {"max_steps": 6},  # the library's own name of the limit
@@ -367,9 +418,33 @@ def test_playground_is_resumed_and_drawn(tmp_path):
         command = [sys.executable, "-m", "onejit", name, *map(str, args)]
         return subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=tmp_path)
 
-    args = ["--env-name", "onejit.envs.playground:PendulumSwingup", "--env-params", "start_states", 4]
-    args += ["max_steps_in_episode", 30, "--total-timesteps", 2000, "--num-envs", 4, "--num-steps", 50]
-    args += ["--num-minibatches", 2, "--num-seeds", 2, "--run-dir", tmp_path / "run", "--checkpoint-interval", 0.01]
+    args = [
+        "--env-name",
+        "onejit.envs.playground:PendulumSwingup",
+        "--env-params",
+        "start_states",
+        4,
+    ]
+    args += [
+        "max_steps_in_episode",
+        30,
+        "--total-timesteps",
+        2000,
+        "--num-envs",
+        4,
+        "--num-steps",
+        50,
+    ]
+    args += [
+        "--num-minibatches",
+        2,
+        "--num-seeds",
+        2,
+        "--run-dir",
+        tmp_path / "run",
+        "--checkpoint-interval",
+        0.01,
+    ]
     done = tool("train", "ppo_continuous", *args)
     assert done.returncode == 0, done.stderr
     (tmp_path / "run" / "agent.safetensors").unlink()
@@ -383,7 +458,10 @@ def test_playground_is_resumed_and_drawn(tmp_path):
 
 
 def test_a_checkpoint_keeps_arrays_of_no_entries(tmp_path):
-    carry = {"runner_state": {"none": jnp.zeros((2, 0), jnp.int32), "some": jnp.arange(3.0)}, "metrics": {}}
+    carry = {
+        "runner_state": {"none": jnp.zeros((2, 0), jnp.int32), "some": jnp.arange(3.0)},
+        "metrics": {},
+    }
     manager = running.open_checkpoints(tmp_path, keep=1)
     running.save(manager, 1, carry)
     program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
@@ -398,6 +476,8 @@ def test_the_example_of_the_docs_is_learned(tmp_path, monkeypatch):
     (source,) = re.findall(r'```python\n("""corridor\.py.*?)```', text, re.DOTALL)
     (tmp_path / "corridor.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = ppo.Config(env_name="corridor:Corridor", env_params={"length": 6}, total_timesteps=30_000, lr=3e-3)
+    config = ppo.Config(
+        env_name="corridor:Corridor", env_params={"length": 6}, total_timesteps=30_000, lr=3e-3
+    )
     metrics = jit_quickly(ppo.make_train(config))(jax.random.key(0))["metrics"]
     assert metrics["episodic_return"][0] < 0.7 < 0.85 < metrics["episodic_return"][-1]

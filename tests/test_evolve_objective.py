@@ -25,7 +25,12 @@ NETWORK = {"hidden": jnp.arange(1.0, 9.0)[:, None] / 10, "output": jnp.array([2.
 # (ratio, advantage, sign of the output weight, drift) of NETWORK, with a pocket calculator. The inputs at a ratio of
 # 1.5 are 0.405465, 0.164402, -0.5, 0.25 and the same times the advantage.
 NETWORK_BY_HAND = [
-    (1.5, 2.0, 1, 0.6 + 0.630157 - 0.0001),  # 0.6 from PPO's clip; the hidden unit is tanh(0.326174) = 0.315078
+    (
+        1.5,
+        2.0,
+        1,
+        0.6 + 0.630157 - 0.0001,
+    ),  # 0.6 from PPO's clip; the hidden unit is tanh(0.326174) = 0.315078
     (1.5, 2.0, -1, 0.0),  # 0.6 - 0.630157 is negative
     (1.5, -2.0, 1, 0.0),  # tanh(-0.279321) = -0.272276, and no clip
     (1.5, -2.0, -1, 0.544551 - 0.0001),
@@ -44,24 +49,36 @@ def test_network_by_hand(ratio, advantage, sign, value):
 
 
 @pytest.mark.parametrize(
-    "ratio, advantage, value", [(1.5, 2.0, 0.6), (1.1, 2.0, 0), (0.5, -2.0, 0.6), (0.5, 2.0, 0), (3.0, -1.0, 0)]
+    "ratio, advantage, value",
+    [(1.5, 2.0, 0.6), (1.1, 2.0, 0), (0.5, -2.0, 0.6), (0.5, 2.0, 0), (3.0, -1.0, 0)],
 )
 def test_ppo_drift_by_hand(ratio, advantage, value):
-    np.testing.assert_allclose(evolve.ppo_drift(jnp.log(ratio), jnp.asarray(advantage), CLIP), value, atol=1e-6)
+    np.testing.assert_allclose(
+        evolve.ppo_drift(jnp.log(ratio), jnp.asarray(advantage), CLIP), value, atol=1e-6
+    )
 
 
 def test_dpo_drift_by_hand():
     ratio, advantage, value, _ = np.array(BY_HAND).T
-    np.testing.assert_allclose(evolve.dpo_drift(jnp.log(ratio), jnp.asarray(advantage)), value, atol=2e-5)
+    np.testing.assert_allclose(
+        evolve.dpo_drift(jnp.log(ratio), jnp.asarray(advantage)), value, atol=2e-5
+    )
 
 
 def test_network_is_a_drift_whatever_its_weights():
     """Not negative; zero with zero gradient at a ratio of 1."""
-    log_ratio, advantage = map(jnp.ravel, jnp.meshgrid(jnp.linspace(-2, 2, 41), jnp.linspace(-3, 3, 31)))
+    log_ratio, advantage = map(
+        jnp.ravel, jnp.meshgrid(jnp.linspace(-2, 2, 41), jnp.linspace(-3, 3, 31))
+    )
     for seed in range(3):
         keys = jax.random.split(jax.random.key(seed))
-        weights = {"hidden": jax.random.normal(keys[0], (8, 16)), "output": jax.random.normal(keys[1], (16,))}
-        drift, slope = jax.vjp(lambda x, w=weights: evolve.network_drift(w, x, advantage, CLIP), log_ratio)
+        weights = {
+            "hidden": jax.random.normal(keys[0], (8, 16)),
+            "output": jax.random.normal(keys[1], (16,)),
+        }
+        drift, slope = jax.vjp(
+            lambda x, w=weights: evolve.network_drift(w, x, advantage, CLIP), log_ratio
+        )
         slope = slope(jnp.ones_like(drift))[0]
         at_one = np.abs(log_ratio) < 1e-6
         assert (drift >= 0).all() and (drift > 0.1).any() and np.isfinite(slope).all()
@@ -80,7 +97,9 @@ def test_first_loss_and_gradient_are_those_of_ppo():
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-3, atol=1e-6)
     assert (np.asarray(theirs[1]) == 0).sum() > 20  # the clip has set in
     some = weights | {"output": weights["output"] + 0.1}
-    other = evolve.policy_loss(new, old, advantage, partial(evolve.network_drift, some, clip_eps=CLIP))
+    other = evolve.policy_loss(
+        new, old, advantage, partial(evolve.network_drift, some, clip_eps=CLIP)
+    )
     assert abs(other - theirs[0]) > 1e-3
 
 
@@ -103,7 +122,9 @@ def start_strategy():
 
 
 def flatten(population):
-    return np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(population)], axis=1)
+    return np.concatenate(
+        [np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(population)], axis=1
+    )
 
 
 def test_population_is_of_mirrored_pairs():
@@ -130,7 +151,9 @@ def test_steps_against_numpy_on_a_quadratic():
             gradient += (rank / (size - 1) - 0.5) * (networks[i] - mean) / (size * 0.2**2)
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
         mean = mean - 0.03 * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
-        state, _ = strategy.tell(jax.random.key(9), population, jnp.asarray(cost), state, strategy.default_params)
+        state, _ = strategy.tell(
+            jax.random.key(9), population, jnp.asarray(cost), state, strategy.default_params
+        )
         np.testing.assert_allclose(state.mean, mean, rtol=1e-3, atol=1e-4)
 
 
@@ -140,17 +163,23 @@ def test_strategy_finds_the_minimum_of_a_quadratic():
 
     def step(state, key):
         population, state = strategy.ask(key, state, strategy.default_params)
-        cost = jax.vmap(lambda weights: sum(jnp.square(x - 1.0).sum() for x in jax.tree.leaves(weights)))(population)
+        cost = jax.vmap(
+            lambda weights: sum(jnp.square(x - 1.0).sum() for x in jax.tree.leaves(weights))
+        )(population)
         state, _ = strategy.tell(key, population, cost, state, strategy.default_params)
         return state, cost.mean()
 
-    _, cost = jit_quickly(partial(jax.lax.scan, step))(state, jax.random.split(jax.random.key(0), 100))
+    _, cost = jit_quickly(partial(jax.lax.scan, step))(
+        state, jax.random.split(jax.random.key(0), 100)
+    )
     assert cost[0] > 10 and cost[-1] < 2  # 18 weights, and 18 * 0.2**2 is what the noise costs
 
 
 # --- trainings ---
 
-CONFIG = dataclasses.replace(small_config(evolve), env_name="CartPole-v1", inner_seeds=2, hidden_sizes=(4,))
+CONFIG = dataclasses.replace(
+    small_config(evolve), env_name="CartPole-v1", inner_seeds=2, hidden_sizes=(4,)
+)
 KEYS, PLAY_KEYS = jax.random.split(jax.random.key(3), (2, 2))
 
 
@@ -180,7 +209,9 @@ def test_trainings_are_those_of_ppo():
     """The same agent from the same key, with all that its training carries, statistics of its episodes included."""
     theirs = jit_quickly(jax.vmap(ppo.make_train(ppo_config())))(KEYS)["runner_state"]
     train, _ = evolve.make_inner(CONFIG)
-    ours = jit_quickly(jax.vmap(partial(train, partial(evolve.ppo_drift, clip_eps=CONFIG.clip_eps))))(KEYS)
+    ours = jit_quickly(
+        jax.vmap(partial(train, partial(evolve.ppo_drift, clip_eps=CONFIG.clip_eps)))
+    )(KEYS)
     assert ours._fields == theirs._fields
     assert_close(ours, theirs)
 
@@ -194,7 +225,10 @@ def test_evaluation_is_of_each_network_with_each_key(evaluated):
     @jit_quickly
     def alone(weights, key, play_key):
         state = train(partial(evolve.network_drift, weights, clip_eps=CONFIG.clip_eps), key)
-        return *play(state, play_key), {"params": state.params, "obs_statistics": state.obs_statistics}
+        return *play(state, play_key), {
+            "params": state.params,
+            "obs_statistics": state.obs_statistics,
+        }
 
     for i in range(4):
         weights = jax.tree.map(lambda leaf, i=i: leaf[i], networks())
@@ -220,7 +254,9 @@ def player(logits, **settings):
     actor, _ = evolve.make_networks(config, env, env_params)
     obs, _ = env.reset(jax.random.key(0), env_params)
     params = jax.tree.map(jnp.zeros_like, actor.init(jax.random.key(0), obs))
-    (last,) = [name for name in params["params"] if params["params"][name]["bias"].shape == (len(logits),)]
+    (last,) = [
+        name for name in params["params"] if params["params"][name]["bias"].shape == (len(logits),)
+    ]
     params["params"][last]["bias"] = jnp.asarray(logits)
     statistics = evolve.init_mean_std(obs.shape)
     state = evolve.AgentState(
@@ -232,7 +268,9 @@ def player(logits, **settings):
 
 def test_fitness_is_of_whole_episodes():
     """CartPole pushed one way only: each episode, played by itself in a loop, counts once, though some last longer."""
-    play, env, env_params = player([0.0, 1e3], fitness_episodes=3, env_params={"max_steps_in_episode": 9})
+    play, env, env_params = player(
+        [0.0, 1e3], fitness_episodes=3, env_params={"max_steps_in_episode": 9}
+    )
     returns, lengths = play(jax.random.key(7))
     reset_key, _ = jax.random.split(jax.random.key(7))
     expected, reset, step = [], jit_quickly(env.reset), jit_quickly(env.step)
@@ -254,13 +292,23 @@ def test_fitness_ends_at_the_time_limit():
 
 def test_generation_on_an_environment_of_known_value():
     """Each episode of the toy is worth 5, whoever plays it. The drift of the agent is the strategy's mean."""
-    config = dataclasses.replace(CONFIG, env_name="ToyDiscrete", env_params={}, num_generations=1, fitness_episodes=3)
+    config = dataclasses.replace(
+        CONFIG, env_name="ToyDiscrete", env_params={}, num_generations=1, fitness_episodes=3
+    )
     out = jit_quickly(jax.vmap(evolve.make_train(config)))(KEYS)
-    expected = {"episodic_return": 5, "episodic_length": 5, "episodes": 24, "fitness_best": 5, "fitness_spread": 0}
+    expected = {
+        "episodic_return": 5,
+        "episodic_length": 5,
+        "episodes": 24,
+        "fitness_best": 5,
+        "fitness_spread": 0,
+    }
     for name, value in expected.items():
         np.testing.assert_allclose(out["metrics"][name], np.full((2, 1), value), atol=1e-5)
     state = out["runner_state"]
-    drift = np.concatenate([state.agent["drift"][name].reshape(2, -1) for name in ("hidden", "output")], axis=1)
+    drift = np.concatenate(
+        [state.agent["drift"][name].reshape(2, -1) for name in ("hidden", "output")], axis=1
+    )
     np.testing.assert_array_equal(drift, state.es_state.mean)
 
 
@@ -293,7 +341,9 @@ def test_comparison_is_paired(capsys):
     found = drift_vs_ppo.measure(config, weights, 3)
     assert list(found) == ["PPO", "DPO", "evolved 0"]
     train_keys, play_keys = jax.random.split(jax.random.key(2**31), (2, 3))
-    theirs = jit_quickly(jax.vmap(ppo.make_train(dataclasses.replace(ppo_config(), lr=1e-3))))(train_keys)
+    theirs = jit_quickly(jax.vmap(ppo.make_train(dataclasses.replace(ppo_config(), lr=1e-3))))(
+        train_keys
+    )
     _, play = evolve.make_inner(config)
     state = evolve.AgentState(**theirs["runner_state"]._asdict())
     np.testing.assert_allclose(found["PPO"], jax.vmap(play)(state, play_keys)[0], rtol=1e-4)
@@ -308,7 +358,10 @@ def test_comparison_is_paired(capsys):
     [
         ({"population_size": 5}, "population_size = 5: must be even"),
         ({"num_slices": 3}, "num_slices = 3: must divide population_size = 4"),
-        ({"fitness_episodes": 0}, "fitness_episodes, num_slices, drift_size: must all be at least 1"),
+        (
+            {"fitness_episodes": 0},
+            "fitness_episodes, num_slices, drift_size: must all be at least 1",
+        ),
         ({"inner_envs": 0}, "inner_envs, inner_steps, .* must all be at least 1"),
         ({"num_minibatches": 3}, "num_minibatches = 3: must divide 32"),
         ({"total_timesteps": 31}, "total_timesteps = 31: one update of an agent takes 32"),
@@ -323,7 +376,9 @@ def test_configs_that_cannot_be(settings, words):
 @pytest.mark.slow
 def test_a_network_whose_agents_diverge_ranks_last():
     """argmax over logits that are no numbers is action 0, whose return is finite: the parameters tell."""
-    broken = jit_quickly(evolve.make_evaluate(dataclasses.replace(CONFIG, lr=1e38, anneal_lr=False)))
+    broken = jit_quickly(
+        evolve.make_evaluate(dataclasses.replace(CONFIG, lr=1e38, anneal_lr=False))
+    )
     returns, _, _ = broken(networks(), KEYS, PLAY_KEYS)
     assert np.isnan(returns).all()
     mixed = jnp.array([[jnp.nan, 9.0], [2.0, 1.0], [1.0, 1.0]])

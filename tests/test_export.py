@@ -20,7 +20,9 @@ from onejit import __main__, export, render, runs, statistics, train
 def run_dir(tmp_path_factory):
     args = "q_learning_gridworld --total-timesteps=3000 --num-steps=300 --lr=0.5 --num-seeds=5 --seed=3"
     path = tmp_path_factory.mktemp("export") / "run"
-    return train.main([*args.split(), "--max-steps-in-episode=60", "--eval-episodes=2", f"--run-dir={path}"])
+    return train.main(
+        [*args.split(), "--max-steps-in-episode=60", "--eval-episodes=2", f"--run-dir={path}"]
+    )
 
 
 @pytest.fixture
@@ -40,14 +42,23 @@ def run_card(folder):
     (folder / "from_the_card.py").write_text(f"import sys\nsys.modules['onejit'] = None\n{code}")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "from_the_card.py"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_what_the_folder_holds(run_dir, folder):
     assert folder == run_dir.with_name("run-export")
-    files = {"agent.safetensors", "config.yaml", "metrics.npz", "evaluation.npy", "learning_curve.png", "run.json"}
+    files = {
+        "agent.safetensors",
+        "config.yaml",
+        "metrics.npz",
+        "evaluation.npy",
+        "learning_curve.png",
+        "run.json",
+    }
     files |= {"README.md", "replay.gif", "q_learning_gridworld.py"}
     assert {path.name for path in folder.iterdir()} - {"from_the_card.py"} == files
     for name in files - {"README.md", "replay.gif", "run.json"}:
@@ -68,7 +79,11 @@ def test_the_card(run_dir, folder):
         interval = statistics.show(*statistics.mean_interval(each))
         assert f"| {name} | {interval} | {each.min():.4g} | 5 of 5 |" in text
     best = statistics.rank_agents(runs.load_metrics(run_dir))[0][-1]
-    assert f"leaf[{best}]" in text and f"an episode of agent {best}]" in text and record["command"] in text
+    assert (
+        f"leaf[{best}]" in text
+        and f"an episode of agent {best}]" in text
+        and record["command"] in text
+    )
     assert "python q_learning_gridworld.py --config config.yaml --num-seeds 5 --seed 3" in text
     front = yaml.safe_load(text.split("---\n")[1])
     assert {"reinforcement-learning", "GridWorld"} <= set(front["tags"])
@@ -114,7 +129,9 @@ def test_bad_input(copied, tmp_path, capsys):
     assert "has no copy of its script" in refused(capsys, copied)
     script.write_text(source)
     for lost in ("finished", "final return"):  # the second is one of a sweep
-        (copied / "run.json").write_text(json.dumps({key: value for key, value in record.items() if key != lost}))
+        (copied / "run.json").write_text(
+            json.dumps({key: value for key, value in record.items() if key != lost})
+        )
         assert "is not a finished run of onejit train" in refused(capsys, copied)
     (copied / "run.json").write_text(json.dumps(record))
     (copied / "agent.safetensors").write_bytes(b"")
@@ -148,7 +165,15 @@ def test_networks_and_an_environment_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1 --update-epochs 1 --hidden-sizes 8 4"
-    run_dir = train.main(["ppo", "--env-name=env_to_export:Mine-v0", *small.split(), "--num-seeds=2", "--run-dir=run"])
+    run_dir = train.main(
+        [
+            "ppo",
+            "--env-name=env_to_export:Mine-v0",
+            *small.split(),
+            "--num-seeds=2",
+            "--run-dir=run",
+        ]
+    )
     out = export.main(run_dir)
     assert (out / "env_to_export.py").read_text() == ENVIRONMENT
     shutil.move(out, tmp_path.parent / "elsewhere_of_export")

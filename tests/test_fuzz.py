@@ -28,10 +28,14 @@ from onejit import running, train
 
 EXAMPLES = pytest.mark.parametrize("examples", [12, pytest.param(250, marks=pytest.mark.slow)])
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
-WORDS = st.text(string.ascii_letters + "-_./[]{}:, '\"\n\t#&*!|>%@`\u00e9\u2028\u4e2d", min_size=1, max_size=12)
+WORDS = st.text(
+    string.ascii_letters + "-_./[]{}:, '\"\n\t#&*!|>%@`\u00e9\u2028\u4e2d", min_size=1, max_size=12
+)
 
 LARGE = st.integers(2**31, 10**40) | st.integers(-(10**40), -(2**31))  # more than 32 bits
-TAGS = st.sampled_from(["int", "float", "bool", "timestamp", "set", "omap", "pairs", "binary", "null", "str"])
+TAGS = st.sampled_from(
+    ["int", "float", "bool", "timestamp", "set", "omap", "pairs", "binary", "null", "str"]
+)
 
 
 class TakenError(Exception):
@@ -53,7 +57,9 @@ def run(script, args, names) -> str | None:
     """
     words = flags(small_config(script))
     begins = [i for i, word in enumerate(words) if word.startswith("--")]
-    settings_of = [words[i:j] for i, j in itertools.pairwise([*begins, len(words)])]  # some take several words
+    settings_of = [
+        words[i:j] for i, j in itertools.pairwise([*begins, len(words)])
+    ]  # some take several words
     good = [word for each in settings_of if each[0][2:] not in names for word in each]
     original, said = running.compile_slice, io.StringIO()
     running.compile_slice = take
@@ -90,7 +96,15 @@ def is_number(text: str) -> bool:
     return True
 
 
-SIZES = ["total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches", "batch_size", "gradient_steps"]
+SIZES = [
+    "total_timesteps",
+    "num_envs",
+    "num_steps",
+    "update_epochs",
+    "num_minibatches",
+    "batch_size",
+    "gradient_steps",
+]
 
 
 def bad_values(name: str, kind) -> st.SearchStrategy:
@@ -98,7 +112,9 @@ def bad_values(name: str, kind) -> st.SearchStrategy:
     words = WORDS.filter(lambda text: not is_number(text) and not text.startswith("-"))
     not_whole = st.floats(-1e6, 1e6).filter(lambda value: not value.is_integer())
     negative = st.integers(-(10**15), -1)
-    mappings = st.dictionaries(st.text(string.ascii_letters, min_size=1), st.integers(), min_size=1, max_size=2)
+    mappings = st.dictionaries(
+        st.text(string.ascii_letters, min_size=1), st.integers(), min_size=1, max_size=2
+    )
     lists = st.lists(st.integers(1, 9), min_size=2, max_size=3)
     if kind is int:
         refused = negative if name in SIZES else st.none()
@@ -110,7 +126,10 @@ def bad_values(name: str, kind) -> st.SearchStrategy:
     if kind is str or typing.get_origin(kind) is typing.Literal:
         return st.one_of(words.map(lambda text: f"no{text}"), negative, mappings)
     if typing.get_origin(kind) is Mapping:
-        return st.one_of(mappings.map(lambda mapping: {f"no_{key}": value for key, value in mapping.items()}), negative)
+        return st.one_of(
+            mappings.map(lambda mapping: {f"no_{key}": value for key, value in mapping.items()}),
+            negative,
+        )
     return st.one_of(words, mappings, not_whole, st.lists(negative, min_size=1, max_size=1))
 
 
@@ -122,7 +141,9 @@ def bad_settings(draw, script):
         ending = draw(st.text(string.ascii_letters + "_-.", min_size=1, max_size=5))
         if "".join([field.name, ending]).replace("-", "_") not in vars(script.Config()):
             return field.name + ending, 1
-    if typing.get_origin(field.type) is Mapping and origin(script) == "brax":  # its stand-in takes any argument
+    if (
+        typing.get_origin(field.type) is Mapping and origin(script) == "brax"
+    ):  # its stand-in takes any argument
         return field.name, draw(st.integers())
     return field.name, draw(bad_values(field.name, field.type))
 
@@ -152,10 +173,14 @@ def test_what_is_bad_by_construction(examples, tmp_path):
 
 
 def random_values() -> st.SearchStrategy:
-    scalars = st.one_of(st.none(), st.booleans(), st.integers(-3, 10**7), LARGE, st.floats(), TEXT, st.dates())
+    scalars = st.one_of(
+        st.none(), st.booleans(), st.integers(-3, 10**7), LARGE, st.floats(), TEXT, st.dates()
+    )
     return st.recursive(
         scalars,
-        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)
+        ),
         max_leaves=5,
     )
 
@@ -168,9 +193,16 @@ def test_what_is_random(examples, tmp_path):
     @given(st.data())
     def check(data):
         script = importlib.import_module(data.draw(st.sampled_from(SCRIPTS), label="script"))
-        names = [field.name for cls in (script.Config, train.Options) for field in dataclasses.fields(cls)]
+        names = [
+            field.name
+            for cls in (script.Config, train.Options)
+            for field in dataclasses.fields(cls)
+        ]
         name = st.sampled_from([name for name in names if name != "run_dir"])
-        pairs = data.draw(st.dictionaries(st.one_of(name, name, TEXT), random_values(), max_size=3), label="settings")
+        pairs = data.draw(
+            st.dictionaries(st.one_of(name, name, TEXT), random_values(), max_size=3),
+            label="settings",
+        )
         form = data.draw(st.sampled_from(["flags", "words", "yaml", "text"]), label="form")
         if form == "flags":
             args = [f"--{name}={json.dumps(value, default=str)}" for name, value in pairs.items()]
@@ -207,7 +239,11 @@ def test_what_is_random(examples, tmp_path):
 def test_yaml_that_readers_stumble_over(text, named, tmp_path):
     file, script = tmp_path / "bad.yaml", importlib.import_module("ppo_continuous")
     file.write_text(text)
-    said = run(script, [f"--config={file}", "--env-name=toys:ToyContinuous"], ["lr", "env_params", "env_name"])
+    said = run(
+        script,
+        [f"--config={file}", "--env-name=toys:ToyContinuous"],
+        ["lr", "env_params", "env_name"],
+    )
     assert_one_line(said, named)
 
 

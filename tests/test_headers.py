@@ -46,9 +46,14 @@ def one_per_header() -> list:
 @pytest.fixture(scope="module")
 def uv():
     """The command, as `uv` of the virtual environment or of the path."""
-    if subprocess.run([sys.executable, "-m", "uv", "--version"], capture_output=True).returncode == 0:
+    if (
+        subprocess.run([sys.executable, "-m", "uv", "--version"], capture_output=True).returncode
+        == 0
+    ):
         return [sys.executable, "-m", "uv"]
-    assert shutil.which("uv"), "uv is missing: pip install -c constraints.txt -r requirements-dev.txt"
+    assert shutil.which("uv"), (
+        "uv is missing: pip install -c constraints.txt -r requirements-dev.txt"
+    )
     return [shutil.which("uv")]
 
 
@@ -83,7 +88,9 @@ def path(tmp_path_factory, uv, environment):
 
 def environment_of(path, uv, environment) -> Path:
     """The folder of the virtual environment in which `uv run` starts the script."""
-    found = subprocess.run([*uv, "python", "find", "--script", path], env=environment, capture_output=True, text=True)
+    found = subprocess.run(
+        [*uv, "python", "find", "--script", path], env=environment, capture_output=True, text=True
+    )
     return Path(found.stdout.strip()).parent.parent
 
 
@@ -91,18 +98,30 @@ def environment_of(path, uv, environment) -> Path:
 def test_script_trains_with_the_packages_of_its_header(name, path, uv, environment):
     def run(*words, **more):
         command = [*uv, *words]
-        return subprocess.run(command, cwd=path.parent, env=environment | more, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=path.parent, env=environment | more, capture_output=True, text=True
+        )
 
     path.write_text((ROOT / f"{name}.py").read_text())
     python = ["--python", sys.executable]
     done = run("sync", "--script", path.name, *python)
-    assert done.returncode == 0, f"uv cannot install the header of {name}.py; it needs the network:\n{done.stderr}"
+    assert done.returncode == 0, (
+        f"uv cannot install the header of {name}.py; it needs the network:\n{done.stderr}"
+    )
     # Python 3.12 and later get a newer JAX by the header, which may have lost these flags and then dies of them.
     known = list(environment_of(path, uv, environment).glob("lib/python*/site-packages/jax-0.10.*"))
-    train = [*flags(small_config(importlib.import_module(name), 1)), "--num-seeds", "1", "--run-dir", "run"]
+    train = [
+        *flags(small_config(importlib.import_module(name), 1)),
+        "--num-seeds",
+        "1",
+        "--run-dir",
+        "run",
+    ]
     done = run("run", *python, path.name, *train, XLA_FLAGS=QUICKLY if known else "")
     said = f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
-    assert done.returncode == 0, f"{name}.py does not train with the packages of its header:\n{said}"
+    assert done.returncode == 0, (
+        f"{name}.py does not train with the packages of its header:\n{said}"
+    )
     assert "Traceback" not in done.stderr and "UserWarning" not in done.stderr, said
     assert {file.name for file in (path.parent / "run").iterdir()} >= WRITTEN
     shutil.rmtree(path.parent / "run")

@@ -44,7 +44,12 @@ class Echo(host.Batch):
         if (actions == 4).any():
             raise RuntimeError("the robot is on fire")
         terminated = actions == 3
-        return self.obs(), actions.astype(float), terminated, (self.time >= self.limit) & ~terminated
+        return (
+            self.obs(),
+            actions.astype(float),
+            terminated,
+            (self.time >= self.limit) & ~terminated,
+        )
 
     def reset_rows(self, rows):
         self.episode[rows] += 1
@@ -83,7 +88,9 @@ def rollout(env, keys, actions):
 
     def step(state, action):
         step = jax.vmap(env.step, (None, 0, 0, None))
-        obs, state, reward, terminated, truncated, info = step(keys[0], state, action, env.default_params)
+        obs, state, reward, terminated, truncated, info = step(
+            keys[0], state, action, env.default_params
+        )
         return state, (obs, info["final_observation"], reward, terminated, truncated)
 
     state, steps = jax.lax.scan(step, state, actions)
@@ -103,7 +110,9 @@ def in_a_loop(batch, actions):
 
 
 def seeds_of(keys):
-    return jax.vmap(lambda key: jax.random.randint(key, (), 0, np.iinfo(np.int32).max))(keys).tolist()
+    return jax.vmap(lambda key: jax.random.randint(key, (), 0, np.iinfo(np.int32).max))(
+        keys
+    ).tolist()
 
 
 def test_a_step_is_one_call_for_all_environments_of_all_seeds():
@@ -116,7 +125,9 @@ def test_a_step_is_one_call_for_all_environments_of_all_seeds():
     np.testing.assert_array_equal(first.reshape(32, 3), batch.first)
     expected = in_a_loop(batch, np.moveaxis(np.asarray(actions), 1, 0).reshape(20, 32))
     for found, wanted in zip(steps, expected, strict=True):
-        np.testing.assert_array_equal(np.moveaxis(np.asarray(found), 1, 0).reshape(wanted.shape), wanted)
+        np.testing.assert_array_equal(
+            np.moveaxis(np.asarray(found), 1, 0).reshape(wanted.shape), wanted
+        )
     assert steps[3].any() and steps[4].any()
 
 
@@ -144,7 +155,9 @@ def test_each_device_has_a_batch_of_its_own():
     """The counts would differ if a call were elided, repeated or made for each seed; Echo's rewards are its actions."""
     command = [sys.executable, "-c", SHARDED]
     environment = {"JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert "one call per step and device" in done.stdout, done.stderr
 
 
@@ -176,7 +189,9 @@ def test_an_old_state_or_a_part_of_a_batch_is_refused():
     with pytest.raises(Exception, match="can be stepped once"):
         jax.block_until_ready(step(key, state, actions, None))
     with pytest.raises(Exception, match="4 environments on the host got 2 actions"):
-        jax.block_until_ready(step(key, jax.tree.map(lambda leaf: leaf[:2], later), actions[:2], None))
+        jax.block_until_ready(
+            step(key, jax.tree.map(lambda leaf: leaf[:2], later), actions[:2], None)
+        )
     host.close_all()
     with pytest.raises(Exception, match="are closed"):
         jax.block_until_ready(step(key, later, actions, None))
@@ -195,7 +210,10 @@ def test_rows_may_change_places():
 
 
 def test_an_error_of_the_environment_ends_the_run():
-    run, keys = jax.jit(functools.partial(rollout, echo_env())), jax.random.split(jax.random.key(0), 2)
+    run, keys = (
+        jax.jit(functools.partial(rollout, echo_env())),
+        jax.random.split(jax.random.key(0), 2),
+    )
     with pytest.raises(jax.errors.JaxRuntimeError, match="the robot is on fire"):
         jax.block_until_ready(run(keys, jnp.full((3, 2), 4)))
 
@@ -213,7 +231,14 @@ def test_the_time_limit_may_be_changed():
 
 def small(**changes):
     register(["Echo"], echo_env)
-    flags = dict(env_name="Echo", total_timesteps=96, num_envs=4, num_steps=8, num_minibatches=2, hidden_sizes=(8,))
+    flags = dict(
+        env_name="Echo",
+        total_timesteps=96,
+        num_envs=4,
+        num_steps=8,
+        num_minibatches=2,
+        hidden_sizes=(8,),
+    )
     return ppo.Config(**flags | changes)
 
 
@@ -245,7 +270,9 @@ def test_evaluations_play_whole_games_with_their_own_score():
             return super().step(np.sign(actions))
 
     register(["Lives"], make)
-    script = SimpleNamespace(make_env=ppo.make_env, make_policy=lambda _: (tuple, lambda *_: (jnp.int32(2), ())))
+    script = SimpleNamespace(
+        make_env=ppo.make_env, make_policy=lambda _: (tuple, lambda *_: (jnp.int32(2), ()))
+    )
     config = small(env_name="Lives", env_params={"episodic_life": True, "reward_clip": True})
     assert ppo.make_env(config)[1].max_steps_in_episode == 2
     options = SimpleNamespace(seed=0, eval_episodes=3)
@@ -259,8 +286,12 @@ def test_evaluations_play_whole_games_with_their_own_score():
 def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
     """The environment that plays the actions again for pictures has no option of the training either."""
     drawn = []
-    register(["Short"], lambda name, episodic_life=False: echo_env(limit=2 if episodic_life else LIMIT))
-    monkeypatch.setattr(render, "save_episode", lambda *given: drawn.append((given[4].limit, len(given[-1]))))
+    register(
+        ["Short"], lambda name, episodic_life=False: echo_env(limit=2 if episodic_life else LIMIT)
+    )
+    monkeypatch.setattr(
+        render, "save_episode", lambda *given: drawn.append((given[4].limit, len(given[-1])))
+    )
     monkeypatch.setattr(render.playing, "make_player", as_if_action_2(render.playing.make_player))
     words = "--num-envs 2 --num-steps 8 --num-minibatches 1 --total-timesteps 16 --num-seeds 1 --eval-episodes 0"
     words += f" --env-name Short --env-params episodic_life True --run-dir {tmp_path / 'run'}"
@@ -272,7 +303,9 @@ def as_if_action_2(make_player):
     """A policy that never chooses the action that ends an episode of Echo."""
 
     def make(script, config):
-        policy = SimpleNamespace(make_env=script.make_env, make_policy=lambda _: (tuple, lambda *_: (jnp.int32(2), ())))
+        policy = SimpleNamespace(
+            make_env=script.make_env, make_policy=lambda _: (tuple, lambda *_: (jnp.int32(2), ()))
+        )
         return make_player(policy, config)
 
     return make
@@ -333,7 +366,9 @@ def test_pictures_of_an_episode_beyond_the_usual_limit():
     env, limits = echo_env(), []
     make = env.make
     env.make = lambda seeds, limit, draw=False: limits.append(limit) or make(seeds, limit, draw)
-    states = jax.tree.map(lambda leaf: np.repeat(leaf, LIMIT + 3), jax.vmap(env.reset)(jax.random.split(KEY, 1))[1])
+    states = jax.tree.map(
+        lambda leaf: np.repeat(leaf, LIMIT + 3), jax.vmap(env.reset)(jax.random.split(KEY, 1))[1]
+    )
     assert len(list(env.frames(states, range(LIMIT + 3)))) == LIMIT + 3 == limits[-1]
 
 
@@ -350,12 +385,16 @@ def test_channels_go_last_where_they_were_first(shape, expected):
     images = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
     found = host.in_float32(None, images)
     assert found.shape == expected
-    np.testing.assert_array_equal(found, images if shape == expected else images.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(
+        found, images if shape == expected else images.transpose(0, 2, 3, 1)
+    )
 
 
 def test_text_is_left_out_and_states_count_from_zero():
     kinds = pytest.importorskip("gymnasium").spaces
-    space = kinds.Dict(image=kinds.Box(0, 1, (2, 3)), task=kinds.Text(8), room=kinds.Discrete(3, start=5))
+    space = kinds.Dict(
+        image=kinds.Box(0, 1, (2, 3)), task=kinds.Text(8), room=kinds.Discrete(3, start=5)
+    )
     obs, _ = host.as_gymnax(space, kinds.Discrete(2))
     arrays = {"image": np.ones((4, 2, 3)), "task": ("go",) * 4, "room": np.array([5, 6, 7, 5])}
     found = host.in_float32(space, arrays)
@@ -371,7 +410,9 @@ def test_text_is_left_out_and_states_count_from_zero():
 
 def make(module, name, **arguments):
     """The environment of an adapter, or a skipped test."""
-    pytest.importorskip(module, reason=f"{module} is not installed: pip install -r requirements-environments.txt")
+    pytest.importorskip(
+        module, reason=f"{module} is not installed: pip install -r requirements-environments.txt"
+    )
     importlib.import_module(f"onejit.envs.{module}")
     return gymnax.make(name, **arguments)[0]
 
@@ -429,10 +470,15 @@ def test_images_have_their_channels_last_and_stay_bytes():
 def test_dictionaries_become_vectors():
     env = make("envpool", "MiniGrid-Empty-5x5-v0")
     obs, _ = env.reset(jax.random.key(0))
-    assert obs.shape == env.observation_space(None).shape == (1 + 7 * 7 * 3,) and obs.dtype == np.float32
+    assert (
+        obs.shape == env.observation_space(None).shape == (1 + 7 * 7 * 3,)
+        and obs.dtype == np.float32
+    )
 
 
-@pytest.mark.parametrize("name", ["BabyAI-GoToRedBall-v0", "CliffWalking-v0"])  # EnvPool says 0 and 2**31 - 1
+@pytest.mark.parametrize(
+    "name", ["BabyAI-GoToRedBall-v0", "CliffWalking-v0"]
+)  # EnvPool says 0 and 2**31 - 1
 def test_an_environment_without_a_time_limit(name):
     assert make("envpool", name).default_params.max_steps_in_episode == host.NO_LIMIT
 
@@ -440,8 +486,18 @@ def test_an_environment_without_a_time_limit(name):
 @pytest.mark.parametrize(
     "module, name, arguments, message",
     [
-        ("envpool", "CartPole-v1", {"num_threads": 1, "seed": 2}, "^num_threads, seed: set by the training"),
-        ("gymnasium", "CartPole-v1", {"vectorization_mode": "foo"}, "^vectorization_mode = foo: must be sync or async"),
+        (
+            "envpool",
+            "CartPole-v1",
+            {"num_threads": 1, "seed": 2},
+            "^num_threads, seed: set by the training",
+        ),
+        (
+            "gymnasium",
+            "CartPole-v1",
+            {"vectorization_mode": "foo"},
+            "^vectorization_mode = foo: must be sync or async",
+        ),
     ],
 )
 def test_arguments_that_are_refused(module, name, arguments, message):
@@ -483,7 +539,9 @@ def test_processes_report_errors_and_end(tmp_path):
     pytest.importorskip("gymnasium")
     (tmp_path / "processes.py").write_text(PROCESSES)
     command = [sys.executable, tmp_path / "processes.py"]
-    found = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, timeout=120, **TEXT)
+    found = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, timeout=120, **TEXT
+    )
     assert found.returncode == 0 and "Traceback" not in found.stderr, found.stderr
     assert found.stdout.startswith("[1. 1. 1.]"), found.stdout
     assert (
@@ -515,6 +573,9 @@ def test_an_id_of_a_user_s_own_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     config = small(env_name="my_games:Mine-v0", total_timesteps=64)
     out = jax.jit(ppo.make_train(config))(jax.random.key(0))
-    assert out["metrics"]["episodic_length"][-1] == 6 and 6 <= out["metrics"]["episodic_return"][-1] <= 18
+    assert (
+        out["metrics"]["episodic_length"][-1] == 6
+        and 6 <= out["metrics"]["episodic_return"][-1] <= 18
+    )
     env, params = ppo.make_env(config)
     assert isinstance(env, LogWrapper) and params.max_steps_in_episode == 6

@@ -21,7 +21,10 @@ def make_run(folder, record=None, finished=False, **settings):
     folder.mkdir(parents=True)
     record = {"settings": settings, "steps_done": 250, "steps_total": 1000} | (record or {})
     if finished:
-        record |= {"finished": "2026-11-23 12:00:00", "final return": {"mean": 123.4567, "worst": -7.5}}
+        record |= {
+            "finished": "2026-11-23 12:00:00",
+            "final return": {"mean": 123.4567, "worst": -7.5},
+        }
     (folder / "run.json").write_text(json.dumps(record))
     return folder
 
@@ -32,9 +35,15 @@ def make_run_of_a_script(folder, returns, lost=()):
     table = np.zeros(len(returns))
     table[list(lost)] = np.nan
     save_file({"q": table}, folder / "agent.safetensors", {"script": "mine", "seed": "3"})
-    (folder / "config.yaml").write_text(yaml.safe_dump({"env_name": "Catch-bsuite", "env_params": {"rows": 7}}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"env_name": "Catch-bsuite", "env_params": {"rows": 7}})
+    )
     episodes = np.ones((len(returns), 10))
-    np.savez(folder / "metrics.npz", episodes=episodes, episodic_return=np.repeat(np.array([returns]).T, 10, axis=1))
+    np.savez(
+        folder / "metrics.npz",
+        episodes=episodes,
+        episodic_return=np.repeat(np.array([returns]).T, 10, axis=1),
+    )
     return folder
 
 
@@ -50,7 +59,11 @@ def test_states(tmp_path, capsys):
     what = ["ppo", "CartPole-v1", "2"]
     make_run(tmp_path / "a" / "finished", finished=True)
     make_run(tmp_path / "stopped")
-    make_run(tmp_path / "diverged", {"finished": "x", "final return": {"mean": None, "worst": None}}, num_seeds=8)
+    make_run(
+        tmp_path / "diverged",
+        {"finished": "x", "final return": {"mean": None, "worst": None}},
+        num_seeds=8,
+    )
     make_run(tmp_path / "older", {"steps_total": None})
     make_run(tmp_path / "sweep", {"words": ["ppo"]})
     (make_run(tmp_path / "whole_sweep", {"words": ["ppo"]}) / "results.csv").write_text("")
@@ -61,7 +74,11 @@ def test_states(tmp_path, capsys):
     found = {name: cells[:-1] for name, cells in rows(capsys, tmp_path).items()}
     held.release()
     damaged = found.pop("damaged")
-    assert damaged[:3] == ["-"] * 3 and damaged[3].startswith("cannot be read: ") and "run.json" in damaged[3]
+    assert (
+        damaged[:3] == ["-"] * 3
+        and damaged[3].startswith("cannot be read: ")
+        and "run.json" in damaged[3]
+    )
     assert found == {
         "a/finished": [*what, "finished", "100 %", "123.5, worst -7.5"],
         "stopped": [*what, "stopped", "25 %", "-"],
@@ -87,7 +104,12 @@ def test_progress_counts_the_steps_of_all_updates(script, tmp_path):
 
 def test_ages(tmp_path, capsys):
     """The run that was changed last is the last one."""
-    ages = {"b": (30, "30 s ago"), "d": (200, "3 min ago"), "a": (7300, "2 h ago"), "c": (200_000, "2 d ago")}
+    ages = {
+        "b": (30, "30 s ago"),
+        "d": (200, "3 min ago"),
+        "a": (7300, "2 h ago"),
+        "c": (200_000, "2 d ago"),
+    }
     for name, (age, _) in ages.items():
         then = time.time() - age
         os.utime(make_run(tmp_path / name) / "run.json", (then, then))

@@ -37,18 +37,33 @@ from flax.traverse_util import unflatten_dict
 from safetensors import safe_open
 from safetensors.flax import load_file
 
-SIZES = ["num_envs", "num_steps", "update_epochs", "num_minibatches", "batch_size", "gradient_steps", "n_step"]
+SIZES = [
+    "num_envs",
+    "num_steps",
+    "update_epochs",
+    "num_minibatches",
+    "batch_size",
+    "gradient_steps",
+    "n_step",
+]
 SIZES += ["inner_envs", "inner_steps", "population_size"]
 
 
 def run(script, *words):
     """As `python script.py WORDS` does, in this process."""
-    return tyro.cli(script.main, args=script.read_flags([str(word) for word in words]), description=script.__doc__)
+    return tyro.cli(
+        script.main,
+        args=script.read_flags([str(word) for word in words]),
+        description=script.__doc__,
+    )
 
 
 def parse(script, *words):
     """The config that the command line makes."""
-    return tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=script.read_flags([str(word) for word in words]))
+    return tyro.cli(
+        tyro.conf.FlagConversionOff[script.Config],
+        args=script.read_flags([str(word) for word in words]),
+    )
 
 
 def toys_that_it_takes(script) -> list[str]:
@@ -78,11 +93,23 @@ def refuses(script, tmp_path, capfd):
 
     def check(args, *words):
         with pytest.raises(SystemExit) as stop:
-            run(script, *flags(small_config(script)), "--num-seeds", 2, "--run-dir", tmp_path / "run", *args)
-        message = re.sub(r"[\s\u2500-\u257f]+", " ", capfd.readouterr().err)  # tyro wraps lines and draws boxes
+            run(
+                script,
+                *flags(small_config(script)),
+                "--num-seeds",
+                2,
+                "--run-dir",
+                tmp_path / "run",
+                *args,
+            )
+        message = re.sub(
+            r"[\s\u2500-\u257f]+", " ", capfd.readouterr().err
+        )  # tyro wraps lines and draws boxes
         assert stop.value.code == 2 and "Traceback" not in message
         for word in words:
-            assert str(word).replace("_", "-") in message.replace("_", "-"), f"{word} is not in: {message}"
+            assert str(word).replace("_", "-") in message.replace("_", "-"), (
+                f"{word} is not in: {message}"
+            )
         assert not (tmp_path / "run").exists()
 
     return check
@@ -135,8 +162,12 @@ def test_environments_that_cannot_be(script, refuses):
     refuses(["--env-name", taken[0], "--env-params", "wings", 2], "wings")
     refuses(["--env-name", taken[0], "--env-params", "noise", "loud"], "env_params", "loud")
     if len(taken) == 1:  # of an environment with the other kind of actions, or with one agent
-        other = {"ToyContinuous": "CartPole-v1", "ToyDiscrete": "Pendulum-v1"}.get(taken[0], "CartPole-v1")
-        refuses(["--env_name", other, "--env-params", "max_steps_in_episode", 9], f"env_name = {other}")
+        other = {"ToyContinuous": "CartPole-v1", "ToyDiscrete": "Pendulum-v1"}.get(
+            taken[0], "CartPole-v1"
+        )
+        refuses(
+            ["--env_name", other, "--env-params", "max_steps_in_episode", 9], f"env_name = {other}"
+        )
     if origin(script) == "brax":
         refuses(["--env-name=hopper", "--env-params", "wings", 2], "wings")
         refuses(["--env-name=hopper", "--env-params", "backend", "none"], "backend")
@@ -153,7 +184,9 @@ def test_environment_of_a_module_of_ones_own(script, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     env, env_params = script.make_env(
-        small_config(script, env_name=f"{name}:{name}", env_params={"max_steps_in_episode": 3, "noise": 0.5})
+        small_config(
+            script, env_name=f"{name}:{name}", env_params={"max_steps_in_episode": 3, "noise": 0.5}
+        )
     )
     assert (env_params.max_steps_in_episode, env_params.noise) == (3, 0.5)
     state = jax.eval_shape(env.reset, jax.random.key(0), env_params)[1]
@@ -166,10 +199,17 @@ def test_environment_of_a_module_of_ones_own(script, tmp_path, monkeypatch):
 @pytest.mark.common
 def test_numbers_as_people_write_them(script, tmp_path):
     (tmp_path / "good.yaml").write_text("lr: 1e-3\ngamma: 1\ntotal_timesteps: 5e3\n")
-    for words in (["--config", tmp_path / "good.yaml"], ["--lr", "1e-3", "--gamma=1", "--total-timesteps", "5e3"]):
+    for words in (
+        ["--config", tmp_path / "good.yaml"],
+        ["--lr", "1e-3", "--gamma=1", "--total-timesteps", "5e3"],
+    ):
         config = parse(script, *words)
         assert (config.lr, config.gamma, config.total_timesteps) == (0.001, 1.0, 5000)
-        assert [type(value) for value in (config.lr, config.gamma, config.total_timesteps)] == [float, float, int]
+        assert [type(value) for value in (config.lr, config.gamma, config.total_timesteps)] == [
+            float,
+            float,
+            int,
+        ]
 
 
 def test_flags_override_yaml_and_yaml_the_defaults(script, tmp_path):
@@ -178,12 +218,16 @@ def test_flags_override_yaml_and_yaml_the_defaults(script, tmp_path):
         ["--gamma=0.25", f"--config={tmp_path / 'good.yaml'}"],
         ["--config", tmp_path / "good.yaml", "--gamma", 0.25],
     ):
-        assert parse(script, *words) == dataclasses.replace(script.Config(), total_timesteps=7000, gamma=0.25)
+        assert parse(script, *words) == dataclasses.replace(
+            script.Config(), total_timesteps=7000, gamma=0.25
+        )
     assert parse(script) == script.Config()
 
 
 def test_every_config_survives_the_command_line(script):
-    env_params = {"a": 1, "b": "x y", "c": 0.5, "d": True} if "env_params" in field_names(script) else {}
+    env_params = (
+        {"a": 1, "b": "x y", "c": 0.5, "d": True} if "env_params" in field_names(script) else {}
+    )
     config = shifted_config(script, **({"env_params": env_params} if env_params else {}))
     assert parse(script, *flags(config)) == config
 
@@ -195,13 +239,17 @@ def test_misspelt_key_and_wrong_values_in_yaml(script, refuses, tmp_path):
         refuses([f"--config={tmp_path / 'bad.yaml'}"], *words)
 
 
-@pytest.mark.parametrize("text", ["- lr\n- 0.1", "fast", "3", "", "lr: [1", "lr: 1: 2", "lr: \x00", None])
+@pytest.mark.parametrize(
+    "text", ["- lr\n- 0.1", "fast", "3", "", "lr: [1", "lr: 1: 2", "lr: \x00", None]
+)
 def test_yaml_that_is_none(text, tmp_path, monkeypatch, capsys):
     """What runs below `if __name__ == "__main__"`, in this process."""
     if text is not None:
         (tmp_path / "bad.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["q_learning_gridworld.py", "--config", str(tmp_path / "bad.yaml")])
+    monkeypatch.setattr(
+        sys, "argv", ["q_learning_gridworld.py", "--config", str(tmp_path / "bad.yaml")]
+    )
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(ROOT / "q_learning_gridworld.py"), run_name="__main__")
     message = capsys.readouterr().err
@@ -234,7 +282,10 @@ def finished(script, tmp_path_factory):
     """A run, and what it said."""
     run_dir, said = tmp_path_factory.mktemp(script.__name__) / "run", io.StringIO()
     with contextlib.redirect_stdout(said):
-        assert run(script, *flags(shifted_config(script)), "--num-seeds=4", f"--run-dir={run_dir}") == run_dir
+        assert (
+            run(script, *flags(shifted_config(script)), "--num-seeds=4", f"--run-dir={run_dir}")
+            == run_dir
+        )
     return run_dir, said.getvalue()
 
 
@@ -274,7 +325,9 @@ def test_loaded_agent_acts(script, finished):
     start, act = script.make_policy(config)
     agents = unflatten_dict(load_file(finished[0] / "agent.safetensors"), sep=".")
     obs, _ = jax.jit(env.reset)(jax.random.key(0), env_params)
-    action, _ = jax.jit(lambda agents: act(jax.tree.map(lambda leaf: leaf[0], agents), start(), obs))(agents)
+    action, _ = jax.jit(
+        lambda agents: act(jax.tree.map(lambda leaf: leaf[0], agents), start(), obs)
+    )(agents)
     space = env.action_space(env_params)
     assert action.shape == space.shape and space.contains(action)
 
@@ -286,10 +339,14 @@ def test_final_return_of_a_run(script, finished):
     assert "4 seeds on 1 of 1 devices, 6 updates" in finished[1]
     if len(finite):
         said = finished[1].split("final return ")[1].splitlines()[0]
-        assert said.startswith(f"{finite.mean():.4g}{' (95 % interval ' if len(finite) > 1 else ','}")
+        assert said.startswith(
+            f"{finite.mean():.4g}{' (95 % interval ' if len(finite) > 1 else ','}"
+        )
         assert said.endswith(f"worst agent {finite.min():.4g}, {len(finite)} of 4 seeds")
     if len(finite) < 4:
-        assert f"0 seeds diverged, {4 - len(finite)} ended no episode late in training" in finished[1]
+        assert (
+            f"0 seeds diverged, {4 - len(finite)} ended no episode late in training" in finished[1]
+        )
 
 
 def test_learning_curve_of_a_run(finished):
@@ -303,7 +360,9 @@ def test_no_run_is_overwritten(script, finished, capsys):
     with pytest.raises(SystemExit) as stop:
         run(script, *flags(small_config(script)), f"--run-dir={finished[0]}")
     message = capsys.readouterr().err
-    assert stop.value.code == 2 and "File exists" in message and "choose another --run-dir" in message
+    assert (
+        stop.value.code == 2 and "File exists" in message and "choose another --run-dir" in message
+    )
     assert before == {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
 
 
@@ -323,8 +382,12 @@ def test_mean_return_by_hand(script):
 
 @pytest.mark.common
 def test_interval_by_hand(script):
-    mean, margin = script.mean_and_margin(np.array([1.0, 2.0, 3.0]))  # standard deviation 1, over the root of 3
-    np.testing.assert_allclose([mean, margin], [2.0, 4.302653 / np.sqrt(3)], rtol=1e-6)  # Student's t, 2 degrees
+    mean, margin = script.mean_and_margin(
+        np.array([1.0, 2.0, 3.0])
+    )  # standard deviation 1, over the root of 3
+    np.testing.assert_allclose(
+        [mean, margin], [2.0, 4.302653 / np.sqrt(3)], rtol=1e-6
+    )  # Student's t, 2 degrees
     mean, margin = script.mean_and_margin(np.array([5.0]))
     assert mean == 5.0 and np.isnan(margin)
 
@@ -380,13 +443,22 @@ def test_alone_in_an_empty_folder_on_four_devices(script, tmp_path):
     assert running.returncode == 0, complaints
     assert "4 seeds on 4 of 4 devices" in said and "Traceback" not in complaints
     assert "steps/s" in complaints or "step/s" in complaints  # the progress bar
-    assert {path.name for path in tmp_path.iterdir()} <= {f"{script.__name__}.py", "__pycache__", "runs", "dump"}
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        f"{script.__name__}.py",
+        "__pycache__",
+        "runs",
+        "dump",
+    }
     (run_dir,) = (tmp_path / "runs" / script.__name__).iterdir()
     assert f"results in {run_dir.relative_to(tmp_path)}" in said
-    assert_close(trained(script) | {"metrics": dict(np.load(run_dir / "metrics.npz"))}, trained(script))
+    assert_close(
+        trained(script) | {"metrics": dict(np.load(run_dir / "metrics.npz"))}, trained(script)
+    )
     program = "".join(path.read_text() for path in dump.glob("*after_optimizations.txt"))
     assert "num_partitions=4" in program
-    assert not re.findall(r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter", program)
+    assert not re.findall(
+        r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter", program
+    )
 
 
 @pytest.mark.common
@@ -429,16 +501,25 @@ def test_diverged_agents_are_counted(script, tmp_path, capsys):
 @pytest.mark.common
 def test_one_seed_has_no_interval(script, tmp_path, capsys):
     script.main(small_config(script, num_updates=13), num_seeds=1, run_dir=tmp_path / "run")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("final return")]
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("final return")
+    ]
     assert "interval" not in line and line.endswith("1 of 1 seeds")
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not tell which cores may be used")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="the system does not tell which cores may be used"
+)
 def test_devices_are_the_cores_that_may_be_used_and_the_cache_has_a_limit(tmp_path):
     code = "import q_learning_gridworld, jax; print(jax.device_count(), jax.config.jax_compilation_cache_max_size)"
     code = f"import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); {code}"
-    for cache, said in ({}, "1 2147483648\n"), ({"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}, "1 -1\n"):
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))}
+    for cache, said in (
+        ({}, "1 2147483648\n"),
+        ({"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}, "1 -1\n"),
+    ):
+        env = {
+            name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))
+        }
         env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)} | cache
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert done.stdout == said, done.stderr

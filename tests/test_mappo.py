@@ -17,9 +17,18 @@ TEAM = "toys_team:ToyTeam"
 
 
 def make_config(num_updates=6, **overrides):
-    small = dict(env_name=TEAM, num_envs=4, num_steps=8, num_minibatches=1, update_epochs=1, hidden_sizes=(8,))
+    small = dict(
+        env_name=TEAM,
+        num_envs=4,
+        num_steps=8,
+        num_minibatches=1,
+        update_epochs=1,
+        hidden_sizes=(8,),
+    )
     config = mappo.Config(**(small | {"cell_size": 8} | overrides))
-    return dataclasses.replace(config, total_timesteps=num_updates * config.num_envs * config.num_steps)
+    return dataclasses.replace(
+        config, total_timesteps=num_updates * config.num_envs * config.num_steps
+    )
 
 
 def tiny(num_updates=6, **overrides):
@@ -33,7 +42,10 @@ def awake(state):
     """Biases and heads begin at zeros or near them; here they tell observations apart."""
     leaves, tree = jax.tree.flatten(state.params)
     keys = jax.random.split(jax.random.key(9), len(leaves))
-    noise = [leaf + 0.5 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    noise = [
+        leaf + 0.5 * jax.random.normal(key, leaf.shape)
+        for leaf, key in zip(leaves, keys, strict=True)
+    ]
     return state._replace(params=jax.tree.unflatten(tree, noise))
 
 
@@ -66,7 +78,9 @@ def test_gae_by_brute_force():
             if terminated[k, n, 0] or truncated[k, n, 0]:
                 break
             weight *= gamma * gae_lambda
-    advantages, targets = mappo.gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+    advantages, targets = mappo.gae(
+        rewards, values, next_values, terminated, truncated, gamma, gae_lambda
+    )
     np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(targets, expected + values, rtol=1e-4, atol=1e-5)
 
@@ -80,8 +94,12 @@ def test_policy_loss_is_of_those_alive():
     normalized, ratio = (kept - kept.mean()) / (kept.std() + 1e-8), np.exp((new - old)[alive])
     expected = -np.minimum(ratio * normalized, np.clip(ratio, 0.9, 1.1) * normalized).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    np.testing.assert_allclose(metrics["clip_fraction"], (np.abs(ratio - 1) > 0.1).mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["approx_kl"], (ratio - 1 - (new - old)[alive]).mean(), rtol=1e-4)
+    np.testing.assert_allclose(
+        metrics["clip_fraction"], (np.abs(ratio - 1) > 0.1).mean(), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        metrics["approx_kl"], (ratio - 1 - (new - old)[alive]).mean(), rtol=1e-4
+    )
 
 
 def test_actions_that_are_not_available_have_probability_0():
@@ -93,7 +111,9 @@ def test_actions_that_are_not_available_have_probability_0():
 
 
 def test_the_dead_see_no_state():
-    state = jnp.arange(24.0).reshape(4, 2, 3) + 1.0  # two environments' states [2, 3] at four steps, or images
+    state = (
+        jnp.arange(24.0).reshape(4, 2, 3) + 1.0
+    )  # two environments' states [2, 3] at four steps, or images
     alive = jnp.array([[True, False]] * 4)
     obs = mappo.Observation(None, None, alive, state)
     seen = mappo.critic_input(obs, True)
@@ -105,11 +125,18 @@ def test_the_dead_see_no_state():
 @pytest.mark.parametrize("agent_ids", [True, False])
 def test_agents_are_told_apart_by_their_number(agent_ids):
     _, state, _ = tiny(agent_ids=agent_ids)
-    kernels = [state.params[name]["params"]["Dense_0"]["kernel"].shape[0] for name in ("actor", "critic")]
-    assert kernels == [2 + 2 * agent_ids, 4 + 2 * agent_ids]  # the critic sees the observations of both
+    kernels = [
+        state.params[name]["params"]["Dense_0"]["kernel"].shape[0] for name in ("actor", "critic")
+    ]
+    assert kernels == [
+        2 + 2 * agent_ids,
+        4 + 2 * agent_ids,
+    ]  # the critic sees the observations of both
     config = make_config(agent_ids=agent_ids)
     actor, _ = mappo.make_networks(config, *mappo.make_env(config))
-    logits, _ = actor.apply(awake(state).params["actor"], jnp.zeros((2, 0)), jnp.ones((1, 2, 2)), jnp.zeros(1, bool))
+    logits, _ = actor.apply(
+        awake(state).params["actor"], jnp.zeros((2, 0)), jnp.ones((1, 2, 2)), jnp.zeros(1, bool)
+    )
     assert np.allclose(logits[0, 0], logits[0, 1]) != agent_ids
     if agent_ids:  # the last rows of the kernel belong to the agents' numbers
         layers = awake(state).params["actor"]["params"]
@@ -144,20 +171,29 @@ def test_ends_of_episodes(settings, last, truncated):
     env, env_params = mappo.make_env(make_config(env_params=settings))
     steps = episode(env, env_params, last + 1)
     for time, (before, after, reward, over, out_of_time, info) in enumerate(steps[:last], 1):
-        assert (bool(over), bool(out_of_time)) == ((not truncated, truncated) if time == last else (False, False))
-        assert reward == 1.5 and info["reward"].tolist() == [1.0, 2.0]  # the mean over the agents, and each one's own
+        assert (bool(over), bool(out_of_time)) == (
+            (not truncated, truncated) if time == last else (False, False)
+        )
+        assert reward == 1.5 and info["reward"].tolist() == [
+            1.0,
+            2.0,
+        ]  # the mean over the agents, and each one's own
         final = info["final_observation"]
         np.testing.assert_allclose(final.obs[:, 1], time / 5)  # not of the next episode
         np.testing.assert_allclose(final.obs[:, 0], before.obs[0, 0])
         np.testing.assert_allclose(after.obs[:, 1], time % last / 5)
-        np.testing.assert_allclose(final.state, final.obs.reshape(-1))  # what a centralized critic sees
+        np.testing.assert_allclose(
+            final.state, final.obs.reshape(-1)
+        )  # what a centralized critic sees
         assert bool(info["returned_episode"]) == (time == last)
     assert steps[last - 1][-1]["returned_episode_returns"] == 1.5 * last
     assert not steps[last][3] and not steps[last][4]
 
 
 def test_own_death_ends_no_episode():
-    env, env_params = mappo.make_env(make_config(env_params={"dies": 2, "length": 4}, centralized_critic=False))
+    env, env_params = mappo.make_env(
+        make_config(env_params={"dies": 2, "length": 4}, centralized_critic=False)
+    )
     steps = episode(env, env_params, 4)
     assert [bool(step[3]) for step in steps] == [False, False, False, True]
     finals = [step[-1]["final_observation"] for step in steps]
@@ -210,13 +246,21 @@ def test_configs_that_cannot_train(settings, words):
 def test_what_advantages_are_made_of(monkeypatch):
     """Rewards with their shaping, values after each step in the episode of the step, ends of episodes."""
     env_params = {"length": 5, "max_steps": 3}
-    config, state, update = tiny(4, env_params=env_params, shaping_fraction=0.5, centralized_critic=False)
+    config, state, update = tiny(
+        4, env_params=env_params, shaping_fraction=0.5, centralized_critic=False
+    )
     state = awake(state)._replace(update_count=jnp.int32(1))
-    rewards, values, next_values, terminated, truncated, *floats = captured(monkeypatch, "gae", update, state)
+    rewards, values, next_values, terminated, truncated, *floats = captured(
+        monkeypatch, "gae", update, state
+    )
     assert not terminated.any()
     np.testing.assert_allclose(floats, [config.gamma, config.gae_lambda])
-    np.testing.assert_array_equal(truncated, np.tile((np.arange(8) % 3 == 2)[:, None, None], (1, 4, 1)))
-    np.testing.assert_allclose(rewards, np.tile([1.0, 2.0 + 0.5 * 10.0], (8, 4, 1)))  # a quarter done, half the shaping
+    np.testing.assert_array_equal(
+        truncated, np.tile((np.arange(8) % 3 == 2)[:, None, None], (1, 4, 1))
+    )
+    np.testing.assert_allclose(
+        rewards, np.tile([1.0, 2.0 + 0.5 * 10.0], (8, 4, 1))
+    )  # a quarter done, half the shaping
     _, critic = mappo.make_networks(config, *mappo.make_env(config))
     sign = state.obs.obs[0, 0, 0]  # of the first episode of the first environment
     obs = jnp.array([[[sign, time / 5]] * 2 for time in range(4)])
@@ -227,14 +271,16 @@ def test_what_advantages_are_made_of(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fraction, progress, weight", [(0.0, 0.0, 0.0), (0.5, 0.0, 1.0), (1.0, 0.75, 0.25), (0.5, 0.75, 0.0)]
+    "fraction, progress, weight",
+    [(0.0, 0.0, 0.0), (0.5, 0.0, 1.0), (1.0, 0.75, 0.25), (0.5, 0.75, 0.0)],
 )
 def test_shaping_decays(fraction, progress, weight):
     np.testing.assert_allclose(mappo.shaping_weight(progress, fraction), weight, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "cell, centralized_critic", [("gru", True), slow("gru", False), slow("none", True), slow("none", False)]
+    "cell, centralized_critic",
+    [("gru", True), slow("gru", False), slow("none", True), slow("none", False)],
 )
 def test_the_loss_sees_what_the_rollout_saw(cell, centralized_critic):
     """In the first gradient step the ratio is 1: same masks, same memory, reset at the same steps; old values, too.
@@ -242,7 +288,13 @@ def test_the_loss_sees_what_the_rollout_saw(cell, centralized_critic):
     An episode has 5 steps and a rollout 8, so that five updates have ends at each of the places.
     """
     env_params = {"masks": True, "dies": 3}
-    overrides = dict(cell=cell, centralized_critic=centralized_critic, env_params=env_params, vf_clip_eps=0.0, lr=0.0)
+    overrides = dict(
+        cell=cell,
+        centralized_critic=centralized_critic,
+        env_params=env_params,
+        vf_clip_eps=0.0,
+        lr=0.0,
+    )
     _, state, update_once = tiny(**overrides)
     update = jit_quickly(lambda state: jax.lax.scan(update_once, state, None, 5))
     _, metrics = update(awake(state))
@@ -258,7 +310,9 @@ def test_memory_is_of_the_episode_alone(settings):
     start, act = mappo.make_policy(config)
     _, critic = mappo.make_networks(config, *mappo.make_env(config))
     params = state.params["critic"]
-    see = jit_quickly(lambda memory, obs: critic.apply(params, memory, obs[None], jnp.zeros(1, bool))[1][0])
+    see = jit_quickly(
+        lambda memory, obs: critic.apply(params, memory, obs[None], jnp.zeros(1, bool))[1][0]
+    )
     act = jit_quickly(act)
     team = toys_team.ToyTeam(**settings)
     for count in range(1, 6):
@@ -267,13 +321,20 @@ def test_memory_is_of_the_episode_alone(settings):
         assert (state.first == (steps == 0)).all()
         memory = critic_memory = start()
         for age in range(steps):
-            inner = jax.tree.map(lambda leaf: leaf[0], state.env_state.env_state.inner).replace(age=jnp.int32(age))
-            seen = [jnp.stack([*each.values()]) for each in (team.get_obs(inner), team.get_avail_actions(inner))]
+            inner = jax.tree.map(lambda leaf: leaf[0], state.env_state.env_state.inner).replace(
+                age=jnp.int32(age)
+            )
+            seen = [
+                jnp.stack([*each.values()])
+                for each in (team.get_obs(inner), team.get_avail_actions(inner))
+            ]
             obs = mappo.Observation(*seen, team.alive(inner), jnp.zeros(4))
             (_, memory), critic_memory = act(state.agent, memory, obs), see(critic_memory, obs.obs)
         if steps:
             np.testing.assert_allclose(state.memory["actor"][0], memory, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(state.memory["critic"][0], critic_memory, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                state.memory["critic"][0], critic_memory, rtol=1e-4, atol=1e-5
+            )
             assert np.abs(memory).max() > 0.1
 
 
@@ -284,8 +345,12 @@ def test_memory_of_the_critic_is_of_the_episode_alone(monkeypatch):
     signs = np.stack([values[:5], values[5:]])  # two episodes in each environment, [2, 5, 4, 2]
     same = np.abs(signs[:, 0, :, 0] - signs[0, 0, 0, 0]) < 1e-5  # the sign of the first episode
     assert 1 < same.sum() < same.size
-    np.testing.assert_allclose(np.moveaxis(signs, 2, 1)[same], np.tile(signs[0, :, 0], (same.sum(), 1, 1)), atol=1e-5)
-    np.testing.assert_allclose(next_values[:4], values[1:5], atol=1e-5)  # one step on, from the memory after `obs`
+    np.testing.assert_allclose(
+        np.moveaxis(signs, 2, 1)[same], np.tile(signs[0, :, 0], (same.sum(), 1, 1)), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        next_values[:4], values[1:5], atol=1e-5
+    )  # one step on, from the memory after `obs`
     assert np.abs(next_values[4] - values[5]).max() > 1e-3  # not the value of the next episode
 
 
@@ -300,7 +365,10 @@ def test_actions_that_are_not_available_are_never_taken():
     obs, act = jax.tree.map(lambda leaf: leaf[0], state.obs), jit_quickly(act)
     for first, second in ((0, 2), (1, 1), (2, 0)):
         available = jnp.arange(3) == jnp.array([[first], [second]])
-        assert act(state.agent, start(), obs._replace(available=available))[0].tolist() == [first, second]
+        assert act(state.agent, start(), obs._replace(available=available))[0].tolist() == [
+            first,
+            second,
+        ]
 
 
 # --- environments of known value ---
@@ -313,8 +381,15 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 @functools.cache
 def learn(num_updates=150, env_params=(), **overrides):
     """Train a team without entropy: config, final state, and the critic's values of steps [T] with sign 1, [T, A]."""
-    settings = dict(num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, hidden_sizes=(16, 16), lr=3e-3)
-    settings |= {"gamma": GAMMA, "ent_coef": 0.0, "vf_clip_eps": float("inf"), "shaping_fraction": 0.0}
+    settings = dict(
+        num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, hidden_sizes=(16, 16), lr=3e-3
+    )
+    settings |= {
+        "gamma": GAMMA,
+        "ent_coef": 0.0,
+        "vf_clip_eps": float("inf"),
+        "shaping_fraction": 0.0,
+    }
     config = make_config(num_updates, env_params=dict(env_params), **settings | overrides)
     out = jit_quickly(mappo.make_train(config))(jax.random.key(0))
     _, critic = mappo.make_networks(config, *mappo.make_env(config))
@@ -322,11 +397,17 @@ def learn(num_updates=150, env_params=(), **overrides):
     seen = jnp.tile(obs, 2) if config.centralized_critic else obs
     memory = mappo.start_memory(config, 2)
     seen = jnp.broadcast_to(seen[:, None], (LIMIT, 2, seen.shape[-1]))
-    values, _ = critic.apply(out["runner_state"].params["critic"], memory, seen, jnp.zeros(LIMIT, bool))
+    values, _ = critic.apply(
+        out["runner_state"].params["critic"], memory, seen, jnp.zeros(LIMIT, bool)
+    )
     return config, out, np.asarray(values)
 
 
-EACH = [slow({"centralized_critic": True}), slow({"centralized_critic": False}), slow({"cell": "gru"})]
+EACH = [
+    slow({"centralized_critic": True}),
+    slow({"centralized_critic": False}),
+    slow({"cell": "gru"}),
+]
 
 
 @pytest.mark.parametrize("settings", EACH)
@@ -339,7 +420,9 @@ def test_termination_is_not_bootstrapped(settings):
 @pytest.mark.parametrize("settings", EACH)
 def test_truncation_is_bootstrapped_from_the_last_observation(settings):
     """Not from the first one of the next episode, whose sign, and with it the return, may be the other."""
-    *_, values = learn(600, env_params=(("length", 99), ("max_steps", LIMIT), ("pays", "sign")), **settings)
+    *_, values = learn(
+        600, env_params=(("length", 99), ("max_steps", LIMIT), ("pays", "sign")), **settings
+    )
     np.testing.assert_allclose(values, np.tile([ENDLESS, 2 * ENDLESS], (LIMIT, 1)), rtol=0.2)
 
 
@@ -376,15 +459,26 @@ def test_clocks_of_jaxmarl_truncate(name, env_params, length):
 @pytest.mark.slow
 def test_battles_that_are_decided_terminate():
     """All units of one side are dead at the end, and a battle is won if these are the enemies."""
-    env, env_params = mappo.make_env(mappo.Config(env_name="HeuristicEnemySMAX", env_params={"scenario": "3m"}))
-    reset, step = jit_quickly(jax.vmap(env.reset, (0, None))), jit_quickly(jax.vmap(env.step, (0, 0, 0, None)))
+    env, env_params = mappo.make_env(
+        mappo.Config(env_name="HeuristicEnemySMAX", env_params={"scenario": "3m"})
+    )
+    reset, step = (
+        jit_quickly(jax.vmap(env.reset, (0, None))),
+        jit_quickly(jax.vmap(env.step, (0, 0, 0, None))),
+    )
     obs, state = reset(jax.random.split(jax.random.key(0), 16), env_params)
     ends = 0
     for key in jax.random.split(jax.random.key(1), 60):
-        action = jnp.argmax(obs.available * jnp.arange(1, 9), axis=-1)  # shoot where that is possible, else stop
-        obs, state, _, terminated, truncated, info = step(jax.random.split(key, 16), state, action, env_params)
+        action = jnp.argmax(
+            obs.available * jnp.arange(1, 9), axis=-1
+        )  # shoot where that is possible, else stop
+        obs, state, _, terminated, truncated, info = step(
+            jax.random.split(key, 16), state, action, env_params
+        )
         final = info["final_observation"]
-        dead = np.asarray(final.state)[:, :60].reshape(16, 2, 3, 10)[..., 0] == 0  # health of allies and of enemies
+        dead = (
+            np.asarray(final.state)[:, :60].reshape(16, 2, 3, 10)[..., 0] == 0
+        )  # health of allies and of enemies
         lost, beaten = dead.all(axis=2).T
         np.testing.assert_array_equal(terminated, lost | beaten)
         np.testing.assert_array_equal(np.asarray(info["won"])[beaten], ~lost[beaten])
@@ -408,16 +502,26 @@ def test_all_of_jaxmarl_can_be_made_or_is_refused():
         obs, state = jax.eval_shape(env.reset, jax.random.key(0), env_params)
         action = jnp.zeros(env.action_space(env_params).shape, jnp.int32)
         after, *_ = jax.eval_shape(env.step, jax.random.key(0), state, action, env_params)
-        assert arrays(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), after)) is not None and after == obs
+        assert (
+            arrays(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), after)) is not None
+            and after == obs
+        )
         made.append(name)
-    assert {"MPE_simple_spread_v3", "MPE_simple_tag_v3", "SMAX", "HeuristicEnemySMAX", "overcooked", "hanabi"} <= {
-        *made
-    }
+    assert {
+        "MPE_simple_spread_v3",
+        "MPE_simple_tag_v3",
+        "SMAX",
+        "HeuristicEnemySMAX",
+        "overcooked",
+        "hanabi",
+    } <= {*made}
 
 
 @pytest.mark.slow
 def test_soups_are_delivered_with_its_config():
     """One seed of configs/mappo/cramped_room.yaml."""
-    config = runs.read_config(mappo, runs.Path(mappo.__file__).parent / "configs" / "mappo" / "cramped_room.yaml")
+    config = runs.read_config(
+        mappo, runs.Path(mappo.__file__).parent / "configs" / "mappo" / "cramped_room.yaml"
+    )
     out = jax.jit(mappo.make_train(config))(jax.random.key(0))
     assert np.nanmean(out["metrics"]["episodic_return"][-20:]) > 200

@@ -48,7 +48,11 @@ def test_peak_of_the_default_run(name):
 def test_a_warm_up_needs_little_beside_the_replay(name):
     """It goes through pictures a few steps at a time: all of them at once took more than the replay itself."""
     script = load_script(name)
-    config = dataclasses.replace(script.Config(), env_name="Breakout-MinAtar", buffer_dtype="bool", torso="grid")
-    config = dataclasses.replace(config, buffer_size=8192, learning_starts=8192, total_timesteps=10_000)
+    config = dataclasses.replace(
+        script.Config(), env_name="Breakout-MinAtar", buffer_dtype="bool", torso="grid"
+    )
+    config = dataclasses.replace(
+        config, buffer_size=8192, learning_starts=8192, total_timesteps=10_000
+    )
     pictures = 2 * 8192 * 10 * 10 * 4  # bytes of a step's observation and of the one after it
     assert peak_bytes(config, script, 2) < 3 * pictures

@@ -17,7 +17,9 @@ TINY = ["--total-timesteps=600", "--num-steps=100", "--num-seeds=2"]
 
 def start(*words, folder, **environment):
     """A process in `folder`; returns what it printed."""
-    how = dict(cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=600)
+    how = dict(
+        cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=600
+    )
     done = subprocess.run([sys.executable, *map(str, words)], **how)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -31,7 +33,9 @@ def test_what_is_copied(name, tmp_path):
     assert text.split('"""')[0] == old.split('"""')[0] and text.startswith("# /// script")
     assert text.split('"""', 2)[2] == old.split('"""', 2)[2]
     docstring = ast.get_docstring(ast.parse(text))
-    assert docstring.startswith(f"mine: say here what it does. It began as a copy of onejit's {name}.py.\n\n")
+    assert docstring.startswith(
+        f"mine: say here what it does. It began as a copy of onejit's {name}.py.\n\n"
+    )
     assert "python mine.py" in docstring and f"python {name}.py" not in docstring
 
 
@@ -49,8 +53,15 @@ def test_a_copy_trains(tmp_path, monkeypatch):
 def test_names_of_copies(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    for path, expected in ((None, "my_dqn.py"), ("folder", "folder/my_dqn.py"), ("mine", "mine.py")):
-        assert str(new.main("dqn", path and tmp_path / path)).endswith(expected) and (tmp_path / expected).is_file()
+    for path, expected in (
+        (None, "my_dqn.py"),
+        ("folder", "folder/my_dqn.py"),
+        ("mine", "mine.py"),
+    ):
+        assert (
+            str(new.main("dqn", path and tmp_path / path)).endswith(expected)
+            and (tmp_path / expected).is_file()
+        )
     assert "mine.py is a copy of dqn.py" in capsys.readouterr().out
 
 
@@ -99,7 +110,9 @@ def test_where_scripts_lie(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_from_a_wheel(tmp_path):
     """The wheel holds all scripts: a copy of one trains, and so does one by its name."""
-    start("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT, folder=tmp_path)
+    start(
+        "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT, folder=tmp_path
+    )
     (wheel,) = tmp_path.glob("onejit-*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     environment = {"PYTHONPATH": str(tmp_path / "installed")}
@@ -107,7 +120,16 @@ def test_from_a_wheel(tmp_path):
     assert [line.split()[0] for line in listed.splitlines()] == SCRIPTS
     start("-m", "onejit", "new", "q_learning_gridworld", "mine.py", folder=tmp_path, **environment)
     for script in ("mine.py", "q_learning_gridworld"):
-        start("-m", "onejit", "train", script, *TINY, f"--run-dir={script}-run", folder=tmp_path, **environment)
+        start(
+            "-m",
+            "onejit",
+            "train",
+            script,
+            *TINY,
+            f"--run-dir={script}-run",
+            folder=tmp_path,
+            **environment,
+        )
         assert (tmp_path / f"{script}-run" / "run.json").is_file()
     where = start("-c", "import onejit; print(onejit.__file__)", folder=tmp_path, **environment)
     assert where.startswith(str(tmp_path))
@@ -116,7 +138,9 @@ def test_from_a_wheel(tmp_path):
 def test_a_reader_that_is_gone():
     """As `onejit new --list | head -1`: no complaint."""
     command = [sys.executable, "-m", "onejit", "new", "--list"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 2

@@ -45,7 +45,15 @@ def other_units(environment):
 for toy in (toys.ValueContinuous, toys.ValueDiscrete):
     gymnax.register(f"{toy.__name__}OtherUnits", other_units(toy))
 
-SCRIPTS = [slow(ppo), ppo_continuous, slow(dpo_continuous), ppo_rnn, reppo, sac, slow(td3)]  # slow: much like another
+SCRIPTS = [
+    slow(ppo),
+    ppo_continuous,
+    slow(dpo_continuous),
+    ppo_rnn,
+    reppo,
+    sac,
+    slow(td3),
+]  # slow: much like another
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 
 
@@ -54,8 +62,16 @@ def learner(script, units="", **settings):
     """A config, its `init` and `update`. Episodes of 5 steps end by the time limit; the sign and the step are seen."""
     name = "ValueDiscrete" if script in (ppo, ppo_rnn) else "ValueContinuous"
     params = {"shows_time": True, "reward": "sign", "max_steps_in_episode": LIMIT}
-    config = script.Config(env_name=name + units, env_params=params, num_envs=4, num_steps=4, normalize_obs=True)
-    small = {"hidden_sizes": (8,), "total_timesteps": 10_000, "cell_size": 8, "num_minibatches": 2, "update_epochs": 2}
+    config = script.Config(
+        env_name=name + units, env_params=params, num_envs=4, num_steps=4, normalize_obs=True
+    )
+    small = {
+        "hidden_sizes": (8,),
+        "total_timesteps": 10_000,
+        "cell_size": 8,
+        "num_minibatches": 2,
+        "update_epochs": 2,
+    }
     small |= {
         "learning_starts": 32,
         "buffer_size": 512,
@@ -79,7 +95,9 @@ def begin(script, init, in_other_units=False):
     state = awake(state) if script is reppo else state  # its first critic is 0 everywhere
     if "return_statistics" not in state._fields:
         return state
-    returns = script.RunningMeanStd(jnp.asarray(reward * 0.3), jnp.asarray(reward**2 * 4.0), jnp.asarray(10.0))
+    returns = script.RunningMeanStd(
+        jnp.asarray(reward * 0.3), jnp.asarray(reward**2 * 4.0), jnp.asarray(10.0)
+    )
     return state._replace(return_statistics=returns)
 
 
@@ -87,21 +105,31 @@ def begin(script, init, in_other_units=False):
 def test_training_is_the_same_in_other_units(script):
     """Where it acts, learns and bootstraps from the last observation of an episode, which is seen at no other time."""
     config, init, update = learner(script)
-    more = {"reward_scale": 1.0 / REWARD} if script in (sac, td3) else {}  # which do not normalize rewards
+    more = (
+        {"reward_scale": 1.0 / REWARD} if script in (sac, td3) else {}
+    )  # which do not normalize rewards
     other_config, other_init, other_update = learner(script, "OtherUnits", **more)
     state, other = begin(script, init), begin(script, other_init, True)
     for _ in range(3):
         state, metrics = update(state)
         other, other_metrics = other_update(other)
     for name in set(metrics) - {"episodic_return"}:
-        np.testing.assert_allclose(other_metrics[name], metrics[name], rtol=5e-3, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(
+            other_metrics[name], metrics[name], rtol=5e-3, atol=1e-4, err_msg=name
+        )
     for a, b in zip(arrays(state.params), arrays(other.params), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-2, atol=1e-3)
-    np.testing.assert_allclose(other.obs_statistics.mean, SCALE * state.obs_statistics.mean + OFFSET, rtol=1e-4)
-    np.testing.assert_allclose(other.obs_statistics.var, SCALE**2 * state.obs_statistics.var, rtol=1e-4)
+    np.testing.assert_allclose(
+        other.obs_statistics.mean, SCALE * state.obs_statistics.mean + OFFSET, rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        other.obs_statistics.var, SCALE**2 * state.obs_statistics.var, rtol=1e-4
+    )
     obs = jnp.array([1.0, 3.0])
     action, _ = jax.jit(script.make_policy(config)[1])(state.agent, memory(script, config), obs)
-    again, _ = jax.jit(script.make_policy(other_config)[1])(other.agent, memory(script, config), SCALE * obs + OFFSET)
+    again, _ = jax.jit(script.make_policy(other_config)[1])(
+        other.agent, memory(script, config), SCALE * obs + OFFSET
+    )
     np.testing.assert_allclose(again, action, rtol=1e-2, atol=1e-3)
 
 
@@ -131,9 +159,15 @@ def test_statistics_are_of_the_observations_that_were_acted_on(script):
 @pytest.mark.parametrize("end", ["truncated", slow("terminated")])
 def test_discounted_returns_begin_anew_with_each_episode(script, end):
     """An episode of 5 steps pays its sign in each step. After 12 steps the third episode has had two of them."""
-    length = {"length": LIMIT, "max_steps_in_episode": 1000} if end == "terminated" else {"max_steps_in_episode": LIMIT}
+    length = (
+        {"length": LIMIT, "max_steps_in_episode": 1000}
+        if end == "terminated"
+        else {"max_steps_in_episode": LIMIT}
+    )
     params = {"shows_time": True, "reward": "sign"} | length
-    given = {"env_params": FrozenDict(params)} if end == "terminated" else {}  # the other program is compiled already
+    given = (
+        {"env_params": FrozenDict(params)} if end == "terminated" else {}
+    )  # the other program is compiled already
     config, init, update = learner(script, **given)
     if "return_statistics" not in script.RunnerState._fields:
         pytest.skip("does not normalize rewards")

@@ -30,12 +30,18 @@ def test_dependencies_are_those_of_the_requirements_files():
 
 def test_the_wheel_carries_all_scripts():
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["force-include"] == {f"{name}.py": f"onejit/scripts/{name}.py" for name in sorted(SCRIPTS)}
-    assert not (ROOT / "onejit" / "scripts").exists(), "scripts are copied at build time, never twice in git"
+    assert wheel["force-include"] == {
+        f"{name}.py": f"onejit/scripts/{name}.py" for name in sorted(SCRIPTS)
+    }
+    assert not (ROOT / "onejit" / "scripts").exists(), (
+        "scripts are copied at build time, never twice in git"
+    )
 
 
 def test_one_version_everywhere():
-    assert re.search(r"(?m)^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text())[1] == onejit.__version__
+    assert (
+        re.search(r"(?m)^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text())[1] == onejit.__version__
+    )
     assert f"version: {onejit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
@@ -46,11 +52,15 @@ def test_the_package_is_not_too_long():
 
 def test_scripts_do_not_import_the_package():
     for name in SCRIPTS:
-        assert not re.search(r"(?m)^\s*(from|import) onejit", (ROOT / f"{name}.py").read_text()), name
+        assert not re.search(r"(?m)^\s*(from|import) onejit", (ROOT / f"{name}.py").read_text()), (
+            name
+        )
 
 
 def test_each_command_is_a_module_with_a_main():
-    assert {"new", "train", "sweep", "list", "compare", "render", "play", "plan", "export"} == set(COMMANDS)
+    assert {"new", "train", "sweep", "list", "compare", "render", "play", "plan", "export"} == set(
+        COMMANDS
+    )
     for name in COMMANDS:
         assert "\ndef main(" in (ROOT / "onejit" / f"{name}.py").read_text(), name
 
@@ -69,9 +79,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypat
 
 def test_help_starts_quickly_and_lists_the_commands(tmp_path):
     """Without importing JAX."""
-    code = (
-        "import sys\nfrom onejit.__main__ import main\ntry: main(['--help'])\nfinally: assert 'jax' not in sys.modules"
+    code = "import sys\nfrom onejit.__main__ import main\ntry: main(['--help'])\nfinally: assert 'jax' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(f"onejit {name}" in done.stdout for name in COMMANDS)

@@ -121,9 +121,17 @@ def loops():
 
 
 def test_loops_and_kernels_against_a_count_by_hand(loops):
-    assert [(loop.trips, loop.runs, loop.depth) for loop in loops] == [(1, 1, 0), (3, 3, 1), (5, 15, 2)]
+    assert [(loop.trips, loop.runs, loop.depth) for loop in loops] == [
+        (1, 1, 0),
+        (3, 3, 1),
+        (5, 15, 2),
+    ]
     own = [[kernel.name for kernel, _ in loop.kernels] for loop in loops]
-    assert own == [["product", "copied"], ["read", "written", "copy.2", "copy.3", "copy.1"], ["grad"]]
+    assert own == [
+        ["product", "copied"],
+        ["read", "written", "copy.2", "copy.3", "copy.1"],
+        ["grad"],
+    ]
     assert [loop.total() for loop in loops] == [2 + 3 * (5 + 5 * 1), 5 + 5 * 1, 1]
     assert [loop.notes for loop in loops] == [set(), {"conditional"}, set()]
 
@@ -133,14 +141,18 @@ def test_bytes_against_a_count_by_hand(loops):
     matrix, row, index = 8 * 8 * 2, 8 * 4, 4
     assert moved["product"] == 2 * matrix  # its operand is read once; the workspace is no result
     assert moved["read"] == row + index + row  # of ten rows one
-    assert moved["written"] == index + row + row + row  # in place: the others stay; and a second result
+    assert (
+        moved["written"] == index + row + row + row
+    )  # in place: the others stay; and a second result
     assert moved["grad"] == 2 * row and moved["copy.1"] == 2 * row
     inside = moved["read"] + moved["written"] + 3 * 2 * row + 5 * moved["grad"]
     assert loops[0].total(lambda _, size: size) == moved["product"] + moved["copied"] + 3 * inside
 
 
 def test_loop_without_a_known_trip_count_counts_once():
-    loops = plan.find_loops(plan.read_program(PROGRAM.replace('"known_trip_count":{"n":"5"}', ""))).all()
+    loops = plan.find_loops(
+        plan.read_program(PROGRAM.replace('"known_trip_count":{"n":"5"}', ""))
+    ).all()
     assert loops[0].total() == 2 + 3 * (5 + 1) and loops[2].notes == {"trip count not known"}
 
 
@@ -153,10 +165,22 @@ def test_steps_are_found_by_what_stands_in_their_loops(loops):
 
 
 def test_steps_that_a_loop_takes_at_a_time():
-    config = ppo.Config(total_timesteps=3 * 4 * 128, num_envs=4, num_steps=128, update_epochs=4, num_minibatches=2)
-    assert [plan.at_a_time(config, "environment", 3 * trips) for trips in (128, 8, 1)] == [1, 16, 128]
+    config = ppo.Config(
+        total_timesteps=3 * 4 * 128, num_envs=4, num_steps=128, update_epochs=4, num_minibatches=2
+    )
+    assert [plan.at_a_time(config, "environment", 3 * trips) for trips in (128, 8, 1)] == [
+        1,
+        16,
+        128,
+    ]
     assert [plan.at_a_time(config, "gradient", 3 * trips) for trips in (4 * 2, 4, 128)] == [1, 2, 1]
-    config = sac.Config(total_timesteps=1000 + 3 * 8, learning_starts=1000, num_envs=4, num_steps=2, gradient_steps=6)
+    config = sac.Config(
+        total_timesteps=1000 + 3 * 8,
+        learning_starts=1000,
+        num_envs=4,
+        num_steps=2,
+        gradient_steps=6,
+    )
     assert [plan.at_a_time(config, kind, 3) for kind in ("environment", "gradient")] == [2, 6]
 
 
@@ -167,7 +191,13 @@ def test_places(loops):
 
 
 def test_shapes():
-    shapes = {"f32[]": 4, "pred[3]{0}": 3, "(bf16[2,3]{1,0}, (u64[5], token[]))": 52, "c64[2]": 16, "f8e4m3fn[4]": 4}
+    shapes = {
+        "f32[]": 4,
+        "pred[3]{0}": 3,
+        "(bf16[2,3]{1,0}, (u64[5], token[]))": 52,
+        "c64[2]": 16,
+        "f8e4m3fn[4]": 4,
+    }
     assert {shape: plan.shape_bytes(shape) for shape in shapes} == shapes
 
 
@@ -193,13 +223,19 @@ def test_descriptions():
     [
         ("", "SCRIPT: must come first"),
         ("pppo", "script = pppo: no such file"),
-        ("{grid} --gpu h10", "gpu = h10: no such file; known are a100, h100, rtx4090; did you mean h100?"),
+        (
+            "{grid} --gpu h10",
+            "gpu = h10: no such file; known are a100, h100, rtx4090; did you mean h100?",
+        ),
         ("{grid} --gpu {tmp}/gpu.txt", "gpu.txt: lacks memory_bandwidth"),
         ("{grid} --num-seeds 0", "num_seeds = 0: must be at least 1"),
         ("{grid} --num-sed 4", "--num-sed: is not a flag; did you mean --num-seeds?"),
         ("{grid} --launch-us fast", "--launch-us"),
         ("{grid} --memory 0", "memory = 0.0: must be a number of GiB above 0"),
-        ("{grid} --coordinator a:1", "coordinator, num_processes, process_id, distributed: a plan is for one GPU"),
+        (
+            "{grid} --coordinator a:1",
+            "coordinator, num_processes, process_id, distributed: a plan is for one GPU",
+        ),
         ("{grid} --config {tmp}/none.yaml", "none.yaml: FileNotFoundError"),
     ],
 )
@@ -227,7 +263,15 @@ def has_wheels() -> bool:
 @pytest.mark.parametrize("script", ["q_learning_gridworld", "ppo"])
 def test_a_training_compiled(tmp_path, script):
     steps = 3 * (1000 if script == "q_learning_gridworld" else 512) + 5  # 3 updates
-    command = [sys.executable, "-m", "onejit", "plan", script, "--num-seeds=8", f"--total-timesteps={steps}"]
+    command = [
+        sys.executable,
+        "-m",
+        "onejit",
+        "plan",
+        script,
+        "--num-seeds=8",
+        f"--total-timesteps={steps}",
+    ]
     command += ["--gpu=rtx4090", "--memory=1", "--kernels", f"--json={tmp_path / 'plan.json'}"]
     command += ["--no-most-seeds"] if script == "ppo" else []
     clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -236,9 +280,13 @@ def test_a_training_compiled(tmp_path, script):
     found = json.loads((tmp_path / "plan.json").read_text())
     whole, *loops = found["loops"]
     assert whole["kernels"] == sum(len(loop["own"]) * loop["runs"] for loop in found["loops"])
-    assert len(re.findall(r"(?m)^ +[\d.]+ MB  ", done.stdout)) == sum(len(loop["own"]) for loop in found["loops"])
+    assert len(re.findall(r"(?m)^ +[\d.]+ MB  ", done.stdout)) == sum(
+        len(loop["own"]) for loop in found["loops"]
+    )
     assert f"{whole['kernels']:,} in the whole training" in done.stdout
-    assert max(whole["kernels"] * 2e-6, whole["bytes"] / 1.008e12) <= whole["seconds"] * (1 + 1e-9)  # of rounding
+    assert max(whole["kernels"] * 2e-6, whole["bytes"] / 1.008e12) <= whole["seconds"] * (
+        1 + 1e-9
+    )  # of rounding
     update = next(loop for loop in loops if loop["loop"].startswith("train ("))
     assert update["trips"] == update["runs"] == 3 and not any(loop["notes"] for loop in loops)
     step = found["steps"]["environment"]
@@ -247,5 +295,10 @@ def test_a_training_compiled(tmp_path, script):
     assert 4 < step["kernels"] / at_a_time < 60
     if script == "ppo":
         assert step["loop"].startswith("collect > unrolled_scan (ppo.py:")
-        assert (found["steps"]["gradient"]["runs"], found["steps"]["gradient"]["at_a_time"]) == (3 * 4 * 4, 1)
-    assert found["memory"]["limit"] == running.GIB and (script == "ppo" or found["most_seeds"] > 100)
+        assert (found["steps"]["gradient"]["runs"], found["steps"]["gradient"]["at_a_time"]) == (
+            3 * 4 * 4,
+            1,
+        )
+    assert found["memory"]["limit"] == running.GIB and (
+        script == "ppo" or found["most_seeds"] > 100
+    )

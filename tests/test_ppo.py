@@ -31,7 +31,9 @@ brax_envs.register_environment("TimelessBrax", TimelessBrax)
 def with_brax(name):
     """For each script and its environment of known value, and for this one of brax."""
     pairs = [*VALUE.items(), (ppo_continuous, name)]
-    return pytest.mark.parametrize(("ppo", "name"), pairs, ids=lambda value: getattr(value, "__name__", value))
+    return pytest.mark.parametrize(
+        ("ppo", "name"), pairs, ids=lambda value: getattr(value, "__name__", value)
+    )
 
 
 @pytest.fixture(params=VALUE, ids=lambda script: script.__name__)
@@ -56,11 +58,15 @@ def test_gae_against_its_definition(ppo):
     expected = np.zeros_like(rewards)
     for t, n in np.ndindex(rewards.shape):
         for k in range(t, len(rewards)):
-            delta = rewards[k, n] + gamma * next_values[k, n] * (not terminated[k, n]) - values[k, n]
+            delta = (
+                rewards[k, n] + gamma * next_values[k, n] * (not terminated[k, n]) - values[k, n]
+            )
             expected[t, n] += (gamma * gae_lambda) ** (k - t) * delta
             if terminated[k, n] or truncated[k, n]:
                 break
-    advantages, targets = ppo.gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+    advantages, targets = ppo.gae(
+        rewards, values, next_values, terminated, truncated, gamma, gae_lambda
+    )
     np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(targets, expected + values, rtol=1e-4, atol=1e-5)
 
@@ -82,7 +88,10 @@ def test_discounted_returns_against_a_loop(ppo):
 
 def test_statistics_of_batches_are_those_of_all_samples(ppo):
     rng = np.random.default_rng(0)
-    batches = [rng.normal(loc=50 * i, scale=1 + i, size=(size, 3)) for i, size in enumerate((7, 1, 300, 12))]
+    batches = [
+        rng.normal(loc=50 * i, scale=1 + i, size=(size, 3))
+        for i, size in enumerate((7, 1, 300, 12))
+    ]
     statistics = ppo.init_mean_std((3,))
     for batch in batches:
         statistics = ppo.update_mean_std(statistics, jnp.asarray(batch))
@@ -90,7 +99,9 @@ def test_statistics_of_batches_are_those_of_all_samples(ppo):
     np.testing.assert_allclose(statistics.mean, samples.mean(0), rtol=1e-3)
     np.testing.assert_allclose(statistics.var, samples.var(0), rtol=1e-3)
     normalized = np.clip((samples - samples.mean(0)) / samples.std(0), -10, 10)
-    np.testing.assert_allclose(ppo.normalize(statistics, jnp.asarray(samples)), normalized, rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(
+        ppo.normalize(statistics, jnp.asarray(samples)), normalized, rtol=1e-2, atol=1e-2
+    )
 
 
 def test_policy_loss_by_hand(ppo):
@@ -98,14 +109,18 @@ def test_policy_loss_by_hand(ppo):
     advantage = jnp.array([3.0, 1.0, 1.0, 3.0])  # normalized: 1, -1, -1, 1
     loss, metrics = ppo.policy_loss(log_prob, jnp.zeros(4), advantage, 0.2)
     np.testing.assert_allclose(loss, -np.mean([1.2, -0.8, -1.5, 0.5]), rtol=1e-5)
-    np.testing.assert_allclose(metrics["approx_kl"], np.mean([0.5, -0.5]) - np.log([1.5, 0.5]).mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["approx_kl"], np.mean([0.5, -0.5]) - np.log([1.5, 0.5]).mean(), rtol=1e-5
+    )
     np.testing.assert_allclose(metrics["clip_fraction"], 1.0)
 
 
 def test_value_loss_by_hand(ppo):
     value, old_value, target = jnp.array([1.0, 1.0]), jnp.array([0.0, 0.9]), jnp.array([2.0, 2.0])
     np.testing.assert_allclose(ppo.value_loss(value, old_value, target, jnp.inf), 0.5, rtol=1e-6)
-    np.testing.assert_allclose(ppo.value_loss(value, old_value, target, 0.2), 0.5 * (1.8**2 + 1.0) / 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        ppo.value_loss(value, old_value, target, 0.2), 0.5 * (1.8**2 + 1.0) / 2, rtol=1e-6
+    )
 
 
 # --- environments of known value ---
@@ -157,11 +172,15 @@ def test_value_depends_on_the_observation(ppo):
 def test_value_is_discounted(ppo, normalize_obs):
     arguments = {"length": 2, "reward": "last", "shows_time": True}
     *_, value = learn(ppo, VALUE[ppo], env_params=arguments, normalize_obs=normalize_obs)
-    np.testing.assert_allclose(value([1, 0], [-1, 0], [1, 1], [-1, 1]), [0.9, 0.9, 1.0, 1.0], atol=0.05)
+    np.testing.assert_allclose(
+        value([1, 0], [-1, 0], [1, 1], [-1, 1]), [0.9, 0.9, 1.0, 1.0], atol=0.05
+    )
 
 
 def test_action_is_learned(ppo):
-    config, state, _, _ = learn(ppo, VALUE[ppo], env_params={"length": 1, "reward": "action"}, num_updates=300)
+    config, state, _, _ = learn(
+        ppo, VALUE[ppo], env_params={"length": 1, "reward": "action"}, num_updates=300
+    )
     env, env_params = ppo.make_env(config)
     start, act = ppo.make_policy(config)
     obs, env_state = env.reset(jax.random.key(1), env_params)
@@ -203,7 +222,9 @@ def test_termination_is_not_bootstrapped(ppo, name):
 
 def test_ratio_is_one_in_the_first_minibatch(ppo):
     """Statistics that changed between acting and the loss would show as a ratio that is not 1."""
-    settings = dict(update_epochs=1, num_minibatches=1, normalize_obs=True, normalize_reward=True, clip_eps=1e-6)
+    settings = dict(
+        update_epochs=1, num_minibatches=1, normalize_obs=True, normalize_reward=True, clip_eps=1e-6
+    )
     *_, metrics, _ = learn(ppo, REAL[ppo], num_updates=10, lr=1e-3, **settings)
     assert (np.asarray(metrics["clip_fraction"]) == 0).all()
     np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)
@@ -212,12 +233,16 @@ def test_ratio_is_one_in_the_first_minibatch(ppo):
 @pytest.mark.parametrize("dtype", ["bool", "int32"])
 def test_acting_sees_what_is_stored(dtype):
     """Else the ratio is not 1 before any gradient step: CartPole's observations are not whole numbers."""
-    config = ppo_discrete.Config(update_epochs=1, num_minibatches=1, buffer_dtype=dtype, total_timesteps=512)
+    config = ppo_discrete.Config(
+        update_epochs=1, num_minibatches=1, buffer_dtype=dtype, total_timesteps=512
+    )
     metrics = jax.jit(ppo_discrete.make_train(config))(jax.random.key(0))["metrics"]
     np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)
 
 
-@pytest.mark.parametrize("script", [ppo_discrete, evolve_objective], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    "script", [ppo_discrete, evolve_objective], ids=lambda script: script.__name__
+)
 def test_state_numbers_cannot_be_normalized(script):
     """A network that looks for the number of a state would find none."""
     with pytest.raises(ValueError, match="normalize_obs = True"):
@@ -249,6 +274,7 @@ def test_environments_are_made_inside_a_jit(name):
     """As a sweep does it, where floats of the config are traced: two of them look at numbers of their own when made."""
     config = ppo_discrete.Config(env_name=name, total_timesteps=512)
     shapes = jax.eval_shape(
-        lambda lr: ppo_discrete.make_train(dataclasses.replace(config, lr=lr))(jax.random.key(0)), 1e-3
+        lambda lr: ppo_discrete.make_train(dataclasses.replace(config, lr=lr))(jax.random.key(0)),
+        1e-3,
     )
     assert shapes["metrics"]["value_loss"].shape == (1,)

@@ -30,18 +30,27 @@ def test_pendulum_is_learned_with_its_config():
 def test_orthogonal_initialization(shape):
     """Orthogonal, and of no preferred direction: the mean over many is 0, no entry larger than another on average."""
     keys = jax.random.split(jax.random.key(0), 2000 if max(shape) < 64 else 200)
-    ours = np.asarray(jit_quickly(jax.vmap(lambda key: ppo.orthogonal(1.5)(key, shape)))(keys), np.float64) / 1.5
+    ours = (
+        np.asarray(
+            jit_quickly(jax.vmap(lambda key: ppo.orthogonal(1.5)(key, shape)))(keys), np.float64
+        )
+        / 1.5
+    )
     tall = ours if shape[0] >= shape[1] else ours.swapaxes(1, 2)
     gram = tall.swapaxes(1, 2) @ tall
     np.testing.assert_allclose(gram, np.broadcast_to(np.eye(min(shape)), gram.shape), atol=1e-5)
     assert np.abs(ours.mean(axis=0)).max() < 5 / np.sqrt(len(keys) * max(shape))
-    np.testing.assert_allclose(np.square(ours).mean(axis=0), 1 / max(shape), rtol=0.6 if max(shape) > 3 else 0.1)
+    np.testing.assert_allclose(
+        np.square(ours).mean(axis=0), 1 / max(shape), rtol=0.6 if max(shape) > 3 else 0.1
+    )
 
 
 @pytest.mark.parametrize("shape", [(8268, 64), (64, 8268)])
 def test_orthogonal_initialization_takes_little_memory(shape):
     """By the smaller Gram matrix: that of 8268 x 8268 entries alone would be 273 MB."""
-    compiled = jit_quickly(lambda key: ppo.orthogonal(1.0)(key, shape)).lower(jax.random.key(0)).compile()
+    compiled = (
+        jit_quickly(lambda key: ppo.orthogonal(1.0)(key, shape)).lower(jax.random.key(0)).compile()
+    )
     assert compiled.memory_analysis().temp_size_in_bytes < 20e6
 
 
@@ -78,7 +87,9 @@ def steps_of(env, env_params, env_state, number, num_envs=6):
 def test_brax_reports_truncation_and_the_last_observation():
     env, env_params, before, env_state = brax_env(env_params={"max_steps_in_episode": LIMIT})
     starts = set()
-    for i, (obs, _, terminated, truncated, info) in enumerate(steps_of(env, env_params, env_state, 20)):
+    for i, (obs, _, terminated, truncated, info) in enumerate(
+        steps_of(env, env_params, env_state, 20)
+    ):
         assert not terminated.any()
         assert (truncated == ((i + 1) % LIMIT == 0)).all()
         # the last observation is of the same episode as the one before it
@@ -88,7 +99,9 @@ def test_brax_reports_truncation_and_the_last_observation():
         starts |= set(np.asarray(obs[truncated, 0]).tolist())
         before = obs
     pool = np.asarray(env.start_states.obs[:, 0])
-    assert starts <= set(pool.tolist()) and len(starts) > 10, "a reset draws from the pool, each time anew"
+    assert starts <= set(pool.tolist()) and len(starts) > 10, (
+        "a reset draws from the pool, each time anew"
+    )
 
 
 def test_brax_termination_is_not_truncation():
@@ -107,7 +120,13 @@ def test_brax_step_that_is_not_finite_terminates():
 
 
 def test_one_bad_step_of_physics_ruins_no_agent():
-    config = ppo.Config(env_name="ValueBrax", env_params={"nan_after": 7}, num_envs=4, num_steps=8, num_minibatches=2)
+    config = ppo.Config(
+        env_name="ValueBrax",
+        env_params={"nan_after": 7},
+        num_envs=4,
+        num_steps=8,
+        num_minibatches=2,
+    )
     config = dataclasses.replace(config, total_timesteps=4 * 32)
     out = jit_quickly(ppo.make_train(config))(jax.random.key(0))
     assert out["metrics"]["episodes"].sum() > 0
@@ -130,37 +149,55 @@ def test_rewards_are_normalized_and_clipped():
     """Long without a reward the running deviation is tiny: the first reward would come out as 35."""
     env_params = {"reward": "last", "length": 1196, "max_steps_in_episode": 2000}
     config = ppo.Config(
-        env_name="ValueContinuous", env_params=env_params, total_timesteps=1196, num_envs=1, num_steps=26
+        env_name="ValueContinuous",
+        env_params=env_params,
+        total_timesteps=1196,
+        num_envs=1,
+        num_steps=26,
     )
     config = dataclasses.replace(
         config, num_minibatches=1, update_epochs=1, lr=0.0, vf_clip_eps=jnp.inf, gae_lambda=0.0
     )
     metrics = jit_quickly(ppo.make_train(config))(jax.random.key(0))["metrics"]
     assert metrics["episodic_return"][-1] == 1.0
-    np.testing.assert_allclose(metrics["value_loss"][-1], 0.5 * 10.0**2 / 26, rtol=0.2)  # the value is about 0
+    np.testing.assert_allclose(
+        metrics["value_loss"][-1], 0.5 * 10.0**2 / 26, rtol=0.2
+    )  # the value is about 0
 
 
 def test_no_clipping_of_the_gradient_at_zero():
     """`max_grad_norm` 0 means none: not a network that is frozen."""
-    config = ppo.Config(env_name="ToyContinuous", num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=64)
+    config = ppo.Config(
+        env_name="ToyContinuous", num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=64
+    )
     out, other = (
-        jit_quickly(ppo.make_train(dataclasses.replace(config, max_grad_norm=limit)))(jax.random.key(0))
+        jit_quickly(ppo.make_train(dataclasses.replace(config, max_grad_norm=limit)))(
+            jax.random.key(0)
+        )
         for limit in (0.0, 1e9)
     )
     assert_close(out, other)
-    assert np.abs(out["runner_state"].params["actor"]["params"]["log_std"]).max() > 1e-4  # it began at 0
+    assert (
+        np.abs(out["runner_state"].params["actor"]["params"]["log_std"]).max() > 1e-4
+    )  # it began at 0
 
 
 def test_initial_standard_deviation_of_the_actions():
-    config = ppo.Config(env_name="ToyContinuous", num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=64)
+    config = ppo.Config(
+        env_name="ToyContinuous", num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=64
+    )
 
     def start(log_std_init):
-        state = ppo.make_learner(dataclasses.replace(config, log_std_init=log_std_init))[0](jax.random.key(0))
+        state = ppo.make_learner(dataclasses.replace(config, log_std_init=log_std_init))[0](
+            jax.random.key(0)
+        )
         networks = ppo.make_networks(config, *ppo.make_env(config))
         return networks[0].apply(state.params["actor"], state.obs).stddev()
 
     deviation = jit_quickly(jax.vmap(start))(jnp.array([0.0, -0.5, -2.0]))
-    np.testing.assert_allclose(deviation, np.exp([[[0.0]], [[-0.5]], [[-2.0]]]) * np.ones_like(deviation), rtol=1e-6)
+    np.testing.assert_allclose(
+        deviation, np.exp([[[0.0]], [[-0.5]], [[-2.0]]]) * np.ones_like(deviation), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("low, high", [(-0.1, 0.1), (-2.0, 2.0), (-3.0, 5.0)])

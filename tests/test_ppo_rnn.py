@@ -108,7 +108,9 @@ def test_gru_against_a_loop():
         np.testing.assert_allclose(kernel @ kernel.T, np.eye(size), atol=1e-4)
     params = jax.tree.map(lambda leaf: leaf + jnp.asarray(rng.normal(size=leaf.shape)), params)
     cell = jax.tree.map(np.asarray, params["params"])
-    kernels = dict(zip(("reset", "update", "new"), np.split(cell["Dense_0"]["kernel"], 3, axis=1), strict=True))
+    kernels = dict(
+        zip(("reset", "update", "new"), np.split(cell["Dense_0"]["kernel"], 3, axis=1), strict=True)
+    )
     biases = dict(zip(kernels, np.split(cell["Dense_0"]["bias"], 3), strict=True))
 
     def dense(name, v):
@@ -117,26 +119,41 @@ def test_gru_against_a_loop():
     expected, h = [], hidden
     for t in range(steps):
         h = np.where(first[t][:, None], 0.0, h)
-        reset, update = (sigmoid(dense(gate, x[t]) + h @ cell[gate]) for gate in ("reset", "update"))
+        reset, update = (
+            sigmoid(dense(gate, x[t]) + h @ cell[gate]) for gate in ("reset", "update")
+        )
         candidate = np.tanh(dense("new", x[t]) + reset * (h @ cell["new"] + cell["bias"]))
         h = update * h + (1 - update) * candidate
         expected.append(h)
-    np.testing.assert_allclose(jit_quickly(gru.apply)(params, hidden, x, first), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        jit_quickly(gru.apply)(params, hidden, x, first), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_gru_is_that_of_flax():
     gru, cell, size = ppo_rnn.Gru(5), nn.GRUCell(5), 5
-    x, hidden = jax.random.normal(jax.random.key(0), (1, 3, 4)), jax.random.normal(jax.random.key(1), (3, size))
+    x, hidden = (
+        jax.random.normal(jax.random.key(0), (1, 3, 4)),
+        jax.random.normal(jax.random.key(1), (3, size)),
+    )
     params = gru.init(jax.random.key(2), hidden, x, jnp.zeros((1, 3), bool))["params"]
     params["bias"] = jnp.arange(size, dtype=float)
-    kernels, biases = jnp.split(params["Dense_0"]["kernel"], 3, axis=1), jnp.split(params["Dense_0"]["bias"] + 1.0, 3)
+    kernels, biases = (
+        jnp.split(params["Dense_0"]["kernel"], 3, axis=1),
+        jnp.split(params["Dense_0"]["bias"] + 1.0, 3),
+    )
     params["Dense_0"]["bias"] = jnp.concatenate(biases)
     theirs = {}
     for i, (gate, name) in enumerate(zip("rzn", ("reset", "update", "new"), strict=True)):
-        theirs |= {f"i{gate}": {"kernel": kernels[i], "bias": biases[i]}, f"h{gate}": {"kernel": params[name]}}
+        theirs |= {
+            f"i{gate}": {"kernel": kernels[i], "bias": biases[i]},
+            f"h{gate}": {"kernel": params[name]},
+        }
     theirs["hn"]["bias"] = params["bias"]
     after = gru.apply({"params": params}, hidden, x, jnp.zeros((1, 3), bool))[0]
-    np.testing.assert_allclose(after, cell.apply({"params": theirs}, hidden, x[0])[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        after, cell.apply({"params": theirs}, hidden, x[0])[0], rtol=1e-4, atol=1e-6
+    )
 
 
 def random_cell(name):
@@ -144,7 +161,11 @@ def random_cell(name):
     cell, keys = getattr(ppo_rnn, name)(5), jax.random.split(jax.random.key(0), 3)
     hidden = jax.random.normal(keys[0], (3, 5))
     params = jit_quickly(cell.init)(keys[1], hidden, jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), bool))
-    return cell, jax.tree.map(lambda leaf: leaf + jax.random.normal(keys[2], leaf.shape), params), hidden
+    return (
+        cell,
+        jax.tree.map(lambda leaf: leaf + jax.random.normal(keys[2], leaf.shape), params),
+        hidden,
+    )
 
 
 @pytest.fixture
@@ -187,7 +208,9 @@ def test_recurrence_against_a_loop(name):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name, parallel", [("Gru", False), ("MinGru", False), ("MinGru", True)], indirect=["parallel"])
+@pytest.mark.parametrize(
+    "name, parallel", [("Gru", False), ("MinGru", False), ("MinGru", True)], indirect=["parallel"]
+)
 def test_gradients_do_not_cross_a_reset(name, parallel):
     """The memory at step 6 depends on the steps since its episode began, at step 4 or before the sequence."""
     cell, params, start = random_cell(name)
@@ -205,7 +228,10 @@ def test_gradients_do_not_cross_a_reset(name, parallel):
 def test_a_sequence_is_its_steps_one_after_the_other(cell):
     config = make_config(cell=cell)
     (init, whole, step), rng = make_network(config), np.random.default_rng(0)
-    obs, first = jnp.asarray(rng.normal(size=(7, 4, 2)), jnp.float32), jnp.asarray(rng.random((7, 4)) < 0.3)
+    obs, first = (
+        jnp.asarray(rng.normal(size=(7, 4, 2)), jnp.float32),
+        jnp.asarray(rng.random((7, 4)) < 0.3),
+    )
     start = hidden = jnp.asarray(rng.normal(size=(4, 5)), jnp.float32)
     params = larger(init(jax.random.key(0), hidden, obs, first))
     hiddens, policy, values = whole(params, start, obs, first)
@@ -256,7 +282,9 @@ def test_updates_against_a_loop(limit):
             advantage = delta + 0.9 * 0.8 * (not done) * advantage
             advantages.append(advantage)
         state, metrics = update(config, state)
-        np.testing.assert_allclose(metrics["value_loss"], 0.5 * np.mean(np.square(advantages)), rtol=1e-3)
+        np.testing.assert_allclose(
+            metrics["value_loss"], 0.5 * np.mean(np.square(advantages)), rtol=1e-3
+        )
         expected = np.mean(values[rollout * config.num_steps :][: config.num_steps])
         np.testing.assert_allclose(metrics["value"], expected, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(state.hidden, np.tile(hidden, (4, 1)), rtol=1e-3, atol=1e-5)
@@ -266,14 +294,18 @@ def test_updates_against_a_loop(limit):
 REAL = {"CartPole-v1": {}, "Pendulum-v1": {"max_steps_in_episode": 11}}
 
 
-@pytest.mark.parametrize("name, cell", [("CartPole-v1", "gru"), ("CartPole-v1", "mingru"), slow("Pendulum-v1", "gru")])
+@pytest.mark.parametrize(
+    "name, cell", [("CartPole-v1", "gru"), ("CartPole-v1", "mingru"), slow("Pendulum-v1", "gru")]
+)
 def test_ratio_is_one_while_the_policy_is_the_same(name, cell):
     """In all minibatches of all passes, without a learning rate: each is of whole sequences, each with its memory."""
     config = make_config(env_name=name, env_params=REAL[name], cell=cell, clip_eps=1e-3)
     config = dataclasses.replace(config, normalize_obs=True, normalize_reward=True)
     start, update = programs(config)
     state, episodes = start(config, jax.random.key(0)), 0
-    for _ in range(20):  # so that the policy is not that of the start, which is almost the same everywhere
+    for _ in range(
+        20
+    ):  # so that the policy is not that of the start, which is almost the same everywhere
         state, metrics = update(config, state)
         assert metrics["clip_fraction"] > 0
     state = state._replace(params=larger(state.params))
@@ -295,8 +327,12 @@ def play(config, actions):
     obs, state = env.reset(jax.random.key(0), env_params)
     seen, rewards, dones, finals = [obs], [], [], []
     for i, action in enumerate(actions):
-        obs, state, reward, terminated, truncated, info = env.step(jax.random.key(i), state, action, env_params)
-        assert obs.shape == info["final_observation"].shape == env.observation_space(env_params).shape
+        obs, state, reward, terminated, truncated, info = env.step(
+            jax.random.key(i), state, action, env_params
+        )
+        assert (
+            obs.shape == info["final_observation"].shape == env.observation_space(env_params).shape
+        )
         seen.append(obs)
         rewards.append(reward)
         dones.append(terminated | truncated)
@@ -305,25 +341,37 @@ def play(config, actions):
 
 
 def test_previous_action_and_reward():
-    config = make_config(observe_previous=True, observe=(0,), env_params={"noise": 1.0, "max_steps_in_episode": 3})
+    config = make_config(
+        observe_previous=True, observe=(0,), env_params={"noise": 1.0, "max_steps_in_episode": 3}
+    )
     actions = jnp.asarray([2, 0, 1, 2, 1])
     seen, rewards, dones, finals = play(config, actions)
     assert dones.tolist() == [False, False, True, False, False]
     one_hot = np.eye(3)[actions]
-    np.testing.assert_allclose(finals, np.column_stack([[0.2, 0.4, 0.6, 0.2, 0.4], one_hot, rewards]), rtol=1e-6)
+    np.testing.assert_allclose(
+        finals, np.column_stack([[0.2, 0.4, 0.6, 0.2, 0.4], one_hot, rewards]), rtol=1e-6
+    )
     time = np.array([0, 0.2, 0.4, 0, 0.2, 0.4])
-    previous = np.column_stack([one_hot, rewards]) * ~dones[:, None]  # zeros after the end of an episode
-    np.testing.assert_allclose(seen, np.column_stack([time, np.vstack([np.zeros(4), previous])]), rtol=1e-6)
+    previous = (
+        np.column_stack([one_hot, rewards]) * ~dones[:, None]
+    )  # zeros after the end of an episode
+    np.testing.assert_allclose(
+        seen, np.column_stack([time, np.vstack([np.zeros(4), previous])]), rtol=1e-6
+    )
 
 
 def test_previous_action_is_the_one_that_was_taken():
     """Between -1 and 1, whatever the policy drew."""
-    seen, *_ = play(make_config(env_name="ToyContinuous", observe_previous=True), jnp.asarray([[0.5], [-7.0]]))
+    seen, *_ = play(
+        make_config(env_name="ToyContinuous", observe_previous=True), jnp.asarray([[0.5], [-7.0]])
+    )
     np.testing.assert_allclose(seen[:, 2], [0.0, 0.5, -1.0])
     np.testing.assert_allclose(seen[:, 3], [0.0, 1.0, 1.0])
 
 
-@pytest.mark.parametrize("name, size, seen", [("CartPole-v1", 4, (2, 0)), slow("Catch-bsuite", 50, (49,))])
+@pytest.mark.parametrize(
+    "name, size, seen", [("CartPole-v1", 4, (2, 0)), slow("Catch-bsuite", 50, (49,))]
+)
 def test_entries_that_are_seen(name, size, seen):
     everything, *_ = play(make_config(env_name=name), jnp.asarray([1, 0, 1]))
     some, *_ = play(make_config(env_name=name, observe=seen), jnp.asarray([1, 0, 1]))
@@ -341,7 +389,10 @@ def test_numbers_of_states_are_one_hot():
     [
         ({"observe": (0, 2)}, ["observe", "(0, 2)", "2 entries"]),
         ({"observe": (-1,)}, ["observe", "-1"]),
-        ({"num_minibatches": 8}, ["num_minibatches", "8", "num_envs"]),  # divides the batch of 4 * 8, not the sequences
+        (
+            {"num_minibatches": 8},
+            ["num_minibatches", "8", "num_envs"],
+        ),  # divides the batch of 4 * 8, not the sequences
     ],
 )
 def test_configs_that_cannot_train(overrides, words):
@@ -355,10 +406,16 @@ def test_configs_that_cannot_train(overrides, words):
 
 def learn(num_updates, keys=None, **overrides):
     """Train an agent, or one for each of `keys`: the config, final state and metrics."""
-    config = make_config(num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, gamma=0.9, **overrides)
+    config = make_config(
+        num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, gamma=0.9, **overrides
+    )
     config = dataclasses.replace(config, cell_size=16, total_timesteps=num_updates * 8 * 16)
     train = ppo_rnn.make_train(config)
-    out = jit_quickly(train)(jax.random.key(0)) if keys is None else jit_quickly(jax.vmap(train))(keys)
+    out = (
+        jit_quickly(train)(jax.random.key(0))
+        if keys is None
+        else jit_quickly(jax.vmap(train))(keys)
+    )
     return config, out["runner_state"], out["metrics"]
 
 
@@ -368,7 +425,9 @@ def test_recall_needs_memory(cell):
 
     About one agent in fifteen has not found it out yet; without memory none can.
     """
-    config, state, _ = learn(100, jax.random.split(jax.random.key(0), 6), env_name="Recall", cell=cell)
+    config, state, _ = learn(
+        100, jax.random.split(jax.random.key(0), 6), env_name="Recall", cell=cell
+    )
     env, env_params = ppo_rnn.make_env(config)
     start, act = ppo_rnn.make_policy(config)
 

@@ -41,7 +41,11 @@ def test_targets_against_their_definition(q_lambda):
     rng = np.random.default_rng(0)
     rewards, next_values = rng.normal(size=(2, 23, 7))
     terminated, truncated = rng.random((2, 23, 7)) < 0.15
-    assert (terminated & truncated).any() and (terminated & ~truncated).any() and (truncated & ~terminated).any()
+    assert (
+        (terminated & truncated).any()
+        and (terminated & ~truncated).any()
+        and (truncated & ~terminated).any()
+    )
     args = rewards, next_values, terminated, truncated, 0.9, q_lambda
     targets = pqn.q_lambda_target(*map(jnp.asarray, args))
     np.testing.assert_allclose(targets, mixture_of_n_step_returns(*args), rtol=1e-4, atol=1e-5)
@@ -60,12 +64,18 @@ def test_targets_by_hand():
 
 
 def test_loss_by_hand():
-    np.testing.assert_allclose(pqn.td_loss(jnp.array([0.0, 1.0]), jnp.array([3.0, 2.0])), (9 + 1) / 4)
+    np.testing.assert_allclose(
+        pqn.td_loss(jnp.array([0.0, 1.0]), jnp.array([3.0, 2.0])), (9 + 1) / 4
+    )
 
 
 def test_epsilon_falls_in_the_first_updates():
-    config = pqn.Config(env_name=VALUE, total_timesteps=10 * 64, num_envs=4, num_steps=16, num_minibatches=2)
-    config = dataclasses.replace(config, epsilon_start=0.9, epsilon_finish=0.1, exploration_fraction=0.4)
+    config = pqn.Config(
+        env_name=VALUE, total_timesteps=10 * 64, num_envs=4, num_steps=16, num_minibatches=2
+    )
+    config = dataclasses.replace(
+        config, epsilon_start=0.9, epsilon_finish=0.1, exploration_fraction=0.4
+    )
     metrics = jit_quickly(pqn.make_train(config))(jax.random.key(0))["metrics"]
     np.testing.assert_allclose(metrics["epsilon"], [0.9, 0.7, 0.5, 0.3, *[0.1] * 6], rtol=1e-5)
 
@@ -84,8 +94,12 @@ def test_random_order():
 
 def test_each_epoch_sees_each_step_once(monkeypatch):
     """A linear network whose weights count how often each pair of state and action was learned from."""
-    config = pqn.Config(env_name="FrozenLake-misc", total_timesteps=64, num_envs=4, num_steps=16, update_epochs=3)
-    config = dataclasses.replace(config, num_minibatches=4, hidden_sizes=(), max_grad_norm=0.0, lr=1.0, anneal_lr=False)
+    config = pqn.Config(
+        env_name="FrozenLake-misc", total_timesteps=64, num_envs=4, num_steps=16, update_epochs=3
+    )
+    config = dataclasses.replace(
+        config, num_minibatches=4, hidden_sizes=(), max_grad_norm=0.0, lr=1.0, anneal_lr=False
+    )
     monkeypatch.setattr(pqn.optax, "scale_by_radam", optax.identity)
     monkeypatch.setattr(pqn, "td_loss", lambda q, target: -q.sum())
     init, update = pqn.make_learner(config)
@@ -104,11 +118,18 @@ def test_network_against_numpy(name, layer_norm):
     network = pqn.make_network(config, *pqn.make_env(config))
     x = np.random.default_rng(0).random((5, *network.obs_shape))
     params = network.init(jax.random.key(0), x)
-    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params)
-    dense = [params["params"][f"Dense_{i}"] for i in range(len([k for k in params["params"] if "Dense" in k]))]
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params
+    )
+    dense = [
+        params["params"][f"Dense_{i}"]
+        for i in range(len([k for k in params["params"] if "Dense" in k]))
+    ]
     q = network.apply(params, x)
     if x.ndim == 4:
-        x = np.stack([[x[:, i : i + 3, j : j + 3].reshape(5, -1) for j in range(8)] for i in range(8)])
+        x = np.stack(
+            [[x[:, i : i + 3, j : j + 3].reshape(5, -1) for j in range(8)] for i in range(8)]
+        )
         x = x.transpose(2, 0, 1, 3)  # [5, 8, 8, 9 C]
     for i, layer in enumerate(dense[:-1]):
         x = x @ layer["kernel"] + layer["bias"]
@@ -193,7 +214,9 @@ def test_value_depends_on_the_action():
 def test_epsilon_is_the_share_of_random_actions(epsilon):
     """An agent that does not learn: a reward of 1 for one of three actions, which greedy steps always or never take."""
     config = make_config(env_params={"length": 1, "reward": "action"}, total_timesteps=4 * 8 * 256)
-    config = dataclasses.replace(config, lr=0.0, epsilon_start=epsilon, epsilon_finish=epsilon, num_steps=256)
+    config = dataclasses.replace(
+        config, lr=0.0, epsilon_start=epsilon, epsilon_finish=epsilon, num_steps=256
+    )
     out = jit_quickly(jax.vmap(pqn.make_train(config)))(jax.random.split(jax.random.key(0), 8))
     network = pqn.make_network(config, *pqn.make_env(config))
     for seed in range(8):
@@ -215,7 +238,9 @@ def test_truncation_is_bootstrapped(q_lambda):
 
 @pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
 def test_termination_is_not_bootstrapped(q_lambda):
-    *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=300, q_lambda=q_lambda)
+    *_, q = learn(
+        env_params={"length": LIMIT, "shows_time": True}, num_updates=300, q_lambda=q_lambda
+    )
     learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
     np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.3)
 
@@ -223,6 +248,8 @@ def test_termination_is_not_bootstrapped(q_lambda):
 @pytest.mark.parametrize("name", ["FrozenLake-misc", "Catch-bsuite", "Breakout-MinAtar"])
 def test_observations_of_all_kinds(name):
     """A number, a matrix, a grid with channels."""
-    config = pqn.Config(env_name=name, total_timesteps=128, num_envs=4, num_steps=16, hidden_sizes=(8,))
+    config = pqn.Config(
+        env_name=name, total_timesteps=128, num_envs=4, num_steps=16, hidden_sizes=(8,)
+    )
     out = jit_quickly(pqn.make_train(config))(jax.random.key(0))
     assert np.isfinite(out["metrics"]["td_loss"]).all()

@@ -14,7 +14,17 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import ROOT, arrays, assert_close, assert_same, flags, shifted_config, slow, small_config, trained
+from conftest import (
+    ROOT,
+    arrays,
+    assert_close,
+    assert_same,
+    flags,
+    shifted_config,
+    slow,
+    small_config,
+    trained,
+)
 from safetensors.numpy import load_file
 
 from onejit import running, runs
@@ -26,7 +36,13 @@ TRAIN = "-m", "onejit", "train"
 
 def command(script, run_dir: Path) -> list[str]:
     args = flags(small_config(script, NUM_UPDATES))
-    return [*args, "--num-seeds=4", "--eval-episodes=2", "--checkpoint-interval=0.001", f"--run-dir={run_dir}"]
+    return [
+        *args,
+        "--num-seeds=4",
+        "--eval-episodes=2",
+        "--checkpoint-interval=0.001",
+        f"--run-dir={run_dir}",
+    ]
 
 
 def run(args, folder: Path, **env) -> subprocess.CompletedProcess:
@@ -49,9 +65,14 @@ def steps(run_dir: Path) -> list[int]:
 
 def checkpoint(run_dir: Path):
     """The last one in NumPy arrays, on however many devices it was written."""
-    checkpointer, path = ocp.StandardCheckpointer(), run_dir / "checkpoints" / str(steps(run_dir)[-1]) / "default"
+    checkpointer, path = (
+        ocp.StandardCheckpointer(),
+        run_dir / "checkpoints" / str(steps(run_dir)[-1]) / "default",
+    )
     saved = checkpointer.metadata(path).item_metadata.tree
-    return checkpointer.restore(path, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved))
+    return checkpointer.restore(
+        path, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +88,9 @@ def whole(script, tmp_path_factory):
 def test_killed_and_resumed(script, whole, how, tmp_path):
     run_dir = tmp_path / "killed"
     args = [sys.executable, *TRAIN, script.__file__, *command(script, run_dir)]
-    with subprocess.Popen(args, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        args, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
+    ) as process:
         deadline = time.monotonic() + TIME_LIMIT
         while process.poll() is None:
             saving = any(run_dir.glob("checkpoints/*tmp*"))  # a worse moment to die than most
@@ -101,7 +124,9 @@ def test_every_script_resumes(script, tmp_path):
     """What each carries comes back from a checkpoint bit for bit, replay, statistics, optimizer, keys, and can play."""
 
     config = small_config(script, 2)
-    program = running.compile_slice(script, config, [], 2, SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0))
+    program = running.compile_slice(
+        script, config, [], 2, SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0)
+    )
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
     with running.open_checkpoints(tmp_path, keep=1) as manager:
         carry = program.advance(program.start({}, jax.device_put(keys, program.spread)), {}, 0, 1)
@@ -110,7 +135,11 @@ def test_every_script_resumes(script, tmp_path):
     before = [leaf.copy() for leaf in arrays(carry)]
     assert jax.tree.structure(carry) == jax.tree.structure(again)
     for leaf, other in zip(before, arrays(again), strict=True):
-        assert leaf.dtype == other.dtype and leaf.shape == other.shape and leaf.tobytes() == other.tobytes()
+        assert (
+            leaf.dtype == other.dtype
+            and leaf.shape == other.shape
+            and leaf.tobytes() == other.tobytes()
+        )
     carry, again = program.advance(carry, {}, 1, 2), program.advance(again, {}, 1, 2)
     assert_same(carry, again)
     returns = np.asarray(program.evaluate(again["runner_state"].agent))
@@ -130,7 +159,9 @@ def test_each_core_is_a_device_unless_chosen(env, before, devices, tmp_path):
     code = f"import jax\n{before}\nfrom onejit import running\nprint(jax.local_device_count())"
     unset = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     env = unset | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | env
-    finished = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert int(finished.stdout) == devices
 
 
@@ -148,14 +179,24 @@ open("program.txt", "w").write(running.compile_slice(script, config, [], 4, opti
 def test_seeds_spread_over_devices(script, tmp_path):
     """And nothing crosses them: their program has no collective operation."""
     env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
-    args = [*flags(shifted_config(script)), "--num-seeds=4", "--eval-episodes=2", f"--run-dir={tmp_path / 'run'}"]
+    args = [
+        *flags(shifted_config(script)),
+        "--num-seeds=4",
+        "--eval-episodes=2",
+        f"--run-dir={tmp_path / 'run'}",
+    ]
     finished = run(["-c", FOUR_DEVICES, script.__file__, *args], tmp_path, **env)
     assert "4 on 4 device(s)" in finished.stdout
     assert np.load(tmp_path / "run" / "evaluation.npy").shape == (4, 2)
-    assert_close(trained(script) | {"metrics": dict(np.load(tmp_path / "run" / "metrics.npz"))}, trained(script))
+    assert_close(
+        trained(script) | {"metrics": dict(np.load(tmp_path / "run" / "metrics.npz"))},
+        trained(script),
+    )
     program = (tmp_path / "program.txt").read_text()
     assert "num_partitions=4" in program
-    assert not re.findall(r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter", program)
+    assert not re.findall(
+        r"all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter", program
+    )
 
 
 UNEVEN = """
@@ -168,7 +209,13 @@ train.main(sys.argv[1:])
 
 def test_slices_of_different_size_lie_on_different_devices(tmp_path):
     """Six agents on four devices, four and two at once."""
-    args = ["q_learning_gridworld", "--num-steps=100", "--total-timesteps=500", "--num-seeds=6", "--run-dir=run"]
+    args = [
+        "q_learning_gridworld",
+        "--num-steps=100",
+        "--total-timesteps=500",
+        "--num-seeds=6",
+        "--run-dir=run",
+    ]
     env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
     finished = run(["-c", UNEVEN, *args], tmp_path, **env)
     assert "6 seeds in 2 slice(s) of 4 on 4 device(s)" in finished.stdout

@@ -16,9 +16,22 @@ from conftest import ROOT, jit_quickly
 
 import q_learning_gridworld as script
 
-WALLED = {"height": 4, "width": 5, "start": (3, 0), "goal": (0, 4), "walls": ((1, 1), (2, 1), (0, 3))}
+WALLED = {
+    "height": 4,
+    "width": 5,
+    "start": (3, 0),
+    "goal": (0, 4),
+    "walls": ((1, 1), (2, 1), (0, 3)),
+}
 WALLED |= {"step_reward": -0.5}
-CLIFF = {"height": 3, "width": 4, "start": (2, 0), "goal": (2, 3), "cliff": ((2, 1), (2, 2)), "cliff_reward": -7.0}
+CLIFF = {
+    "height": 3,
+    "width": 4,
+    "start": (2, 0),
+    "goal": (2, 3),
+    "cliff": ((2, 1), (2, 2)),
+    "cliff_reward": -7.0,
+}
 GRIDS = {
     "default": {},
     "one row": {"height": 1, "width": 4, "start": (0, 0), "goal": (0, 3), "goal_reward": 2.0},
@@ -31,7 +44,9 @@ each_grid = pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 
 def read_config(name):
     """Of a file of configs/, as the command line reads it."""
-    words = script.read_flags(["--config", str(ROOT / "configs" / "q_learning_gridworld" / f"{name}.yaml")])
+    words = script.read_flags(
+        ["--config", str(ROOT / "configs" / "q_learning_gridworld" / f"{name}.yaml")]
+    )
     return tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
 
 
@@ -99,7 +114,11 @@ def test_every_transition(grid):
     for i, (cell, action, time) in enumerate(zip(cells, actions, times, strict=True)):
         expected, expected_reward, ends = model(grid, cell, action)
         done = ends or time == 9
-        assert (info["final_observation"][i], reward[i], terminated[i]) == (expected, expected_reward, ends)
+        assert (info["final_observation"][i], reward[i], terminated[i]) == (
+            expected,
+            expected_reward,
+            ends,
+        )
         assert (truncated[i], after.time[i]) == (time == 9, 0 if done else time + 1)
         assert obs[i] == after.cell[i] == (env.starts[0] if done else expected)
     assert reward.dtype == jnp.float32 and obs.dtype == jnp.int32
@@ -115,14 +134,20 @@ def test_configured_grids(name, shape, start, goal, distance):
     obs, state = env.reset(jax.random.key(0), params)
     assert (env.height, env.width) == shape and env.observation_space(params).n == math.prod(shape)
     assert env.action_space(params).n == 4
-    assert divmod(int(obs), env.width) == divmod(int(state.cell), env.width) == start and state.time == 0
+    assert (
+        divmod(int(obs), env.width) == divmod(int(state.cell), env.width) == start
+        and state.time == 0
+    )
     assert divmod(env.goal, env.width) == goal and env.distances()[obs] == distance
 
 
 def test_cliff_walking_is_that_of_the_book():
     env, params = script.make_env(read_config("cliff"))
     assert np.flatnonzero(env.cliff).tolist() == list(range(37, 47))
-    reward, ends = np.asarray(env.reward(env.outcome, params)), np.asarray(env.terminated(env.outcome))
+    reward, ends = (
+        np.asarray(env.reward(env.outcome, params)),
+        np.asarray(env.terminated(env.outcome)),
+    )
     assert (env.next_cell[36, 1], reward[36, 1], ends[36, 1]) == (36, -100, False)
     assert (env.next_cell[35, 2], reward[35, 2], ends[35, 2]) == (47, -1, True)
     assert set(np.unique(reward)) == {-100, -1}
@@ -131,7 +156,13 @@ def test_cliff_walking_is_that_of_the_book():
 def test_distances():
     walls = ((1, 0), (1, 1), (1, 2), (1, 3), (3, 3), (2, 4))
     env, _ = script.make_env(make_config(WALLED | {"walls": walls, "start": (0, 0)}))
-    assert env.distances()[:5].tolist() == [4, 3, 2, 1, 1]  # the goal's own is a step into the border
+    assert env.distances()[:5].tolist() == [
+        4,
+        3,
+        2,
+        1,
+        1,
+    ]  # the goal's own is a step into the border
     assert np.isinf(env.distances()[10:13]).all()
 
 
@@ -150,8 +181,12 @@ def test_random_starts():
     after = jax.vmap(env.step, (0, 0, None, None))(keys, state, 0, params)[0]
     for cells in (obs, after, env.sample_starts(jax.random.key(1), (4000,))):
         counts = np.bincount(cells, minlength=8)
-        assert counts.sum() == counts[free].sum() and scipy.stats.chisquare(counts[free]).pvalue > 1e-3
-    init, update = script.make_learner(dataclasses.replace(config, gamma=0.0, lr=1.0, q_init=-1.0, epsilon=1.0))
+        assert (
+            counts.sum() == counts[free].sum() and scipy.stats.chisquare(counts[free]).pvalue > 1e-3
+        )
+    init, update = script.make_learner(
+        dataclasses.replace(config, gamma=0.0, lr=1.0, q_init=-1.0, epsilon=1.0)
+    )
     q = jit_quickly(update)(init(jax.random.key(0)))[0].q
     visited = (q != -1).any(axis=1)  # every step is an episode of its own
     assert np.flatnonzero(visited).tolist() == free
@@ -187,13 +222,19 @@ WRONG = [
     ("width", {"width": -1}, "at least 1"),
     ("max_steps_in_episode", {"max_steps_in_episode": 0}, "at least 1"),
     ("num_steps", {"num_steps": 0}, "at least 1"),
-    ("snapshot_interval = 1500", {"snapshot_interval": 1500, "num_steps": 1000, "total_timesteps": 3000}, "multiple"),
+    (
+        "snapshot_interval = 1500",
+        {"snapshot_interval": 1500, "num_steps": 1000, "total_timesteps": 3000},
+        "multiple",
+    ),
     ("snapshot_interval = -1000", {"snapshot_interval": -1000}, "multiple"),
     ("total_timesteps = 999", {"total_timesteps": 999, "num_steps": 1000}, "one update takes 1000"),
 ]
 
 
-@pytest.mark.parametrize("name, settings, words", WRONG, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    "name, settings, words", WRONG, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(WRONG)]
+)
 def test_configs_that_cannot_be(name, settings, words):
     with pytest.raises(ValueError) as error:
         script.make_learner(make_config(settings))
@@ -220,14 +261,20 @@ def test_frequencies_of_actions(epsilon):
         assert (counts[expected == 0] == 0).all()
         possible = expected > 0
         if possible.sum() > 1:
-            assert scipy.stats.chisquare(counts[possible], 120_000 * expected[possible]).pvalue > 1e-4, tied
+            assert (
+                scipy.stats.chisquare(counts[possible], 120_000 * expected[possible]).pvalue > 1e-4
+            ), tied
 
 
 def test_draws_are_independent_of_each_other():
     explores, number = map(np.asarray, script.draw(jax.random.key(4), 120_000, 0.25))
     assert set(explores) == {False, True} and set(number) == set(range(12))
-    table = np.stack([np.bincount(number[explores == value], minlength=12) for value in (False, True)])
-    assert scipy.stats.chi2_contingency(table).pvalue > 1e-3  # exploring tells nothing of the number
+    table = np.stack(
+        [np.bincount(number[explores == value], minlength=12) for value in (False, True)]
+    )
+    assert (
+        scipy.stats.chi2_contingency(table).pvalue > 1e-3
+    )  # exploring tells nothing of the number
     after = np.histogram2d(number[:-1], number[1:], bins=12)[0]
     assert scipy.stats.chi2_contingency(after).pvalue > 1e-3  # nor a step of the next
 
@@ -251,7 +298,9 @@ def test_one_step_of_learning_for_every_cell_and_action(grid):
     env, _ = script.make_env(config)
     cells, actions = (np.repeat(each, 2) for each in every_cell_and_action(env))
     times = np.tile(np.array([0, 9], np.int32), len(cells) // 2)
-    q = np.random.default_rng(0).permutation(env.next_cell.size).reshape(-1, 4).astype(np.float32)  # no two equal
+    q = (
+        np.random.default_rng(0).permutation(env.next_cell.size).reshape(-1, 4).astype(np.float32)
+    )  # no two equal
 
     def learn(cell, action, time):
         state = init(jax.random.key(0))
@@ -272,7 +321,10 @@ def test_one_step_of_learning_for_every_cell_and_action(grid):
         np.testing.assert_allclose(metrics["td_loss"][i], error**2, rtol=1e-4)
         assert metrics["q_value"][i] == 1000 and metrics["episodes"][i] == done
         if done:
-            assert (metrics["episodic_return"][i], metrics["episodic_length"][i]) == (reward, time + 1)
+            assert (metrics["episodic_return"][i], metrics["episodic_length"][i]) == (
+                reward,
+                time + 1,
+            )
 
 
 @each_grid
@@ -280,18 +332,28 @@ def test_one_step_of_learning_for_every_cell_and_action(grid):
 def test_training_step_by_step(grid, num_steps):
     """The same numbers drawn, the same learning in a loop: Q and all metrics, over updates that cut episodes in two or
     more, some of which see the end of none."""
-    config = make_config(grid, num_steps=num_steps, total_timesteps=400, max_steps_in_episode=15, epsilon=0.5)
-    config = dataclasses.replace(config, q_init=0.5, gamma=0.5, lr=0.25)  # in which rounding breaks no tie
+    config = make_config(
+        grid, num_steps=num_steps, total_timesteps=400, max_steps_in_episode=15, epsilon=0.5
+    )
+    config = dataclasses.replace(
+        config, q_init=0.5, gamma=0.5, lr=0.25
+    )  # in which rounding breaks no tie
     init, update = script.make_learner(config)
     state, update = init(jax.random.key(5)), jit_quickly(update)
     q, time, total = np.full(state.q.shape, 0.5), 0, 0.0
     start = cell = int(state.env_state.cell)
     for _ in range(10):
-        explores, numbers = script.draw(jax.random.split(state.key, 3)[1], num_steps, config.epsilon)
+        explores, numbers = script.draw(
+            jax.random.split(state.key, 3)[1], num_steps, config.epsilon
+        )
         state, metrics = update(state)
         returns, lengths, errors, values = [], [], [], []
         for step in range(num_steps):
-            equal = [a for a in range(4) if explores[step] or np.float32(q[cell, a]) == np.float32(q[cell].max())]
+            equal = [
+                a
+                for a in range(4)
+                if explores[step] or np.float32(q[cell, a]) == np.float32(q[cell].max())
+            ]
             action = equal[int(numbers[step]) % len(equal)]
             after, reward, terminated = model(grid, cell, action)
             errors.append(reward + (0 if terminated else 0.5 * q[after].max()) - q[cell, action])
@@ -303,9 +365,16 @@ def test_training_step_by_step(grid, num_steps):
                 lengths.append(time)
                 cell, time, total = start, 0, 0.0
         np.testing.assert_allclose(state.q, q, rtol=1e-5, atol=1e-6)
-        assert (state.env_state.cell, state.env_state.time, metrics["episodes"]) == (cell, time, len(returns))
+        assert (state.env_state.cell, state.env_state.time, metrics["episodes"]) == (
+            cell,
+            time,
+            len(returns),
+        )
         expected = {"td_loss": np.square(errors).mean(), "q_value": np.mean(values)}
-        expected |= {"episodic_return": np.mean(returns or np.nan), "episodic_length": np.mean(lengths or np.nan)}
+        expected |= {
+            "episodic_return": np.mean(returns or np.nan),
+            "episodic_length": np.mean(lengths or np.nan),
+        }
         for name, value in expected.items():
             np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
         q = np.asarray(state.q, np.float64)  # so that rounding does not add up
@@ -314,8 +383,12 @@ def test_training_step_by_step(grid, num_steps):
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_agents_one_after_the_other_are_those_alone(num_seeds):
     """Under `vmap`, which CPUs do not batch, also with rates of their own; and as GPUs would train them."""
-    config = make_config(CLIFF | {"random_starts": True}, num_steps=20, total_timesteps=100, epsilon=0.3)
-    configs = dataclasses.replace(config, lr=0.1 + 0.2 * np.arange(num_seeds), goal_reward=1.0 + np.arange(num_seeds))
+    config = make_config(
+        CLIFF | {"random_starts": True}, num_steps=20, total_timesteps=100, epsilon=0.3
+    )
+    configs = dataclasses.replace(
+        config, lr=0.1 + 0.2 * np.arange(num_seeds), goal_reward=1.0 + np.arange(num_seeds)
+    )
     keys = jax.random.split(jax.random.key(0), num_seeds)
     axes = jax.tree.map(lambda leaf: 0 if np.ndim(leaf) else None, configs)
     run = jit_quickly(lambda config, key: script.make_train(config)(key))
@@ -323,9 +396,13 @@ def test_agents_one_after_the_other_are_those_alone(num_seeds):
     for i, key in enumerate(keys):
         lr, goal_reward = float(configs.lr[i]), float(configs.goal_reward[i])
         alone = run(dataclasses.replace(config, lr=lr, goal_reward=goal_reward), key)
-        np.testing.assert_allclose(together["runner_state"].q[i], alone["runner_state"].q, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            together["runner_state"].q[i], alone["runner_state"].q, rtol=1e-5, atol=1e-6
+        )
         for name, values in alone["metrics"].items():
-            np.testing.assert_allclose(together["metrics"][name][i], values, rtol=1e-4, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(
+                together["metrics"][name][i], values, rtol=1e-4, atol=1e-6, err_msg=name
+            )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -336,12 +413,24 @@ def test_q_against_value_iteration(seed):
     cells = rng.permutation(height * width).tolist()
     places = [divmod(cell, width) for cell in cells]
     num_walls = height * width // 5
-    grid = {"height": height, "width": width, "goal": places[0], "start": places[0], "random_starts": True}
+    grid = {
+        "height": height,
+        "width": width,
+        "goal": places[0],
+        "start": places[0],
+        "random_starts": True,
+    }
     grid |= {"walls": tuple(places[1 : 1 + num_walls]), "step_reward": -0.25, "goal_reward": 3.0}
     if seed % 2:
         grid |= {"cliff": tuple(places[-1:]), "cliff_reward": -2.0, "cliff_terminates": True}
     config = script.Config(
-        **grid, total_timesteps=60_000, epsilon=1.0, lr=0.5, gamma=0.9, q_init=5.0, max_steps_in_episode=6
+        **grid,
+        total_timesteps=60_000,
+        epsilon=1.0,
+        lr=0.5,
+        gamma=0.9,
+        q_init=5.0,
+        max_steps_in_episode=6,
     )
     env, _ = script.make_env(config)
     q = jit_quickly(script.make_train(config))(jax.random.key(seed))["runner_state"].q
@@ -353,8 +442,12 @@ def test_q_against_value_iteration(seed):
 @pytest.fixture(scope="module")
 def thirty_agents():
     """Trained for 3e5 steps with the published settings, Q kept after each 1e5."""
-    config = script.Config(total_timesteps=300_000, lr=0.1, gamma=0.9, epsilon=0.1, snapshot_interval=100_000)
-    return jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 30))["runner_state"]
+    config = script.Config(
+        total_timesteps=300_000, lr=0.1, gamma=0.9, epsilon=0.1, snapshot_interval=100_000
+    )
+    return jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 30))[
+        "runner_state"
+    ]
 
 
 @pytest.mark.parametrize(("snapshot", "wanted"), [(0, 27), (2, 30)])
@@ -387,7 +480,9 @@ def test_memory_does_not_grow_with_the_number_of_steps():
         memory = jit_quickly(train).lower(jax.random.key(0)).compile().memory_analysis()
         return memory.temp_size_in_bytes + memory.output_size_in_bytes
 
-    assert bytes_of(1100) - bytes_of(100) <= 1000 * 2 * 5 * 4  # five metrics of four bytes, twice at most
+    assert (
+        bytes_of(1100) - bytes_of(100) <= 1000 * 2 * 5 * 4
+    )  # five metrics of four bytes, twice at most
 
 
 # --- what is shown ---
@@ -395,7 +490,12 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 
 def runner_state(q):
     return script.RunnerState(
-        q=np.asarray(q), env_state=None, episode_return=None, update_count=None, snapshots=None, key=None
+        q=np.asarray(q),
+        env_state=None,
+        episode_return=None,
+        update_count=None,
+        snapshots=None,
+        key=None,
     )
 
 
@@ -404,9 +504,15 @@ def test_greedy_path():
     q = value_iteration(WALLED, 20, 0.9)
     path, reaches_goal = script.greedy_path(env, q, 15)
     assert reaches_goal and (path[0], path[-1], len(path)) == (15, 4, 8)
-    assert script.greedy_path(env, np.zeros((20, 4)), 15) == ([15, 10, 5, 0], False)  # up, and against the border
+    assert script.greedy_path(env, np.zeros((20, 4)), 15) == (
+        [15, 10, 5, 0],
+        False,
+    )  # up, and against the border
     env, _ = script.make_env(make_config(CLIFF | {"cliff_terminates": True}))
-    assert script.greedy_path(env, np.eye(4)[[1] * 12], 8) == ([8, 9], False)  # over the cliff is no way to the goal
+    assert script.greedy_path(env, np.eye(4)[[1] * 12], 8) == (
+        [8, 9],
+        False,
+    )  # over the cliff is no way to the goal
 
 
 def test_policy_follows_the_greedy_path():
@@ -440,22 +546,33 @@ def test_report(tmp_path, capsys):
 
 
 def test_report_keeps_snapshots_and_says_what_fails(tmp_path, capsys):
-    config = make_config(WALLED | {"random_starts": True}, num_steps=10, total_timesteps=40, snapshot_interval=20)
+    config = make_config(
+        WALLED | {"random_starts": True}, num_steps=10, total_timesteps=40, snapshot_interval=20
+    )
     state = runner_state(np.zeros((2, 20, 4)))._replace(snapshots=np.ones((2, 2, 20, 4)))
     script.report(config, state, tmp_path)
-    assert "0 of 2 agents reach the goal" in (said := capsys.readouterr().out) and "not to the goal" in said
+    assert (
+        "0 of 2 agents reach the goal" in (said := capsys.readouterr().out)
+        and "not to the goal" in said
+    )
     saved = np.load(tmp_path / "snapshots.npz")
     assert saved["steps"].tolist() == [20, 40] and saved["q"].shape == (2, 2, 20, 4)
 
 
 def test_plain_step_is_the_step_of_training():
     """Greedy steps of a table without equal values, until the goal: the same cells and the same table."""
-    config = script.Config(epsilon=0.0, num_steps=60, max_steps_in_episode=10**6, total_timesteps=60, lr=0.3)
+    config = script.Config(
+        epsilon=0.0, num_steps=60, max_steps_in_episode=10**6, total_timesteps=60, lr=0.3
+    )
     env, _ = script.make_env(config)
     init, update = script.make_learner(config)
     state = init(jax.random.key(0))
     state = state._replace(q=jax.random.uniform(jax.random.key(1), state.q.shape))
-    q, cell, plain = state.q, state.env_state.cell, jax.jit(lambda *args: script.plain_step(*args, env, config))
+    q, cell, plain = (
+        state.q,
+        state.env_state.cell,
+        jax.jit(lambda *args: script.plain_step(*args, env, config)),
+    )
     for key in jax.random.split(jax.random.key(2), config.num_steps):
         q, cell, terminated = plain(q, cell, key)
         cell = jnp.where(terminated, env.starts[0], cell)
@@ -468,12 +585,20 @@ def test_plain_step_chooses_as_training_does():
     """How often it takes each action, where two are equal and it explores, against all numbers that are drawn."""
     values, epsilon = jnp.array([0.5, 1.0, 1.0, 0.0]), 0.2
     greedy, random = (
-        np.bincount([int(script.epsilon_greedy(values, explore, number)) for number in range(12)], minlength=4) / 12
+        np.bincount(
+            [int(script.epsilon_greedy(values, explore, number)) for number in range(12)],
+            minlength=4,
+        )
+        / 12
         for explore in (False, True)
     )
-    config = script.Config(epsilon=epsilon, height=3, width=3, start=(2, 2), lr=1.0, gamma=0.0, step_reward=-7.0)
+    config = script.Config(
+        epsilon=epsilon, height=3, width=3, start=(2, 2), lr=1.0, gamma=0.0, step_reward=-7.0
+    )
     env, _ = script.make_env(config)
     q = jnp.tile(values, (9, 1))
     step = jax.vmap(lambda key: script.plain_step(q, 4, key, env, config)[0])
     changed = (step(jax.random.split(jax.random.key(0), 20_000)) != q).any(axis=1)  # [keys, 4]
-    np.testing.assert_allclose(changed.mean(axis=0), (1 - epsilon) * greedy + epsilon * random, atol=0.015)
+    np.testing.assert_allclose(
+        changed.mean(axis=0), (1 - epsilon) * greedy + epsilon * random, atol=0.015
+    )

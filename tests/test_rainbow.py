@@ -58,7 +58,9 @@ def test_projection_against_a_loop(atoms):
     np.testing.assert_allclose((found * support).sum(axis=-1), mean, atol=1e-4)
 
 
-@pytest.mark.parametrize("v_min, v_max", [(1.0, 1.0), (1e3, 1e3 + 1.0), (1e4, 1e4 + 1.0), (5.0, -5.0)])
+@pytest.mark.parametrize(
+    "v_min, v_max", [(1.0, 1.0), (1e3, 1e3 + 1.0), (1e4, 1e4 + 1.0), (5.0, -5.0)]
+)
 def test_projection_keeps_the_mass_on_any_support(v_min, v_max):
     support = jnp.linspace(v_min, v_max, 51)
     found = rainbow.project(support[None] + 0.01, jnp.full((1, 51), 1 / 51), support)
@@ -73,7 +75,9 @@ def test_quantile_huber_loss_against_a_loop():
         error = target[row, j] - quantiles[row, i]
         huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
         expected[row] += abs((i + 0.5) / 5 - (error < 0)) * huber / 5
-    np.testing.assert_allclose(rainbow.quantile_huber_loss(*map(jnp.asarray, (quantiles, target))), expected, rtol=1e-4)
+    np.testing.assert_allclose(
+        rainbow.quantile_huber_loss(*map(jnp.asarray, (quantiles, target))), expected, rtol=1e-4
+    )
 
 
 def test_minimum_of_the_quantile_loss_are_the_quantiles():
@@ -94,12 +98,18 @@ def test_losses_and_surprises():
     rng = np.random.default_rng(0)
     logits, target = rng.normal(size=(6, 4)), rng.dirichlet(np.ones(4), 6)
     target[0] = [0.0, 1.0, 0.0, 0.0]
-    losses, surprise = rainbow.loss_and_surprise(jnp.asarray(logits), jnp.asarray(target), "categorical", "squared")
+    losses, surprise = rainbow.loss_and_surprise(
+        jnp.asarray(logits), jnp.asarray(target), "categorical", "squared"
+    )
     expected = scipy.special.rel_entr(target, scipy.special.softmax(logits, axis=-1)).sum(axis=-1)
     np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(losses, surprise)
-    losses, surprise = rainbow.loss_and_surprise(jnp.asarray(logits), jnp.asarray(target), "quantile", "squared")
-    np.testing.assert_allclose(losses, rainbow.quantile_huber_loss(jnp.asarray(logits), jnp.asarray(target)))
+    losses, surprise = rainbow.loss_and_surprise(
+        jnp.asarray(logits), jnp.asarray(target), "quantile", "squared"
+    )
+    np.testing.assert_allclose(
+        losses, rainbow.quantile_huber_loss(jnp.asarray(logits), jnp.asarray(target))
+    )
     np.testing.assert_array_equal(losses, surprise)
 
 
@@ -108,10 +118,17 @@ def test_bellman_targets(distribution):
     """Mean of the target is R + discount times the mean of what follows, and R alone after a termination."""
     rng, support = np.random.default_rng(0), jnp.linspace(-20.0, 20.0, 9)
     outputs = jnp.asarray(rng.normal(0, 2, (5, 1 if distribution == "none" else 9)), jnp.float32)
-    returns, discount = jnp.asarray(rng.normal(0, 2, 5), jnp.float32), jnp.array([0.9, 0.5, 0.0, 0.7, 0.0])
-    target = rainbow.bellman_target(returns, discount, outputs.at[2].set(jnp.nan), support, distribution)
+    returns, discount = (
+        jnp.asarray(rng.normal(0, 2, 5), jnp.float32),
+        jnp.array([0.9, 0.5, 0.0, 0.7, 0.0]),
+    )
+    target = rainbow.bellman_target(
+        returns, discount, outputs.at[2].set(jnp.nan), support, distribution
+    )
     mean = rainbow.action_values(outputs[:, None], support, distribution)[:, 0]
-    found = (target * support).sum(axis=-1) if distribution == "categorical" else target.mean(axis=-1)
+    found = (
+        (target * support).sum(axis=-1) if distribution == "categorical" else target.mean(axis=-1)
+    )
     np.testing.assert_allclose(found, returns + discount * mean, atol=1e-4)
     if distribution == "quantile":
         np.testing.assert_allclose(target[0], returns[0] + 0.9 * outputs[0], rtol=1e-5)
@@ -123,7 +140,9 @@ def test_dueling_of_distributions():
     value, advantage = rng.normal(size=(3, 1, 5)), rng.normal(size=(3, 4, 5))
     found = rainbow.dueling_q(jnp.asarray(value), jnp.asarray(advantage))
     for atom in range(5):
-        expected = apex_dqn.dueling_q(jnp.asarray(value[..., atom]), jnp.asarray(advantage[..., atom]))
+        expected = apex_dqn.dueling_q(
+            jnp.asarray(value[..., atom]), jnp.asarray(advantage[..., atom])
+        )
         np.testing.assert_allclose(found[..., atom], expected, rtol=1e-5)
 
 
@@ -146,18 +165,28 @@ def test_noisy_layer_by_hand():
     leaves = {name: np.asarray(leaf) for name, leaf in params["params"].items()}
     p, q = np.split(np.asarray(noise), [2])
     kernel = leaves["kernel"] + leaves["kernel_std"] * np.outer(p, q)
-    np.testing.assert_allclose(found, x @ kernel + leaves["bias"] + leaves["bias_std"] * q, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(layer.apply(params, x), x @ leaves["kernel"] + leaves["bias"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        found, x @ kernel + leaves["bias"] + leaves["bias_std"] * q, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        layer.apply(params, x), x @ leaves["kernel"] + leaves["bias"], rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_allclose(leaves["kernel_std"], 0.5 / np.sqrt(2), rtol=1e-6)
     np.testing.assert_allclose(leaves["bias_std"], 0.5 / np.sqrt(2), rtol=1e-6)
-    assert np.abs(leaves["kernel"]).max() <= 2**-0.5 and leaves["kernel"].min() < 0 < leaves["kernel"].max()
+    assert (
+        np.abs(leaves["kernel"]).max() <= 2**-0.5
+        and leaves["kernel"].min() < 0 < leaves["kernel"].max()
+    )
 
 
 def test_noise_is_of_the_papers_distribution():
     """f(x) = sign(x) sqrt|x|: mean 0, E f^2 = E|x| = sqrt(2 / pi), half of them negative, nothing shared by layers."""
     _, params, _ = noisy_network()
     noise = rainbow.draw_noise(jax.random.key(2), params, (4000,))["noise"]
-    assert set(noise) == {name for name in params["params"] if name.startswith("NoisyDense")} and len(noise) == 5
+    assert (
+        set(noise) == {name for name in params["params"] if name.startswith("NoisyDense")}
+        and len(noise) == 5
+    )
     for name, each in noise.items():
         assert each["sample"].shape == (4000, sum(params["params"][name]["kernel_std"].shape))
     together = np.concatenate([each["sample"] for each in noise.values()], axis=-1)
@@ -175,37 +204,58 @@ def test_no_noise_without_noisy_layers():
 
 
 def test_policy_is_silent_and_greedy():
-    config = rainbow.Config(hidden_sizes=(6, 5), num_envs=4, learning_starts=16, buffer_size=64, batch_size=4)
+    config = rainbow.Config(
+        hidden_sizes=(6, 5), num_envs=4, learning_starts=16, buffer_size=64, batch_size=4
+    )
     init, _ = rainbow.make_learner(config)
     state, (start, act) = jit_quickly(init)(jax.random.key(0)), rainbow.make_policy(config)
     obs = 10 * jax.random.normal(jax.random.key(3), (200, 4))
     actions = jax.vmap(lambda obs: act(state.agent, start(), obs)[0])(obs)
     network = rainbow.make_network(config, *rainbow.make_env(config))
-    values = (jax.nn.softmax(network.apply(state.params, obs)) * jnp.linspace(0.0, 100.0, 51)).sum(axis=-1)
+    values = (jax.nn.softmax(network.apply(state.params, obs)) * jnp.linspace(0.0, 100.0, 51)).sum(
+        axis=-1
+    )
     assert (actions == values.argmax(axis=-1)).all() and set(np.asarray(actions)) == {0, 1}
 
 
 def test_acting_draws_new_noise_in_each_step():
     """With weights that are noise alone, actions of one observation follow coins: each step tosses one for all."""
-    config = rainbow.Config(env_name="FrozenLake-misc", num_envs=4, num_steps=400, distribution="none", dueling=False)
-    config = dataclasses.replace(config, learning_starts=0, n_step=1, hidden_sizes=(), epsilon_start=0.0)
-    config = dataclasses.replace(config, epsilon_finish=0.0, batch_size=4, buffer_size=1600, total_timesteps=4000)
+    config = rainbow.Config(
+        env_name="FrozenLake-misc", num_envs=4, num_steps=400, distribution="none", dueling=False
+    )
+    config = dataclasses.replace(
+        config, learning_starts=0, n_step=1, hidden_sizes=(), epsilon_start=0.0
+    )
+    config = dataclasses.replace(
+        config, epsilon_finish=0.0, batch_size=4, buffer_size=1600, total_timesteps=4000
+    )
     init, update = rainbow.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
     layer = state.params["params"]["NoisyDense_0"]
-    ones = {name: jnp.full_like(leaf, 1.0 if name == "bias_std" else 0.0) for name, leaf in layer.items()}
+    ones = {
+        name: jnp.full_like(leaf, 1.0 if name == "bias_std" else 0.0)
+        for name, leaf in layer.items()
+    }
     state = state._replace(params={"params": {"NoisyDense_0": ones}})
     actions = np.asarray(jit_quickly(update)(state)[0].replay["action"]).reshape(400, 4)
     assert (actions == actions[:, :1]).all()  # the environments share the noise
     counts = np.bincount(actions[:, 0], minlength=4)
-    assert ((counts - 100.0) ** 2 / 100.0).sum() < 21  # chi-square with 3 degrees of freedom: 99.99 %
-    assert 60 < (actions[1:, 0] == actions[:-1, 0]).sum() < 140  # about a quarter of the steps repeat an action
+    assert (
+        (counts - 100.0) ** 2 / 100.0
+    ).sum() < 21  # chi-square with 3 degrees of freedom: 99.99 %
+    assert (
+        60 < (actions[1:, 0] == actions[:-1, 0]).sum() < 140
+    )  # about a quarter of the steps repeat an action
 
 
 def test_gradient_steps_have_noise_of_their_own(monkeypatch):
     """Noise of the loss, of the choice and of the target network's values: each alone changes the loss in its way."""
-    config = rainbow.Config(num_envs=4, learning_starts=40, n_step=1, buffer_size=44, gradient_steps=2, batch_size=16)
-    config = dataclasses.replace(config, lr=0.0, hidden_sizes=(6,), distribution="none", total_timesteps=100)
+    config = rainbow.Config(
+        num_envs=4, learning_starts=40, n_step=1, buffer_size=44, gradient_steps=2, batch_size=16
+    )
+    config = dataclasses.replace(
+        config, lr=0.0, hidden_sizes=(6,), distribution="none", total_timesteps=100
+    )
     init, update = rainbow.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
     original, drawn = rainbow.draw_noise, []
@@ -252,11 +302,16 @@ def learn(num_updates=400, env_params=(), **overrides):
     )
     config = dataclasses.replace(config, **overrides)
     out = jit_quickly(rainbow.make_train(config))(jax.random.key(0))
-    network, support = rainbow.make_network(config, *rainbow.make_env(config)), rainbow.support_of(config)
+    network, support = (
+        rainbow.make_network(config, *rainbow.make_env(config)),
+        rainbow.support_of(config),
+    )
     params = out["runner_state"].params
 
     def values(*obs):
-        return rainbow.action_values(network.apply(params, jnp.asarray(obs, float)), support, config.distribution)
+        return rainbow.action_values(
+            network.apply(params, jnp.asarray(obs, float)), support, config.distribution
+        )
 
     return config, out["runner_state"], out["metrics"], values
 
@@ -302,27 +357,45 @@ OFF = {
 @functools.cache
 def losses(**overrides):
     """Of a short training, [num_updates]."""
-    config = rainbow.Config(num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,))
+    config = rainbow.Config(
+        num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,)
+    )
     config = dataclasses.replace(config, total_timesteps=64 + 8 + 40, **overrides)
-    return np.asarray(jit_quickly(rainbow.make_train(config))(jax.random.key(0))["metrics"]["td_loss"])
+    return np.asarray(
+        jit_quickly(rainbow.make_train(config))(jax.random.key(0))["metrics"]["td_loss"]
+    )
 
 
-@pytest.mark.parametrize("part", [part if part in ("noisy", "distribution") else slow(part) for part in OFF])
+@pytest.mark.parametrize(
+    "part", [part if part in ("noisy", "distribution") else slow(part) for part in OFF]
+)
 def test_each_part_can_be_switched_off_alone(part):
     without, whole = losses(**{part: OFF[part]}), losses()
-    assert np.isfinite(without).all() and (len(without) != len(whole) or not np.allclose(without, whole))
+    assert np.isfinite(without).all() and (
+        len(without) != len(whole) or not np.allclose(without, whole)
+    )
 
 
 def test_new_transitions_get_the_highest_priority_so_far():
-    config = rainbow.Config(num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,))
-    config = dataclasses.replace(config, n_step=1, distribution="none", priority_exponent=1.0, gradient_steps=1)
+    config = rainbow.Config(
+        num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,)
+    )
+    config = dataclasses.replace(
+        config, n_step=1, distribution="none", priority_exponent=1.0, gradient_steps=1
+    )
     init, update = rainbow.make_learner(config)
     state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
     leaves = lambda state: np.asarray(state.tree[0]).reshape(-1)  # noqa: E731
-    assert (leaves(state)[:64] == 1.0).all() and not leaves(state)[64:].any() and state.max_priority == 1.0
+    assert (
+        (leaves(state)[:64] == 1.0).all()
+        and not leaves(state)[64:].any()
+        and state.max_priority == 1.0
+    )
     state = state._replace(max_priority=jnp.float32(7.0))
     after, _ = update(state)
-    assert (leaves(after)[64:68] == 7.0).sum() >= 1  # others may have been drawn and learned already
+    assert (
+        leaves(after)[64:68] == 7.0
+    ).sum() >= 1  # others may have been drawn and learned already
     changed = leaves(after)[:68] != np.append(leaves(state)[:64], [7.0] * 4)
     assert 0 < changed.sum() <= 8 and after.max_priority == 7.0
     low, _ = update(state._replace(max_priority=jnp.float32(1e-9)))
@@ -334,16 +407,22 @@ def test_new_transitions_get_the_highest_priority_so_far():
 )
 def test_support_edge_tells_of_a_support_that_misses_the_returns(v_min, v_max, least, most):
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    _, _, metrics, _ = learn(env_params=env_params, num_updates=60, v_min=float(v_min), v_max=float(v_max))
+    _, _, metrics, _ = learn(
+        env_params=env_params, num_updates=60, v_min=float(v_min), v_max=float(v_max)
+    )
     assert least <= metrics["support_edge"][-1] <= most
 
 
 @pytest.mark.slow
 def test_floats_are_mapped_over():
-    config = rainbow.Config(num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,))
+    config = rainbow.Config(
+        num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,)
+    )
     config = dataclasses.replace(config, total_timesteps=64 + 8 + 40)
     names = {"v_min": (0.0, -5.0), "v_max": (100.0, 9.0), "noisy_std": (0.5, 0.1)}
-    grid = dataclasses.replace(config, **{name: jnp.array(values) for name, values in names.items()})
+    grid = dataclasses.replace(
+        config, **{name: jnp.array(values) for name, values in names.items()}
+    )
     axes = jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, grid)
     run = lambda config, key: rainbow.make_train(config)(key)["metrics"]["td_loss"]  # noqa: E731
     found = jit_quickly(jax.vmap(run, (axes, None)))(grid, jax.random.key(0))

@@ -47,7 +47,9 @@ def run(*args):
 def harm_agents(path, change):
     """Rewrites a file of agents as `change(arrays)`."""
     arrays, metadata = runs.read_agents(path)
-    save_file({name: np.ascontiguousarray(each) for name, each in change(arrays).items()}, path, metadata)
+    save_file(
+        {name: np.ascontiguousarray(each) for name, each in change(arrays).items()}, path, metadata
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +58,17 @@ def run_dir(tmp_path_factory):
     args = ["q_learning_gridworld", "--total-timesteps=1500", "--num-steps=300", "--lr=0.5"]
     cliff = [x for column in range(1, 9) for x in (3, column)]
     args += ["--height=4", "--width=10", "--start", 3, 0, "--goal", 3, 9, "--cliff", *cliff]
-    args += ["--random-starts=True", "--cliff-terminates=True", "--step-reward=-1", "--goal-reward=-1"]
+    args += [
+        "--random-starts=True",
+        "--cliff-terminates=True",
+        "--step-reward=-1",
+        "--goal-reward=-1",
+    ]
     args += ["--max-steps-in-episode=40"]
     path = tmp_path_factory.mktemp("render") / "run"
-    return train.main([*args, "--num-seeds=5", "--seed=1", "--eval-episodes=3", f"--run-dir={path}"])
+    return train.main(
+        [*args, "--num-seeds=5", "--seed=1", "--eval-episodes=3", f"--run-dir={path}"]
+    )
 
 
 @pytest.fixture
@@ -74,7 +83,11 @@ def refuses(capsys):
         with pytest.raises(SystemExit) as stop, command_line.errors_in_one_line("onejit render"):
             run(*args)
         said = capsys.readouterr().err
-        assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith("onejit render: error: ")
+        assert (
+            stop.value.code == 2
+            and said.count("\n") == 1
+            and said.startswith("onejit render: error: ")
+        )
         for word in words:
             assert word in said, said
 
@@ -94,7 +107,10 @@ def test_agents_are_ranked_and_named():
     found, by = statistics.rank_agents(metrics)
     assert found.tolist() == [4, 2, 1, 0, 3] and "end of training" in by
     lost = np.arange(5) == 4  # the best, of parameters that are not finite
-    assert statistics.rank_agents(metrics | {"evaluation": evaluation}, lost)[0].tolist()[:2] == [2, 4]
+    assert statistics.rank_agents(metrics | {"evaluation": evaluation}, lost)[0].tolist()[:2] == [
+        2,
+        4,
+    ]
     found, by = statistics.rank_agents(metrics | {"evaluation": evaluation})
     assert found.tolist() == [2, 3, 1, 0, 4] and "greedy" in by
     assert render.choose_agents(["best", "median", "worst", "3", "4"], found) == {
@@ -103,7 +119,10 @@ def test_agents_are_ranked_and_named():
         "agent3": 3,
         "median_agent1": 1,
     }
-    assert render.choose_agents(["best", "median", "worst"], found[:2]) == {"best_agent3": 3, "worst_agent2": 2}
+    assert render.choose_agents(["best", "median", "worst"], found[:2]) == {
+        "best_agent3": 3,
+        "worst_agent2": 2,
+    }
     assert render.choose_agents(["best", "median", "worst"], np.array([0])) == {"best_agent0": 0}
 
 
@@ -118,7 +137,10 @@ def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode
         f"worst_agent{order[0]}.gif",
         f"median_agent{order[2]}.gif",
     ]
-    said = re.findall(r"agent(\d): return (\S+) in (\d+) steps", capsys.readouterr().out.replace("agent ", "agent"))
+    said = re.findall(
+        r"agent(\d): return (\S+) in (\d+) steps",
+        capsys.readouterr().out.replace("agent ", "agent"),
+    )
     assert len(said) == 3
     for (agent, total, steps), path in zip(said, written, strict=True):
         assert float(total) == pytest.approx(evaluation[int(agent), episode], rel=1e-3)
@@ -135,10 +157,16 @@ def test_a_run_of_a_script_itself(copied, capsys):
         (copied / name).unlink()
     (path,) = run(copied, "--agents", "worst", "--max-steps", 3, "--formats", "gif")
     final = statistics.final_return(np.load(copied / "metrics.npz"))
-    assert path == copied / "render" / f"worst_agent{final.argmin()}.gif" and len(frames_of_gif(path)) == 3
+    assert (
+        path == copied / "render" / f"worst_agent{final.argmin()}.gif"
+        and len(frames_of_gif(path)) == 3
+    )
     said = capsys.readouterr().out
     assert "the return at the end of training" in said
-    assert f"{copied} has no copy of its script; {ROOT / 'q_learning_gridworld.py'} is used instead" in said
+    assert (
+        f"{copied} has no copy of its script; {ROOT / 'q_learning_gridworld.py'} is used instead"
+        in said
+    )
 
 
 def test_neither_checkpoints_nor_replay_are_read(copied):
@@ -182,7 +210,13 @@ def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1 --update-epochs 1 --hidden-sizes 8"
     run_dir = train.main(
-        ["ppo", "--env-name=env_of_a_test:Elsewhere-v0", *small.split(), "--num-seeds=1", "--eval-episodes=0"]
+        [
+            "ppo",
+            "--env-name=env_of_a_test:Elsewhere-v0",
+            *small.split(),
+            "--num-seeds=1",
+            "--eval-episodes=0",
+        ]
     ).absolute()
     del sys.modules["env_of_a_test"]
     sys.path[:] = [each for each in sys.path if each != str(project)]
@@ -194,9 +228,14 @@ def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
 
 def test_best_agents_of_the_training(copied, capsys, refuses):
     """Each seed's best agent, ranked by what it reached then, plays what was measured then."""
-    refuses([copied, "--best"], f"best: {copied} has no best_agent.safetensors", "--eval-interval N")
+    refuses(
+        [copied, "--best"], f"best: {copied} has no best_agent.safetensors", "--eval-interval N"
+    )
     shutil.copy(copied / "agent.safetensors", copied / "best_agent.safetensors")
-    harm_agents(copied / "best_agent.safetensors", lambda arrays: {name: each[::-1] for name, each in arrays.items()})
+    harm_agents(
+        copied / "best_agent.safetensors",
+        lambda arrays: {name: each[::-1] for name, each in arrays.items()},
+    )
     returns = np.array([[1.0, np.nan], [4.0, 0.0], [3.0, 2.0], [0.0, 5.0], [np.nan, np.nan]])
     np.savez(copied / "evaluations.npz", timesteps=np.arange(2), returns=returns)
     written = run(copied, "--best", "--max-steps", 1)
@@ -213,7 +252,10 @@ def test_one_agent_needs_no_metrics(copied):
     """As those of agents/ in the repository."""
     for name in ("metrics.npz", "evaluation.npy"):
         (copied / name).unlink()
-    harm_agents(copied / "agent.safetensors", lambda arrays: {name: each[:1] for name, each in arrays.items()})
+    harm_agents(
+        copied / "agent.safetensors",
+        lambda arrays: {name: each[:1] for name, each in arrays.items()},
+    )
     (path,) = run(copied, "--max-steps", 1)
     assert path.name == "best_agent0.gif"
 
@@ -223,7 +265,10 @@ def test_agents_that_do_not_fit_the_script(copied, refuses):
     path = copied / "agent.safetensors"
     ((name, table),) = runs.read_agents(path)[0].items()
     harm_agents(path, lambda arrays: {name: table[:, :-1]})
-    refuses([copied], f"{path}: does not fit {copied / 'q_learning_gridworld.py'}: {name} is (39, 4), but (40, 4)")
+    refuses(
+        [copied],
+        f"{path}: does not fit {copied / 'q_learning_gridworld.py'}: {name} is (39, 4), but (40, 4)",
+    )
     harm_agents(path, lambda arrays: {"another": table})
     refuses([copied], f"{path}: does not fit", "another is (40, 4), but missing")
 
@@ -245,14 +290,27 @@ def test_grid_world_by_pixels():
     first, second = render.grid_world_frames(env, states, np.zeros(2), range(2))
     blue, dark, red = (31, 119, 180), (77, 77, 77), (222, 120, 110)
 
-    def share(frame, color, rows, columns):  # of a part of the picture, by eighths of the width and of the height
+    def share(
+        frame, color, rows, columns
+    ):  # of a part of the picture, by eighths of the width and of the height
         height, width = frame.shape[:2]
-        part = frame[int(rows[0] * height) : int(rows[1] * height), int(columns[0] * width) : int(columns[1] * width)]
+        part = frame[
+            int(rows[0] * height) : int(rows[1] * height),
+            int(columns[0] * width) : int(columns[1] * width),
+        ]
         return (np.abs(part.astype(int) - color).max(axis=-1) < 3).mean()
 
-    assert share(first, blue, (0.7, 1), (0, 0.25)) > 0.02 > 0.01 > share(second, blue, (0.75, 1), (0, 0.25))
+    assert (
+        share(first, blue, (0.7, 1), (0, 0.25))
+        > 0.02
+        > 0.01
+        > share(second, blue, (0.75, 1), (0, 0.25))
+    )
     assert share(second, blue, (0.4, 0.7), (0, 0.25)) > 0.02
-    assert share(first, dark, (0.4, 0.7), (0.25, 0.5)) > 0.5 and share(first, red, (0.7, 1), (0.5, 0.75)) > 0.5
+    assert (
+        share(first, dark, (0.4, 0.7), (0.25, 0.5)) > 0.5
+        and share(first, red, (0.7, 1), (0.5, 0.75)) > 0.5
+    )
 
 
 def test_channels_of_a_grid_have_colors():
@@ -263,22 +321,32 @@ def test_channels_of_a_grid_have_colors():
 
     def colors(frame):
         values, counts = np.unique(frame.reshape(-1, 3), axis=0, return_counts=True)
-        return {tuple(value) for value, count in zip(values.tolist(), counts, strict=True) if count > cell / 2}
+        return {
+            tuple(value)
+            for value, count in zip(values.tolist(), counts, strict=True)
+            if count > cell / 2
+        }
 
     white, black = (255, 255, 255), (0, 0, 0)
     assert len(colors(first) - {white, black}) == 2 and len(colors(second) - {white, black}) == 1
-    assert not colors(first) & colors(second) - {white, black}, "the last channel has a color of its own, and is on top"
+    assert not colors(first) & colors(second) - {white, black}, (
+        "the last channel has a color of its own, and is on top"
+    )
 
 
 def test_bars_show_the_observation():
     obs = np.array([[0.0, 1.0], [1.0, 0.0]])
     first, second = render.bar_frames("title", obs, np.zeros(2), range(2))
-    blue = [(np.abs(frame.astype(int) - (31, 119, 180)).max(axis=-1) < 3) for frame in (first, second)]
+    blue = [
+        (np.abs(frame.astype(int) - (31, 119, 180)).max(axis=-1) < 3) for frame in (first, second)
+    ]
     middles = [np.flatnonzero(each.any(axis=0)).mean() for each in blue]
     assert middles[0] > middles[1] + first.shape[1] / 4
 
 
-@pytest.mark.parametrize("name", ["Pendulum-v1", "Catch-bsuite", "FrozenLake-misc", "DeepSea-bsuite"])
+@pytest.mark.parametrize(
+    "name", ["Pendulum-v1", "Catch-bsuite", "FrozenLake-misc", "DeepSea-bsuite"]
+)
 def test_gymnax_environments(name, monkeypatch):
     for variable in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
         monkeypatch.setenv(variable, "dummy")
@@ -292,21 +360,29 @@ def test_gymnax_environments(name, monkeypatch):
 
     @jax.jit
     def play(key):
-        return jax.lax.scan(step, env.reset(key, params)[1], jax.random.split(jax.random.key(2), 6))[1]
+        return jax.lax.scan(
+            step, env.reset(key, params)[1], jax.random.split(jax.random.key(2), 6)
+        )[1]
 
     states, rewards = play(jax.random.key(1))
     rewards = np.asarray(rewards)
-    frames, seconds = render.frames_of(SimpleNamespace(env_name=name), env, params, jax.device_get(states), rewards)
+    frames, seconds = render.frames_of(
+        SimpleNamespace(env_name=name), env, params, jax.device_get(states), rewards
+    )
     frames = list(frames())
     assert len(frames) == 6 and 0.01 < seconds < 0.2
     assert len({frame.shape for frame in frames}) == 1 and frames[0].dtype == np.uint8
     below_title = frames[0].shape[0] // 6
-    assert any((frame[below_title:] != frames[0][below_title:]).sum() > 100 for frame in frames), "nothing moves"
+    assert any((frame[below_title:] != frames[0][below_title:]).sum() > 100 for frame in frames), (
+        "nothing moves"
+    )
 
 
 def test_mp4(tmp_path):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    frames = [np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)]  # odd sizes, which H.264 does not have
+    frames = [
+        np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)
+    ]  # odd sizes, which H.264 does not have
     with (tmp_path / "film.mp4").open("wb") as file:
         render.save_mp4(lambda: iter(frames), 0.1, file)
     reader = imageio_ffmpeg.read_frames(str(tmp_path / "film.mp4"))
@@ -324,7 +400,10 @@ def test_packages_for_pictures_that_are_not_there(package, form, env_name, monke
     env, _ = gymnax.make(env_name)
     assert render.check_formats((form,), env) == (form,)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=f"needs {package.replace('_', '-')}; pip install {package.replace('_', '-')}"):
+    with pytest.raises(
+        ValueError,
+        match=f"needs {package.replace('_', '-')}; pip install {package.replace('_', '-')}",
+    ):
         render.check_formats((form,), env)
     assert render.check_formats(("gif",), gymnax.make("Breakout-MinAtar")[0])
 
@@ -364,7 +443,9 @@ def test_page_holds_all_that_it_imports(pendulum, no_packages):
         path.write_text(source)
     page = render.make_page("a <title> & </script>", env, states)
     assert page.count("</script>") == page.count("<script") == 3 and "&lt;title&gt; &amp;" in page
-    imports = json.loads(re.search(r'<script type="importmap">(.*?)</script>', page, re.DOTALL)[1])["imports"]
+    imports = json.loads(re.search(r'<script type="importmap">(.*?)</script>', page, re.DOTALL)[1])[
+        "imports"
+    ]
     assert {"three", "lilgui", "viewer", "animator", "selector", "system"} < set(imports)
     for name, address in imports.items():
         kind, content = address.split(";base64,")
@@ -372,7 +453,9 @@ def test_page_holds_all_that_it_imports(pendulum, no_packages):
         assert kind == "data:text/javascript" and ("class" in source or "function" in source), name
         assert set(re.findall(r"from ['\"](.+?)['\"]", source)) <= set(imports), name
     assert not re.search(r"(src|href)=\"(?!data:)", page)
-    system = json.loads(re.search(r'<script type="application/json" id="system">(.*?)</script>', page, re.DOTALL)[1])
+    system = json.loads(
+        re.search(r'<script type="application/json" id="system">(.*?)</script>', page, re.DOTALL)[1]
+    )
     assert system["opt"]["timestep"] == pytest.approx(float(env.dt))
     positions = [state["pos"] for state in system["states"]["x"]]
     np.testing.assert_allclose(positions, states.x.pos, atol=1e-5)
@@ -408,7 +491,10 @@ def test_runs_that_are_damaged(copied, refuses):
     (copied / "config.yaml").write_text(config + "\nnum_envs: 4\n")
     refuses([copied], "config.yaml: is not a config of")
     (copied / "config.yaml").write_text(config)
-    record, script = json.loads((copied / "run.json").read_text()), copied / "q_learning_gridworld.py"
+    record, script = (
+        json.loads((copied / "run.json").read_text()),
+        copied / "q_learning_gridworld.py",
+    )
     for source, words in (
         ("import nothing_of_this_name", ("cannot be imported", "nothing_of_this_name")),
         ("Config = 1", ("is not a training script", "it has no make_learner")),
@@ -444,7 +530,11 @@ def brax_run(tmp_path_factory):
     if not render.PACKAGES.exists():
         if not shutil.which("npm"):
             pytest.skip("needs npm, for the packages of brax's viewer")
-        subprocess.run(["npm", "ci", "--ignore-scripts", "--prefix", str(render.VIEWER)], check=True, timeout=300)
+        subprocess.run(
+            ["npm", "ci", "--ignore-scripts", "--prefix", str(render.VIEWER)],
+            check=True,
+            timeout=300,
+        )
     folder = tmp_path_factory.mktemp("brax")
     config = "--env-name=inverted_pendulum --total-timesteps=16384 --num-seeds=2 --run-dir=run"
     for command in (
@@ -464,14 +554,20 @@ def brax_run(tmp_path_factory):
 @pytest.mark.slow
 def test_brax_pictures(brax_run):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    names = sorted(path.name.split("_")[0] + path.suffix for path in (brax_run / "render").iterdir())
+    names = sorted(
+        path.name.split("_")[0] + path.suffix for path in (brax_run / "render").iterdir()
+    )
     assert names == ["best.gif", "best.html", "best.mp4", "worst.gif", "worst.html", "worst.mp4"]
     for path in (brax_run / "render").glob("*.gif"):
         frames = frames_of_gif(path)
         assert len(frames) > 3 and frames[0].shape == (360, 480, 3)
         for frame in (frames[0], frames[-1]):
-            assert (frame[40:] > 60).any(axis=-1).mean() > 0.005, "there is no body on the black background"
-        assert (frames[0][40:].astype(int) - frames[-1][40:] != 0).any(axis=-1).sum() > 200, "nothing moves"
+            assert (frame[40:] > 60).any(axis=-1).mean() > 0.005, (
+                "there is no body on the black background"
+            )
+        assert (frames[0][40:].astype(int) - frames[-1][40:] != 0).any(axis=-1).sum() > 200, (
+            "nothing moves"
+        )
         about, *film = imageio_ffmpeg.read_frames(str(path.with_suffix(".mp4")))
         assert about["size"] == (480, 360) and len(film) == len(frames)
 
@@ -480,29 +576,45 @@ def test_brax_pictures(brax_run):
 def test_page_in_a_browser(brax_run, tmp_path):
     """No failed request, no request to elsewhere, no error; the canvas shows something, and it moves."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser_path = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if not browser_path:
         pytest.skip("there is no Chromium")
-    software = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
+    software = [
+        "--no-sandbox",
+        "--use-angle=swiftshader",
+        "--enable-unsafe-swiftshader",
+        "--ignore-gpu-blocklist",
+    ]
     (page_path,) = (brax_run / "render").glob("best_*.html")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=software)
         context = browser.new_context(viewport={"width": 640, "height": 400}, offline=True)
         page, wrong, requests = context.new_page(), [], []
-        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: (
+                wrong.append(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("requestfailed", lambda request: wrong.append(request.url))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(page_path.as_uri())
         page.wait_for_selector("canvas")
-        page.evaluate("window.brax.camera.follow = false")  # what moves from now on is the body, not the view
+        page.evaluate(
+            "window.brax.camera.follow = false"
+        )  # what moves from now on is the body, not the view
         time.sleep(2)
         for name in ("first", "second"):
             page.screenshot(path=tmp_path / f"{name}.png")
             time.sleep(0.3)
         browser.close()
     assert not wrong
-    assert all(url == page_path.as_uri() or url.startswith(("data:", "blob:")) for url in requests), requests
+    assert all(
+        url == page_path.as_uri() or url.startswith(("data:", "blob:")) for url in requests
+    ), requests
     first, second = (
         (matplotlib.image.imread(tmp_path / f"{name}.png")[40:, :, :3] * 255).round().astype(int)
         for name in ("first", "second")  # below the title and the controls
@@ -514,7 +626,9 @@ def test_page_in_a_browser(brax_run, tmp_path):
 
 def test_a_sweep_is_not_rendered(tmp_path):
     """The message says where the runs of its trials are."""
-    (tmp_path / "run.json").write_text('{"settings": {"script": "ppo", "num_seeds": 1, "seed": 0}, "words": []}')
+    (tmp_path / "run.json").write_text(
+        '{"settings": {"script": "ppo", "num_seeds": 1, "seed": 0}, "words": []}'
+    )
     with pytest.raises(ValueError, match="is a sweep") as refused:
         render.main(tmp_path)
     assert str(tmp_path / "agents") in str(refused.value)

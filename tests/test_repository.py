@@ -22,8 +22,14 @@ MASTER = ROOT / "ppo_continuous.py"
 SCRIPTS = repository_files("*.py")
 CONFIGS = repository_files("configs/**/*.*")
 REQUIREMENTS = repository_files("requirements*.txt")
-ALSO_NEEDED = {"distrax": "tfp-nightly", "gymnax": "six"}  # by the package, which does not pin it or does not name it
-DISTRIBUTIONS = {"yaml": "pyyaml", "orbax": "orbax-checkpoint"}  # where it is not called what its module is called
+ALSO_NEEDED = {
+    "distrax": "tfp-nightly",
+    "gymnax": "six",
+}  # by the package, which does not pin it or does not name it
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "orbax": "orbax-checkpoint",
+}  # where it is not called what its module is called
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda file: file.stem)
 
@@ -57,7 +63,9 @@ def top_names(source: str) -> set[str]:
 def requirements(path=ROOT / "requirements.txt") -> dict[str, str]:
     """The lines of a requirements file by the distribution they are about, without those that begin with -r or -c."""
     lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
-    return {re.match(r"[\w.-]+", line)[0]: line for line in lines if line and not line.startswith("-")}
+    return {
+        re.match(r"[\w.-]+", line)[0]: line for line in lines if line and not line.startswith("-")
+    }
 
 
 def script_metadata(source: str) -> dict:
@@ -65,7 +73,9 @@ def script_metadata(source: str) -> dict:
     blocks = re.findall(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$", source)
     assert len(blocks) == 1, f"{len(blocks)} blocks of inline script metadata"
     lines = blocks[0][0].splitlines()
-    return tomllib.loads("\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines))
+    return tomllib.loads(
+        "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    )
 
 
 # Blocks
@@ -83,7 +93,9 @@ def text(*parts):
 @each_script
 def test_blocks_equal_the_masters(path, sync):
     source = path.read_text()
-    assert sync["sync"](sync["read_masters"](), source) == source, "run `make sync`, or make the change in the master"
+    assert sync["sync"](sync["read_masters"](), source) == source, (
+        "run `make sync`, or make the change in the master"
+    )
 
 
 @each_script
@@ -100,14 +112,22 @@ def test_scripts_are_read_in_one_sitting(path):
     lines = path.read_text().splitlines()
     assert len(lines) <= MOST_LINES[path.stem]
     start = lines.index("# --- hyperparameters ---")
-    equations = [i for i, line in enumerate(lines) if i > start and re.search(r"equation|[Ss]ection|arXiv", line)]
+    equations = [
+        i
+        for i, line in enumerate(lines)
+        if i > start and re.search(r"equation|[Ss]ection|arXiv", line)
+    ]
     assert equations[0] < 210
 
 
 def test_sync_finds_and_mends_a_difference(sync):
-    masters = sync["find_blocks"](text("before", block("a", "x = 1", "", "", "y = 2"), block("b", "z = 3")))
+    masters = sync["find_blocks"](
+        text("before", block("a", "x = 1", "", "", "y = 2"), block("b", "z = 3"))
+    )
     copy = text("other", block("a", "x = 0"), "# --- mine ---", "own", block("b"))
-    expected = text("other", block("a", "x = 1", "", "", "y = 2"), "# --- mine ---", "own", block("b", "z = 3"))
+    expected = text(
+        "other", block("a", "x = 1", "", "", "y = 2"), "# --- mine ---", "own", block("b", "z = 3")
+    )
     assert sync["differing"](masters, copy) == ["a", "b"]
     assert sync["sync"](masters, copy) == expected
     assert sync["differing"](masters, expected) == []
@@ -133,8 +153,14 @@ def test_sync_follows_the_order_of_the_script_and_keeps_the_end_of_the_file(sync
     [
         (text(block("aa", "x = 1")), "unknown block aa; known are a, b"),
         (text(block("a"), block("a")), "a second block a"),
-        (text("# --- block a ---", "x = 1"), "not a banner as it should be spelt: # --- block a ---"),
-        (text(block("a", "x = 1"), "def mine():\n    pass"), "block a holds mine, which the master has not"),
+        (
+            text("# --- block a ---", "x = 1"),
+            "not a banner as it should be spelt: # --- block a ---",
+        ),
+        (
+            text(block("a", "x = 1"), "def mine():\n    pass"),
+            "block a holds mine, which the master has not",
+        ),
     ],
 )
 def test_sync_errors(sync, copy, message):
@@ -144,12 +170,18 @@ def test_sync_errors(sync, copy, message):
 
 def test_sync_command(tmp_path):
     def run(*args):
-        done = subprocess.run([sys.executable, SYNC, *args], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, SYNC, *args], capture_output=True, text=True, timeout=60
+        )
         return done.returncode, done.stdout, done.stderr
 
-    good, stale, mine, broken = (tmp_path / f"{name}.py" for name in ("good", "stale", "mine", "broken"))
+    good, stale, mine, broken = (
+        tmp_path / f"{name}.py" for name in ("good", "stale", "mine", "broken")
+    )
     good.write_text(MASTER.read_text())
-    stale_text = good.read_text().replace('if __name__ == "__main__":', '# changed\nif __name__ == "__main__":')
+    stale_text = good.read_text().replace(
+        'if __name__ == "__main__":', '# changed\nif __name__ == "__main__":'
+    )
     stale.write_text(stale_text)
     mine_text = re.sub("# --- block main.*", "# --- main ---", stale_text)
     mine.write_text(mine_text)
@@ -159,11 +191,16 @@ def test_sync_command(tmp_path):
     assert (code, err, stale.read_text()) == (1, "", stale_text)
     assert out.count("\n") == 1 and out.endswith("stale.py: block main differs\n")
     code, out, err = run(stale, broken)
-    assert (code, out, stale.read_text()) == (2, "", stale_text), "an error must leave all files as they were"
+    assert (code, out, stale.read_text()) == (2, "", stale_text), (
+        "an error must leave all files as they were"
+    )
     assert err.count("\n") == 1 and "broken.py: error: unknown block no_such_block" in err
     code, out, err = run(good, stale, mine)
     assert (code, err, stale.read_text(), mine.read_text()) == (0, "", good.read_text(), mine_text)
-    assert "stale.py: block main updated\n" in out and "mine.py: block main has no such banner here" in out
+    assert (
+        "stale.py: block main updated\n" in out
+        and "mine.py: block main has no such banner here" in out
+    )
     assert run("--check", good, stale) == (0, "", "")
     code, out, err = run(tmp_path / "missing.py")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -193,13 +230,17 @@ def test_script_metadata_names_a_date(path):
     tool = script_metadata(path.read_text())["tool"]
     assert tool == script_metadata(MASTER.read_text())["tool"] and tool.keys() == {"uv"}
     date = tool["uv"].pop("exclude-newer")
-    assert tool == {"uv": {}} and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", date)  # as RFC 3339 has it
+    assert tool == {"uv": {}} and re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", date
+    )  # as RFC 3339 has it
     assert datetime.datetime.fromisoformat(date) < datetime.datetime.now(datetime.UTC)
 
 
 def pins() -> dict[str, Requirement]:
     """The lines of constraints.txt by the distribution they are about, without those for other systems."""
-    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    lines = [
+        line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()
+    ]
     found = [Requirement(line) for line in lines if line]
     mine = [pin for pin in found if pin.marker is None or pin.marker.evaluate()]
     assert len({pin.name for pin in mine}) == len(mine), "a package is pinned twice"
@@ -229,8 +270,14 @@ def test_make_installs_all_requirements_with_the_pins():
     makefile = (ROOT / "Makefile").read_text()
     installed = set(re.findall(r"\$\(INSTALL\) -r (\S+)", makefile))
     assert re.search(r"(?m)^INSTALL := .* \$\(CONSTRAIN\)$", makefile) and len(installed) >= 4
-    assert len(re.findall(r"(?m)^\$\(VENV\)/\.installed\S*: constraints\.txt ", makefile)) == len(installed)
-    compiled = set(re.findall(r"requirements[\w-]*\.txt", re.search(r"uv pip compile(?:.*\\\n)+.*", makefile)[0]))
+    assert len(re.findall(r"(?m)^\$\(VENV\)/\.installed\S*: constraints\.txt ", makefile)) == len(
+        installed
+    )
+    compiled = set(
+        re.findall(
+            r"requirements[\w-]*\.txt", re.search(r"uv pip compile(?:.*\\\n)+.*", makefile)[0]
+        )
+    )
     for name in sorted(compiled):
         compiled |= set(re.findall(r"(?m)^-[rc] (\S+)", (ROOT / name).read_text()))
     assert installed <= compiled
@@ -252,8 +299,16 @@ def test_script_imports_no_sibling(path):
 
 
 def test_imports_are_found():
-    source = "import a.b, c\nfrom . import d\ndef f():\n    from e.f import g\nclass C:\n    import h\n"
-    assert imports(source) == [("a.b", False), ("c", False), (".", False), ("e.f", True), ("h", False)]
+    source = (
+        "import a.b, c\nfrom . import d\ndef f():\n    from e.f import g\nclass C:\n    import h\n"
+    )
+    assert imports(source) == [
+        ("a.b", False),
+        ("c", False),
+        (".", False),
+        ("e.f", True),
+        ("h", False),
+    ]
     assert top_names(source) == {"a", "c", "", "e", "h"}
 
 

@@ -28,7 +28,9 @@ def ends_at_every_step(steps=6):
     terminated, truncated = rng.random((2, steps, 3 * steps + 9)) < 0.3
     terminated[:, : 3 * steps + 1] = truncated[:, : 3 * steps + 1] = False
     for t in range(steps):
-        terminated[t, 3 * t] = truncated[t, 3 * t + 1] = terminated[t, 3 * t + 2] = truncated[t, 3 * t + 2] = True
+        terminated[t, 3 * t] = truncated[t, 3 * t + 1] = terminated[t, 3 * t + 2] = truncated[
+            t, 3 * t + 2
+        ] = True
     return terminated, truncated
 
 
@@ -54,7 +56,9 @@ def test_targets_against_their_definition():
 def test_a_terminal_state_has_no_value_and_no_entropy():
     ones, yes, no = jnp.ones((3, 1)), np.ones((3, 1), bool), np.zeros((3, 1), bool)
     for truncated in (yes, no):  # a step that is both counts as terminated
-        targets = reppo.soft_q_lambda_target(ones, 50 * ones, -70 * ones, yes, truncated, 0.5, 0.9, 0.8)
+        targets = reppo.soft_q_lambda_target(
+            ones, 50 * ones, -70 * ones, yes, truncated, 0.5, 0.9, 0.8
+        )
         np.testing.assert_array_equal(targets, ones)
     targets = reppo.soft_q_lambda_target(ones, 50 * ones, -70 * ones, no, yes, 0.5, 0.9, 0.8)
     np.testing.assert_allclose(targets, (1 + 0.9 * (50 + 0.5 * 70)) * ones, rtol=1e-6)
@@ -63,11 +67,15 @@ def test_a_terminal_state_has_no_value_and_no_entropy():
 # --- HL-Gauss ---
 
 
-@pytest.mark.parametrize("v_min, v_max, num_bins", [(-10.0, 10.0, 51), (0.0, 150.0, 151), (-3.0, 1.0, 8)])
+@pytest.mark.parametrize(
+    "v_min, v_max, num_bins", [(-10.0, 10.0, 51), (0.0, 150.0, 151), (-3.0, 1.0, 8)]
+)
 def test_hl_gauss_against_numerical_integration(v_min, v_max, num_bins):
     """The integral of the density over each bin, which is cut off outside of all bins; 0.75 bins are its deviation."""
     width = (v_max - v_min) / (num_bins - 1)
-    targets = np.array([v_min - 5.0, v_min, 0.7 * v_min + 0.3 * v_max, v_max - 0.4 * width, v_max, v_max + 1e4])
+    targets = np.array(
+        [v_min - 5.0, v_min, 0.7 * v_min + 0.3 * v_max, v_max - 0.4 * width, v_max, v_max + 1e4]
+    )
     found = np.asarray(reppo.hl_gauss(jnp.float32(targets), v_min, v_max, num_bins))
     centers = np.linspace(v_min, v_max, num_bins)
     inner = np.linspace(-0.5, 0.5, 2001) * width
@@ -80,16 +88,22 @@ def test_hl_gauss_against_numerical_integration(v_min, v_max, num_bins):
 
 def test_mean_of_hl_gauss_is_the_target_inside_of_the_support():
     v_min, v_max, num_bins = -10.0, 10.0, 51
-    targets = jnp.linspace(v_min + 1.2, v_max - 1.2, 333)  # three bins from the edges, where the mean is drawn inwards
+    targets = jnp.linspace(
+        v_min + 1.2, v_max - 1.2, 333
+    )  # three bins from the edges, where the mean is drawn inwards
     probabilities = jit_quickly(reppo.hl_gauss, static_argnums=3)(targets, v_min, v_max, num_bins)
-    np.testing.assert_allclose(probabilities @ jnp.linspace(v_min, v_max, num_bins), targets, atol=1e-3)
+    np.testing.assert_allclose(
+        probabilities @ jnp.linspace(v_min, v_max, num_bins), targets, atol=1e-3
+    )
 
 
 def test_hl_gauss_of_a_support_without_width_is_finite():
     assert np.isfinite(reppo.hl_gauss(jnp.array([-1.0, 2.0, 3.0]), 2.0, 2.0, 5)).all()
 
 
-@pytest.mark.parametrize("v_min, v_max, num_bins", [(-10.0, 10.0, 51), (-4.0, 10.0, 50), (-2.0, 200.0, 102)])
+@pytest.mark.parametrize(
+    "v_min, v_max, num_bins", [(-10.0, 10.0, 51), (-4.0, 10.0, 50), (-2.0, 200.0, 102)]
+)
 def test_critic_reads_the_mean_of_its_bins_and_begins_near_0(v_min, v_max, num_bins):
     critic = reppo.Critic((64, 64), "swish", num_bins, v_min, v_max)
     obs, action = jax.random.normal(jax.random.key(0), (2, 100, 3))
@@ -97,9 +111,13 @@ def test_critic_reads_the_mean_of_its_bins_and_begins_near_0(v_min, v_max, num_b
     logits, q = critic.apply(params, obs, action)
     assert logits.shape == (100, num_bins) and q.shape == (100,)
     np.testing.assert_allclose(q, 0.0, atol=1e-3 * (v_max - v_min))
-    other = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(2), leaf.shape), params)
+    other = jax.tree.map(
+        lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(2), leaf.shape), params
+    )
     logits, q = critic.apply(other, obs, action)
-    np.testing.assert_allclose(q, jax.nn.softmax(logits) @ np.linspace(v_min, v_max, num_bins), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        q, jax.nn.softmax(logits) @ np.linspace(v_min, v_max, num_bins), rtol=1e-3, atol=1e-3
+    )
     assert q.std() > 0
 
 
@@ -108,7 +126,9 @@ def test_hidden_layers_are_normalized():
     net = reppo.Mlp((16, 16), 4, "swish")
     x = jax.random.normal(jax.random.key(0), (10, 5)) + 1.0
     params = net.init(jax.random.key(1), x)
-    np.testing.assert_allclose(net.apply(params, 100 * x), net.apply(params, x), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        net.apply(params, 100 * x), net.apply(params, x), rtol=1e-3, atol=1e-5
+    )
     assert sum("RMSNorm" in name for name in params["params"]) == 2
 
 
@@ -117,7 +137,10 @@ def test_hidden_layers_are_normalized():
 
 def test_divergence_against_samples_of_squashed_actions():
     """tanh leaves the divergence as it is: the closed form before it is the mean of log-ratios after it."""
-    old, new = (jnp.array([0.3, -0.8]), jnp.array([-0.5, 0.1])), (jnp.array([0.1, -0.5]), jnp.array([-0.2, 0.2]))
+    old, new = (
+        (jnp.array([0.3, -0.8]), jnp.array([-0.5, 0.1])),
+        (jnp.array([0.1, -0.5]), jnp.array([-0.2, 0.2])),
+    )
     noise = jax.random.normal(jax.random.key(0), (200_000, 2))
     _, log_prob = reppo.squashed_gaussian(*old, noise)
     same_actions = (old[0] + jnp.exp(old[1]) * noise - new[0]) / jnp.exp(new[1])
@@ -130,16 +153,24 @@ def test_divergence_against_samples_of_squashed_actions():
 
 def test_squashed_gaussian_is_that_of_sac():
     mean, log_std, noise = jax.random.normal(jax.random.key(0), (3, 50, 4))
-    for a, b in zip(*(each.squashed_gaussian(3 * mean, log_std, noise) for each in (reppo, sac)), strict=True):
+    for a, b in zip(
+        *(each.squashed_gaussian(3 * mean, log_std, noise) for each in (reppo, sac)), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
 
 
 def test_each_state_is_gated_by_its_own_divergence():
     """Within the bound alpha log pi - Q, and no divergence; outside of it beta KL, and no value."""
-    q, log_prob, kl = jnp.array([1.0, 2.0, 4.0]), jnp.array([0.5, -1.0, 3.0]), jnp.array([0.01, 0.3, 0.05])
+    q, log_prob, kl = (
+        jnp.array([1.0, 2.0, 4.0]),
+        jnp.array([0.5, -1.0, 3.0]),
+        jnp.array([0.01, 0.3, 0.05]),
+    )
     arguments = 0.2, 0.7, 0.1
     np.testing.assert_allclose(
-        reppo.policy_loss(q, log_prob, kl, *arguments), ((0.1 - 1.0) + 0.7 * 0.3 + (0.6 - 4.0)) / 3, rtol=1e-6
+        reppo.policy_loss(q, log_prob, kl, *arguments),
+        ((0.1 - 1.0) + 0.7 * 0.3 + (0.6 - 4.0)) / 3,
+        rtol=1e-6,
     )
     of_q, of_log_prob, of_kl = jax.grad(reppo.policy_loss, (0, 1, 2))(q, log_prob, kl, *arguments)
     np.testing.assert_allclose(of_q, np.array([-1.0, 0.0, -1.0]) / 3, rtol=1e-6)
@@ -152,7 +183,9 @@ def test_loss_of_the_coefficients_by_hand():
     log_coefs = jnp.log(jnp.array([0.2, 0.7]))
     loss, gradient = jax.value_and_grad(reppo.coef_loss)(log_coefs, 0.5, -1.0, 0.3, 0.1)
     np.testing.assert_allclose(loss, 0.2 * 1.5 - 0.7 * 0.2, rtol=1e-5)
-    np.testing.assert_allclose(gradient, [0.2 * 1.5, -0.7 * 0.2], rtol=1e-5)  # alpha falls, beta rises
+    np.testing.assert_allclose(
+        gradient, [0.2 * 1.5, -0.7 * 0.2], rtol=1e-5
+    )  # alpha falls, beta rises
     gradient = jax.grad(reppo.coef_loss)(log_coefs, -2.0, -1.0, 0.05, 0.1)
     np.testing.assert_allclose(gradient, [-0.2, 0.7 * 0.05], rtol=1e-5)  # alpha rises, beta falls
     assert jax.grad(reppo.coef_loss, (1, 3))(log_coefs, 0.5, -1.0, 0.3, 0.1) == (0.0, 0.0)
@@ -162,7 +195,14 @@ def test_loss_of_the_coefficients_by_hand():
 
 
 def tiny(**overrides):
-    settings = dict(env_name=VALUE, num_envs=4, num_steps=8, num_minibatches=2, update_epochs=2, hidden_sizes=(8,))
+    settings = dict(
+        env_name=VALUE,
+        num_envs=4,
+        num_steps=8,
+        num_minibatches=2,
+        update_epochs=2,
+        hidden_sizes=(8,),
+    )
     config = reppo.Config(**settings | {"total_timesteps": 4 * 8 * 50} | overrides)
     init, update = reppo.make_learner(config)
     return config, jit_quickly(init)(jax.random.key(0)), update
@@ -181,7 +221,10 @@ def awake(state):
 
 def test_coefficients_move_towards_their_constraints():
     """Adam's steps have the size of the learning rate: 4 of them in an update, against the gradient."""
-    for target, direction in ((-5.0, -1), (5.0, 1)):  # the entropy, which begins near 0.6, is above or below
+    for target, direction in (
+        (-5.0, -1),
+        (5.0, 1),
+    ):  # the entropy, which begins near 0.6, is above or below
         _, state, update = tiny(target_entropy=target, lr=1e-4, kl_bound=1.0, max_grad_norm=0.0)
         after, metrics = jit_quickly(update)(state)
         moved = after.params["policy"]["log_coefs"] - state.params["policy"]["log_coefs"]
@@ -204,13 +247,17 @@ def test_divergence_is_0_in_the_first_minibatch_and_not_later():
 
 def test_divergence_is_from_the_old_policy_to_the_new():
     """The divergence is 0 in the first of two gradient steps. The second step sees the policy after the first."""
-    settings = dict(env_name="ToyContinuous", num_minibatches=1, normalize_obs=False, kl_bound=10.0, lr=0.1)
+    settings = dict(
+        env_name="ToyContinuous", num_minibatches=1, normalize_obs=False, kl_bound=10.0, lr=0.1
+    )
     policies = []
     for epochs in (1, 2):
         config, state, update = tiny(**settings, update_epochs=epochs)
         after, metrics = jit_quickly(update)(state)
         actor, _ = reppo.make_networks(config, *reppo.make_env(config))
-        obs = jnp.array([[time % 5 / 5, 1.0] for time in range(config.num_steps)])  # alike in all environments
+        obs = jnp.array(
+            [[time % 5 / 5, 1.0] for time in range(config.num_steps)]
+        )  # alike in all environments
         policies += [actor.apply(each.params["policy"]["actor"], obs) for each in (state, after)]
     old, new = policies[:2]
     expected, reverse = reppo.gaussian_kl(*old, *new).mean(), reppo.gaussian_kl(*new, *old).mean()
@@ -220,7 +267,13 @@ def test_divergence_is_from_the_old_policy_to_the_new():
 
 def test_policy_follows_the_critic_after_its_update():
     """With hardly any noise and no entropy, the loss of the only gradient step is the negative mean of the new Q."""
-    settings = dict(env_name="ToyContinuous", num_minibatches=1, update_epochs=1, normalize_obs=False, ent_coef=0.0)
+    settings = dict(
+        env_name="ToyContinuous",
+        num_minibatches=1,
+        update_epochs=1,
+        normalize_obs=False,
+        ent_coef=0.0,
+    )
     config, state, update = tiny(**settings, lr=0.1)
     state = awake(state)
     head = state.params["policy"]["actor"]["params"]["Mlp_0"]["Dense_1"]
@@ -228,9 +281,13 @@ def test_policy_follows_the_critic_after_its_update():
     head["bias"] = head["bias"].at[1].set(log_std)
     after, metrics = jit_quickly(update)(state)
     actor, critic = reppo.make_networks(config, *reppo.make_env(config))
-    obs = jnp.array([[time % 5 / 5, 1.0] for time in range(config.num_steps)])  # alike in all environments
+    obs = jnp.array(
+        [[time % 5 / 5, 1.0] for time in range(config.num_steps)]
+    )  # alike in all environments
     action = jnp.tanh(actor.apply(state.params["policy"]["actor"], obs)[0])
-    old, new = (critic.apply(each.params["critic"], obs, action)[1].mean() for each in (state, after))
+    old, new = (
+        critic.apply(each.params["critic"], obs, action)[1].mean() for each in (state, after)
+    )
     np.testing.assert_allclose(metrics["policy_loss"], -new, rtol=1e-3)
     assert abs(new - old) > 0.01
 
@@ -241,7 +298,9 @@ def test_targets_are_of_the_rollout(monkeypatch):
     settings = dict(env_params=env_params, ent_coef=0.25, kl_coef=0.5, gamma=0.9, q_lambda=0.7)
     config, state, update = tiny(**settings, normalize_obs=False, normalize_reward=False)
     called, target, squash = {}, reppo.soft_q_lambda_target, reppo.squashed_gaussian
-    monkeypatch.setattr(reppo, "soft_q_lambda_target", lambda *args: target(*called.setdefault("target", args)))
+    monkeypatch.setattr(
+        reppo, "soft_q_lambda_target", lambda *args: target(*called.setdefault("target", args))
+    )
 
     def squashed_gaussian(*args):
         out = squash(*args)
@@ -255,7 +314,9 @@ def test_targets_are_of_the_rollout(monkeypatch):
     state = state._replace(params=state.params | {"policy": policy})
     called.clear()
     update(state)
-    rewards, next_q, next_log_prob, terminated, truncated, ent_coef, gamma, q_lambda = called["target"]
+    rewards, next_q, next_log_prob, terminated, truncated, ent_coef, gamma, q_lambda = called[
+        "target"
+    ]
     np.testing.assert_allclose([ent_coef, gamma, q_lambda], [0.25, 0.9, 0.7], rtol=1e-6)
     time = np.asarray(state.env_state.env_state.time)[0] + np.arange(config.num_steps)
     np.testing.assert_array_equal(truncated, np.tile(time[:, None] % 5 == 4, 4))
@@ -268,8 +329,12 @@ def test_targets_are_of_the_rollout(monkeypatch):
         [rewards, np.tile(time[:, None] % 5 + 1.0, 4)], axis=-1
     )  # the sign, and the step before a reset
     expected = actor.apply(state.params["policy"]["actor"], next_obs)
-    np.testing.assert_allclose(jnp.stack([mean, log_std]), jnp.stack(expected), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(next_q, critic.apply(state.params["critic"], next_obs, action)[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        jnp.stack([mean, log_std]), jnp.stack(expected), rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        next_q, critic.apply(state.params["critic"], next_obs, action)[1], rtol=1e-4, atol=1e-5
+    )
     assert np.ptp(next_q) > 0
 
 
@@ -284,12 +349,16 @@ def test_no_clipping_of_the_gradient_at_zero():
     """`max_grad_norm` 0 means none: not a network that is frozen."""
     config, _, _ = tiny(total_timesteps=2 * 32)
     out, other, clipped = (
-        jit_quickly(reppo.make_train(dataclasses.replace(config, max_grad_norm=limit)))(jax.random.key(0))
+        jit_quickly(reppo.make_train(dataclasses.replace(config, max_grad_norm=limit)))(
+            jax.random.key(0)
+        )
         for limit in (0.0, 1e9, 1e-9)
     )
     assert_close(out, other)
     before = jit_quickly(reppo.make_learner(config)[0])(jax.random.key(0))
-    agents = [arrays(state.params) for state in (before, out["runner_state"], clipped["runner_state"])]
+    agents = [
+        arrays(state.params) for state in (before, out["runner_state"], clipped["runner_state"])
+    ]
     assert all(np.abs(a - b).max() > 1e-4 for a, b in zip(agents[0], agents[1], strict=True))
     assert any(np.abs(a - b).max() > 1e-4 for a, b in zip(agents[1], agents[2], strict=True))
 
@@ -357,11 +426,15 @@ def test_value_is_discounted(normalize_obs):
 def test_action_is_learned():
     """4 is the best between -3 and 5: 0.75 of an action in [-1, 1]."""
     env_params = {"length": 1, "reward": "action"}
-    config, state, metrics, _ = learn(300, env_params, normalize_reward=True, target_entropy=-2.0, ent_coef=0.01)
+    config, state, metrics, _ = learn(
+        300, env_params, normalize_reward=True, target_entropy=-2.0, ent_coef=0.01
+    )
     start, act = reppo.make_policy(config)
     action, _ = jax.jit(act)(state.agent, start(), jnp.ones(2))
     np.testing.assert_allclose(action, 0.75, atol=0.08)
-    np.testing.assert_allclose(metrics["entropy"][-100:].mean(), -2.0, atol=0.3)  # what its coefficient is learned for
+    np.testing.assert_allclose(
+        metrics["entropy"][-100:].mean(), -2.0, atol=0.3
+    )  # what its coefficient is learned for
 
 
 GAMMA, LIMIT = 0.9, 5

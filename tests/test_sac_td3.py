@@ -23,7 +23,9 @@ from onejit.playing import greedy_returns, make_player
 
 VALUE = toys.ValueContinuous.__name__
 both = pytest.mark.parametrize("script", [sac, td3], ids=["sac", "td3"])
-alike = pytest.mark.parametrize("script", [sac, slow(td3)], ids=["sac", "td3"])  # where the code is the same in both
+alike = pytest.mark.parametrize(
+    "script", [sac, slow(td3)], ids=["sac", "td3"]
+)  # where the code is the same in both
 
 # --- mathematics of both ---
 
@@ -38,7 +40,9 @@ def test_td_loss_by_hand(script):
 def test_networks_of_critics_differ(script):
     init, _ = script.make_learner(script.Config())
     for leaf in jax.tree.leaves(jit_quickly(init)(jax.random.key(0)).params["critics"]):
-        assert leaf.shape[0] == 2 and (np.any(leaf[0] != leaf[1]) or not np.any(leaf))  # biases are 0
+        assert leaf.shape[0] == 2 and (
+            np.any(leaf[0] != leaf[1]) or not np.any(leaf)
+        )  # biases are 0
 
 
 @alike
@@ -59,7 +63,9 @@ def test_noise_has_unit_variance_and_the_correlation(script, correlation):
 @alike
 def test_random_actions_are_uniform(script):
     noise = jnp.array([-math.inf, -1.0, 0.0, 1.0, math.inf])
-    np.testing.assert_allclose(script.random_action(noise), [-1.0, -0.6826895, 0.0, 0.6826895, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(
+        script.random_action(noise), [-1.0, -0.6826895, 0.0, 0.6826895, 1.0], rtol=1e-5
+    )
     actions = script.random_action(jax.random.normal(jax.random.key(0), (100_000,)))
     np.testing.assert_allclose(np.histogram(actions, 10, (-1, 1))[0], 10_000, rtol=0.05)
 
@@ -97,24 +103,34 @@ def test_log_probability_of_saturated_actions(mean):
         return sac.squashed_gaussian(mean[None], jnp.zeros(1), jnp.zeros(1))[1]
 
     value, gradient = jax.value_and_grad(log_prob)(jnp.float32(mean))
-    np.testing.assert_allclose(value, -0.5 * math.log(2 * math.pi) - 2 * math.log(2) + 2 * abs(mean), rtol=1e-5)
+    np.testing.assert_allclose(
+        value, -0.5 * math.log(2 * math.pi) - 2 * math.log(2) + 2 * abs(mean), rtol=1e-5
+    )
     np.testing.assert_allclose(gradient, 2 * np.sign(mean), rtol=1e-5)
 
 
 def test_soft_target_against_a_loop():
     rng, gamma, ent_coef = np.random.default_rng(0), 0.9, 0.3
-    (reward, log_prob), next_q, terminated = rng.normal(size=(2, 40)), rng.normal(size=(2, 40)), rng.random(40) < 0.3
+    (reward, log_prob), next_q, terminated = (
+        rng.normal(size=(2, 40)),
+        rng.normal(size=(2, 40)),
+        rng.random(40) < 0.3,
+    )
     expected = reward.copy()
     for b in range(40):
         if not terminated[b]:
             expected[b] += gamma * (min(next_q[0, b], next_q[1, b]) - ent_coef * log_prob[b])
-    target = sac.soft_target(*map(jnp.asarray, (reward, terminated, next_q, log_prob)), ent_coef, gamma)
+    target = sac.soft_target(
+        *map(jnp.asarray, (reward, terminated, next_q, log_prob)), ent_coef, gamma
+    )
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_losses_of_policy_and_entropy_coefficient_by_hand():
     q, log_prob = jnp.array([[1.0, 5.0], [2.0, 4.0]]), jnp.array([0.5, -1.5])
-    np.testing.assert_allclose(sac.policy_loss(q, log_prob, 0.2), ((0.1 - 1.0) + (-0.3 - 4.0)) / 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        sac.policy_loss(q, log_prob, 0.2), ((0.1 - 1.0) + (-0.3 - 4.0)) / 2, rtol=1e-6
+    )
     loss, gradient = jax.value_and_grad(sac.ent_coef_loss)(jnp.log(0.2), log_prob, -1.0)
     np.testing.assert_allclose(loss, -0.2 * (-0.5 - 1.0), rtol=1e-6)
     assert gradient > 0  # the entropy, 0.5, is above its target: the coefficient falls
@@ -128,9 +144,15 @@ def test_a_gradient_step_of_sac_by_hand():
     size of the learning rate, against the gradient.
     """
     config = sac.Config(
-        env_name=VALUE, env_params={"length": 1, "reward": "action"}, hidden_sizes=(4,), policy_lr=1e-3, q_lr=2e-3
+        env_name=VALUE,
+        env_params={"length": 1, "reward": "action"},
+        hidden_sizes=(4,),
+        policy_lr=1e-3,
+        q_lr=2e-3,
     )
-    config = dataclasses.replace(config, num_envs=1, gradient_steps=1, batch_size=1, learning_starts=0, tau=0.25)
+    config = dataclasses.replace(
+        config, num_envs=1, gradient_steps=1, batch_size=1, learning_starts=0, tau=0.25
+    )
     init, update = sac.make_learner(config)
     before = jit_quickly(init)(jax.random.key(0))
     after, metrics = jit_quickly(update)(before)
@@ -140,14 +162,23 @@ def test_a_gradient_step_of_sac_by_hand():
     assert step.terminated
     np.testing.assert_allclose(metrics["td_loss"], np.square(q - step.reward).sum(), rtol=1e-4)
     np.testing.assert_allclose(metrics["q_value"], q.mean(), rtol=1e-4)
-    bias = [state.params["critics"]["params"]["Mlp_0"]["Dense_1"]["bias"][:, 0] for state in (before, after)]
+    bias = [
+        state.params["critics"]["params"]["Mlp_0"]["Dense_1"]["bias"][:, 0]
+        for state in (before, after)
+    ]
     np.testing.assert_allclose(bias[1] - bias[0], 2e-3 * np.sign(step.reward - q), rtol=1e-3)
     np.testing.assert_allclose(metrics["ent_coef"], 1.0)
     np.testing.assert_allclose(
-        after.params["log_ent_coef"], 1e-3 * np.sign(config.target_entropy - metrics["entropy"]), rtol=1e-3
+        after.params["log_ent_coef"],
+        1e-3 * np.sign(config.target_entropy - metrics["entropy"]),
+        rtol=1e-3,
     )
     for target, old, new in zip(
-        *map(jax.tree.leaves, (after.target_critics, before.params["critics"], after.params["critics"])), strict=True
+        *map(
+            jax.tree.leaves,
+            (after.target_critics, before.params["critics"], after.params["critics"]),
+        ),
+        strict=True,
     ):
         np.testing.assert_allclose(target, 0.75 * old + 0.25 * new, rtol=1e-5, atol=1e-7)
 
@@ -158,15 +189,24 @@ def test_a_gradient_step_of_sac_by_hand():
 def test_actions_with_noise_by_hand():
     action, noise = jnp.array([0.0, 0.9, -0.9, 0.5]), jnp.array([0.7, 0.7, -0.2, -0.1])
     np.testing.assert_allclose(td3.noisy_action(action, noise), [0.7, 1.0, -1.0, 0.4], rtol=1e-6)
-    np.testing.assert_allclose(td3.smoothed_action(action, noise, 0.5), [0.5, 1.0, -1.0, 0.4], rtol=1e-6)
-    np.testing.assert_allclose(td3.smoothed_action(action, -noise, 0.5), [-0.5, 0.4, -0.7, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(
+        td3.smoothed_action(action, noise, 0.5), [0.5, 1.0, -1.0, 0.4], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        td3.smoothed_action(action, -noise, 0.5), [-0.5, 0.4, -0.7, 0.6], rtol=1e-6
+    )
 
 
 def test_clipped_double_target_against_a_loop():
     rng, gamma = np.random.default_rng(0), 0.9
     reward, next_q, terminated = rng.normal(size=40), rng.normal(size=(2, 40)), rng.random(40) < 0.3
-    expected = [r + gamma * (0.0 if t else min(q)) for r, t, q in zip(reward, terminated, next_q.T, strict=True)]
-    target = td3.clipped_double_target(jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(next_q), gamma)
+    expected = [
+        r + gamma * (0.0 if t else min(q))
+        for r, t, q in zip(reward, terminated, next_q.T, strict=True)
+    ]
+    target = td3.clipped_double_target(
+        jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(next_q), gamma
+    )
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -177,13 +217,17 @@ def test_policy_of_td3_follows_the_first_critic():
     init, update = td3.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
     _, metrics = jit_quickly(update)(state)
-    params = state.params | {"critics": jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), state.params["critics"])}
+    params = state.params | {
+        "critics": jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), state.params["critics"])
+    }
     _, broken = jit_quickly(update)(state._replace(params=params))
     assert np.isnan(broken["td_loss"]) and broken["policy_loss"] == metrics["policy_loss"]
 
 
 def small_td3(**settings):
-    config = td3.Config(num_envs=2, batch_size=8, hidden_sizes=(4,), learning_starts=9, buffer_size=100)
+    config = td3.Config(
+        num_envs=2, batch_size=8, hidden_sizes=(4,), learning_starts=9, buffer_size=100
+    )
     return dataclasses.replace(config, **settings)
 
 
@@ -192,7 +236,9 @@ def small_td3(**settings):
 ])  # fmt: skip
 def test_policy_is_delayed(num_steps, gradient_steps, policy_delay):
     """Adam counts its steps. The target networks move with the policy, and only then."""
-    config = small_td3(num_steps=num_steps, gradient_steps=gradient_steps, policy_delay=policy_delay)
+    config = small_td3(
+        num_steps=num_steps, gradient_steps=gradient_steps, policy_delay=policy_delay
+    )
     init, update = td3.make_learner(config)
     state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
     for i in range(1, 11):
@@ -200,13 +246,20 @@ def test_policy_is_delayed(num_steps, gradient_steps, policy_delay):
         steps = {name: int(opt_state[0].count) for name, opt_state in state.opt_state.items()}
         assert steps == {"critics": i * gradient_steps, "actor": i * gradient_steps // policy_delay}
         moved = steps["actor"] - int(before.opt_state["actor"][0].count)
-        for old, new in zip(*map(jax.tree.leaves, (before.target_params, state.target_params)), strict=True):
+        for old, new in zip(
+            *map(jax.tree.leaves, (before.target_params, state.target_params)), strict=True
+        ):
             assert (old != new).any() == (moved > 0)
-        if moved == 1 and i * gradient_steps % policy_delay == 0:  # after the last step of this update
+        if (
+            moved == 1 and i * gradient_steps % policy_delay == 0
+        ):  # after the last step of this update
             for old, new, online in zip(
-                *map(jax.tree.leaves, (before.target_params, state.target_params, state.params)), strict=True
+                *map(jax.tree.leaves, (before.target_params, state.target_params, state.params)),
+                strict=True,
             ):
-                np.testing.assert_allclose(new, old + config.tau * (online - old), rtol=1e-4, atol=1e-7)
+                np.testing.assert_allclose(
+                    new, old + config.tau * (online - old), rtol=1e-4, atol=1e-7
+                )
 
 
 def test_a_policy_delay_that_does_not_divide_the_gradient_steps():
@@ -219,10 +272,16 @@ def test_a_policy_delay_that_does_not_divide_the_gradient_steps():
 
 def counting_rollout(script, count, num_steps, num_envs):
     """Steps whose every entry tells which step it is, and of which environment. One in 10 terminates."""
-    number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs)) * 1.0  # [T, N]
+    number = (
+        jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs)) * 1.0
+    )  # [T, N]
     obs = jnp.stack([number, -number], axis=-1)
     return script.Transition(
-        obs=obs, action=obs + 0.25, reward=number * 2.0, next_obs=obs + 0.5, terminated=number // 100 % 10 == 3
+        obs=obs,
+        action=obs + 0.25,
+        reward=number * 2.0,
+        next_obs=obs + 0.5,
+        terminated=number // 100 % 10 == 3,
     )
 
 
@@ -233,9 +292,13 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_s
     sample, add = jax.jit(script.sample_replay, static_argnums=3), jax.jit(script.add_to_replay)
     for writes in {1, num_rollouts, num_rollouts + 1, 31}:
         rollout = counting_rollout(script, 0, num_steps, num_envs)
-        replay = jax.tree.map(lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout)
+        replay = jax.tree.map(
+            lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout
+        )
         for i in range(writes):
-            replay = add(replay, counting_rollout(script, i * num_steps, num_steps, num_envs), jnp.int32(i))
+            replay = add(
+                replay, counting_rollout(script, i * num_steps, num_steps, num_envs), jnp.int32(i)
+            )
         count = writes * num_steps
         steps = sample(jax.random.key(writes), replay, jnp.int32(writes), (2, 3000))
         number = np.asarray(steps.obs[..., 0])
@@ -255,7 +318,9 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_s
 def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
     """The compiled loop has no copy of an array of the replay's size, and the state holds no second one."""
     buffer_size = num_envs * num_steps * 12_345
-    config = script.Config(num_envs=num_envs, num_steps=num_steps, buffer_size=buffer_size, learning_starts=16)
+    config = script.Config(
+        num_envs=num_envs, num_steps=num_steps, buffer_size=buffer_size, learning_starts=16
+    )
     init, update = script.make_learner(config)
     state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
     large = [leaf.shape for leaf in jax.tree.leaves(state) if 12_345 in leaf.shape]
@@ -273,36 +338,52 @@ def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
 def test_replay_after_the_warm_up(script, correlation):
     """Uniform actions, then those of the policy, each with what it led to and not with the next episode's start."""
     config = script.Config(num_envs=4, num_steps=3, buffer_size=3001, learning_starts=2001)
-    config = dataclasses.replace(config, env_params={"max_steps_in_episode": 50}, hidden_sizes=(4,), batch_size=4)
+    config = dataclasses.replace(
+        config, env_params={"max_steps_in_episode": 50}, hidden_sizes=(4,), batch_size=4
+    )
     config = dataclasses.replace(config, noise_correlation=correlation)
     init, update = script.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
-    assert config.warmup_timesteps == 2004 and state.replay_count == 167  # rounded up to a multiple of 4 * 3
+    assert (
+        config.warmup_timesteps == 2004 and state.replay_count == 167
+    )  # rounded up to a multiple of 4 * 3
     assert state.replay.reward.shape == (250, 3, 4)  # and the replay down
 
     def steps(state):
-        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(750, *leaf.shape[2:]), state.replay)
+        return jax.tree.map(
+            lambda leaf: np.asarray(leaf).reshape(750, *leaf.shape[2:]), state.replay
+        )
 
     action = steps(state).action[:501, :, 0]
     assert not any(leaf[501:].any() for leaf in steps(state))
-    np.testing.assert_allclose(np.histogram(action, 4, (-1, 1))[0], 501, rtol=0.15 if correlation == 0 else 0.5)
+    np.testing.assert_allclose(
+        np.histogram(action, 4, (-1, 1))[0], 501, rtol=0.15 if correlation == 0 else 0.5
+    )
     followed = np.corrcoef(action[:-1].ravel(), action[1:].ravel())[0, 1]
     np.testing.assert_allclose(followed, correlation, atol=0.1)
     update = jax.jit(update)
     for _ in range(85):  # 252 rollouts for 250
         state, _ = update(state)
     assert state.replay_count == 167 + 85
-    obs, next_obs = (np.roll(leaf, -6, axis=0) for leaf in (steps(state).obs, steps(state).next_obs))
+    obs, next_obs = (
+        np.roll(leaf, -6, axis=0) for leaf in (steps(state).obs, steps(state).next_obs)
+    )
     follows = np.isclose(next_obs[:-1], obs[1:], atol=1e-6).all(axis=-1)
     assert not steps(state).terminated.any()
-    np.testing.assert_array_equal(~follows, np.broadcast_to(((np.arange(749) + 7) % 50 == 0)[:, None], (749, 4)))
+    np.testing.assert_array_equal(
+        ~follows, np.broadcast_to(((np.arange(749) + 7) % 50 == 0)[:, None], (749, 4))
+    )
 
 
 @alike
 def test_statistics_of_observations(script):
     """Of each observation that was acted on, once."""
-    config = script.Config(num_envs=4, num_steps=3, learning_starts=100, buffer_size=1000, normalize_obs=True)
-    config = dataclasses.replace(config, total_timesteps=108 + 20 * 12, hidden_sizes=(4,), batch_size=4)
+    config = script.Config(
+        num_envs=4, num_steps=3, learning_starts=100, buffer_size=1000, normalize_obs=True
+    )
+    config = dataclasses.replace(
+        config, total_timesteps=108 + 20 * 12, hidden_sizes=(4,), batch_size=4
+    )
     state = jit_quickly(script.make_train(config))(jax.random.key(0))["runner_state"]
     obs = np.asarray(state.replay.obs[:29]).reshape(-1, 3)  # 9 rollouts of the warm-up and 20
     assert state.replay_count == 29
@@ -371,14 +452,20 @@ def learn_the_discount(script):
 @alike
 def test_value_is_discounted_and_rewards_are_scaled(script):
     *_, q = learn_the_discount(script)
-    np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), [[1.8, 1.8, 2.0, 2.0]] * 2, atol=0.1)
+    np.testing.assert_allclose(
+        q([1, 0], [-1, 0], [1, 1], [-1, 1]), [[1.8, 1.8, 2.0, 2.0]] * 2, atol=0.1
+    )
 
 
 @alike
 def test_best_action_between_bounds_that_are_not_one(script):
     """The best action is 4, where the bounds are -3 and 5; the replay has it in [-1, 1], as 0.75."""
-    entropy = {"ent_coef": 0.1, "learn_ent_coef": True, "target_entropy": -2.0} if script is sac else {}
-    settings = dict(reward_scale=0.1, activation="swish", num_updates=500) | entropy  # as all of 32 seeds learned it
+    entropy = (
+        {"ent_coef": 0.1, "learn_ent_coef": True, "target_entropy": -2.0} if script is sac else {}
+    )
+    settings = (
+        dict(reward_scale=0.1, activation="swish", num_updates=500) | entropy
+    )  # as all of 32 seeds learned it
     config, state, _, q = learn(script, env_params={"length": 1, "reward": "action"}, **settings)
     episode = jax.jit(make_player(script, config))(state.agent, jax.random.key(1))
     assert -0.1 < episode.reward[0] <= 0.0 and episode.valid.sum() == 1
@@ -387,7 +474,9 @@ def test_best_action_between_bounds_that_are_not_one(script):
     np.testing.assert_allclose(q([1, 1], [-1, 1]), 0.0, atol=0.2)
     steps = jax.tree.map(lambda leaf: leaf[:50], state.replay)  # all of which were written
     assert np.abs(steps.action).max() <= 1.0
-    np.testing.assert_allclose(steps.reward, -np.square(1.0 + 4.0 * steps.action[..., 0] - 4.0), atol=1e-4)
+    np.testing.assert_allclose(
+        steps.reward, -np.square(1.0 + 4.0 * steps.action[..., 0] - 4.0), atol=1e-4
+    )
 
 
 def test_entropy_is_worth_its_coefficient():
@@ -395,14 +484,25 @@ def test_entropy_is_worth_its_coefficient():
     settings = dict(ent_coef=0.5, learn_ent_coef=False, num_updates=500)
     *_, metrics, q = learn(sac, env_params={"length": 2, "shows_time": True}, **settings)
     np.testing.assert_allclose(metrics["entropy"][-20:].mean(), math.log(2), atol=0.1)
-    first = 1.0 + 0.9 * (1.0 + 0.5 * math.log(2))  # the entropy of the first action is the policy's, not the critics'
-    np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), [[first, first, 1.0, 1.0]] * 2, atol=0.1)
+    first = 1.0 + 0.9 * (
+        1.0 + 0.5 * math.log(2)
+    )  # the entropy of the first action is the policy's, not the critics'
+    np.testing.assert_allclose(
+        q([1, 0], [-1, 0], [1, 1], [-1, 1]), [[first, first, 1.0, 1.0]] * 2, atol=0.1
+    )
     np.testing.assert_allclose(metrics["ent_coef"], 0.5, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_entropy_coefficient_reaches_the_target_entropy():
-    settings = dict(ent_coef=1.0, learn_ent_coef=True, target_entropy=-0.5, num_updates=600, policy_lr=1e-2, q_lr=1e-2)
+    settings = dict(
+        ent_coef=1.0,
+        learn_ent_coef=True,
+        target_entropy=-0.5,
+        num_updates=600,
+        policy_lr=1e-2,
+        q_lr=1e-2,
+    )
     *_, metrics, _ = learn(sac, env_params={"length": 1, "reward": "action"}, **settings)
     np.testing.assert_allclose(metrics["entropy"][-100:].mean(), -0.5, atol=0.15)
     assert metrics["ent_coef"][-1] != 1.0
@@ -468,9 +568,12 @@ def test_entropy_coefficient_is_learned_from_0_too(ent_coef):
     settings = dict(ent_coef=ent_coef, learn_ent_coef=True, target_entropy=0.9, num_updates=20)
     *_, metrics, _ = learn(sac, env_params={"length": 1, "reward": "action"}, **settings)
     assert all(
-        np.isfinite(metrics[name]).all() for name in ("td_loss", "q_value", "policy_loss", "entropy", "ent_coef")
+        np.isfinite(metrics[name]).all()
+        for name in ("td_loss", "q_value", "policy_loss", "entropy", "ent_coef")
     )
-    assert 0 < metrics["ent_coef"][0] < 2e-4 and metrics["ent_coef"][-1] > 1.1 * metrics["ent_coef"][0]
+    assert (
+        0 < metrics["ent_coef"][0] < 2e-4 and metrics["ent_coef"][-1] > 1.1 * metrics["ent_coef"][0]
+    )
 
 
 def test_an_entropy_coefficient_of_0_that_is_not_learned():
@@ -480,10 +583,17 @@ def test_an_entropy_coefficient_of_0_that_is_not_learned():
 
 
 @alike
-@pytest.mark.parametrize("learning_starts, warmup_timesteps", [(-5, 0), (0, 0), (1, 6), (6, 6), (7, 12)])
+@pytest.mark.parametrize(
+    "learning_starts, warmup_timesteps", [(-5, 0), (0, 0), (1, 6), (6, 6), (7, 12)]
+)
 def test_steps_of_the_warm_up(script, learning_starts, warmup_timesteps):
-    config = script.Config(learning_starts=learning_starts, num_envs=2, num_steps=3, total_timesteps=27)
-    assert config.warmup_timesteps == warmup_timesteps and config.num_updates == (27 - warmup_timesteps) // 6
+    config = script.Config(
+        learning_starts=learning_starts, num_envs=2, num_steps=3, total_timesteps=27
+    )
+    assert (
+        config.warmup_timesteps == warmup_timesteps
+        and config.num_updates == (27 - warmup_timesteps) // 6
+    )
 
 
 @alike

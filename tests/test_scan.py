@@ -17,7 +17,9 @@ import ppo_rnn
 import pqn
 
 
-@pytest.mark.parametrize("length", [1, 8, 21])  # less than what is unrolled, as much, and no multiple of it
+@pytest.mark.parametrize(
+    "length", [1, 8, 21]
+)  # less than what is unrolled, as much, and no multiple of it
 def test_unrolled_scan_is_what_scan_gives(length, monkeypatch):
     """Under `vmap` and with gradients, also by what the step closes over; both as CPUs and as GPUs run it."""
 
@@ -30,14 +32,18 @@ def test_unrolled_scan_is_what_scan_gives(length, monkeypatch):
         return carry.sum() + outputs["carry"].sum(), outputs
 
     def run(scan):
-        gradient = jax.value_and_grad(functools.partial(final, scan=scan), argnums=(0, 1), has_aux=True)
+        gradient = jax.value_and_grad(
+            functools.partial(final, scan=scan), argnums=(0, 1), has_aux=True
+        )
         return jit_quickly(jax.vmap(gradient, (None, 0)))(jnp.asarray([0.5, -1.5]), xs)
 
     xs = jax.random.normal(jax.random.key(0), (3, length, 2))
     expected, as_cpus = run(jax.lax.scan), run(ppo.unrolled_scan)
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
     for found in (as_cpus, run(ppo.unrolled_scan)):
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected
+        )
 
 
 @pytest.mark.parametrize(("platform", "steps"), [("cpu", 1), ("cuda", 8)])
@@ -45,7 +51,9 @@ def test_only_gpus_unroll(platform, steps):
     """The program as it is given to XLA, in which a step is a function."""
 
     def run(x):
-        return ppo.unrolled_scan(lambda carry, x: (carry @ carry + x, None), jnp.eye(3), x, unroll=8)[0]
+        return ppo.unrolled_scan(
+            lambda carry, x: (carry @ carry + x, None), jnp.eye(3), x, unroll=8
+        )[0]
 
     lowered = jax.jit(run).trace(jnp.zeros((24, 3, 3))).lower(lowering_platforms=(platform,))
     assert lowered.as_text().count("call @closed_call(") == steps
@@ -93,11 +101,14 @@ def start(script):
 
 
 @pytest.mark.parametrize("anneal", [True, False])
-@pytest.mark.parametrize("script", [ppo, ppo_continuous, ppo_rnn, pqn], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    "script", [ppo, ppo_continuous, ppo_rnn, pqn], ids=lambda script: script.__name__
+)
 def test_learning_rate_of_each_update(script, anneal, monkeypatch):
     """With steps of size 1 in place of Adam's, an update moves each parameter down by its gradient steps' rates."""
     ones = optax.GradientTransformation(
-        lambda params: (), lambda updates, state, params=None: (jax.tree.map(jnp.ones_like, updates), state)
+        lambda params: (),
+        lambda updates, state, params=None: (jax.tree.map(jnp.ones_like, updates), state),
     )
     monkeypatch.setattr(script.optax, "scale_by_adam", lambda **_: ones)
     monkeypatch.setattr(script.optax, "scale_by_radam", lambda **_: ones)
@@ -107,6 +118,8 @@ def test_learning_rate_of_each_update(script, anneal, monkeypatch):
     for i in range(3):
         after, _ = advance(state)
         rate = 1e-3 * (1 - i / 3 if anneal else 1) * config.update_epochs * config.num_minibatches
-        for old, new in zip(jax.tree.leaves(state.params), jax.tree.leaves(after.params), strict=True):
+        for old, new in zip(
+            jax.tree.leaves(state.params), jax.tree.leaves(after.params), strict=True
+        ):
             np.testing.assert_allclose(old - new, rate, rtol=1e-2, atol=1e-6)
         state = after

@@ -32,7 +32,16 @@ from onejit import list as list_runs
 
 SIZES = ["--num-steps=200", "--total-timesteps=2000"]  # 10 updates
 # Random actions, so that one that hangs on a last bit cannot set two compilations apart.
-GRID = ["--height=4", "--width=6", "--start", "3", "5", "--step-reward=-1", "--epsilon=1", "--max-steps-in-episode=50"]
+GRID = [
+    "--height=4",
+    "--width=6",
+    "--start",
+    "3",
+    "5",
+    "--step-reward=-1",
+    "--epsilon=1",
+    "--max-steps-in-episode=50",
+]
 SMALL = ["q_learning_gridworld", *SIZES, *GRID]
 RATES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0]
 SWEEP = [*SMALL, "--lr", *map(str, RATES), "--num-seeds=3"]
@@ -93,7 +102,9 @@ def test_eight_learning_rates_compile_once(finished):
 def test_eight_learning_rates_as_eight_runs(finished):
     metrics, script = metrics_of(finished[0]), runs.load_script("q_learning_gridworld")
     keys = jax.random.split(jax.random.key(0), 3)
-    run = jit_quickly(jax.vmap(lambda config, key: script.make_train(config)(key)["metrics"], (None, 0)))
+    run = jit_quickly(
+        jax.vmap(lambda config, key: script.make_train(config)(key)["metrics"], (None, 0))
+    )
     for trial, rate in enumerate(RATES):
         config = config_of(script, [*SMALL[1:], f"--lr={rate}"])
         out = run(config, keys)
@@ -116,16 +127,31 @@ def test_slices_that_fit_agree_with_one_slice(finished, tmp_path, capsys):
 
 
 def test_static_fields_make_groups(tmp_path, capsys):
-    args = ["--num-steps", "100", "2e2", "--gamma", "0.5", "0.9", "--num-seeds=2", f"--run-dir={tmp_path / 'run'}"]
+    args = [
+        "--num-steps",
+        "100",
+        "2e2",
+        "--gamma",
+        "0.5",
+        "0.9",
+        "--num-seeds=2",
+        f"--run-dir={tmp_path / 'run'}",
+    ]
     sweep.main([SMALL[0], SIZES[1], *GRID, *args])
     assert "4 trials x 2 seeds in 2 compile group(s)" in capsys.readouterr().out
     metrics, script = metrics_of(tmp_path / "run"), runs.load_script("q_learning_gridworld")
     assert metrics["episodes"].shape == (4, 2, 20)
     assert metrics["steps_per_update"].tolist() == [100, 100, 200, 200]
-    assert (metrics["episodes"][2:, :, 10:] == 0).all() and np.isnan(metrics["q_value"][2:, :, 10:]).all()
+    assert (metrics["episodes"][2:, :, 10:] == 0).all() and np.isnan(
+        metrics["q_value"][2:, :, 10:]
+    ).all()
     config = config_of(script, [SIZES[1], *GRID, "--num-steps=100", "--gamma=0.9"])
-    alone = jit_quickly(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 2))["metrics"]
-    np.testing.assert_allclose(metrics["q_value"][1, :, :4], alone["q_value"][:, :4], rtol=1e-3, atol=1e-6)
+    alone = jit_quickly(jax.vmap(script.make_train(config)))(
+        jax.random.split(jax.random.key(0), 2)
+    )["metrics"]
+    np.testing.assert_allclose(
+        metrics["q_value"][1, :, :4], alone["q_value"][:, :4], rtol=1e-3, atol=1e-6
+    )
 
 
 def test_trial_that_is_not_finite_disturbs_no_other(tmp_path, capfd):
@@ -138,7 +164,20 @@ def test_trial_that_is_not_finite_disturbs_no_other(tmp_path, capfd):
     for name in set(good) - {"steps_per_update", "warmup_timesteps"}:
         np.testing.assert_array_equal(good[name][0], bad[name][0])
     last = (tmp_path / "bad" / "table.txt").read_text().splitlines()[-1].split()
-    assert last == ["1", "1e+30", "-inf", "-inf", "to", "-inf", "-inf", "-inf", "0", "of", "2", "finite"]
+    assert last == [
+        "1",
+        "1e+30",
+        "-inf",
+        "-inf",
+        "to",
+        "-inf",
+        "-inf",
+        "-inf",
+        "0",
+        "of",
+        "2",
+        "finite",
+    ]
     rows = list(csv.DictReader((tmp_path / "bad" / "results.csv").open()))
     assert [row["final_return"] == "-inf" for row in rows] == [False, False, True, True]
     assert all(int(row["first_update_not_finite"]) >= 0 for row in rows[2:])
@@ -149,7 +188,9 @@ def test_trial_that_is_not_finite_disturbs_no_other(tmp_path, capfd):
 
 def test_one_seed_has_no_interval(tmp_path):
     """Neither in the table nor in the pictures, which are drawn."""
-    run_dir = sweep.main([*SMALL, "--num-seeds=1", "--lr", "0.1", "0.5", f"--run-dir={tmp_path / 'run'}"])
+    run_dir = sweep.main(
+        [*SMALL, "--num-seeds=1", "--lr", "0.1", "0.5", f"--run-dir={tmp_path / 'run'}"]
+    )
     table = [line.split() for line in (run_dir / "table.txt").read_text().splitlines()[1:]]
     assert [[line[3], line[-1]] for line in table] == [["none", "1"]] * 2
     assert all(math.isfinite(float(line[2])) for line in table)
@@ -164,7 +205,9 @@ def test_results(finished):
     ]
     for row in rows:
         one = {name: metrics[name][int(row["trial"])] for name in ("episodes", "episodic_return")}
-        final = script.mean_return({name: each[:, 9:] for name, each in one.items()})[int(row["seed"])]
+        final = script.mean_return({name: each[:, 9:] for name, each in one.items()})[
+            int(row["seed"])
+        ]
         assert float(row["final_return"]) == pytest.approx(np.nan_to_num(final, nan=-np.inf))
     table = [line.split() for line in (run_dir / "table.txt").read_text().splitlines()[1:]]
     assert sorted(int(line[0]) for line in table) == list(range(8))
@@ -177,14 +220,22 @@ def test_results(finished):
 def test_means_and_worst_seeds(finished):
     """An interquartile mean alone hides agents that failed: the table and results.csv say more."""
     header, *lines = (finished[0] / "table.txt").read_text().splitlines()
-    assert re.split(r"  +", header)[2:] == ["interquartile mean", "95 % interval", "mean", "worst seed", "seeds"]
+    assert re.split(r"  +", header)[2:] == [
+        "interquartile mean",
+        "95 % interval",
+        "mean",
+        "worst seed",
+        "seeds",
+    ]
     rows = rows_of(finished[0])
     for line in lines:
         cells = re.split(r"  +", line)
         mine = [row for row in rows if row["trial"] == cells[0]]
         returns = [float(row["final_return"]) for row in mine]
         assert len(returns) == 3
-        for cell, name, value in zip(cells[4:6], ["mean", "worst"], [np.mean(returns), min(returns)], strict=True):
+        for cell, name, value in zip(
+            cells[4:6], ["mean", "worst"], [np.mean(returns), min(returns)], strict=True
+        ):
             assert float(cell) == pytest.approx(value, rel=1e-3)
             assert all(float(row[f"trial_{name}"]) == pytest.approx(value) for row in mine)
 
@@ -192,8 +243,21 @@ def test_means_and_worst_seeds(finished):
 def test_what_is_left_in_the_directory(finished):
     names = {path.name for path in finished[0].iterdir()} - {"script.diff"}
     plots = {"learning_curves.png", "final_return.png"}  # no heat map of one field
-    files = {"config.yaml", "run.json", "metrics.npz", "results.csv", "table.txt", "best.yaml", ".lock"}
-    assert names == {*files, *plots, "q_learning_gridworld.py", "agents"}  # metrics are kept once: no slices
+    files = {
+        "config.yaml",
+        "run.json",
+        "metrics.npz",
+        "results.csv",
+        "table.txt",
+        "best.yaml",
+        ".lock",
+    }
+    assert names == {
+        *files,
+        *plots,
+        "q_learning_gridworld.py",
+        "agents",
+    }  # metrics are kept once: no slices
     for name in plots:
         assert (finished[0] / name).read_bytes().startswith(b"\x89PNG")
     script = runs.load_script("q_learning_gridworld")
@@ -217,7 +281,10 @@ def test_agents_of_the_best_trials_are_kept(finished, tmp_path):
     assert {path.name for path in folder.iterdir()} == {f"trial-{trial}" for trial in ranked[:5]}
     for trial in ranked[:2]:
         script, config, agent = runs.load_run(folder / f"trial-{trial}")
-        assert config.lr == RATES[int(trial)] and Path(script.__file__).parent == folder / f"trial-{trial}"
+        assert (
+            config.lr == RATES[int(trial)]
+            and Path(script.__file__).parent == folder / f"trial-{trial}"
+        )
         train = jit_quickly(jax.vmap(script.make_train(config)))
         alone = train(jax.random.split(jax.random.key(0), 3))["runner_state"].agent
         np.testing.assert_allclose(agent["q"], alone["q"], rtol=1e-3, atol=1e-5)
@@ -225,7 +292,9 @@ def test_agents_of_the_best_trials_are_kept(finished, tmp_path):
         for name, values in own.items():
             np.testing.assert_array_equal(values, whole[name][int(trial)])
         assert record_of(folder / f"trial-{trial}")["final return"]["seeds"] == 3
-    (picture,) = render.main(folder / f"trial-{ranked[0]}", agents=("best",), formats=("gif",), out=tmp_path)
+    (picture,) = render.main(
+        folder / f"trial-{ranked[0]}", agents=("best",), formats=("gif",), out=tmp_path
+    )
     assert picture.read_bytes().startswith(b"GIF")
 
 
@@ -241,7 +310,16 @@ def test_agents_that_cannot_be_kept_leave_the_disk(tmp_path, monkeypatch, keep, 
 
     monkeypatch.setattr(sweep, "finish_slice", count_files)
     monkeypatch.setattr(running, "largest_slice", lambda compile_size, *_: compile_size(2))
-    args = ["--lr", "0.1", "0.2", "0.5", "1", "--num-seeds=2", f"--keep={keep}", f"--run-dir={tmp_path / 'run'}"]
+    args = [
+        "--lr",
+        "0.1",
+        "0.2",
+        "0.5",
+        "1",
+        "--num-seeds=2",
+        f"--keep={keep}",
+        f"--run-dir={tmp_path / 'run'}",
+    ]
     sweep.main([*SMALL, *args])
     assert left == most
     assert len(list((tmp_path / "run").glob("agents/*/agent.safetensors"))) == keep
@@ -254,23 +332,42 @@ def test_tensorboard(tmp_path):
                           f"--run-dir={tmp_path / 'run'}"])  # fmt: skip
     rows = rows_of(run_dir)
     for trial, rate in enumerate((0.1, 0.5)):
-        found = {tag: (step, value) for tag, step, value in events(run_dir / "tensorboard" / f"trial-{trial}")}
+        found = {
+            tag: (step, value)
+            for tag, step, value in events(run_dir / "tensorboard" / f"trial-{trial}")
+        }
         returns = [float(row["final_return"]) for row in rows if row["trial"] == str(trial)]
         assert found["final_return/mean"] == (2000, pytest.approx(np.mean(returns)))
         assert found["final_return/worst_seed"] == (2000, pytest.approx(min(returns)))
-        assert found["final_return/low"][1] < found["final_return/mean"][1] < found["final_return/high"][1]
+        assert (
+            found["final_return/low"][1]
+            < found["final_return/mean"][1]
+            < found["final_return/high"][1]
+        )
         assert found["hyperparameters/lr"] == (2000, pytest.approx(rate))
 
 
 def test_heat_map_and_copy_of_a_script(tmp_path):
     """Somebody's own file, anywhere; two fields, one drawn and one not a number."""
     shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "my_algorithm.py")
-    args = ["--random-starts", "True", "False", "--lr", "uniform", "0.1", "0.5", "--samples=2", "--num-seeds=2"]
+    args = [
+        "--random-starts",
+        "True",
+        "False",
+        "--lr",
+        "uniform",
+        "0.1",
+        "0.5",
+        "--samples=2",
+        "--num-seeds=2",
+    ]
     sweep.main([str(tmp_path / "my_algorithm.py"), *SIZES, *args, f"--run-dir={tmp_path / 'run'}"])
     assert (tmp_path / "run" / "heat_map.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((tmp_path / "run" / "results.csv").open()))
     assert [row["random_starts"] for row in rows] == ["True"] * 4 + ["False"] * 4
-    assert [row["lr"] for row in rows[:4]] == [row["lr"] for row in rows[4:]]  # the same draws at each point
+    assert [row["lr"] for row in rows[:4]] == [
+        row["lr"] for row in rows[4:]
+    ]  # the same draws at each point
 
 
 @pytest.fixture
@@ -279,12 +376,18 @@ def fake_sweep(tmp_path, monkeypatch):
 
     def write(script, swept, returns, weights=None, **more):
         config = dataclasses.replace(script.Config(), total_timesteps=20_000)
-        trials = [dict(zip(swept, values, strict=True)) for values in zip(*swept.values(), strict=True)]
+        trials = [
+            dict(zip(swept, values, strict=True)) for values in zip(*swept.values(), strict=True)
+        ]
         options = sweep.Options(num_seeds=len(returns[0]))
-        request = sweep.Request(script, config, options, tmp_path, swept, trials, {"settings": {}}, [], {})
+        request = sweep.Request(
+            script, config, options, tmp_path, swept, trials, {"settings": {}}, [], {}
+        )
         for number, group in enumerate(sweep.make_groups(request)):
             request.groups.append(group)
-            rows = np.repeat(np.ravel(np.array(returns)[group.trials])[:, None], group.config.num_updates, axis=1)
+            rows = np.repeat(
+                np.ravel(np.array(returns)[group.trials])[:, None], group.config.num_updates, axis=1
+            )
             metrics = {"episodes": np.ones(rows.shape, int), "episodic_return": rows, **more}
             agent = {"weights": np.zeros(len(rows)) if weights is None else np.array(weights)}
             name = f"{number}-0000000-{len(rows):07d}"
@@ -300,12 +403,20 @@ def fake_sweep(tmp_path, monkeypatch):
 def test_environments_are_not_ranked_in_one_table(fake_sweep):
     """Nor do they share a best.yaml or a picture: their returns have no common unit."""
     script = runs.load_script("ppo")
-    swept = {"env_name": ["CartPole-v1", "CartPole-v1", "Catch-bsuite", "Catch-bsuite"], "lr": [0.1, 0.2, 0.1, 0.2]}
+    swept = {
+        "env_name": ["CartPole-v1", "CartPole-v1", "Catch-bsuite", "Catch-bsuite"],
+        "lr": [0.1, 0.2, 0.1, 0.2],
+    }
     run_dir = fake_sweep(script, swept, [[100.0] * 3, [200.0] * 3, [1.0] * 3, [-1.0] * 3])
     first, second = (run_dir / "table.txt").read_text().strip().split("\n\n")
     assert [line.split()[0] for line in first.splitlines()] == ["CartPole-v1:", "trial", "1", "0"]
     assert [line.split()[0] for line in second.splitlines()] == ["Catch-bsuite:", "trial", "2", "3"]
-    names = {path.name for path in run_dir.iterdir()} - {"run.json", "table.txt", "results.csv", "metrics.npz"}
+    names = {path.name for path in run_dir.iterdir()} - {
+        "run.json",
+        "table.txt",
+        "results.csv",
+        "metrics.npz",
+    }
     assert names == {
         f"{name}-{env}{end}"
         for env in ("CartPole-v1", "Catch-bsuite")
@@ -321,7 +432,10 @@ def test_the_step_axis_counts_the_warm_up(fake_sweep, monkeypatch):
     monkeypatch.setattr(sweep_pictures, "Figure", make)
     metrics = metrics_of(fake_sweep(script, {"lr": [0.1, 0.2]}, [[1.0, 2.0], [3.0, 4.0]]))
     config = dataclasses.replace(script.Config(), total_timesteps=20_000)
-    assert metrics["warmup_timesteps"].tolist() == [config.warmup_timesteps] * 2 and config.warmup_timesteps > 0
+    assert (
+        metrics["warmup_timesteps"].tolist() == [config.warmup_timesteps] * 2
+        and config.warmup_timesteps > 0
+    )
     last = config.warmup_timesteps + config.num_updates * config.num_envs * config.num_steps
     assert [line.get_xdata()[-1] for line in figures[0].axes[0].lines] == [last, last]
 
@@ -329,7 +443,9 @@ def test_the_step_axis_counts_the_warm_up(fake_sweep, monkeypatch):
 def test_a_seed_without_a_return_is_the_worst(fake_sweep):
     """One of eight is trimmed away; three are not, however good the others are."""
     lost = [[3.0] * 8, [np.nan, *[4.0] * 7], [np.nan, np.inf, np.nan, *[9.0] * 5]]
-    table = (fake_sweep(runs.load_script("ppo"), {"lr": [0.1, 0.2, 0.3]}, lost) / "table.txt").read_text()
+    table = (
+        fake_sweep(runs.load_script("ppo"), {"lr": [0.1, 0.2, 0.3]}, lost) / "table.txt"
+    ).read_text()
     rows = [re.split(r"  +", line) for line in table.splitlines()[1:]]
     assert [row[:3] + row[6:] for row in rows] == [
         ["1", "0.2", "4", "7 of 8 finite"],
@@ -341,11 +457,16 @@ def test_a_seed_without_a_return_is_the_worst(fake_sweep):
 @pytest.mark.usefixtures("quick_pictures")
 def test_what_is_not_finite(fake_sweep, capfd):
     """Losses and parameters count. A metric of one's own may be NaN where no episode ended."""
-    shape = (6, dataclasses.replace(runs.load_script("ppo").Config(), total_timesteps=20_000).num_updates)
+    shape = (
+        6,
+        dataclasses.replace(runs.load_script("ppo").Config(), total_timesteps=20_000).num_updates,
+    )
     loss, success = np.zeros(shape), np.full(shape, np.nan)
     loss[0, 3:], weights = np.nan, [0.0, 0.0, 0.0, np.inf, 0.0, 0.0]
     swept = {"lr": [0.1, 0.2, 0.3]}
-    run_dir = fake_sweep(runs.load_script("ppo"), swept, np.ones((3, 2)), weights, value_loss=loss, success=success)
+    run_dir = fake_sweep(
+        runs.load_script("ppo"), swept, np.ones((3, 2)), weights, value_loss=loss, success=success
+    )
     rows = rows_of(run_dir)
     assert [row["first_update_not_finite"] for row in rows] == ["3", "", "", "", "", ""]
     assert [row["diverged"] for row in rows] == ["False"] * 3 + ["True"] + ["False"] * 2
@@ -359,7 +480,9 @@ def test_interval_of_one_trial_is_the_ordinary_bootstrap(monkeypatch):
     values = np.random.default_rng(1).normal(size=16)
     mean, low, high = sweep_pictures.interval_over_trials(values[None])
     middle = lambda x, axis: scipy.stats.trim_mean(x, 0.25, axis=axis)  # noqa: E731
-    interval = scipy.stats.bootstrap((values,), middle, n_resamples=20000, method="percentile", rng=3)
+    interval = scipy.stats.bootstrap(
+        (values,), middle, n_resamples=20000, method="percentile", rng=3
+    )
     assert mean == pytest.approx(np.sort(values)[4:12].mean())
     np.testing.assert_allclose((low, high), interval.confidence_interval, atol=0.05)
 
@@ -378,11 +501,22 @@ def test_interval_draws_no_trials():
 
 def test_draws():
     script = runs.load_script("ppo")
-    words = {"gamma": ["log-uniform", "1e-4", "1"], "lr": ["0.1", "0.2"], "ent_coef": ["uniform", "2", "4"]}
+    words = {
+        "gamma": ["log-uniform", "1e-4", "1"],
+        "lr": ["0.1", "0.2"],
+        "ent_coef": ["uniform", "2", "4"],
+    }
     trials = sweep.make_trials(script, words, 500, 0)
-    assert trials == sweep.make_trials(script, words, 500, 0) != sweep.make_trials(script, words, 500, 1)
+    assert (
+        trials
+        == sweep.make_trials(script, words, 500, 0)
+        != sweep.make_trials(script, words, 500, 1)
+    )
     assert [list(trial) for trial in trials] == [list(words)] * 1000
-    logs, uniform = np.log10([trial["gamma"] for trial in trials]), np.array([trial["ent_coef"] for trial in trials])
+    logs, uniform = (
+        np.log10([trial["gamma"] for trial in trials]),
+        np.array([trial["ent_coef"] for trial in trials]),
+    )
     assert -4 <= logs.min() < -3.9 and -0.1 < logs.max() <= 0 and abs(logs.mean() + 2) < 0.2
     assert 2 <= uniform.min() < 2.05 and 3.95 < uniform.max() <= 4 and abs(uniform.mean() - 3) < 0.1
     assert abs(np.corrcoef(logs[:500], uniform[:500])[0, 1]) < 0.2  # drawn by themselves
@@ -391,7 +525,9 @@ def test_draws():
 def test_draws_near_one():
     """For a discount: 1 - gamma is what matters, so that as many lie between 0.99 and 0.999 as between 0.9 and 0.99."""
     words = {"gamma": ["one-minus-log-uniform", "0.9", "0.999"]}
-    gammas = np.array([trial["gamma"] for trial in sweep.make_trials(runs.load_script("ppo"), words, 1000, 0)])
+    gammas = np.array(
+        [trial["gamma"] for trial in sweep.make_trials(runs.load_script("ppo"), words, 1000, 0)]
+    )
     assert 0.9 <= gammas.min() < 0.901 and 0.9989 < gammas.max() <= 0.999
     assert abs((gammas > 0.99).mean() - 0.5) < 0.05
 
@@ -407,14 +543,18 @@ def test_sizes_of_layers():
 
 
 def test_parameters_of_environments():
-    values = sweep.make_trials(runs.load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, None, 0)
+    values = sweep.make_trials(
+        runs.load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, None, 0
+    )
     assert [dict(each["env_params"]) for each in values] == [{"rows": 7}, {"rows": 8, "columns": 4}]
 
 
 def test_config_file(tmp_path):
     """Its values are those of all trials; what is swept on the command line wins. A resumed sweep needs no file."""
     file = tmp_path / "some.yaml"
-    file.write_text("lr: 0.3\nnum_steps: 50\nhidden_sizes: [8, 8]\nenv_params: {max_steps_in_episode: 9}\n")
+    file.write_text(
+        "lr: 0.3\nnum_steps: 50\nhidden_sizes: [8, 8]\nenv_params: {max_steps_in_episode: 9}\n"
+    )
     request = sweep.read_request(["ppo", "--config", str(file), "--lr", "0.1", "0.2"], None)
     assert request.trials == [{"lr": 0.1}, {"lr": 0.2}]
     assert request.config.num_steps == 50 and request.config.hidden_sizes == (8, 8)
@@ -448,10 +588,14 @@ def test_memory_of_a_program():
 
     def needs(function, held=0, **how):
         argument = jax.ShapeDtypeStruct((size // 4,), jnp.float32)
-        return running.program_bytes(jax.jit(function, **how).lower(argument).compile(), held) / size
+        return (
+            running.program_bytes(jax.jit(function, **how).lower(argument).compile(), held) / size
+        )
 
     assert 2.0 <= needs(lambda x: x + 1.0) < 2.2  # the argument and the output
-    assert 1.0 <= needs(lambda x: x + 1.0, donate_argnums=0) < 1.2  # the output takes the argument's place
+    assert (
+        1.0 <= needs(lambda x: x + 1.0, donate_argnums=0) < 1.2
+    )  # the output takes the argument's place
     assert 2.0 <= needs(lambda x: jnp.sort(x)[7]) < 4.2  # the argument, and what is sorted
     assert needs(lambda x: x + 1.0, held=5 * size, donate_argnums=0) >= 5.0
 
@@ -535,7 +679,10 @@ def test_help(capsys):
         __main__.main(["sweep", "ppo", "--help"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0
-    assert all(word in shown for word in ("--samples", "--num-seeds", "--memory", "--coordinator", "log-uniform"))
+    assert all(
+        word in shown
+        for word in ("--samples", "--num-seeds", "--memory", "--coordinator", "log-uniform")
+    )
 
 
 def test_directory_that_holds_another_sweep(finished, tmp_path, capfd):
@@ -549,7 +696,11 @@ def test_directory_that_holds_another_sweep(finished, tmp_path, capfd):
         with pytest.raises(SystemExit) as stop:
             sweep.main(args)
         message = capfd.readouterr().err
-        assert stop.value.code == 2 and message.count("\n") == 1 and all(word in message for word in words), message
+        assert (
+            stop.value.code == 2
+            and message.count("\n") == 1
+            and all(word in message for word in words)
+        ), message
     assert before == {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
 
 
@@ -576,7 +727,9 @@ def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
         gc.collect()
         ended = sorted(path.name for path in run_dir.glob("slices/*.npz"))
         alive = sum(program() is not None for program in programs)
-        seen.append((config.num_steps, record_of(run_dir)["slices"], ended, alive, runs.is_locked(run_dir)))
+        seen.append(
+            (config.num_steps, record_of(run_dir)["slices"], ended, alive, runs.is_locked(run_dir))
+        )
 
     def remember(program, *args, **how):
         programs.append(weakref.ref(program.advance))
@@ -584,7 +737,18 @@ def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
 
     compiled_in_order(monkeypatch, look)
     monkeypatch.setattr(running, "train_slice", remember)
-    sweep.main([SMALL[0], SIZES[1], *GRID, "--num-steps", "100", "200", "--num-seeds=2", f"--run-dir={run_dir}"])
+    sweep.main(
+        [
+            SMALL[0],
+            SIZES[1],
+            *GRID,
+            "--num-steps",
+            "100",
+            "200",
+            "--num-seeds=2",
+            f"--run-dir={run_dir}",
+        ]
+    )
     assert seen == [(100, [], [], 0, True), (200, [2], ["0-0000000-0000002.npz"], 0, True)]
     assert len(programs) == 2
 
@@ -592,7 +756,17 @@ def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
 def test_no_group_trains_where_one_cannot(tmp_path, monkeypatch):
     compiled_in_order(monkeypatch, lambda *_: pytest.fail("compiled"))
     with pytest.raises(SystemExit) as stop:
-        sweep.main([SMALL[0], SIZES[1], *GRID, "--num-steps", "100", "3000", f"--run-dir={tmp_path / 'run'}"])
+        sweep.main(
+            [
+                SMALL[0],
+                SIZES[1],
+                *GRID,
+                "--num-steps",
+                "100",
+                "3000",
+                f"--run-dir={tmp_path / 'run'}",
+            ]
+        )
     assert stop.value.code == 2 and not (tmp_path / "run").exists()
 
 
@@ -604,13 +778,20 @@ def test_stopped_while_a_group_compiles(tmp_path, monkeypatch, capfd):
     with monkeypatch.context() as patch:
         sizes = iter([2, 2])
         patch.setattr(running, "largest_slice", lambda compile_size, *_: compile_size(next(sizes)))
-        compiled_in_order(patch, lambda _, config: config.num_steps == 200 and os.kill(os.getpid(), signal.SIGINT))
+        compiled_in_order(
+            patch, lambda _, config: config.num_steps == 200 and os.kill(os.getpid(), signal.SIGINT)
+        )
         with pytest.raises(SystemExit) as stop:
             sweep.main([*args, f"--run-dir={tmp_path / 'run'}"])
     assert stop.value.code == 130
     said = capfd.readouterr().err.splitlines()
-    assert said[-1] == f"onejit sweep: stopped by SIGINT; onejit sweep --resume {tmp_path / 'run'} continues"
-    assert record_of(tmp_path / "run")["slices"] == [2, 2] and "finished" not in record_of(tmp_path / "run")
+    assert (
+        said[-1]
+        == f"onejit sweep: stopped by SIGINT; onejit sweep --resume {tmp_path / 'run'} continues"
+    )
+    assert record_of(tmp_path / "run")["slices"] == [2, 2] and "finished" not in record_of(
+        tmp_path / "run"
+    )
     assert list_runs.describe(tmp_path / "run")[4:6] == ["stopped", "50 %"]
     with monkeypatch.context() as patch:
         compiled = []
@@ -638,7 +819,9 @@ def stop_at(monkeypatch):
     return arrange
 
 
-@pytest.mark.parametrize("number, name, code", [(signal.SIGINT, "SIGINT", 130), (signal.SIGTERM, "SIGTERM", 143)])
+@pytest.mark.parametrize(
+    "number, name, code", [(signal.SIGINT, "SIGINT", 130), (signal.SIGTERM, "SIGTERM", 143)]
+)
 def test_stopped_by_a_signal_and_resumed(finished, stop_at, tmp_path, capfd, number, name, code):
     """One line, and the same bits as without it. Times of all processes add up."""
     stop_at(number, 5000)
@@ -650,7 +833,9 @@ def test_stopped_by_a_signal_and_resumed(finished, stop_at, tmp_path, capfd, num
     assert said[-1] == f"onejit sweep: stopped by {name}; onejit sweep --resume {run_dir} continues"
     assert 0 < before["steps_done"] < 48_000 and before["seconds"]["train"] > 0
     sweep.main(["--resume", run_dir])
-    assert re.search(r"resume: [1-9] of 10 updates of the next slice are done", capfd.readouterr().out)
+    assert re.search(
+        r"resume: [1-9] of 10 updates of the next slice are done", capfd.readouterr().out
+    )
     after = record_of(run_dir)
     assert after["steps_done"] == 48_000 and "finished" in after
     assert all(after["seconds"][each] > before["seconds"][each] for each in ("compile", "train"))
@@ -663,7 +848,16 @@ def test_stopped_by_a_signal_and_resumed(finished, stop_at, tmp_path, capfd, num
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     """Killed with a slice on disk and another half trained, then resumed: as if nothing had been."""
-    args = [SMALL[0], "--lr", "0.1", "0.5", "1", "--num-seeds=4", "--num-steps=20", "--total-timesteps=40000"]
+    args = [
+        SMALL[0],
+        "--lr",
+        "0.1",
+        "0.5",
+        "1",
+        "--num-seeds=4",
+        "--num-steps=20",
+        "--total-timesteps=40000",
+    ]
     script = runs.load_script(SMALL[0])
     config = config_of(script, args[6:])
     memory = running.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / running.GIB
@@ -672,11 +866,17 @@ def test_killed_and_resumed(tmp_path):
     sweep.main([*args, f"--run-dir={whole}"])
     assert record_of(whole)["slices"] == [4]
     command = [sys.executable, "-m", "onejit", "sweep", *args, f"--run-dir={killed}"]
-    one_device = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}  # as here: the slices' size depends on it
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL, env=one_device) as process:
+    one_device = os.environ | {
+        "JAX_NUM_CPU_DEVICES": "1"
+    }  # as here: the slices' size depends on it
+    with subprocess.Popen(
+        command, start_new_session=True, stderr=subprocess.DEVNULL, env=one_device
+    ) as process:
         deadline = time.monotonic() + 300
         while process.poll() is None:
-            midway = [path for path in killed.glob("unfinished/0-0000004-*/*") if path.name.isdigit()]
+            midway = [
+                path for path in killed.glob("unfinished/0-0000004-*/*") if path.name.isdigit()
+            ]
             if midway or time.monotonic() > deadline:
                 os.killpg(process.pid, signal.SIGKILL)
             time.sleep(0.001)
@@ -714,10 +914,16 @@ def before_the_results(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("quick_pictures")
-def test_metrics_stay_in_slices_until_they_are_written_whole(finished, before_the_results, tmp_path, monkeypatch):
+def test_metrics_stay_in_slices_until_they_are_written_whole(
+    finished, before_the_results, tmp_path, monkeypatch
+):
     copy = shutil.copytree(before_the_results, tmp_path / "copy")
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(sweep, "stack_metrics", lambda *_: (_ for _ in ()).throw(OSError("No space left on device")))
+        patch.setattr(
+            sweep,
+            "stack_metrics",
+            lambda *_: (_ for _ in ()).throw(OSError("No space left on device")),
+        )
         sweep.main(["--resume", copy])
     assert list((copy / "slices").iterdir()) and "finished" not in record_of(copy)
     sweep.main(["--resume", copy])
@@ -750,11 +956,22 @@ def propose(words, returns_of) -> list[dict]:
     """The trials of a sweep whose returns a function of the trial gives."""
     request = sweep.read_request(["q_learning_gridworld", *words], None)
     for group in sweep.propose_groups(request):
-        request.returns.update({trial: np.full(2, returns_of(request.trials[trial])) for trial in group.trials})
+        request.returns.update(
+            {trial: np.full(2, returns_of(request.trials[trial])) for trial in group.trials}
+        )
     return request.trials
 
 
-LR_AND_GAMMA = ["--lr", "log-uniform", "1e-4", "1", "--gamma", "one-minus-log-uniform", "0.9", "0.999"]
+LR_AND_GAMMA = [
+    "--lr",
+    "log-uniform",
+    "1e-4",
+    "1",
+    "--gamma",
+    "one-minus-log-uniform",
+    "0.9",
+    "0.999",
+]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "random"])
@@ -767,12 +984,16 @@ def test_optuna_proposes(sampler):
         return -np.inf if log > -0.8 else -abs(log + 2) - abs(math.log10(1 - trial["gamma"]) + 2)
 
     trials = propose(words, returns_of)
-    assert len(trials) == 60 and trials == propose(words, returns_of) != propose([*words, "--seed=1"], returns_of)
+    assert len(trials) == 60 and trials == propose(words, returns_of) != propose(
+        [*words, "--seed=1"], returns_of
+    )
     assert all(list(each) == ["lr", "gamma"] for each in trials)
     rates, gammas = np.array([list(each.values()) for each in trials]).T
     assert 1e-4 <= rates.min() < 1e-3 and 0.1 < rates.max() <= 1
     assert 0.9 <= gammas.min() < 0.95 and 0.998 < gammas.max() <= 0.999
-    far = [abs(math.log10(each["lr"]) + 2) + abs(math.log10(1 - each["gamma"]) + 2) for each in trials]
+    far = [
+        abs(math.log10(each["lr"]) + 2) + abs(math.log10(1 - each["gamma"]) + 2) for each in trials
+    ]
     assert (np.mean(far[-24:]) < 0.75 * np.mean(far[:12])) == (sampler != "random")
 
 
@@ -793,7 +1014,10 @@ def test_optuna_resumed_with_another_version(tmp_path):
 @pytest.mark.usefixtures("quick_pictures")
 def test_optuna_stopped_and_resumed(stop_at, tmp_path, monkeypatch):
     """Stopped in the second of three batches: the same trials and the same numbers. One compilation each time."""
-    args, compiled = [*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=14", "--batch=6", "--num-seeds=2"], []
+    args, compiled = (
+        [*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=14", "--batch=6", "--num-seeds=2"],
+        [],
+    )
     args[args.index("--epsilon=1")] = "--epsilon=0.1"  # or the rate would not change the returns
     compiled_in_order(monkeypatch, lambda size, _: compiled.append(size))
     sweep.main([*args, f"--run-dir={tmp_path / 'whole'}"])
@@ -806,13 +1030,18 @@ def test_optuna_stopped_and_resumed(stop_at, tmp_path, monkeypatch):
     sweep.main(["--resume", tmp_path / "run"])
     assert compiled == [12] * 3
     rows = rows_of(tmp_path / "run")
-    assert rows == rows_of(tmp_path / "whole") and len(rows) == 28 and len({row["lr"] for row in rows}) == 14
+    assert (
+        rows == rows_of(tmp_path / "whole")
+        and len(rows) == 28
+        and len({row["lr"] for row in rows}) == 14
+    )
     assert_same(metrics_of(tmp_path / "run"), metrics_of(tmp_path / "whole"))
     assert len({row["trial_interquartile_mean"] for row in rows}) > 1
 
 
 @pytest.mark.parametrize(
-    "option, package", [("--optuna=tpe", "optuna"), ("--optuna=cmaes", "cmaes"), ("--track=wandb", "wandb")]
+    "option, package",
+    [("--optuna=tpe", "optuna"), ("--optuna=cmaes", "cmaes"), ("--track=wandb", "wandb")],
 )
 def test_package_that_is_missing(option, package, monkeypatch, tmp_path, capfd):
     monkeypatch.setitem(sys.modules, package, None)
@@ -840,10 +1069,15 @@ def test_disk_full(small_disk, tmp_path, capfd):
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1 and message.startswith("onejit sweep: error: "), message
     assert "No space left on device" in message
-    assert [path.name for path in (disk / "run" / "slices").glob("*.npz")] == ["0-0000000-0000004.npz"]
+    assert [path.name for path in (disk / "run" / "slices").glob("*.npz")] == [
+        "0-0000000-0000004.npz"
+    ]
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
     sweep.main(["--resume", copy])
-    assert metrics_of(copy)["episodes"].shape == (2, 4, 5000) and (metrics_of(copy)["episodes"] > 0).all()
+    assert (
+        metrics_of(copy)["episodes"].shape == (2, 4, 5000)
+        and (metrics_of(copy)["episodes"] > 0).all()
+    )
     assert not list(copy.rglob("*.partial"))
 
 
@@ -853,7 +1087,16 @@ def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path
 
     The limit lies at about 520 updates. A chunk is at most 8 times the one before, so one ends between there and 6000.
     """
-    args = [SMALL[0], SIZES[0], *GRID, "--total-timesteps=1200000", "--lr", "0.1", "0.5", "--num-seeds=4"]
+    args = [
+        SMALL[0],
+        SIZES[0],
+        *GRID,
+        "--total-timesteps=1200000",
+        "--lr",
+        "0.1",
+        "0.5",
+        "--num-seeds=4",
+    ]
     args += ["--checkpoint-interval=1e-9"]
     with full_disk(kind, size) as (disk, cause), pytest.raises(SystemExit) as stop:
         sweep.main([*args, f"--run-dir={disk / 'run'}"])
@@ -863,7 +1106,9 @@ def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path
     gc.collect()  # or it meets Orbax's failed tasks while Python parses; their report parses too: a SystemError in 3.11
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
     sweep.main(["--resume", copy])
-    assert re.search(r"resume: [1-9]\d* of 6000 updates of the next slice are done", capfd.readouterr().out)
+    assert re.search(
+        r"resume: [1-9]\d* of 6000 updates of the next slice are done", capfd.readouterr().out
+    )
     assert (metrics_of(copy)["episodes"] > 0).all()
 
 
@@ -872,4 +1117,9 @@ def test_read_only_run_directory(small_disk, capfd):
     with pytest.raises(SystemExit) as stop:
         sweep.main([*SWEEP, f"--run-dir={disk / 'run'}"])
     message = capfd.readouterr().err
-    assert stop.value.code == 2 and message.count("\n") == 1 and "run_dir" in message and "Read-only" in message
+    assert (
+        stop.value.code == 2
+        and message.count("\n") == 1
+        and "run_dir" in message
+        and "Read-only" in message
+    )

@@ -20,7 +20,11 @@ import pqn
 import rainbow
 
 SCRIPTS = [ppo, dqn, pqn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
-LARGE = {"flat": 84 * 84, "grid": 82 * 82 * 16, "nature": 7 * 7 * 64}  # features of an image [84, 84, 1]
+LARGE = {
+    "flat": 84 * 84,
+    "grid": 82 * 82 * 16,
+    "nature": 7 * 7 * 64,
+}  # features of an image [84, 84, 1]
 CLASSIC = {"flat": 63 * 63 * 3, "grid": 61 * 61 * 16, "nature": 4 * 4 * 64}  # of one [63, 63, 3]
 SIZES = {  # settings of short trainings; a script takes the fields that its Config has
     "num_envs": 8, "num_steps": 8, "inner_envs": 8, "inner_steps": 8, "update_epochs": 2, "num_minibatches": 2,
@@ -38,7 +42,9 @@ def make_config(script, torso="nature", num_updates=1, image=(), **overrides):
     settings |= {"env_name": "Brightness", "env_params": dict(image), "torso": torso}
     config = script.Config(**settings | overrides)
     envs, steps = (getattr(config, name, 8) for name in ("num_envs", "num_steps"))
-    envs, steps = (config.inner_envs, config.inner_steps) if script is evolve_objective else (envs, steps)
+    envs, steps = (
+        (config.inner_envs, config.inner_steps) if script is evolve_objective else (envs, steps)
+    )
     steps = num_updates * envs * steps + getattr(config, "warmup_timesteps", 0)
     return dataclasses.replace(config, total_timesteps=steps)
 
@@ -53,7 +59,11 @@ def network(script, config):
     env, env_params = script.make_env(config)
     obs, _ = env.reset(jax.random.key(0), env_params)
     if script is not ppo_rnn:
-        made = script.make_networks(config, env, env_params)[0] if hasattr(script, "make_networks") else None
+        made = (
+            script.make_networks(config, env, env_params)[0]
+            if hasattr(script, "make_networks")
+            else None
+        )
         made = made or script.make_network(config, env, env_params)
         return made.apply, jit_quickly(made.init)(jax.random.key(0), obs[None])
     body, first = script.make_networks(config, env, env_params)[0], jnp.ones((1, 2), bool)
@@ -66,7 +76,9 @@ def network(script, config):
 
 
 @pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1)])
-@pytest.mark.parametrize("shape", [(84, 84, 4), (63, 50, 3), (9, 11, 2)])  # the stride divides some of them
+@pytest.mark.parametrize(
+    "shape", [(84, 84, 4), (63, 50, 3), (9, 11, 2)]
+)  # the stride divides some of them
 def test_a_dense_layer_on_patches_is_a_convolution(size, stride, shape):
     rng = np.random.default_rng(0)
     x, kernel = rng.normal(size=(2, 3, *shape)), rng.normal(size=(size, size, shape[-1], 5))
@@ -75,7 +87,11 @@ def test_a_dense_layer_on_patches_is_a_convolution(size, stride, shape):
     ours = ppo.patches(jnp.asarray(x), size, stride) @ dense.reshape(-1, 5)
     names = jax.lax.conv_dimension_numbers((6, *shape), kernel.shape, ("NHWC", "HWIO", "NHWC"))
     theirs = jax.lax.conv_general_dilated(
-        jnp.asarray(x.reshape(6, *shape)), jnp.asarray(kernel), (stride, stride), "VALID", dimension_numbers=names
+        jnp.asarray(x.reshape(6, *shape)),
+        jnp.asarray(kernel),
+        (stride, stride),
+        "VALID",
+        dimension_numbers=names,
     )
     np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-3, atol=1e-3)
 
@@ -88,7 +104,9 @@ def test_shapes(script, torso):
     assert expected | {(LARGE[torso], 8)} <= found and not found & {
         (size, 8) for size in {*LARGE.values()} - {LARGE[torso]}
     }
-    found = kernels(script, make_config(script, torso, image={"size": 63, "channels": 3, "dtype": "float32"}))
+    found = kernels(
+        script, make_config(script, torso, image={"size": 63, "channels": 3, "dtype": "float32"})
+    )
     assert (CLASSIC[torso], 8) in found
 
 
@@ -96,7 +114,9 @@ def test_shapes(script, torso):
 def test_the_smallest_images(script):
     assert (64, 8) in kernels(script, make_config(script, "nature", image={"size": 36}))
     assert (16, 8) in kernels(script, make_config(script, "grid", image={"size": 3}))
-    with pytest.raises(ValueError, match=r"torso = nature: images \(35, 35, 1\) too small; .*nature 36 x 36"):
+    with pytest.raises(
+        ValueError, match=r"torso = nature: images \(35, 35, 1\) too small; .*nature 36 x 36"
+    ):
         script.make_learner(make_config(script, "nature", image={"size": 35}))
     with pytest.raises(ValueError, match=r"torso = grid: images \(2, 2, 1\) too small; .*flat any"):
         script.make_learner(make_config(script, "grid", image={"size": 2}))
@@ -105,7 +125,10 @@ def test_the_smallest_images(script):
 @each_script
 def test_vectors_and_state_numbers_have_no_torso(script):
     for name in ("CartPole-v1", "FrozenLake-misc"):
-        found = [kernels(script, make_config(script, torso, env_name=name)) for torso in ("flat", "nature")]
+        found = [
+            kernels(script, make_config(script, torso, env_name=name))
+            for torso in ("flat", "nature")
+        ]
         assert found[0] == found[1]
 
 
@@ -117,7 +140,9 @@ def scanned(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
             yield from (leaf.aval for leaf in equation.outvars[equation.params["num_carry"] :])
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+        ):
             inner = getattr(inner, "jaxpr", inner)
             yield from scanned(inner) if hasattr(inner, "eqns") else ()
 
@@ -132,7 +157,9 @@ def test_bytes_are_stored_as_bytes(script, torso):
         state = jax.eval_shape(init, jax.random.key(0))
         stored = [*jax.tree.leaves(state), *scanned(jax.make_jaxpr(update)(state).jaxpr)]
         images = [leaf for leaf in stored if leaf.shape[-3:] == (84, 84, 1)]
-        images = [leaf for leaf in images if math.prod(leaf.shape[:-3]) >= 8]  # fewer are statistics
+        images = [
+            leaf for leaf in images if math.prod(leaf.shape[:-3]) >= 8
+        ]  # fewer are statistics
         assert max(math.prod(leaf.shape[:-3]) for leaf in images) >= 64  # rollouts
         assert all(leaf.dtype == jnp.uint8 for leaf in images)
 
@@ -142,10 +169,15 @@ def test_bytes_are_stored_as_bytes(script, torso):
 def test_bytes_are_divided_by_255(script, torso):
     x = np.random.default_rng(0).integers(0, 256, (2, 40, 40, 1), np.uint8)
     more = {"layer_norm": False} if script is pqn else {}  # it makes up for any factor
-    configs = [make_config(script, torso, image={"size": 40, "dtype": dtype}, **more) for dtype in ("uint8", "float32")]
+    configs = [
+        make_config(script, torso, image={"size": 40, "dtype": dtype}, **more)
+        for dtype in ("uint8", "float32")
+    ]
     (of_bytes, params), (of_floats, _) = (network(script, config) for config in configs)
     found = of_bytes(params, jnp.asarray(x))
-    np.testing.assert_allclose(found, of_floats(params, jnp.asarray(x / 255, jnp.float32)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        found, of_floats(params, jnp.asarray(x / 255, jnp.float32)), rtol=1e-4, atol=1e-5
+    )
     assert np.abs(found - of_floats(params, jnp.asarray(x, jnp.float32))).max() > 1e-3
 
 
@@ -160,7 +192,9 @@ def test_numbers_that_are_stored_as_bytes_are_not_divided():
         np.testing.assert_array_equal(apply(params, x.astype(jnp.uint8)), plain(params, x))
 
 
-@pytest.mark.parametrize("script", [ppo, dqn, apex_dqn, rainbow], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    "script", [ppo, dqn, apex_dqn, rainbow], ids=lambda script: script.__name__
+)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_no_other_type_is_needed_to_store_bytes(script, dtype):
     with pytest.raises(ValueError, match=f"buffer_dtype = {dtype}: must be empty"):
@@ -168,7 +202,9 @@ def test_no_other_type_is_needed_to_store_bytes(script, dtype):
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"observe": (3,)}, {"observe_previous": True}], ids=lambda value: next(iter(value))
+    "overrides",
+    [{"observe": (3,)}, {"observe_previous": True}],
+    ids=lambda value: next(iter(value)),
 )
 def test_entries_of_images_are_vectors(overrides):
     with pytest.raises(ValueError, match="torso = nature: must be grid with observe"):
@@ -197,19 +233,27 @@ def test_entries_of_images_are_vectors(overrides):
 def test_learns_from_pictures(script, num_updates, overrides):
     """The bright half tells the right action. Training changes the kernels of all layers, convolutions included."""
     config = make_config(script, num_updates=num_updates, **overrides)
-    initial = jit_quickly(lambda key: script.make_learner(config)[0](key).agent["params"])(jax.random.key(0))
+    initial = jit_quickly(lambda key: script.make_learner(config)[0](key).agent["params"])(
+        jax.random.key(0)
+    )
     out = jit_quickly(script.make_train(config))(jax.random.key(0))
     start, act = script.make_policy(config)
     agent, picture = out["runner_state"].agent, toys.Brightness().picture
     assert [int(act(agent, start(), picture(sign))[0]) for sign in (-1, 1)] == [0, 1]
     initial, learned = flatten_dict(initial), flatten_dict(agent["params"])
-    layers = [path for path in initial if path[-1] == "kernel"]  # episodes of one step teach the memory itself nothing
-    assert len(layers) >= 5 and all(np.abs(initial[path] - learned[path]).max() > 1e-4 for path in layers)
+    layers = [
+        path for path in initial if path[-1] == "kernel"
+    ]  # episodes of one step teach the memory itself nothing
+    assert len(layers) >= 5 and all(
+        np.abs(initial[path] - learned[path]).max() > 1e-4 for path in layers
+    )
 
 
 def test_acting_and_the_loss_see_the_same_pictures():
     """Else the ratio is not 1 before any gradient step."""
     for script in (ppo, ppo_rnn):
-        config = make_config(script, update_epochs=1, num_minibatches=1, num_updates=2, image={"size": 36})
+        config = make_config(
+            script, update_epochs=1, num_minibatches=1, num_updates=2, image={"size": 36}
+        )
         metrics = jit_quickly(script.make_train(config))(jax.random.key(0))["metrics"]
         np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)

@@ -24,7 +24,12 @@ from flax.traverse_util import flatten_dict
 
 from onejit import __main__, command_line, playing, running, runs, statistics, sweep, train
 
-SMALL = ["q_learning_gridworld", "--max-steps-in-episode=50", "--num-steps=100", "--random-starts=True"]
+SMALL = [
+    "q_learning_gridworld",
+    "--max-steps-in-episode=50",
+    "--num-steps=100",
+    "--random-starts=True",
+]
 SMALL += ["--goal", "4", "5", "--epsilon=0.5", "--step-reward=-0.01"]
 SMALL += ["--total-timesteps=2000", "--eval-episodes=2", "--num-seeds=4"]  # 20 updates
 NUM_UPDATES = 20
@@ -84,7 +89,10 @@ def finished(tmp_path_factory):
 @pytest.fixture(scope="module")
 def by_main(script, tmp_path_factory):
     """The same run by the script itself."""
-    return main_of(script, [*without("--eval-episodes")[1:], f"--run-dir={tmp_path_factory.mktemp('main') / 'run'}"])
+    return main_of(
+        script,
+        [*without("--eval-episodes")[1:], f"--run-dir={tmp_path_factory.mktemp('main') / 'run'}"],
+    )
 
 
 # --- one process ---
@@ -92,9 +100,16 @@ def by_main(script, tmp_path_factory):
 
 def test_as_main(script, finished, by_main):
     assert_agree(metrics_of(finished), metrics_of(by_main))
-    diff = {"script.diff"} if runs.git(ROOT / "ppo.py", "diff", "HEAD", "--", script.__file__) else set()
+    diff = (
+        {"script.diff"}
+        if runs.git(ROOT / "ppo.py", "diff", "HEAD", "--", script.__file__)
+        else set()
+    )
     added = {path.name for path in finished.iterdir()} - {path.name for path in by_main.iterdir()}
-    assert added == {"run.json", "evaluation.npy", "checkpoints", "q_learning_gridworld.py", ".lock"} | diff
+    assert (
+        added
+        == {"run.json", "evaluation.npy", "checkpoints", "q_learning_gridworld.py", ".lock"} | diff
+    )
     assert (finished / "config.yaml").read_text() == (by_main / "config.yaml").read_text()
     agents, others = (runs.read_agents(path / "agent.safetensors") for path in (finished, by_main))
     assert agents[1] == others[1] == {"script": "q_learning_gridworld", "seed": "0"}
@@ -105,11 +120,18 @@ def test_as_main(script, finished, by_main):
 
 
 def test_record(script, finished):
-    record, config = record_of(finished), command_line.parse_with(script, SMALL[1:], train.Options, "")[0]
-    assert record["settings"] == json.loads(
-        json.dumps({"script": "q_learning_gridworld", "num_seeds": 4, "seed": 0} | runs.plain(config))
+    record, config = (
+        record_of(finished),
+        command_line.parse_with(script, SMALL[1:], train.Options, "")[0],
     )
-    assert record["command"].startswith("onejit train q_learning_gridworld") and record["slice"] == 4
+    assert record["settings"] == json.loads(
+        json.dumps(
+            {"script": "q_learning_gridworld", "num_seeds": 4, "seed": 0} | runs.plain(config)
+        )
+    )
+    assert (
+        record["command"].startswith("onejit train q_learning_gridworld") and record["slice"] == 4
+    )
     assert {"python", "jax", "jaxlib", "flax", "gymnax", "numpy"} <= set(record["versions"])
     assert record["path"] == script.__file__ and len(record["sha256"]) == 64
     assert set(record["seconds"]) == {"compile", "train", "evaluate"}
@@ -117,9 +139,19 @@ def test_record(script, finished):
     returns = {"final return": statistics.final_return(metrics_of(finished))}
     returns["greedy return"] = np.load(finished / "evaluation.npy").mean(axis=1)
     for name, values in returns.items():
-        numbers = dict(zip(("interquartile_mean", "low", "high"), statistics.interval(values), strict=True))
-        numbers |= dict(zip(("mean", "mean_low", "mean_high"), statistics.mean_interval(values), strict=True))
-        numbers |= {"worst": values.min(), "seeds": 4, "not_finite": 0, "diverged": 0, "no_episode": 0}
+        numbers = dict(
+            zip(("interquartile_mean", "low", "high"), statistics.interval(values), strict=True)
+        )
+        numbers |= dict(
+            zip(("mean", "mean_low", "mean_high"), statistics.mean_interval(values), strict=True)
+        )
+        numbers |= {
+            "worst": values.min(),
+            "seeds": 4,
+            "not_finite": 0,
+            "diverged": 0,
+            "no_episode": 0,
+        }
         assert record[name] == pytest.approx(numbers)
 
 
@@ -136,19 +168,33 @@ def test_seeds_that_diverged_are_said_and_rank_last(tmp_path, capsys):
 
 
 def test_one_seed_has_no_interval(tmp_path, capsys):
-    run_dir = train.main([*without("--num-seeds"), "--num-seeds=1", f"--run-dir={tmp_path / 'run'}"])
+    run_dir = train.main(
+        [*without("--num-seeds"), "--num-seeds=1", f"--run-dir={tmp_path / 'run'}"]
+    )
     for name in ("final return", "greedy return"):
         found = record_of(run_dir)[name]
         assert found["mean"] == found["interquartile_mean"] == found["worst"]
         assert [found[each] for each in ("low", "high", "mean_low", "mean_high")] == [None] * 4
-    assert " to " not in capsys.readouterr().out.partition("final return")[2].partition("results in")[0]
+    assert (
+        " to "
+        not in capsys.readouterr().out.partition("final return")[2].partition("results in")[0]
+    )
 
 
 def test_record_of_the_commit(tmp_path):
     """By its hash, a tag or not, and whether files had changed."""
 
     def git(*words):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
+        who = [
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            "-c",
+            "commit.gpgsign=false",
+            "-c",
+            "tag.gpgsign=false",
+        ]
         command = ["git", "-C", tmp_path, *who, *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -204,24 +250,32 @@ def test_evaluation_by_hand(finished):
 
 def test_others_may_read_the_agents(finished):
     """As far as the umask lets them; safetensors alone makes a file for its owner."""
-    modes = {(finished / name).stat().st_mode & 0o777 for name in ("agent.safetensors", "metrics.npz")}
+    modes = {
+        (finished / name).stat().st_mode & 0o777 for name in ("agent.safetensors", "metrics.npz")
+    }
     assert len(modes) == 1
 
 
 def test_progress_in_a_log_file_is_lines(capfd, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
-    with running.progress_bar(1000, disable=False) as progress:  # the tests' standard error is no terminal
+    with running.progress_bar(
+        1000, disable=False
+    ) as progress:  # the tests' standard error is no terminal
         for _ in range(10):
             now[0] += 10.0
             progress.set_postfix_str("return 5")
             progress.update(100)
     said = capfd.readouterr().err.splitlines()
-    assert said[0] == "30.0% of 1,000 steps, 10 steps/s return 5" and said[-1].startswith("100.0% of 1,000 steps")
+    assert said[0] == "30.0% of 1,000 steps, 10 steps/s return 5" and said[-1].startswith(
+        "100.0% of 1,000 steps"
+    )
     assert len(said) == 4 and "\r" not in "".join(said)
 
 
-def test_speed_in_a_log_file_is_of_the_updates_of_this_session(finished, tmp_path, capfd, monkeypatch):
+def test_speed_in_a_log_file_is_of_the_updates_of_this_session(
+    finished, tmp_path, capfd, monkeypatch
+):
     """Compiling and restoring take a thousand seconds here, each new update two, and 4 x 100 steps."""
     copy = shutil.copytree(finished, tmp_path / "run")
     now, restore, make_reader = [0.0], running.restore, running.make_reader
@@ -251,7 +305,9 @@ def test_speed_in_a_log_file_is_of_the_updates_of_this_session(finished, tmp_pat
 def test_report_sees_what_main_shows_it(script, tmp_path, monkeypatch):
     """The directory holds the metrics then: a picture of the script's own may be of them."""
     seen = []
-    monkeypatch.setattr(script, "report", lambda config, agents, run_dir: seen.append((agents, metrics_of(run_dir))))
+    monkeypatch.setattr(
+        script, "report", lambda config, agents, run_dir: seen.append((agents, metrics_of(run_dir)))
+    )
     train.main([*SMALL, f"--run-dir={tmp_path / 'tool'}"])
     main_of(script, [*without("--eval-episodes")[1:], f"--run-dir={tmp_path / 'main'}"])
     (agents, metrics), (others, _) = seen
@@ -263,17 +319,29 @@ def test_report_sees_what_main_shows_it(script, tmp_path, monkeypatch):
 
 def test_load_run(script, finished, by_main, tmp_path):
     """Also of a run that the script itself made, and from files alone: no checkpoint is read."""
-    copy = shutil.copytree(finished, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints"))
+    copy = shutil.copytree(
+        finished, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints")
+    )
     for run_dir in (copy, by_main):
         loaded, config, agents = runs.load_run(run_dir)
         assert Path(loaded.__file__).read_bytes() == Path(script.__file__).read_bytes()
-        assert runs.plain(config) == runs.plain(command_line.parse_with(script, SMALL[1:], train.Options, "")[0])
+        assert runs.plain(config) == runs.plain(
+            command_line.parse_with(script, SMALL[1:], train.Options, "")[0]
+        )
         assert_same(flatten_dict(agents, sep="."), agents_of(run_dir))
-        assert all(isinstance(leaf, np.ndarray) and len(leaf) == 4 for leaf in jax.tree.leaves(agents))
+        assert all(
+            isinstance(leaf, np.ndarray) and len(leaf) == 4 for leaf in jax.tree.leaves(agents)
+        )
         settings = runs.read_record(run_dir)["settings"]
-        assert (settings["script"], settings["num_seeds"], settings["seed"]) == ("q_learning_gridworld", 4, 0)
+        assert (settings["script"], settings["num_seeds"], settings["seed"]) == (
+            "q_learning_gridworld",
+            4,
+            0,
+        )
     (copy / "agent.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"agent.safetensors: does not exist; it is written when a run ends"):
+    with pytest.raises(
+        ValueError, match=r"agent.safetensors: does not exist; it is written when a run ends"
+    ):
         runs.load_run(copy)
     with pytest.raises(ValueError, match="is not a run directory"):
         runs.load_run(tmp_path)
@@ -284,9 +352,20 @@ def test_script_of_ones_own(tmp_path, monkeypatch):
     own = tmp_path / "own"
     own.mkdir()
     (own / "my_algorithm.py").write_text((ROOT / "ppo_continuous.py").read_text())
-    toys = (ROOT / "tests" / "toys.py").read_text().replace("register(toy.__name__", 'register("My" + toy.__name__')
-    (own / "toys_of_my_own.py").write_text(toys)  # which other tests have registered under their own names
-    args = ["--env-name=toys_of_my_own:MyToyContinuous", "--num-envs=4", "--num-steps=8", "--num-minibatches=2"]
+    toys = (
+        (ROOT / "tests" / "toys.py")
+        .read_text()
+        .replace("register(toy.__name__", 'register("My" + toy.__name__')
+    )
+    (own / "toys_of_my_own.py").write_text(
+        toys
+    )  # which other tests have registered under their own names
+    args = [
+        "--env-name=toys_of_my_own:MyToyContinuous",
+        "--num-envs=4",
+        "--num-steps=8",
+        "--num-minibatches=2",
+    ]
     args += [
         "--hidden-sizes",
         "8",
@@ -346,7 +425,9 @@ def test_slices_that_fit(script, tmp_path, capsys):
         carry = running.train_slice(seven, {}, running.seed_keys(options), manager, lambda *_: None)
     assert_agree(metrics, running.fetch(carry["metrics"]))
     whole = flatten_dict(running.fetch(carry["runner_state"].agent), sep=".")
-    assert {name: leaf.shape for name, leaf in whole.items()} == {name: leaf.shape for name, leaf in agents.items()}
+    assert {name: leaf.shape for name, leaf in whole.items()} == {
+        name: leaf.shape for name, leaf in agents.items()
+    }
     train.main(["--resume", run_dir, "--memory=9"])  # in the slices that it began with
     assert_same(metrics, metrics_of(run_dir))
     assert_same(agents, agents_of(run_dir))
@@ -356,8 +437,12 @@ def test_what_evaluation_needs_is_counted_beside_what_training_holds(script):
     """While agents are played, their whole runner state stays where it is."""
     config = command_line.parse_with(script, SMALL[1:], train.Options, "")[0]
     config = dataclasses.replace(config, num_steps=1, total_timesteps=1)
-    without = running.compile_slice(script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=0, eval_interval=0))
-    large = running.compile_slice(script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=20_000, eval_interval=0))
+    without = running.compile_slice(
+        script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=0, eval_interval=0)
+    )
+    large = running.compile_slice(
+        script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=20_000, eval_interval=0)
+    )
     alone = running.program_bytes(large.evaluate)
     held = without.start.memory_analysis().output_size_in_bytes
     agent = large.evaluate.memory_analysis().argument_size_in_bytes
@@ -407,7 +492,11 @@ def test_seconds_add_up_over_all_processes(interrupted):
     (run_dir / "run.json").write_text(json.dumps(record))
     train.main(["--resume", run_dir])
     seconds = record_of(run_dir)["seconds"]
-    assert 1000 < seconds["compile"] < 1100 and 2000 < seconds["train"] < 2100 and 3000 < seconds["evaluate"] < 3100
+    assert (
+        1000 < seconds["compile"] < 1100
+        and 2000 < seconds["train"] < 2100
+        and 3000 < seconds["evaluate"] < 3100
+    )
     assert record_of(run_dir)["steps_per_second"] == pytest.approx(4 * 2000 / seconds["train"])
 
 
@@ -417,7 +506,9 @@ def test_resume_takes_the_copy_of_the_script(finished, interrupted, tmp_path):
     moved = {"path": str(tmp_path / "gone.py"), "folders": [str(tmp_path / "gone")]}
     (interrupted[0] / "run.json").write_text(json.dumps(record | moved))
     with contextlib.chdir(tmp_path):
-        (tmp_path / "q_learning_gridworld.py").write_text("raise AssertionError('another script of this name')")
+        (tmp_path / "q_learning_gridworld.py").write_text(
+            "raise AssertionError('another script of this name')"
+        )
         train.main(["--resume", interrupted[0]])
     assert_same_results(finished, interrupted[0])
 
@@ -451,7 +542,9 @@ def test_resume_refuses_a_script_that_was_edited(interrupted, capfd):
 
 def test_resume_of_a_run_that_another_process_writes(interrupted, capfd):
     holder = runs.lock(interrupted[0])
-    assert "another process is writing into this run" in one_line(capfd, ["--resume", interrupted[0]])
+    assert "another process is writing into this run" in one_line(
+        capfd, ["--resume", interrupted[0]]
+    )
     holder.release()
 
 
@@ -490,7 +583,14 @@ def test_a_finished_run_is_extended(tmp_path):
 
 
 def test_extension_that_would_change_the_updates(tmp_path, capfd):
-    args = ["ppo", "--total-timesteps=1024", "--num-seeds=1", "--eval-episodes=0", "--hidden-sizes", "4"]
+    args = [
+        "ppo",
+        "--total-timesteps=1024",
+        "--num-seeds=1",
+        "--eval-episodes=0",
+        "--hidden-sizes",
+        "4",
+    ]
     run_dir = train.main([*args, "--anneal-lr=True", f"--run-dir={tmp_path / 'run'}"])
     capfd.readouterr()
     message = one_line(capfd, ["--resume", run_dir, "--total-timesteps=2048"])
@@ -536,10 +636,16 @@ def test_resume_with_nothing_committed_starts_anew(finished, tmp_path):
 
 def test_interval_0_writes_the_last_checkpoint_alone(tmp_path, monkeypatch):
     saved, save = [], running.save
-    monkeypatch.setattr(running, "save", lambda manager, step, carry: (saved.append(step), save(manager, step, carry)))
+    monkeypatch.setattr(
+        running,
+        "save",
+        lambda manager, step, carry: (saved.append(step), save(manager, step, carry)),
+    )
     train.main([*SMALL, "--checkpoint-interval=0", f"--run-dir={tmp_path / 'run'}"])
     assert saved == [NUM_UPDATES]
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(NUM_UPDATES)]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        str(NUM_UPDATES)
+    ]
 
 
 def unfinished(run_dir, copy, *left_out):
@@ -563,13 +669,18 @@ def one_line(capfd, args, code=2) -> str:
 
 def test_resume_from_a_damaged_checkpoint(finished, tmp_path, capfd):
     copy = unfinished(finished, tmp_path / "copy")
-    largest = max((copy / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    largest = max(
+        (copy / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size * path.is_file()
+    )
     largest.write_bytes(largest.read_bytes()[:50])
     with pytest.raises(SystemExit) as stop:
         train.main(["--resume", copy])
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1 and message.startswith("onejit train: error: run_dir"), message
-    assert "resume: the checkpoint checkpoints/20 cannot be restored: " in message and "delete" not in message, message
+    assert (
+        "resume: the checkpoint checkpoints/20 cannot be restored: " in message
+        and "delete" not in message
+    ), message
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml"])
@@ -583,7 +694,9 @@ def test_resume_of_what_cannot_be(finished, by_main, tmp_path, capfd):
     assert "RUN_DIR" in one_line(capfd, ["--resume"])
     assert "is not a run directory" in one_line(capfd, ["--resume", tmp_path])
     assert "was not started by onejit train" in one_line(capfd, ["--resume", by_main])
-    assert "--lr" in one_line(capfd, ["--resume", finished, "--lr=1"])  # all else comes from the run
+    assert "--lr" in one_line(
+        capfd, ["--resume", finished, "--lr=1"]
+    )  # all else comes from the run
 
 
 def test_checkpoints_hold_no_pickled_code(finished):
@@ -596,10 +709,22 @@ def test_checkpoints_hold_no_pickled_code(finished):
 
 def start_and_signal(folder, number, *flags):
     """Start a long run, send it a signal when it has trained for a while, and return its exit code and what it said."""
-    command = [sys.executable, "-m", "onejit", "train", *without("--total-timesteps"), "--total-timesteps=3e6", *flags]
-    process = subprocess.Popen([*command, "--run-dir=run"], cwd=folder, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "onejit",
+        "train",
+        *without("--total-timesteps"),
+        "--total-timesteps=3e6",
+        *flags,
+    ]
+    process = subprocess.Popen(
+        [*command, "--run-dir=run"], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + TIME_LIMIT
-    while not (folder / "run" / "checkpoints").exists() and time.monotonic() < deadline:  # signals are caught by then
+    while (
+        not (folder / "run" / "checkpoints").exists() and time.monotonic() < deadline
+    ):  # signals are caught by then
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(number)
@@ -610,11 +735,15 @@ def start_and_signal(folder, number, *flags):
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), slow(signal.SIGINT, 130)])
 def test_a_signal_ends_training_at_a_checkpoint(number, code, tmp_path):
     """Also with --checkpoint-interval 0: the promise that --resume goes on is kept."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell's background jobs ignore
     returned, said = start_and_signal(tmp_path, number, "--checkpoint-interval=0")
     assert returned == code, said
     last = said.splitlines()[-1]
-    assert last == f"onejit train: stopped by {number.name}; onejit train --resume run continues", said
+    assert last == f"onejit train: stopped by {number.name}; onejit train --resume run continues", (
+        said
+    )
     (step,) = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
     record = record_of(tmp_path / "run")
     assert 0 < step < 30_000 and record["steps_done"] == 400 * step and "finished" not in record
@@ -632,7 +761,11 @@ def cgroup(folder, version, limits, used, cached):
     """Files of control groups as Linux has them: the group of this process, `/a/b`, and those above it."""
     root, own = folder / "cgroup", folder / "own"
     top, prefix = (root, "") if version == 2 else (root / "memory", "total_")
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
     own.write_text("1:cpu:/x\n0::/a/b\n" if version == 2 else "3:cpu:/x\n2:memory:/a/b\n")
     for path, limit in zip(("", "a", "a/b"), limits, strict=True):
         (top / path).mkdir(parents=True, exist_ok=True)
@@ -722,7 +855,9 @@ def test_refuses(args, words, tmp_path, capfd):
 ])  # fmt: skip
 def test_refuses_yaml(text, word, tmp_path, capfd):
     (tmp_path / "bad.yaml").write_text(text)
-    message = one_line(capfd, [*SMALL, f"--config={tmp_path / 'bad.yaml'}", f"--run-dir={tmp_path / 'run'}"])
+    message = one_line(
+        capfd, [*SMALL, f"--config={tmp_path / 'bad.yaml'}", f"--run-dir={tmp_path / 'run'}"]
+    )
     assert word in message.replace("_", "-") and not (tmp_path / "run").exists()
 
 
@@ -732,7 +867,9 @@ def test_run_dir_that_holds_something(finished, tmp_path, capfd):
     (tmp_path / "mine" / "config.yaml").write_text("lr: 0.1")
     assert "run_dir" in one_line(capfd, [*SMALL, f"--run-dir={tmp_path / 'mine'}"])
     assert "run_dir" in one_line(capfd, [*SMALL, f"--run-dir={tmp_path / 'mine' / 'config.yaml'}"])
-    assert "run_dir" in one_line(capfd, [*SMALL, f"--run-dir={tmp_path / 'mine' / 'config.yaml' / 'run'}"])
+    assert "run_dir" in one_line(
+        capfd, [*SMALL, f"--run-dir={tmp_path / 'mine' / 'config.yaml' / 'run'}"]
+    )
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["config.yaml"]
 
 
@@ -755,19 +892,28 @@ def test_a_field_of_the_script_named_like_a_flag_of_onejit(tmp_path, capsys):
     text = (ROOT / "q_learning_gridworld.py").read_text()
     own = "    height: int"
     assert text.count(own) == 1
-    (tmp_path / "mine.py").write_text(text.replace(own, f'    memory: str = "gru"\n    samples: int = 3\n{own}'))
+    (tmp_path / "mine.py").write_text(
+        text.replace(own, f'    memory: str = "gru"\n    samples: int = 3\n{own}')
+    )
     script = runs.load_script(tmp_path / "mine.py")
     words = ["--memory=lstm", "--samples=4", "--onejit-memory=2", "--num-seeds=3"]
     config, options, _ = command_line.parse_with(script, words, train.Options, "")
     assert (config.memory, config.samples, options.memory, options.num_seeds) == ("lstm", 4, 2.0, 3)
-    config, options, _ = command_line.parse_with(script, [*words, "--onejit-samples=8"], sweep.Options, "")
+    config, options, _ = command_line.parse_with(
+        script, [*words, "--onejit-samples=8"], sweep.Options, ""
+    )
     assert (config.samples, options.samples, options.memory) == (4, 8, 2.0)
-    run_dir = train.main([str(tmp_path / "mine.py"), *SMALL[1:], "--memory=lstm", f"--run-dir={tmp_path / 'run'}"])
+    run_dir = train.main(
+        [str(tmp_path / "mine.py"), *SMALL[1:], "--memory=lstm", f"--run-dir={tmp_path / 'run'}"]
+    )
     assert runs.load_run(run_dir)[1].memory == "lstm"
 
 
 def test_help(script, capsys):
-    for args, words in (([], ["onejit train ppo", "--resume"]), (SMALL[:1], ["--cliff-reward", "--memory"])):
+    for args, words in (
+        ([], ["onejit train ppo", "--resume"]),
+        (SMALL[:1], ["--cliff-reward", "--memory"]),
+    ):
         with pytest.raises(SystemExit) as stop:
             __main__.main(["train", *args, "--help"])
         said = capsys.readouterr().out
@@ -811,7 +957,9 @@ def test_results_that_cannot_be_written(finished, size, full_disk, tmp_path, cap
 @pytest.mark.parametrize("room", [1, 4, 8])
 def test_disk_full_while_results_are_written(finished, small_disk, capfd, room):
     """With so many pages left; --resume writes them when there is more."""
-    copy = unfinished(finished, small_disk(1_000_000) / "run", "*.npz", "*.npy", "*.png", "*.safetensors")
+    copy = unfinished(
+        finished, small_disk(1_000_000) / "run", "*.npz", "*.npy", "*.png", "*.safetensors"
+    )
     free = os.statvfs(copy)
     (copy.parent / "ballast").write_bytes(bytes((free.f_bavail - room) * free.f_bsize))
     with pytest.raises(SystemExit) as stop:
@@ -835,10 +983,14 @@ def test_read_only_run_directory(small_disk, capfd):
 
 
 def test_tensorboard(script, tmp_path):
-    run_dir = train.main([*SMALL, "--track=tensorboard", "--track-seeds", f"--run-dir={tmp_path / 'run'}"])
+    run_dir = train.main(
+        [*SMALL, "--track=tensorboard", "--track-seeds", f"--run-dir={tmp_path / 'run'}"]
+    )
     found, metrics = events(run_dir / "tensorboard"), metrics_of(run_dir)
     tags = {tag for tag, _, _ in found}
-    assert {f"episodic_return/seed_{seed:04d}" for seed in range(4)} | {"episodic_return/worst_seed"} <= tags
+    assert {f"episodic_return/seed_{seed:04d}" for seed in range(4)} | {
+        "episodic_return/worst_seed"
+    } <= tags
     assert {f"{name}/mean" for name in metrics if name != "episodic_return"} <= tags
     ends = sorted({step // 100 for _, step, _ in found})
     assert ends[-1] == NUM_UPDATES
@@ -861,27 +1013,50 @@ def test_points_are_on_disk_before_each_checkpoint(tmp_path, monkeypatch):
     found, save = [], running.save
 
     def save_and_look(manager, step, carry):
-        found.append((step, max((step for _, step, _ in events(tmp_path / "run" / "tensorboard")), default=0)))
+        found.append(
+            (
+                step,
+                max((step for _, step, _ in events(tmp_path / "run" / "tensorboard")), default=0),
+            )
+        )
         save(manager, step, carry)
 
     monkeypatch.setattr(running, "save", save_and_look)
-    train.main([*SMALL, "--track=tensorboard", "--checkpoint-interval=1e-9", f"--run-dir={tmp_path / 'run'}"])
+    train.main(
+        [
+            *SMALL,
+            "--track=tensorboard",
+            "--checkpoint-interval=1e-9",
+            f"--run-dir={tmp_path / 'run'}",
+        ]
+    )
     assert len(found) > 1 and all(written == 100 * step for step, written in found)
 
 
 def test_curves_by_hand(script):
-    metrics = {"episodes": np.ones((3, 3), int), "episodic_return": np.array([[1.0, 2, 3], [0, 0, 1], [np.nan, 1, 1]])}
+    metrics = {
+        "episodes": np.ones((3, 3), int),
+        "episodic_return": np.array([[1.0, 2, 3], [0, 0, 1], [np.nan, 1, 1]]),
+    }
     evaluation = np.array([[1.0, 3.0], [5.0, 5.0], [8.0, 8.0]])
     values = train.curves(script, metrics, range(3), evaluation)
-    mean, low, high = statistics.mean_interval(np.array([2.0, 1 / 3]))  # the third seed has no number
-    expected = dict(zip(("mean", "low", "high", "worst_seed"), (mean, low, high, 1 / 3), strict=True))
+    mean, low, high = statistics.mean_interval(
+        np.array([2.0, 1 / 3])
+    )  # the third seed has no number
+    expected = dict(
+        zip(("mean", "low", "high", "worst_seed"), (mean, low, high, 1 / 3), strict=True)
+    )
     mean, low, high = statistics.mean_interval(np.array([2.0, 5.0, 8.0]))
     greedy = dict(zip(("mean", "low", "high", "worst_seed"), (mean, low, high, 2.0), strict=True))
     expected = {f"episodic_return/{name}": value for name, value in expected.items()}
-    expected |= {f"greedy_return/{name}": value for name, value in greedy.items()} | {"episodes/mean": 1.0}
+    expected |= {f"greedy_return/{name}": value for name, value in greedy.items()} | {
+        "episodes/mean": 1.0
+    }
     assert values == pytest.approx(expected)
     more = train.curves(script, metrics, range(4, 7), evaluation, each_seed=True)
-    assert more == pytest.approx(expected | {"episodic_return/seed_0004": 2.0, "episodic_return/seed_0005": 1 / 3})
+    assert more == pytest.approx(
+        expected | {"episodic_return/seed_0004": 2.0, "episodic_return/seed_0005": 1 / 3}
+    )
 
 
 def test_wandb(tmp_path, monkeypatch):
@@ -897,11 +1072,15 @@ def test_wandb(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(wandb, "init", init_and_keep)
-    run_dir = train.main([*SMALL, "--track=wandb", "--track-seeds", f"--run-dir={tmp_path / 'run'}"])
+    run_dir = train.main(
+        [*SMALL, "--track=wandb", "--track-seeds", f"--run-dir={tmp_path / 'run'}"]
+    )
     assert list(run_dir.glob("wandb/offline-run-*/*.wandb"))
     (summary,), metrics = summaries, metrics_of(run_dir)
     assert summary["environment_steps"] == 2000 and runs[0].config["num_seeds"] == 4
-    assert {f"episodic_return/seed_{seed:04d}" for seed in range(4)} | {"q_value/mean"} <= set(summary)
+    assert {f"episodic_return/seed_{seed:04d}" for seed in range(4)} | {"q_value/mean"} <= set(
+        summary
+    )
     assert metrics["q_value"].min() <= summary["q_value/mean"] <= metrics["q_value"].max()
 
 
@@ -912,7 +1091,9 @@ def test_interval_by_hand():
     values = np.array([4.0, 1.0, 3.0, 100.0])
     mean, low, high = statistics.interval(values)
     assert mean == 3.5 and 1.0 <= low < mean < high <= 100.0  # the middle half of 1, 3, 4, 100
-    np.testing.assert_array_equal(statistics.interval(np.array([7.0])), [7.0, np.nan, np.nan])  # one seed has none
+    np.testing.assert_array_equal(
+        statistics.interval(np.array([7.0])), [7.0, np.nan, np.nan]
+    )  # one seed has none
     both = np.stack([values, 2 * values], axis=1)
     np.testing.assert_array_equal(statistics.interval(both), np.outer([mean, low, high], [1, 2]))
 
@@ -920,7 +1101,9 @@ def test_interval_by_hand():
 @pytest.mark.parametrize("seeds", [1, 2, 3, 4, 5, 8, 31])
 def test_interquartile_mean_is_that_of_scipy(seeds):
     values = np.random.default_rng(seeds).normal(size=(seeds, 7))
-    np.testing.assert_allclose(statistics.interquartile_mean(values), scipy.stats.trim_mean(values, 0.25, axis=0))
+    np.testing.assert_allclose(
+        statistics.interquartile_mean(values), scipy.stats.trim_mean(values, 0.25, axis=0)
+    )
     pooled = statistics.pooled_interquartile_mean(values.T, 2 * values.T)
     both = np.concatenate([values, 2 * values])
     np.testing.assert_allclose(pooled, scipy.stats.trim_mean(both, 0.25, axis=0))
@@ -939,8 +1122,12 @@ def test_seeds_that_diverged_are_not_left_out(bad, capsys):
     mean, low, high = statistics.interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
     assert mean == (2.0 + 3 + 4 + 5) / 4 and low <= mean <= high
     lost = np.array([False, True, False, False])
-    record = statistics.summarize("final return", np.array([bad, 9.0, 1.0, 2.0]), lost)["final return"]
-    assert record["interquartile_mean"] is None and record["low"] is None and record["not_finite"] == 2
+    record = statistics.summarize("final return", np.array([bad, 9.0, 1.0, 2.0]), lost)[
+        "final return"
+    ]
+    assert (
+        record["interquartile_mean"] is None and record["low"] is None and record["not_finite"] == 2
+    )
     assert (record["diverged"], record["no_episode"], record["seeds"]) == (1, 1, 4)
     assert (record["mean"], record["worst"]) == (1.5, 1.0)
     said = capsys.readouterr().out
@@ -949,7 +1136,10 @@ def test_seeds_that_diverged_are_not_left_out(bad, capsys):
 
 
 def test_diverged_by_hand():
-    agent = {"params": {"a": np.ones((3, 2)), "b": np.array([1, 2, 3])}, "mean": np.array([0.0, np.inf, 0.0])}
+    agent = {
+        "params": {"a": np.ones((3, 2)), "b": np.array([1, 2, 3])},
+        "mean": np.array([0.0, np.inf, 0.0]),
+    }
     agent["params"]["a"][2, 1] = np.nan
     np.testing.assert_array_equal(statistics.diverged(agent), [False, True, True])
 
@@ -978,7 +1168,8 @@ def test_the_mean_of_one_value_has_no_interval(interval):
 def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkeypatch):
     bands = []
     monkeypatch.setattr(
-        "matplotlib.axes.Axes.fill_between", lambda self, x, low, high, **how: bands.append((low, high))
+        "matplotlib.axes.Axes.fill_between",
+        lambda self, x, low, high, **how: bands.append((low, high)),
     )
     returns = np.random.default_rng(0).normal(size=(4, 10))
     metrics = {"episodes": np.ones((4, 10)), "episodic_return": returns}
@@ -987,7 +1178,10 @@ def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkey
 
 
 def test_final_return_by_hand():
-    metrics = {"episodes": np.ones((2, 20), int), "episodic_return": np.tile(np.arange(20.0), (2, 1))}
+    metrics = {
+        "episodes": np.ones((2, 20), int),
+        "episodic_return": np.tile(np.arange(20.0), (2, 1)),
+    }
     metrics["episodes"][0, 18], metrics["episodes"][1, 18:] = 3, 0
     np.testing.assert_array_equal(statistics.final_return(metrics), [(3 * 18 + 19) / 4, np.nan])
 
@@ -1001,7 +1195,11 @@ def start(tool: str, args, count: int) -> list[subprocess.Popen]:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {
+        "JAX_NUM_CPU_DEVICES": "2",
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+    }
     command = [sys.executable, "-m", "onejit", tool, *args, f"--coordinator=127.0.0.1:{port}"]
     return [
         subprocess.Popen(
@@ -1039,7 +1237,9 @@ def test_two_processes(finished, tmp_path):
     assert_agree(metrics_of(tmp_path / "run"), metrics_of(finished))
     assert all(len(leaf) == 4 for leaf in agents_of(tmp_path / "run").values())
     assert "steps_per_second" in record_of(tmp_path / "run")
-    left = {path.name for path in finished.iterdir()} - {"q_values.png"}  # for which all agents have to be here
+    left = {path.name for path in finished.iterdir()} - {
+        "q_values.png"
+    }  # for which all agents have to be here
     assert {path.name for path in (tmp_path / "run").iterdir()} == left
 
 
@@ -1067,13 +1267,23 @@ def test_seeds_that_do_not_divide(tmp_path):
 @pytest.mark.parametrize("count", [2, 4])
 def test_one_of_many_is_killed(tool, options, count, tmp_path):
     """The others end soon and say why. Resumed, they come to the same as without the kill."""
-    args = without("--num-seeds", "--num-steps", "--total-timesteps", *(["--eval-episodes"] if options else []))
-    args += ["--num-seeds=8", *options, "--num-steps=10", "--total-timesteps=200000", "--checkpoint-interval=0.2"]
+    args = without(
+        "--num-seeds", "--num-steps", "--total-timesteps", *(["--eval-episodes"] if options else [])
+    )
+    args += [
+        "--num-seeds=8",
+        *options,
+        "--num-steps=10",
+        "--total-timesteps=200000",
+        "--checkpoint-interval=0.2",
+    ]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     processes = start(tool, [*args, f"--run-dir={killed}"], count)
     deadline = time.monotonic() + TIME_LIMIT
     while not [path for path in killed.glob("checkpoints/*") if path.name.isdigit()]:
-        if tool == "sweep" and [path for path in killed.glob("unfinished/*/*") if path.name.isdigit()]:
+        if tool == "sweep" and [
+            path for path in killed.glob("unfinished/*/*") if path.name.isdigit()
+        ]:
             break
         assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
         time.sleep(0.01)

@@ -24,7 +24,10 @@ def code_cells(notebook):
 
 def texts(cell) -> str:
     """What a cell has printed or shown, pictures left out."""
-    return "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+    return "".join(
+        output.get("text", "") + output.get("data", {}).get("text/plain", "")
+        for output in cell.outputs
+    )
 
 
 def check_outputs(notebook):
@@ -35,7 +38,11 @@ def check_outputs(notebook):
         kinds = [output.output_type for output in cell.outputs]
         assert "error" not in kinds
         assert not [output.text for output in cell.outputs if output.get("name") == "stderr"]
-        pictures = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
+        pictures = [
+            output.data["image/png"]
+            for output in cell.outputs
+            if "image/png" in output.get("data", {})
+        ]
         assert len(pictures) == cell.source.count("plt.subplots("), cell.source
         assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
 
@@ -83,7 +90,9 @@ def test_it_runs(notebook, monkeypatch):
     again = nbformat.from_dict(notebook)
     for cell in code_cells(again):
         cell.outputs, cell.execution_count = [], None
-    client = NotebookClient(again, timeout=900, kernel_name="python3", resources={"metadata": {"path": ROOT}})
+    client = NotebookClient(
+        again, timeout=900, kernel_name="python3", resources={"metadata": {"path": ROOT}}
+    )
     client.execute()
     check_outputs(again)
     assert "30 of 30 agents reach the goal" in "".join(map(texts, code_cells(again)))

@@ -24,7 +24,9 @@ def file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("spo")
     (folder / "spo.py").write_text((ROOT / "ppo.py").read_text())
     (folder / "spo.diff").write_text(DIFF)
-    done = subprocess.run(["git", "apply", "spo.diff"], cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["git", "apply", "spo.diff"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return folder / "spo.py"
 
@@ -35,7 +37,11 @@ def spo(file):
 
 
 def changed(sign: str) -> list[str]:
-    return [line for line in DIFF.splitlines() if line.startswith(sign) and not line.startswith(sign * 3)]
+    return [
+        line
+        for line in DIFF.splitlines()
+        if line.startswith(sign) and not line.startswith(sign * 3)
+    ]
 
 
 def test_the_diff_is_short_and_applies(file):
@@ -63,12 +69,21 @@ def test_objective_and_its_gradient_against_numpy(spo, clip_eps):
     rng = np.random.default_rng(0)
     log_prob, old_log_prob = rng.normal(-1, 0.3, size=(2, 32))
     advantage = rng.normal(1, 2, size=32)
-    loss, metrics = spo.policy_loss(*map(jnp.asarray, (log_prob, old_log_prob, advantage)), clip_eps)
-    np.testing.assert_allclose(loss, plain_loss(log_prob, old_log_prob, advantage, clip_eps), rtol=1e-4)
+    loss, metrics = spo.policy_loss(
+        *map(jnp.asarray, (log_prob, old_log_prob, advantage)), clip_eps
+    )
+    np.testing.assert_allclose(
+        loss, plain_loss(log_prob, old_log_prob, advantage, clip_eps), rtol=1e-4
+    )
     assert metrics.keys() == {"approx_kl", "clip_fraction"}
-    gradient = jax.grad(lambda x: spo.policy_loss(x, jnp.asarray(old_log_prob), jnp.asarray(advantage), clip_eps)[0])
+    gradient = jax.grad(
+        lambda x: spo.policy_loss(x, jnp.asarray(old_log_prob), jnp.asarray(advantage), clip_eps)[0]
+    )
     for i, each in enumerate(gradient(jnp.asarray(log_prob))):
-        up, down = (plain_loss(log_prob + h * np.eye(32)[i], old_log_prob, advantage, clip_eps) for h in (1e-5, -1e-5))
+        up, down = (
+            plain_loss(log_prob + h * np.eye(32)[i], old_log_prob, advantage, clip_eps)
+            for h in (1e-5, -1e-5)
+        )
         np.testing.assert_allclose(each, (up - down) / 2e-5, rtol=1e-3, atol=1e-5)
 
 
@@ -78,7 +93,9 @@ def test_the_best_ratio_is_one_plus_or_minus_epsilon(spo):
 
     def slopes(script, ratio):  # of the loss by each log-probability
         log_prob = jnp.log(jnp.asarray(ratio))
-        return jax.grad(lambda log_prob: script.policy_loss(log_prob, jnp.zeros(2), advantage, eps)[0])(log_prob)
+        return jax.grad(
+            lambda log_prob: script.policy_loss(log_prob, jnp.zeros(2), advantage, eps)[0]
+        )(log_prob)
 
     np.testing.assert_allclose(slopes(spo, [1 + eps, 1 - eps]), 0.0, atol=1e-6)
     first, back = slopes(spo, [1.0, 1.0]), slopes(spo, [1.5, 0.5])
@@ -91,7 +108,9 @@ def test_it_trains_and_is_not_ppo(spo):
     keys = jax.random.split(jax.random.key(0), 2)
     out = jit_quickly(jax.vmap(spo.make_train(small_config(spo, lr=0.05))))(keys)
     other = jit_quickly(jax.vmap(ppo.make_train(small_config(ppo, lr=0.05))))(keys)
-    assert all(np.isfinite(out["metrics"][name]).all() for name in ("policy_loss", "value_loss", "entropy"))
+    assert all(
+        np.isfinite(out["metrics"][name]).all() for name in ("policy_loss", "value_loss", "entropy")
+    )
     with pytest.raises(AssertionError):
         assert_close({"metrics": out["metrics"], "runner_state": other["runner_state"]}, other)
 
@@ -100,7 +119,9 @@ def test_the_page_reports_other_seeds_than_it_tuned_with_and_shows_the_figure():
     sweeps = re.findall(r"(?m)^onejit sweep [ps]po.py .*", PAGE)
     trainings = re.findall(r"(?m)^python [ps]po.py --config runs/.*", PAGE)
     assert len(sweeps) == 2 and len(trainings) == 3
-    assert not any("--seed " in each for each in sweeps) and all("--seed 1 " in each for each in trainings)
+    assert not any("--seed " in each for each in sweeps) and all(
+        "--seed 1 " in each for each in trainings
+    )
     assert all(int(re.search(r"--num-seeds (\d+)", each)[1]) >= 16 for each in trainings)
     picture = re.search(r"!\[.*\]\((.*)\)", PAGE)[1]
     assert (ROOT / "docs" / picture).read_bytes().startswith(b"\x89PNG")
@@ -115,7 +136,21 @@ def test_tools_run_it(file, tmp_path):
         return done.stdout
 
     small = ["--total-timesteps", 4096, "--num-seeds", 2]
-    run("-m", "onejit", "sweep", file, "--lr", 1e-3, 1e-2, "--clip-eps", 0.2, 0.4, *small, "--run-dir", "sweep")
+    run(
+        "-m",
+        "onejit",
+        "sweep",
+        file,
+        "--lr",
+        1e-3,
+        1e-2,
+        "--clip-eps",
+        0.2,
+        0.4,
+        *small,
+        "--run-dir",
+        "sweep",
+    )
     with (tmp_path / "sweep" / "results.csv").open() as table:
         assert len(list(csv.DictReader(table))) == 8
     best = ["--config", "sweep/best.yaml", "--seed", 1]

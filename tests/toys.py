@@ -152,7 +152,9 @@ class ValueBrax(Env):
     def step(self, state, action):
         obs = state.obs.at[1].add(1.0)
         blown_up = jnp.where(obs[1] >= self.nan_after, jnp.nan, 0.0)
-        return state.replace(obs=obs + blown_up, reward=1.0 + blown_up, done=(obs[1] >= self.length) * 1.0)
+        return state.replace(
+            obs=obs + blown_up, reward=1.0 + blown_up, done=(obs[1] >= self.length) * 1.0
+        )
 
     observation_size, action_size, backend = 2, 1, "toy"
 
@@ -172,7 +174,9 @@ class Brightness(environment.Environment):
 
     def picture(self, sign):
         upper = jnp.arange(self.shape[0]) < self.shape[0] // 2
-        bright = jnp.where(upper == (sign > 0), 255 if self.dtype == jnp.uint8 else 1, 0).astype(self.dtype)
+        bright = jnp.where(upper == (sign > 0), 255 if self.dtype == jnp.uint8 else 1, 0).astype(
+            self.dtype
+        )
         return jnp.broadcast_to(bright[:, None, None], self.shape)
 
     def reset_env(self, key, params):
@@ -181,7 +185,13 @@ class Brightness(environment.Environment):
 
     def step_env(self, key, state, action, params):
         reward = (action == (state.sign > 0)) * 1.0
-        return self.picture(state.sign), state.replace(time=state.time + 1), reward, jnp.ones((), bool), {}
+        return (
+            self.picture(state.sign),
+            state.replace(time=state.time + 1),
+            reward,
+            jnp.ones((), bool),
+            {},
+        )
 
     def observation_space(self, params):
         return spaces.Box(0, 255 if self.dtype == jnp.uint8 else 1, self.shape, self.dtype)

@@ -10,7 +10,9 @@ from jaxmarl.environments.spaces import Box, Discrete
 
 @struct.dataclass
 class State(BaseState):
-    age: jax.Array  # steps since the start of the episode; `step` is the clock, which a test may turn back
+    age: (
+        jax.Array
+    )  # steps since the start of the episode; `step` is the clock, which a test may turn back
     sign: jax.Array  # drawn at the start
     action: jax.Array  # [A], the last ones, so that a played episode shows what the agents did
 
@@ -22,7 +24,16 @@ class ToyTeam(MultiAgentEnv):
     The last agent dies after `dies` steps: it sees zeros and can only take action 0.
     """
 
-    def __init__(self, num_agents=2, length=5, max_steps=12, dies=1_000_000, pays="ones", masks=False, noise=0.0):
+    def __init__(
+        self,
+        num_agents=2,
+        length=5,
+        max_steps=12,
+        dies=1_000_000,
+        pays="ones",
+        masks=False,
+        noise=0.0,
+    ):
         super().__init__(num_agents)
         self.length, self.max_steps, self.dies, self.pays = length, max_steps, dies, pays
         self.masks, self.noise = masks, float(noise)
@@ -51,7 +62,10 @@ class ToyTeam(MultiAgentEnv):
 
     def reset(self, key):
         zero = jnp.int32(0)
-        sign, action = jax.random.rademacher(key, (), jnp.float32), jnp.zeros(self.num_agents, jnp.int32)
+        sign, action = (
+            jax.random.rademacher(key, (), jnp.float32),
+            jnp.zeros(self.num_agents, jnp.int32),
+        )
         state = State(done=jnp.zeros((), bool), step=zero, age=zero, sign=sign, action=action)
         return self.get_obs(state), state
 

@@ -28,7 +28,9 @@ def needs(package: str):
     try:
         yield
     except ImportError as error:
-        message = f"{package} cannot be imported ({error}): pip install -r requirements-environments.txt"
+        message = (
+            f"{package} cannot be imported ({error}): pip install -r requirements-environments.txt"
+        )
         raise ImportError(message) from error
 
 

@@ -18,7 +18,12 @@ from onejit.envs import State, needs, register, start_from
 with needs("craftax"):
     from craftax.craftax_env import make_craftax_env_from_name
 
-NAMES = ("Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1", "Craftax-Symbolic-v1", "Craftax-Pixels-v1")
+NAMES = (
+    "Craftax-Classic-Symbolic-v1",
+    "Craftax-Classic-Pixels-v1",
+    "Craftax-Symbolic-v1",
+    "Craftax-Pixels-v1",
+)
 
 
 class Craftax(environment.Environment):
@@ -28,7 +33,9 @@ class Craftax(environment.Environment):
         self.env = make_craftax_env_from_name(name, auto_reset=False)
         parameters = self.env.default_params.replace(**parameters)
         self.limit = parameters.max_timesteps
-        self.parameters = parameters.replace(max_timesteps=np.iinfo(np.int32).max)  # its `done` is now `terminated`
+        self.parameters = parameters.replace(
+            max_timesteps=np.iinfo(np.int32).max
+        )  # its `done` is now `terminated`
         start_states = start_states or (1024 if "Classic" in name else 128)  # 26 kB each, or 290 kB
         self.start = start_from(lambda key: self.env.reset(key, self.parameters), start_states)
 
@@ -56,7 +63,9 @@ class Craftax(environment.Environment):
         library = type(self.env).__module__.split(".envs.")[0]
         renderer = importlib.import_module(f"{library}.renderer")
         size = importlib.import_module(f"{library}.constants").BLOCK_PIXEL_SIZE_IMG
-        return jax.jit(renderer.make_craftax_pixel_renderer(size))  # reads textures, the first time for a minute
+        return jax.jit(
+            renderer.make_craftax_pixel_renderer(size)
+        )  # reads textures, the first time for a minute
 
     def frame(self, state, params):
         return np.asarray(self.draw(state.inner)).astype(np.uint8)

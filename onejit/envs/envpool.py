@@ -30,14 +30,23 @@ class Pool(Batch):
         given = arguments if limit == env.limit else arguments | {"max_episode_steps": limit}
         given = given | {"render_mode": "rgb_array"} if draw else given
         with warnings.catch_warnings(action="ignore"):  # that bounds are rounded to float32
-            threads = min(processors(), len(seeds))  # all, although devices share them: EnvPool waits with the GIL held
-            self.envs = envpool.make_gymnasium(name, num_envs=len(seeds), seed=seeds, num_threads=threads, **given)
-        self.space, self.start = self.envs.observation_space, getattr(self.envs.action_space, "start", 0)
+            threads = min(
+                processors(), len(seeds)
+            )  # all, although devices share them: EnvPool waits with the GIL held
+            self.envs = envpool.make_gymnasium(
+                name, num_envs=len(seeds), seed=seeds, num_threads=threads, **given
+            )
+        self.space, self.start = (
+            self.envs.observation_space,
+            getattr(self.envs.action_space, "start", 0),
+        )
         self.kind = self.envs.action_space.dtype
         self.first = in_float32(self.space, self.envs.reset()[0])
 
     def step(self, actions):
-        obs, reward, terminated, truncated, _ = self.envs.step((actions + self.start).astype(self.kind))
+        obs, reward, terminated, truncated, _ = self.envs.step(
+            (actions + self.start).astype(self.kind)
+        )
         return in_float32(self.space, obs), reward, terminated, truncated
 
     def reset_rows(self, rows):
@@ -61,7 +70,9 @@ class EnvPool(HostEnv):
             spec = envpool.make_spec(name, **arguments)
             known = as_gymnax(spec.gymnasium_observation_space, spec.gymnasium_action_space)
         limit = int(spec.config.max_episode_steps)
-        limit = limit if 0 < limit < 2**31 - 1 else NO_LIMIT  # 0 and 2**31 - 1 both say that there is none
+        limit = (
+            limit if 0 < limit < 2**31 - 1 else NO_LIMIT
+        )  # 0 and 2**31 - 1 both say that there is none
         super().__init__(functools.partial(Pool, self, name, arguments), *known, limit=limit)
 
 

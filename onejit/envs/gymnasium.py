@@ -44,20 +44,31 @@ class Vector(Batch):
             arguments = arguments | {"max_episode_steps": limit}
         arguments = arguments | {"render_mode": "rgb_array"} if draw else arguments
         mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
-        if arguments["vectorization_mode"] == "async":  # its logger fails on a traceback with a "%" in it
+        if (
+            arguments["vectorization_mode"] == "async"
+        ):  # its logger fails on a traceback with a "%" in it
             gymnasium.logger.min_level = gymnasium.logger.ERROR + 1
         with warnings.catch_warnings(action="ignore"), without_interrupts():
-            self.envs = gymnasium.make_vec(name, num_envs=len(seeds), vector_kwargs=mode, **arguments)
+            self.envs = gymnasium.make_vec(
+                name, num_envs=len(seeds), vector_kwargs=mode, **arguments
+            )
         self.workers = getattr(self.envs, "processes", [])
-        self.space, self.start = self.envs.single_observation_space, getattr(self.envs.single_action_space, "start", 0)
+        self.space, self.start = (
+            self.envs.single_observation_space,
+            getattr(self.envs.single_action_space, "start", 0),
+        )
         self.kind = self.envs.single_action_space.dtype
         self.first = in_float32(self.space, self.envs.reset(seed=seeds)[0])
 
     def step(self, actions):
         try:
-            obs, reward, terminated, truncated, _ = self.envs.step((actions + self.start).astype(self.kind))
+            obs, reward, terminated, truncated, _ = self.envs.step(
+                (actions + self.start).astype(self.kind)
+            )
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            raise RuntimeError(f"a process or connection of the environment has ended: {error!r}") from error
+            raise RuntimeError(
+                f"a process or connection of the environment has ended: {error!r}"
+            ) from error
         return in_float32(self.space, obs).copy(), reward, terminated, truncated
 
     def reset_rows(self, rows):

@@ -98,7 +98,9 @@ def call_host(function, shapes, *args):
         def call(_, out, *args):
             function(jax.tree.map(np.asarray, out), *map(np.asarray, args))
 
-        call = buffer_callback.buffer_callback(call, shapes, has_side_effect=True, vmap_method="broadcast_all")
+        call = buffer_callback.buffer_callback(
+            call, shapes, has_side_effect=True, vmap_method="broadcast_all"
+        )
         return call(*args)
 
     def call(*args):
@@ -148,7 +150,9 @@ class HostEnv(environment.Environment):
         action = jnp.asarray(action, like.dtype).reshape(like.shape)
         outputs = (obs, obs, reward, flag, flag, number, number)
         ticket = state.batch, state.row, state.steps, action
-        obs, final, reward, terminated, truncated, batch, row = call_host(self._step, outputs, *ticket)
+        obs, final, reward, terminated, truncated, batch, row = call_host(
+            self._step, outputs, *ticket
+        )
         time = jnp.where(terminated | truncated, 0, state.time + 1)
         state = HostState(time, batch, row, state.steps + 1, state.seed, action)
         info = {"terminated": terminated, "truncated": truncated, "final_observation": final}
@@ -183,7 +187,9 @@ class HostEnv(environment.Environment):
 
     def _reset(self, out, seeds, limit):
         obs, batch, row = out
-        opened = Open(self, seeds.flatten(), int(limit.flat[0]))  # a copy: XLA uses the memory of `seeds` again
+        opened = Open(
+            self, seeds.flatten(), int(limit.flat[0])
+        )  # a copy: XLA uses the memory of `seeds` again
         obs[...] = opened.batch.first.reshape(obs.shape)
         batch[...], row[...] = _add(opened), np.arange(row.size).reshape(row.shape)
 
@@ -192,15 +198,21 @@ class HostEnv(environment.Environment):
         number = int(batch.flat[0])
         opened = _open.get(number)
         if opened is None:
-            raise ValueError("these environments are closed, or belong to another process: begin with env.reset")
+            raise ValueError(
+                "these environments are closed, or belong to another process: begin with env.reset"
+            )
         if (batch != number).any() or (steps != opened.steps).any():
             raise ValueError(
                 "a state of an environment on the host can be stepped once, and with its whole batch: use "
                 "jax.lax.scan, because a while_loop under vmap does not step all of them"
             )
-        if rows.size != len(opened.seeds) or not np.array_equal(np.sort(rows), np.arange(rows.size)):
+        if rows.size != len(opened.seeds) or not np.array_equal(
+            np.sort(rows), np.arange(rows.size)
+        ):
             if opened.steps:
-                raise ValueError(f"{len(opened.seeds)} environments on the host got {rows.size} actions")
+                raise ValueError(
+                    f"{len(opened.seeds)} environments on the host got {rows.size} actions"
+                )
             # Several agents play the episodes of one reset, as in an evaluation: each gets environments of its own.
             _close([number])
             opened = Open(self, opened.seeds[rows], opened.limit)
@@ -225,11 +237,15 @@ def in_float32(space, arrays):
     """
     if isinstance(arrays, dict) or hasattr(arrays, "_fields"):
         parts = [in_float32(space[name], arrays[name]) for name in names(space)]
-        return np.concatenate([part.reshape(len(part), -1).astype(np.float32) for part in parts], axis=1)
+        return np.concatenate(
+            [part.reshape(len(part), -1).astype(np.float32) for part in parts], axis=1
+        )
     arrays = np.asarray(arrays)
     if getattr(space, "start", None) is not None:  # of a Discrete space
         arrays = arrays - space.start
-    if arrays.ndim == 4 and arrays.shape[2] == arrays.shape[3] != arrays.shape[1]:  # channels come first in Atari
+    if (
+        arrays.ndim == 4 and arrays.shape[2] == arrays.shape[3] != arrays.shape[1]
+    ):  # channels come first in Atari
         arrays = np.moveaxis(arrays, 1, 3)
     if arrays.ndim == 4 and arrays.dtype == np.uint8:
         return arrays
@@ -244,7 +260,9 @@ def as_gymnax(observation_space, action_space):
     if isinstance(observation_space, kinds.Discrete):
         obs = spaces.Discrete(int(observation_space.n))
     elif isinstance(observation_space, kinds.Tuple):
-        raise ValueError(f"env_name: observations of {observation_space} are neither arrays nor dictionaries")
+        raise ValueError(
+            f"env_name: observations of {observation_space} are neither arrays nor dictionaries"
+        )
     else:
         sample = jax.tree.map(lambda x: np.asarray(x)[None], zeros(observation_space))
         sample = in_float32(observation_space, sample)[0]
@@ -255,7 +273,9 @@ def as_gymnax(observation_space, action_space):
     if isinstance(action_space, kinds.Box) and np.issubdtype(action_space.dtype, np.floating):
         low, high = (np.asarray(each, np.float32) for each in (action_space.low, action_space.high))
         return obs, spaces.Box(low, high, action_space.shape)
-    raise ValueError(f"env_name: actions of {action_space} are neither one number nor a vector of real numbers")
+    raise ValueError(
+        f"env_name: actions of {action_space} are neither one number nor a vector of real numbers"
+    )
 
 
 def zeros(space):
@@ -267,4 +287,8 @@ def zeros(space):
 
 def names(space) -> list[str]:
     """The entries of a dictionary that hold numbers."""
-    return [name for name in space if name != "mission" and getattr(space[name].dtype, "kind", "") != "U"]
+    return [
+        name
+        for name in space
+        if name != "mission" and getattr(space[name].dtype, "kind", "") != "U"
+    ]

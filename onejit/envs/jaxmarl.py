@@ -36,10 +36,14 @@ def mpe_picture(env, states, i):
 def smax_picture(env, states, i):
     """Allies are blue and enemies green, with the letter of their kind; who is shot at is pale."""
     state = jax.tree.map(lambda leaf: leaf[i], states)
-    later = jax.tree.map(lambda leaf: leaf[min(i + 1, len(leaf) - 1)], states)  # which tells what was done in `state`
+    later = jax.tree.map(
+        lambda leaf: leaf[min(i + 1, len(leaf) - 1)], states
+    )  # which tells what was done in `state`
     figure, axes = pyplot.subplots(figsize=(4, 4), dpi=100)
     actions = dict(zip(env.agents, np.asarray(later.prev_attack_actions), strict=True))
-    env.init_render(axes, (None, state, actions), 0, i).remove()  # the picture that it lays over the circles
+    env.init_render(
+        axes, (None, state, actions), 0, i
+    ).remove()  # the picture that it lays over the circles
     axes.set(xlim=(0, env.map_width), ylim=(0, env.map_height), aspect="equal")
     return canvas_of(figure)
 
@@ -48,7 +52,10 @@ def overcooked_picture(env, states, i):
     state = jax.tree.map(lambda leaf: leaf[i], states)
     rim = env.agent_view_size - 2
     grid = np.asarray(state.maze_map)[rim:-rim, rim:-rim]
-    hands = {"agent_dir_idx": np.asarray(state.agent_dir_idx), "agent_inv": np.asarray(state.agent_inv)}
+    hands = {
+        "agent_dir_idx": np.asarray(state.agent_dir_idx),
+        "agent_inv": np.asarray(state.agent_inv),
+    }
     return np.asarray(OvercookedVisualizer._render_grid(grid, **hands), np.uint8)
 
 
@@ -62,7 +69,9 @@ class Drawn:
         self.base = team.base
         drawing = [draw for kind, draw in PICTURES.items() if isinstance(self.base, kind)]
         if not drawing:
-            raise ValueError(f"env_name: {team.env.name} cannot be drawn; MPE, SMAX and Overcooked can")
+            raise ValueError(
+                f"env_name: {team.env.name} cannot be drawn; MPE, SMAX and Overcooked can"
+            )
         self.draw = drawing[0]
 
     def frames(self, states, steps):

@@ -23,11 +23,19 @@ OBSERVATIONS = [f"{kind}{view}" for kind in KINDS for view in ("", "_first_perso
 class Navix(environment.Environment):
     """`arguments` go to `navix.make`, such as `max_steps`. `observation` names a function of `navix.observations`."""
 
-    def __init__(self, name: str, observation: str = "symbolic", start_states: int = 0, **arguments):
+    def __init__(
+        self, name: str, observation: str = "symbolic", start_states: int = 0, **arguments
+    ):
         if observation not in OBSERVATIONS:
-            raise ValueError(f"observation = {observation}: must be one of {', '.join(OBSERVATIONS)}")
-        self.env = navix.make(name, observation_fn=getattr(navix.observations, observation), **arguments)
-        self.dtype = jnp.uint8 if observation.startswith("rgb") else jnp.int32  # uint8 is brightness: scripts divide it
+            raise ValueError(
+                f"observation = {observation}: must be one of {', '.join(OBSERVATIONS)}"
+            )
+        self.env = navix.make(
+            name, observation_fn=getattr(navix.observations, observation), **arguments
+        )
+        self.dtype = (
+            jnp.uint8 if observation.startswith("rgb") else jnp.int32
+        )  # uint8 is brightness: scripts divide it
         self.start = start_from(self.env.reset, start_states)
 
     @property
@@ -39,10 +47,18 @@ class Navix(environment.Environment):
         return timestep.observation.astype(self.dtype), State(time=jnp.int32(0), inner=timestep)
 
     def step_env(self, key, state, action, params):
-        running = state.inner.replace(step_type=navix.StepType.TRANSITION)  # or it resets after its own limit
+        running = state.inner.replace(
+            step_type=navix.StepType.TRANSITION
+        )  # or it resets after its own limit
         timestep = self.env.step(running, action)
         state = State(time=state.time + 1, inner=timestep)
-        return timestep.observation.astype(self.dtype), state, timestep.reward, timestep.is_termination(), {}
+        return (
+            timestep.observation.astype(self.dtype),
+            state,
+            timestep.reward,
+            timestep.is_termination(),
+            {},
+        )
 
     def observation_space(self, params):
         space = self.env.observation_space

@@ -50,4 +50,6 @@ class Pgx(environment.Environment):
         return np.kron((255 * colors).astype(np.uint8), np.ones((16, 16, 1), np.uint8))
 
 
-register([name for name in pgx.available_envs() if name.startswith("minatar-") or name == "2048"], Pgx)
+register(
+    [name for name in pgx.available_envs() if name.startswith("minatar-") or name == "2048"], Pgx
+)

@@ -24,7 +24,9 @@ class Playground(environment.Environment):
     def __init__(self, name: str, start_states: int = 1024, **overrides):
         config = registry.get_default_config(name).lock()
         try:
-            config.update_from_flattened_dict({"impl": "jax"} | overrides)  # runs everywhere; warp needs NVIDIA GPUs
+            config.update_from_flattened_dict(
+                {"impl": "jax"} | overrides
+            )  # runs everywhere; warp needs NVIDIA GPUs
             self.env = registry.load(name, config=config)
         except KeyError as error:
             raise ValueError(error.args[0]) from error
@@ -38,7 +40,9 @@ class Playground(environment.Environment):
         return environment.EnvParams(max_steps_in_episode=self.limit)
 
     def observe(self, inner):
-        return inner.obs["state"] if isinstance(inner.obs, Mapping) else inner.obs  # what a robot's policy observes
+        return (
+            inner.obs["state"] if isinstance(inner.obs, Mapping) else inner.obs
+        )  # what a robot's policy observes
 
     def reset_env(self, key, params):
         inner = self.start(key)
@@ -50,7 +54,13 @@ class Playground(environment.Environment):
         obs, reward = self.observe(inner), inner.reward
         finite = jnp.isfinite(obs).all() & jnp.isfinite(reward)
         obs, reward = (jnp.where(finite, x, 0.0) for x in (obs, reward))
-        return obs, State(time=state.time + 1, inner=inner), reward, (inner.done > 0.5) | ~finite, {}
+        return (
+            obs,
+            State(time=state.time + 1, inner=inner),
+            reward,
+            (inner.done > 0.5) | ~finite,
+            {},
+        )
 
     def observation_space(self, params):
         inner = jax.eval_shape(self.env.reset, jax.random.key(0))
@@ -64,7 +74,9 @@ class Playground(environment.Environment):
         try:
             return self.env.render(state.inner, height=360, width=480, camera=camera)
         except Exception as error:  # each renderer raises its own kind
-            raise ValueError(f"MuJoCo cannot draw here ({error}): install libosmesa6, or set MUJOCO_GL") from error
+            raise ValueError(
+                f"MuJoCo cannot draw here ({error}): install libosmesa6, or set MUJOCO_GL"
+            ) from error
 
 
 register(registry.ALL_ENVS, Playground)
