@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, repository_files, slow
 from PIL import Image
+from support.files import ROOT, repository_files
+from support.tiers import slow
 
 from onejit import playing, render, runs
 

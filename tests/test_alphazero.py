@@ -11,8 +11,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 from board_games import Nim, NimAgain, nim_value, nim_values
-from conftest import ROOT, jit_quickly, small_config
 from PIL import Image
+from support.compilation import jit_quickly
+from support.files import ROOT
+from support.small import small_config
 
 import alphazero
 from onejit import boards, play, render

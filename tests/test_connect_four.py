@@ -6,7 +6,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT
+from support.files import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

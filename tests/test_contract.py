@@ -15,20 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from conftest import (
-    arrays,
-    assert_close,
-    assert_same,
-    field_names,
-    jit_quickly,
-    origin,
-    seed_keys,
-    shifted_config,
-    small_config,
-    train,
-    trained,
-)
 from flax.traverse_util import flatten_dict
+from support.compilation import jit_quickly
+from support.small import field_names, origin, shifted_config, small_config
+from support.training import seed_keys, train, trained
+from support.trees import arrays, assert_close, assert_same
 
 from onejit import playing
 

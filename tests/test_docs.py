@@ -33,7 +33,8 @@ import pytest
 import scipy.stats
 import tyro
 import yaml
-from conftest import QUICKLY, ROOT, SCRIPTS, repository_files
+from support.compilation import QUICKLY
+from support.files import ROOT, SCRIPTS, repository_files
 
 from onejit import command_line, runs, statistics
 from onejit.__main__ import COMMANDS

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import jit_quickly
+from support.compilation import jit_quickly
 
 import dpo_continuous as dpo
 import ppo_continuous as ppo

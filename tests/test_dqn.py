@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # registers the environments
-from conftest import jit_quickly, slow
+from support.compilation import jit_quickly
+from support.tiers import slow
 
 import apex_dqn
 import dqn

@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, assert_same, jit_quickly, slow
+from support.compilation import jit_quickly
+from support.files import ROOT
+from support.tiers import slow
+from support.trees import assert_same
 
 import ppo
 from onejit import envs, running

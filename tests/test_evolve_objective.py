@@ -10,7 +10,11 @@ import matplotlib.image
 import numpy as np
 import pytest
 import toys  # noqa: F401  registers the environments
-from conftest import ROOT, arrays, jit_quickly, slow, small_config
+from support.compilation import jit_quickly
+from support.files import ROOT
+from support.small import small_config
+from support.tiers import slow
+from support.trees import arrays
 from test_dpo_continuous import BY_HAND
 
 import evolve_objective as evolve

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT
 from PIL import Image
+from support.files import ROOT
 
 from onejit import __main__, export, render, runs, statistics, train
 

@@ -20,9 +20,10 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from conftest import SCRIPTS, flags, origin, small_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.files import SCRIPTS
+from support.small import flags, origin, small_config
 
 from onejit import running, train
 

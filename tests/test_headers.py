@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import QUICKLY, ROOT, SCRIPTS, flags, small_config
+from support.compilation import QUICKLY
+from support.files import ROOT, SCRIPTS
+from support.small import flags, small_config
 
 WRITTEN = {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors"}
 OF_MINE = (

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
+from support.files import ROOT
 
 import ppo
 from onejit import playing, render, running, train

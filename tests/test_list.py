@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 import yaml
-from conftest import small_config
 from safetensors.numpy import save_file
+from support.small import small_config
 
 from onejit import __main__, runs, train
 from onejit import list as list_runs

@@ -22,20 +22,13 @@ import pytest
 import toys
 import tyro
 import yaml
-from conftest import (
-    ROOT,
-    arrays,
-    assert_close,
-    field_names,
-    flags,
-    origin,
-    shifted_config,
-    small_config,
-    trained,
-)
 from flax.traverse_util import unflatten_dict
 from safetensors import safe_open
 from safetensors.flax import load_file
+from support.files import ROOT
+from support.small import field_names, flags, origin, shifted_config, small_config
+from support.training import trained
+from support.trees import arrays, assert_close
 
 SIZES = [
     "num_envs",

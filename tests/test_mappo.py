@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys_team
-from conftest import arrays, jit_quickly, slow
+from support.compilation import jit_quickly
+from support.tiers import slow
+from support.trees import arrays
 
 import mappo
 from onejit import playing, runs

@@ -5,7 +5,8 @@ import re
 
 import jax
 import pytest
-from conftest import ROOT, SCRIPTS, slow
+from support.files import ROOT, SCRIPTS
+from support.tiers import slow
 
 from onejit.runs import load_script
 

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 import tyro
-from conftest import ROOT, SCRIPTS
+from support.files import ROOT, SCRIPTS
 
 from onejit import __main__, new, runs, train
 

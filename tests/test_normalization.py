@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from conftest import arrays, jit_quickly, slow
 from flax.core import FrozenDict
+from support.compilation import jit_quickly
+from support.tiers import slow
+from support.trees import arrays
 from test_reppo import awake
 
 import dpo_continuous

@@ -6,7 +6,7 @@ import sys
 import tomllib
 
 import pytest
-from conftest import MOST_LINES, ROOT, SCRIPTS, repository_files
+from support.files import ROOT, SCRIPTS
 
 import onejit
 from onejit.__main__ import COMMANDS, main
@@ -43,11 +43,6 @@ def test_one_version_everywhere():
         re.search(r"(?m)^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text())[1] == onejit.__version__
     )
     assert f"version: {onejit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-
-
-def test_the_package_is_not_too_long():
-    lines = sum(len(path.read_text().splitlines()) for path in repository_files("onejit/*.py"))
-    assert lines <= MOST_LINES["onejit"], f"{lines} lines"
 
 
 def test_scripts_do_not_import_the_package():

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import repository_files
+from support.files import repository_files
 
 import ppo
 import sac

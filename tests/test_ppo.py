@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toys  # registers the environments
 from brax import envs as brax_envs
-from conftest import slow
+from support.tiers import slow
 
 import evolve_objective
 import ppo as ppo_discrete

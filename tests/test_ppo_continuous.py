@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # noqa: F401  registers the environments
-from conftest import assert_close, jit_quickly
 from gymnax.environments import spaces
+from support.compilation import jit_quickly
+from support.trees import assert_close
 
 import ppo_continuous as ppo
 from onejit import runs, statistics

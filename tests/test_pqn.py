@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 import toys  # registers the environments
-from conftest import jit_quickly, slow
+from support.compilation import jit_quickly
+from support.tiers import slow
 
 import pqn
 

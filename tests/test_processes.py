@@ -14,18 +14,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import (
-    ROOT,
-    arrays,
-    assert_close,
-    assert_same,
-    flags,
-    shifted_config,
-    slow,
-    small_config,
-    trained,
-)
 from safetensors.numpy import load_file
+from support.files import ROOT
+from support.small import flags, shifted_config, small_config
+from support.tiers import slow
+from support.training import trained
+from support.trees import arrays, assert_close, assert_same
 
 from onejit import running, runs
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import scipy.stats
 import tyro
-from conftest import ROOT, jit_quickly
+from support.compilation import jit_quickly
+from support.files import ROOT
 
 import q_learning_gridworld as script
 

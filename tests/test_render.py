@@ -18,9 +18,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT
 from PIL import Image
 from safetensors.numpy import save_file
+from support.files import ROOT
 
 import q_learning_gridworld
 from onejit import command_line, render, runs, statistics, train

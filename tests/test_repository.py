@@ -11,9 +11,9 @@ import tomllib
 
 import pytest
 import yaml
-from conftest import MOST_LINES, ROOT, repository_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.files import ROOT, repository_files
 
 from onejit import runs
 
@@ -96,28 +96,6 @@ def test_blocks_equal_the_masters(path, sync):
     assert sync["sync"](sync["read_masters"](), source) == source, (
         "run `make sync`, or make the change in the master"
     )
-
-
-@each_script
-def test_blocks_of_a_script_are_not_long(path, sync):
-    blocks = sync["find_blocks"](path.read_text())
-    assert {"config", "main"} <= blocks.keys()
-    lines = {name: block.count("\n") + 1 for name, block in blocks.items()}
-    assert lines["main"] <= 142 and sum(lines.values()) <= 270, lines
-
-
-@each_script
-def test_scripts_are_read_in_one_sitting(path):
-    """The limits of a script's length, and how far down its first equation may stand."""
-    lines = path.read_text().splitlines()
-    assert len(lines) <= MOST_LINES[path.stem]
-    start = lines.index("# --- hyperparameters ---")
-    equations = [
-        i
-        for i, line in enumerate(lines)
-        if i > start and re.search(r"equation|[Ss]ection|arXiv", line)
-    ]
-    assert equations[0] < 210
 
 
 def test_sync_finds_and_mends_a_difference(sync):

@@ -11,7 +11,8 @@ import pytest
 import scipy.integrate
 import scipy.stats
 import toys  # registers the environments
-from conftest import arrays, assert_close, jit_quickly
+from support.compilation import jit_quickly
+from support.trees import arrays, assert_close
 
 import reppo
 import sac

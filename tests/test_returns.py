@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tyro
-from conftest import ROOT, repository_files
+from support.files import ROOT, repository_files
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import returns

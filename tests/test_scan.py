@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import field_names, jit_quickly, small_config
+from support.compilation import jit_quickly
+from support.small import field_names, small_config
 
 import ppo
 import ppo_continuous

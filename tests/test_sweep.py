@@ -23,9 +23,13 @@ import numpy as np
 import pytest
 import scipy.stats
 import yaml
-from conftest import ROOT, assert_same, events, jit_quickly, slow
 from matplotlib.figure import Figure
 from safetensors.numpy import load_file
+from support.compilation import jit_quickly
+from support.event_files import events
+from support.files import ROOT
+from support.tiers import slow
+from support.trees import assert_same
 
 from onejit import __main__, command_line, render, running, runs, statistics, sweep, sweep_pictures
 from onejit import list as list_runs

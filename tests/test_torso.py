@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # registers the environments, of which Brightness shows pictures
-from conftest import jit_quickly, slow
 from flax.traverse_util import flatten_dict
+from support.compilation import jit_quickly
+from support.tiers import slow
 
 import apex_dqn
 import dqn

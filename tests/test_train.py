@@ -19,8 +19,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import tyro
-from conftest import ROOT, assert_same, events, slow
 from flax.traverse_util import flatten_dict
+from support.event_files import events
+from support.files import ROOT
+from support.tiers import slow
+from support.trees import assert_same
 
 from onejit import __main__, command_line, playing, running, runs, statistics, sweep, train
 

@@ -6,8 +6,8 @@ import re
 
 import nbformat
 import pytest
-from conftest import ROOT
 from nbclient import NotebookClient
+from support.files import ROOT
 
 FILE = ROOT / "docs" / "walkthrough.ipynb"
 NUM_SECTIONS = 7

@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, assert_close, jit_quickly, small_config
+from support.compilation import jit_quickly
+from support.files import ROOT
+from support.small import small_config
+from support.trees import assert_close
 
 import ppo
 from onejit import runs

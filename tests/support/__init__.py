@@ -1,0 +1,1 @@
+"""What several test files use. Modules of one concern, without tests of their own."""

@@ -1,0 +1,28 @@
+"""Which tests the fast tier runs for which scripts."""
+
+import pytest
+
+DERIVED = ("dpo_continuous",)  # its own tests show that one function alone makes it another script
+COSTLY = ("alphazero", "evolve_objective", "mappo")  # compile for long: contract in the slow tier
+COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier's for common blocks
+PROCESSES_QUICKLY = ("ppo",)  # and for scripts as processes of their own
+
+
+def slow(*values):
+    """Parameters of a test for the slow tier alone."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def is_for_slow_tier(item, script) -> bool:
+    """Whether a test of what all scripts share, or of a costly script, is left to the slow tier.
+
+    The mark `common` may name the scripts for the fast tier as its arguments.
+    """
+    common = item.get_closest_marker("common")
+    if not common and script not in DERIVED + COSTLY:
+        return False
+    if common and common.args:
+        return script not in common.args
+    if item.path.stem == "test_processes":
+        return script not in PROCESSES_QUICKLY
+    return script not in COMMON_QUICKLY
