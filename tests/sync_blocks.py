@@ -1,14 +1,14 @@
 """Copy the blocks that all scripts share from their masters to the other scripts.
 
-    python tests/sync_blocks.py            rewrite the blocks of every top-level script, print what changed
+    python tests/sync_blocks.py            rewrite the shared blocks, print what changed
     python tests/sync_blocks.py --check    change nothing, print the blocks that differ
     python tests/sync_blocks.py FILE ...   only these files, which may lie anywhere
 
-A block runs from its banner, `# --- block NAME: ... ---`, to the next banner (a line that begins with `# --- `) or to
-the end of the file. With another banner, such as `# --- NAME ---`, it belongs to the script and is left alone. A
-function or class that the master has not is never overwritten. ppo_continuous.py holds the masters, ppo.py those of
-`discrete`, `scan` and `torso`. Exits with 1 where --check finds a difference, with 2 after an error; no file is changed
-then.
+A shared block runs from its banner, `# --- NAME (shared) ---`, to the next banner (a line that
+begins with `# --- `) or to the end of the file. A banner without `(shared)` begins a part that
+belongs to the script and is left alone. A function or class that the master lacks is never
+overwritten. The masters are in ppo_continuous.py, and those that it lacks are in ppo.py. The exit
+code is 1 if --check finds a difference, and 2 after an error, which leaves all files as they were.
 """
 
 import argparse
@@ -18,27 +18,31 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BANNER = re.compile(r"# --- block (\w+): .+ ---")
+BANNER = re.compile(r"# --- (\S.*) \(shared\) ---")
 
 
-def find_blocks(text: str) -> dict[str, str]:
-    """The text of each block by its name, the banner included. Raises ValueError."""
+def shared_blocks(text: str) -> dict[str, str]:
+    """The text of each shared block by its name, the banner included. Raises ValueError."""
     blocks = {}
     for part in re.split(r"(?m)^(?=# --- )", text)[1:]:
         line = part.split("\n", 1)[0]
-        if banner := BANNER.fullmatch(line):
-            if banner[1] in blocks:
-                raise ValueError(f"a second block {banner[1]}")
-            blocks[banner[1]] = part.rstrip("\n")
-        elif line.startswith("# --- block"):
-            raise ValueError(f"not a banner as it should be spelt: {line}")
+        banner = BANNER.fullmatch(line)
+        if banner is None and "(shared)" in line:
+            raise ValueError(f"a banner that does not end with `(shared) ---`: {line}")
+        if banner is None:
+            continue
+        name = banner[1]
+        if name in blocks:
+            raise ValueError(f"a second shared block {name!r}")
+        blocks[name] = part.rstrip("\n")
     return blocks
 
 
 def read_masters() -> dict[str, str]:
-    blocks = find_blocks((ROOT / "ppo_continuous.py").read_text(encoding="utf-8"))
-    others = find_blocks((ROOT / "ppo.py").read_text(encoding="utf-8"))
-    return blocks | {name: others[name] for name in ("discrete", "scan", "torso")}
+    masters = {}
+    for file in ("ppo.py", "ppo_continuous.py"):  # the second one replaces what both have
+        masters |= shared_blocks((ROOT / file).read_text(encoding="utf-8"))
+    return masters
 
 
 def defined(block: str) -> set[str]:
@@ -46,24 +50,30 @@ def defined(block: str) -> set[str]:
 
 
 def differing(masters: dict[str, str], text: str) -> list[str]:
-    """Names of the blocks of `text` that are not as in the master. Raises ValueError for what sync must not touch."""
-    found = find_blocks(text)
-    if unknown := found.keys() - masters.keys():
-        raise ValueError(f"unknown block {min(unknown)}; known are {', '.join(masters)}")
-    names = [name for name, block in found.items() if block != masters[name]]
+    """Names of the blocks of `text` that differ from the master.
+
+    Raises ValueError for what must not be overwritten.
+    """
+    blocks = shared_blocks(text)
+    unknown = blocks.keys() - masters.keys()
+    if unknown:
+        known = ", ".join(map(repr, masters))
+        raise ValueError(f"unknown shared block {min(unknown)!r}; known are {known}")
+    names = [name for name, block in blocks.items() if block != masters[name]]
     for name in names:
-        if own := defined(found[name]) - defined(masters[name]):
+        own = defined(blocks[name]) - defined(masters[name])
+        if own:
             raise ValueError(
-                f"block {name} holds {min(own)}, which the master has not: put a banner above it"
+                f"block {name!r} holds {min(own)}, which the master lacks: put a banner above it"
             )
     return names
 
 
 def sync(masters: dict[str, str], text: str) -> str:
-    """`text` with its blocks as they are in the masters. Raises ValueError."""
-    found = find_blocks(text)
+    """`text` with its shared blocks as they are in the masters. Raises ValueError."""
+    blocks = shared_blocks(text)
     for name in differing(masters, text):
-        text = text.replace(found[name], masters[name])
+        text = text.replace(blocks[name], masters[name])
     return text
 
 
@@ -78,24 +88,30 @@ def main(args=None) -> int:
         "--check", action="store_true", help="change nothing, print the blocks that differ"
     )
     options = parser.parse_args(args)
+    changes = []
+    failed = False
     masters = read_masters()
-    changed, failed = [], False
     for path in options.files or sorted(ROOT.glob("*.py")):
-        shown = os.path.relpath(path)
         try:
             text = path.read_text(encoding="utf-8")
-            if names := differing(masters, text):
-                changed.append((path, shown, names, sync(masters, text)))
-            if "main" not in find_blocks(text):
-                print(f"{shown}: block main has no such banner here and is left as it is")
+            names = differing(masters, text)
+            if names:
+                changes.append((path, names, sync(masters, text)))
+            if "main" not in shared_blocks(text):
+                print(f"{os.path.relpath(path)}: has no shared block 'main'; its own is left alone")
         except (OSError, ValueError) as error:
-            print(f"{shown}: error: {error}", file=sys.stderr)
+            print(f"{os.path.relpath(path)}: error: {error}", file=sys.stderr)
             failed = True
-    for path, shown, names, text in [] if failed and not options.check else changed:
+    if failed and not options.check:
+        return 2
+    for path, names, text in changes:
         if not options.check:
             path.write_text(text, encoding="utf-8")
-        print(f"{shown}: block {', '.join(names)} {'differs' if options.check else 'updated'}")
-    return 2 if failed else int(options.check and bool(changed))
+        verb = "differs" if options.check else "updated"
+        print(f"{os.path.relpath(path)}: block {', '.join(map(repr, names))} {verb}")
+    if failed:
+        return 2
+    return 1 if options.check and changes else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""What holds across files: common blocks, declared dependencies, imports, configs. Of pages: test_docs.py."""
+"""What holds across files: shared blocks, declared dependencies, imports, configs.
+
+test_docs.py has the tests of pages.
+"""
 
 import ast
 import datetime
@@ -41,19 +44,19 @@ def sync():
 
 def imports(source: str) -> list[tuple[str, bool]]:
     """`(module, inside a function)` of each import; a relative one begins with a dot."""
-    found = []
+    modules = []
 
     def visit(node, inside):
         if isinstance(node, ast.Import):
-            found.extend((name.name, inside) for name in node.names)
+            modules.extend((name.name, inside) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found.append(("." * node.level + (node.module or ""), inside))
+            modules.append(("." * node.level + (node.module or ""), inside))
         inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for child in ast.iter_child_nodes(node):
             visit(child, inside)
 
     visit(ast.parse(source), False)
-    return found
+    return modules
 
 
 def top_names(source: str) -> set[str]:
@@ -61,7 +64,7 @@ def top_names(source: str) -> set[str]:
 
 
 def requirements(path=ROOT / "requirements.txt") -> dict[str, str]:
-    """The lines of a requirements file by the distribution they are about, without those that begin with -r or -c."""
+    """The lines of a requirements file by distribution, without those that begin with -r or -c."""
     lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
     return {
         re.match(r"[\w.-]+", line)[0]: line for line in lines if line and not line.startswith("-")
@@ -82,8 +85,7 @@ def script_metadata(source: str) -> dict:
 
 
 def block(name, *lines):
-    how = "the same in every script, by tests/sync_blocks.py; rename this banner to make it yours"
-    return "\n".join([f"# --- block {name}: {how} ---", *lines])
+    return "\n".join([f"# --- {name} (shared) ---", *lines])
 
 
 def text(*parts):
@@ -98,8 +100,13 @@ def test_blocks_equal_the_masters(path, sync):
     )
 
 
+@each_script
+def test_every_script_has_the_shared_main(path, sync):
+    assert "main" in sync["shared_blocks"](path.read_text())
+
+
 def test_sync_finds_and_mends_a_difference(sync):
-    masters = sync["find_blocks"](
+    masters = sync["shared_blocks"](
         text("before", block("a", "x = 1", "", "", "y = 2"), block("b", "z = 3"))
     )
     copy = text("other", block("a", "x = 0"), "# --- mine ---", "own", block("b"))
@@ -112,38 +119,45 @@ def test_sync_finds_and_mends_a_difference(sync):
 
 
 def test_sync_leaves_out_what_a_script_lacks_and_what_is_its_own(sync):
-    masters = sync["find_blocks"](text(block("a", "x = 1"), block("b", "z = 3")))
+    masters = sync["shared_blocks"](text(block("a", "x = 1"), block("b", "z = 3")))
     assert sync["sync"](masters, text("own", block("b"))) == text("own", block("b", "z = 3"))
     mine = text("# --- a ---\nx = 2", block("b", "z = 3"))
     assert sync["sync"](masters, mine) == mine
 
 
 def test_sync_follows_the_order_of_the_script_and_keeps_the_end_of_the_file(sync):
-    masters = sync["find_blocks"](text(block("a", "x = 1"), block("b", "z = 3", "w = 4")))
+    masters = sync["shared_blocks"](text(block("a", "x = 1"), block("b", "z = 3", "w = 4")))
     assert sync["sync"](masters, text(block("b"), block("a"))) == text(
         block("b", "z = 3", "w = 4"), block("a", "x = 1")
     )
     assert sync["sync"](masters, block("a")) == block("a", "x = 1")  # no line break at the end
 
 
+def test_sync_leaves_other_banners_alone(sync):
+    masters = sync["shared_blocks"](text(block("a", "x = 1"), "# --- mine ---\ny = 2"))
+    assert masters == {"a": block("a", "x = 1")}
+    own = text("# --- a ---\nx = 2", "# --- block a: the same in all ---\nx = 3")
+    assert sync["sync"](masters, own) == own
+
+
 @pytest.mark.parametrize(
     ("copy", "message"),
     [
-        (text(block("aa", "x = 1")), "unknown block aa; known are a, b"),
-        (text(block("a"), block("a")), "a second block a"),
+        (text(block("aa", "x = 1")), "unknown shared block 'aa'; known are 'a', 'b'"),
+        (text(block("a"), block("a")), "a second shared block 'a'"),
         (
-            text("# --- block a ---", "x = 1"),
-            "not a banner as it should be spelt: # --- block a ---",
+            text("# --- a (shared), and more ---", "x = 1"),
+            "a banner that does not end with `(shared) ---`: # --- a (shared), and more ---",
         ),
         (
-            text(block("a", "x = 1"), "def mine():\n    pass"),
-            "block a holds mine, which the master has not",
+            text(block("a"), "def mine():\n    pass"),
+            "block 'a' holds mine, which the master lacks",
         ),
     ],
 )
 def test_sync_errors(sync, copy, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        sync["sync"](sync["find_blocks"](text(block("a"), block("b"))), copy)
+        sync["sync"](sync["shared_blocks"](text(block("a"), block("b"))), copy)
 
 
 def test_sync_command(tmp_path):
@@ -153,32 +167,31 @@ def test_sync_command(tmp_path):
         )
         return done.returncode, done.stdout, done.stderr
 
-    good, stale, mine, broken = (
-        tmp_path / f"{name}.py" for name in ("good", "stale", "mine", "broken")
-    )
+    good = tmp_path / "good.py"
+    stale = tmp_path / "stale.py"
+    mine = tmp_path / "mine.py"
+    broken = tmp_path / "broken.py"
     good.write_text(MASTER.read_text())
-    stale_text = good.read_text().replace(
-        'if __name__ == "__main__":', '# changed\nif __name__ == "__main__":'
-    )
+    begin = 'if __name__ == "__main__":'
+    stale_text = good.read_text().replace(begin, f"# changed\n{begin}")
     stale.write_text(stale_text)
-    mine_text = re.sub("# --- block main.*", "# --- main ---", stale_text)
+    mine_text = stale_text.replace("# --- main (shared) ---", "# --- main ---")
     mine.write_text(mine_text)
-    broken.write_text(text(block("environment"), block("no_such_block")))
+    broken.write_text(text(block("main"), block("no such block")))
 
     code, out, err = run("--check", good, stale)
     assert (code, err, stale.read_text()) == (1, "", stale_text)
-    assert out.count("\n") == 1 and out.endswith("stale.py: block main differs\n")
+    assert out.count("\n") == 1 and out.endswith("stale.py: block 'main' differs\n")
     code, out, err = run(stale, broken)
-    assert (code, out, stale.read_text()) == (2, "", stale_text), (
-        "an error must leave all files as they were"
-    )
-    assert err.count("\n") == 1 and "broken.py: error: unknown block no_such_block" in err
+    assert (code, out) == (2, "")
+    assert stale.read_text() == stale_text, "an error must leave all files as they were"
+    assert err.count("\n") == 1
+    assert "broken.py: error: unknown shared block 'no such block'" in err
     code, out, err = run(good, stale, mine)
-    assert (code, err, stale.read_text(), mine.read_text()) == (0, "", good.read_text(), mine_text)
-    assert (
-        "stale.py: block main updated\n" in out
-        and "mine.py: block main has no such banner here" in out
-    )
+    assert (code, err) == (0, "")
+    assert stale.read_text() == good.read_text() and mine.read_text() == mine_text
+    assert "stale.py: block 'main' updated\n" in out
+    assert "mine.py: has no shared block 'main'" in out
     assert run("--check", good, stale) == (0, "", "")
     code, out, err = run(tmp_path / "missing.py")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -204,7 +217,7 @@ def test_script_metadata_names_what_is_imported(path):
 
 @each_script
 def test_script_metadata_names_a_date(path):
-    """No package newer than that is installed, so that a script runs in five years; it is the same in all scripts."""
+    """No package newer than that is installed: a script runs in five years. The same in all."""
     tool = script_metadata(path.read_text())["tool"]
     assert tool == script_metadata(MASTER.read_text())["tool"] and tool.keys() == {"uv"}
     date = tool["uv"].pop("exclude-newer")
@@ -215,12 +228,12 @@ def test_script_metadata_names_a_date(path):
 
 
 def pins() -> dict[str, Requirement]:
-    """The lines of constraints.txt by the distribution they are about, without those for other systems."""
+    """The lines of constraints.txt by distribution, without those for other systems."""
     lines = [
         line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()
     ]
-    found = [Requirement(line) for line in lines if line]
-    mine = [pin for pin in found if pin.marker is None or pin.marker.evaluate()]
+    known = [Requirement(line) for line in lines if line]
+    mine = [pin for pin in known if pin.marker is None or pin.marker.evaluate()]
     assert len({pin.name for pin in mine}) == len(mine), "a package is pinned twice"
     return {canonicalize_name(pin.name): pin for pin in mine}
 
@@ -244,7 +257,7 @@ def test_each_requirement_is_pinned_within_its_range(path):
 
 
 def test_make_installs_all_requirements_with_the_pins():
-    """Each file that a target installs is also one that `make pins` reads, or is read by one that is."""
+    """`make pins` reads every file that a target installs, itself or by way of another file."""
     makefile = (ROOT / "Makefile").read_text()
     installed = set(re.findall(r"\$\(INSTALL\) -r (\S+)", makefile))
     assert re.search(r"(?m)^INSTALL := .* \$\(CONSTRAIN\)$", makefile) and len(installed) >= 4
