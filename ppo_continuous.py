@@ -860,21 +860,24 @@ def main(
     print(f"results in {run_dir}")
 
 
-def as_flag(name: str, value) -> list[str]:
-    """A field of a YAML file as words of the command line."""
-    if isinstance(value, dict):
-        value = list(value.items())
-    return [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
-
-
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
-        settings = yaml.safe_load(Path(words[1]).read_text())
-        flags = [word for name, value in settings.items() for word in as_flag(name, value)]
+        flags = []
+        for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
+            if isinstance(value, dict):
+                value = list(value.items())
+            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
         words = flags + words[2:]
-    number = re.compile(r"\d+(\.\d+)?e\d+")  # 5e5 may stand for a whole number
-    return [f"{float(word):.16g}" if number.fullmatch(word) else word for word in words]
+
+    def whole_number(word):
+        """5e5 may stand for a whole number."""
+        flag, equals, value = word.rpartition("=")
+        if re.fullmatch(r"\d+(\.\d+)?e\d+", value):
+            value = f"{float(value):.16g}"
+        return flag + equals + value
+
+    return [whole_number(word) for word in words]
 
 
 if __name__ == "__main__":
