@@ -1,6 +1,6 @@
-"""The tables of results: what benchmarks/returns.py computes, that the page is what was measured, rows made again."""
+"""What benchmarks/returns.py computes, and that the page of results is what was measured."""
 
-import importlib
+import dataclasses
 import json
 import re
 import sys
@@ -13,13 +13,14 @@ from support.files import ROOT, repository_files
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import returns
+import returns_page
 
-from onejit import command_line, runs, statistics
+from onejit import configs, statistics
 
 MEASURED = repository_files("benchmarks/results/*_*.json")
 
 
-def found(**more) -> dict:
+def make_row(**more) -> dict:
     """A row as it is measured."""
     curve = {"steps": [10, 20], "return": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5]}
     few = {
@@ -37,9 +38,6 @@ def test_learning_curve_against_plain_means():
     class Config:
         num_updates, num_envs, num_steps, warmup_timesteps = 6, 4, 5, 100
 
-    class Script:
-        mean_return = staticmethod(importlib.import_module("ppo").mean_return)
-
     rng = np.random.default_rng(0)
     metrics = {
         "episodes": rng.integers(1, 5, (8, 6)).astype(float),
@@ -52,7 +50,7 @@ def test_learning_curve_against_plain_means():
     ):
         metrics["episodes"][seed, update] = 0
         metrics["episodic_return"][seed, update] = np.nan
-    curve = returns.learning_curve(Script, Config, metrics)
+    curve = returns.training_curve(Config, metrics)
     assert curve["steps"] == [
         140,
         160,
@@ -66,7 +64,7 @@ def test_learning_curve_against_plain_means():
         np.sort(metrics["episodic_return"][:, i]) for i in (1, 2, 3, 4, 5)
     ]  # NaN last
     middle = [slice(1, 3), *[slice(2, 6)] * 4]
-    expected = [each[part].mean() for each, part in zip(sorted_returns, middle, strict=True)]
+    expected = [values[part].mean() for values, part in zip(sorted_returns, middle, strict=True)]
     np.testing.assert_allclose(curve["return"], expected, atol=1e-4)
     assert all(
         low <= mean <= high
@@ -84,27 +82,22 @@ def test_learning_curve_against_plain_means():
     ],
 )
 def test_a_row_below_what_is_public_is_marked(final, greedy, steps, below):
-    row = found(final_return=final, greedy_return=greedy, total_timesteps=steps)
-    assert returns.falls_short(row) == below
-    assert ("**below**" in "\n".join(returns.table([row]))) == below
-    assert not returns.falls_short(row | {"environment": "Nothing-v0"})
-
-
-def cells(row) -> dict[str, str]:
-    """Of the table, by their column."""
-    head, _, line = (
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in returns.table([row])
-    )
-    return dict(zip(head, line, strict=True))
+    row = make_row(final_return=final, greedy_return=greedy, total_timesteps=steps)
+    assert returns_page.falls_short(row) == below
+    assert ("**below**" in returns_page.table([row])) == below
+    assert not returns_page.falls_short(row | {"environment": "Nothing-v0"})
 
 
 def test_table_shows_means_and_worst_agents():
-    row = found(
+    row = make_row(
         final_return=[0.0, 400.0, 440.0, 500.0],
         greedy_return=[8.0, 9, 10, 20],
         gymnasium_return=[1.0, 2, 3, 4],
     )
-    shown, margin = cells(row), scipy.stats.t.ppf(0.975, 3) * np.std([0, 400, 440, 500], ddof=1) / 2
+    shown, margin = (
+        returns_page.cells_of(row),
+        scipy.stats.t.ppf(0.975, 3) * np.std([0, 400, 440, 500], ddof=1) / 2,
+    )
     assert shown["final return"] == f"335 ({335 - margin:.4g} to {335 + margin:.4g})"
     assert (shown["steps"], shown["seeds"], shown["IQM"], shown["worst"]) == (
         "5e5",
@@ -114,7 +107,7 @@ def test_table_shows_means_and_worst_agents():
     )
     assert shown["greedy return"].startswith("11.75 (") and shown["greedy IQM"] == "9.5"
     assert shown["in Gymnasium"].startswith("2.5 (")
-    one = cells(found(final_return=[400.0], greedy_return=[500.0]))
+    one = returns_page.cells_of(make_row(final_return=[400.0], greedy_return=[500.0]))
     assert (one["final return"], one["IQM"], one["greedy return"]) == (
         "400",
         "400",
@@ -123,22 +116,25 @@ def test_table_shows_means_and_worst_agents():
 
 
 def test_failed_agents_are_counted():
-    """Those that reach the threshold, 475 of CartPole, neither way; a seed without a return has failed."""
-    row = found(
+    """Both returns below the threshold, 475 of CartPole; a seed without a return has failed."""
+    row = make_row(
         final_return=[0.0, 400.0, 474.0, 500.0, None],
         greedy_return=[100.0, 475.0, 470.0, 0.0, 500.0],
     )
-    shown = cells(row)
+    shown = returns_page.cells_of(row)
     assert (shown["failed"], shown["seeds"], shown["worst"]) == (
         "3",
         "5, 1 without a return",
         "-inf",
     )
     assert shown["final return"].startswith("343.5 (")  # of the others
-    assert cells(row | {"environment": "CartPole-v1, entries 0, 2 observed"})["failed"] == "3"
-    assert cells(row | {"environment": "Nothing-v0"})["failed"] == ""
-    assert not returns.falls_short(row)
-    nothing = cells(found(final_return=[None, None], greedy_return=[None, None]))
+    assert (
+        returns_page.cells_of(row | {"environment": "CartPole-v1, entries 0, 2 observed"})["failed"]
+        == "3"
+    )
+    assert returns_page.cells_of(row | {"environment": "Nothing-v0"})["failed"] == ""
+    assert not returns_page.falls_short(row)
+    nothing = returns_page.cells_of(make_row(final_return=[None, None], greedy_return=[None, None]))
     assert (nothing["failed"], nothing["final return"]) == ("2", "-inf")
 
 
@@ -150,36 +146,37 @@ def test_returns_are_stored_as_json_holds_them():
 
 
 def test_thresholds_are_on_the_page():
-    text = returns.PAGE.read_text()
-    measured = {row["environment"].partition(",")[0] for row in returns.read_measured()}
-    expected = {name: value for name, (value, _) in returns.THRESHOLDS.items() if name in measured}
+    text = returns_page.PAGE.read_text()
+    measured = {row["environment"].partition(",")[0] for row in returns_page.read_measured()}
+    thresholds = returns_page.DATA["thresholds"].items()
+    expected = {name: entry["return"] for name, entry in thresholds if name in measured}
     assert expected and not [
         name for name, value in expected.items() if f"| {name} | {value:g} |" not in text
     ]
 
 
 def test_scores_under_other_rules_are_shown_and_not_compared():
-    row = found(
+    row = make_row(
         row="dqn/asterix", script="dqn", environment="Asterix-MinAtar", total_timesteps=5_000_000
     )
     row |= {"final_return": [1.0, 1.0], "greedy_return": [1.0, 1.0]}
-    shown = cells(row)["public"]
+    shown = returns_page.cells_of(row)["public"]
     assert "17 at 5e6" in shown and "with sticky actions, not comparable" in shown
     assert "54.95 at 1e8" in shown and "more steps" in shown
-    assert returns.comparable(row)[0] is None and not returns.falls_short(row)
+    assert returns_page.comparable(row)[0] is None and not returns_page.falls_short(row)
     assert (
-        returns.threshold_of(row) == 8.9
-        and returns.threshold_of(row | {"total_timesteps": 1_000_000}) == 1.23
+        returns_page.threshold_of(row) == 8.9
+        and returns_page.threshold_of(row | {"total_timesteps": 1_000_000}) == 1.23
     )
 
 
-def test_every_public_score_has_a_source_and_scripts():
-    for environment, scores in returns.PUBLIC.items():
-        for each in scores:
-            assert set(each.scripts) <= set(returns.DISCRETE + returns.CONTINUOUS), environment
-            assert re.match(r"\[([^]]+)\]\(https://", each.source)[1] in returns.SOURCES, (
-                environment
-            )
+def test_every_published_score_has_a_source_and_scripts():
+    scripts = set(returns_page.DISCRETE + returns_page.CONTINUOUS)
+    for environment, scores in returns_page.PUBLISHED.items():
+        for score in scores:
+            assert score.scripts and set(score.scripts) <= scripts, environment
+            assert score.source in returns_page.DATA["sources"], environment
+            assert re.match(r"\[[^]]+\]\(https://\S+\)", score.link()), environment
 
 
 @pytest.mark.parametrize(
@@ -198,19 +195,19 @@ def test_every_public_score_has_a_source_and_scripts():
     ],
 )
 def test_a_training_with_few_whole_episodes_shows_greedy_returns(more, short):
-    row = found(**more)
-    shown = cells(row)
+    row = make_row(**more)
+    shown = returns_page.cells_of(row)
     assert (shown["final return"] == "too short") == short
     assert (
         short
         == (shown["IQM"] == "")
         == (shown["worst"] == "")
-        == ("greedy" in returns.mean_and_steps(row))
+        == ("greedy" in returns_page.mean_and_steps(row))
     )
     assert (shown["greedy worst"], shown["greedy IQM"]) == ("480", "490")
     if short:  # what counts is greedy: no failure for the final return's sake
         assert (
-            returns.count_failed(
+            returns_page.count_failed(
                 row | {"final_return": [None, None], "greedy_return": [470.0, 500.0]}
             )
             == 1
@@ -226,23 +223,21 @@ def test_episodes_at_the_end_are_of_an_environment():
 
 
 def test_a_row_with_steps_is_its_config_and_a_flag(monkeypatch):
-    monkeypatch.setitem(returns.ALSO, "ppo/breakout@1e7", ["--eval-interval", "20", "--lr", "1e-3"])
-    script, flags, options = returns.load("ppo/breakout@1e7")
-    expected = ["--config", "configs/ppo/breakout.yaml", "--total-timesteps", "1e7", "--lr", "1e-3"]
-    assert (script.Config.__name__, flags, options) == (
-        "Config",
-        expected,
-        ["--eval-interval", "20"],
-    )
-    assert "ppo/breakout" not in returns.not_measured({"ppo/breakout@1e7"})
+    entry = {"seeds": 8, "flags": ["--eval-interval", 20, "--lr", "1e-3"]}
+    monkeypatch.setitem(returns_page.DATA["rows"], "ppo/breakout@1e7", entry)
+    script, flags = returns.load("ppo/breakout@1e7")
+    expected = ["--config", "configs/ppo/breakout.yaml", "--total-timesteps", "1e7"]
+    expected += ["--eval-interval", "20", "--lr", "1e-3"]
+    assert (script.Config.__name__, flags) == ("Config", expected)
+    assert "ppo/breakout" not in returns_page.not_measured({"ppo/breakout@1e7"})
 
 
 def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(
-        returns.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
+        returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
     )
-    row = found(
+    row = make_row(
         evaluation_curve={
             "steps": [10, 20],
             "return": [1.0, 3.0],
@@ -250,7 +245,7 @@ def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatc
             "high": [2.0, 4.0],
         }
     )
-    returns.draw([row], tmp_path / "figure.png")
+    returns_page.draw([row], tmp_path / "figure.png")
     styles = {line.get_label(): line.get_linestyle() for line in figures[0].axes[0].get_lines()}
     public = "published: PPO, 500 at 1e5"
     assert styles == {"ppo/cartpole": "-", "ppo/cartpole, greedy": "--", public: ":"}
@@ -259,86 +254,95 @@ def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_config_of_a_measured_row_quotes_no_return(path):
-    """Its comment says where the results are, and nothing that another measurement would contradict."""
-    row = json.loads(path.read_text())["row"]
-    comment = [
-        line
-        for line in (ROOT / returns.config_of(row)).read_text().splitlines()
-        if line.startswith("#")
-    ]
-    rows = [each for each in returns.ROWS if returns.config_of(each) == returns.config_of(row)]
-    pointers = [
-        [
-            f"# Results{after}: docs/results.md, row {each}. To measure it again:",
-            f"#     python benchmarks/returns.py {each}",
-        ]
-        for each in rows
-        for after in ("", " after 1e6 steps", f" after {each.partition('@')[2]} steps")
-    ]
+    """Its comment says where the results are, and nothing that a new measurement contradicts."""
+    config = returns_page.config_of(json.loads(path.read_text())["row"])
+    lines = (ROOT / config).read_text().splitlines()
+    comment = [line for line in lines if line.startswith("#")]
+    pointers = []
+    for row in returns_page.ROWS:
+        if returns_page.config_of(row) != config:
+            continue
+        for after in ("", " after 1e6 steps", f" after {row.partition('@')[2]} steps"):
+            pointer = f"# Results{after}: docs/results.md, row {row}. To measure it again:"
+            pointers.append([pointer, f"#     python benchmarks/returns.py {row}"])
     assert comment[-2:] in pointers
-    quoted = r"(final|greedy) returns? (of |is )?-?\d|interval|interquartile|-?[\d.]+ to -?[\d.]+\)|\d seeds?:"
+    quoted = r"(final|greedy) returns? (of |is )?-?\d|interval|interquartile"
+    quoted += r"|-?[\d.]+ to -?[\d.]+\)|\d seeds?:"
     assert not re.findall(quoted, " ".join(comment))
 
 
 def test_rows_have_configs():
-    assert not [row for row in returns.PLANNED if not (ROOT / returns.config_of(row)).exists()]
-    rows = " ".join(returns.SEEDS.values()).split()
-    assert len(rows) == len(set(rows))
-    coming = {
-        row for row in rows if "/mujoco_" in row or row == "dqn/seaquest@5e6"
-    }  # may have no config yet
-    assert set(rows) - coming <= set(returns.ROWS) <= set(rows)
-    assert set(returns.WHY) <= set(returns.ROWS) and set(returns.ALSO) <= set(returns.ROWS)
+    data = returns_page.DATA
+    rows = set(data["rows"])
+    for row in data["planned"]:
+        assert (ROOT / returns_page.config_of(row)).exists(), row
+    # These may have no config yet.
+    coming = {row for row in rows if "/mujoco_" in row or row == "dqn/seaquest@5e6"}
+    assert rows - coming <= set(returns_page.ROWS) <= rows
+    assert set(data["below"]) | set(data["notes"]) <= set(returns_page.ROWS)
+    assert set(data["tuning"]) <= {row.partition("@")[0] for row in rows}
 
 
 def test_each_row_below_what_is_public_says_why():
     rows = [json.loads(path.read_text()) for path in MEASURED]
-    assert {row["row"] for row in rows if returns.falls_short(row)} == set(returns.WHY) & {
-        row["row"] for row in rows
-    }
+    below = {row["row"] for row in rows if returns_page.falls_short(row)}
+    assert below == set(returns_page.DATA["below"]) & {row["row"] for row in rows}
+
+
+def settings_with_todays_fields(row: dict) -> dict:
+    """The settings of a row, where fields have changed since it was measured."""
+    settings = dict(row["settings"])
+    if "clip_value" in settings:  # a switch, before the clip range had a field of its own
+        clips = settings["clip_value"]
+        settings["vf_clip_eps"] = settings.get("clip_eps", 0.2) if clips else float("inf")
+    if settings.get("conv_features") == 0:  # what `torso` chooses since then
+        settings["torso"] = "flat"
+    if row["script"] in ("apex_dqn", "rainbow") and row["started"] < "2026-11-26":
+        # Gradient steps became environment steps.
+        rollout_size = settings["num_envs"] * settings["num_steps"]
+        settings["target_update_interval"] *= rollout_size // settings["gradient_steps"]
+    return settings
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_what_was_measured_is_of_a_row_as_it_is(path):
-    """The settings are those of the config that is here: a changed config has to be measured again.
+    """The settings are those of the config that is here: a changed config is measured again.
 
-    A field that has come since has its default, which does what was done before.
+    A field that is newer than the row has its default, which does what was done before.
     """
     row = json.loads(path.read_text())
-    assert path.stem == row["row"].replace("/", "_").replace("@", "_")
-    script, flags, _ = returns.load(row["row"])
-    _, file, *also = flags
-    words = command_line.read_flags(script, ["--config", str(ROOT / file), *also])
-    config = command_line.parse(tyro.conf.FlagConversionOff[script.Config], words)
-    now, default = (json.loads(json.dumps(runs.plain(each))) for each in (config, script.Config()))
-    then = row["settings"]
-    if "clip_value" in then:  # a switch in place of which there is a clip range of its own
-        then["vf_clip_eps"] = then.get("clip_eps", 0.2) if then["clip_value"] else float("inf")
-    if then.get("conv_features") == 0:  # what `torso` chooses since then
-        then["torso"] = "flat"
+    assert path == returns_page.file_of(row["row"])
+    script, (_, file, *more) = returns.load(row["row"])
+    fields = {field.name for field in dataclasses.fields(script.Config)}
+    pairs = list(zip(more[::2], more[1::2], strict=True))
+    flags = [word for pair in pairs if configs.field_of(pair[0]) in fields for word in pair]
+    words = configs.read_flags(script, ["--config", str(ROOT / file), *flags])
+    config = tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
+    now = json.loads(json.dumps(configs.plain(config)))
+    default = json.loads(json.dumps(configs.plain(script.Config())))
+    then = settings_with_todays_fields(row)
     assert {name: then.get(name, default[name]) for name in now} == now
     assert len(row["final_return"]) == len(row["greedy_return"]) == then["num_seeds"]
     assert then["seed"] == returns.SEED
 
 
 def test_page_is_what_was_measured():
-    assert returns.page(returns.read_measured(), returns.read_plans()) == returns.PAGE.read_text()
-    environments = returns.by_environment(returns.read_measured())
-    assert not [
-        each for each in environments if not (returns.FIGURES / returns.figure_name(each)).exists()
-    ]
+    rows = returns_page.read_measured()
+    page = returns_page.page(rows, returns_page.read_plans())
+    assert page == returns_page.PAGE.read_text()
+    for environment in returns_page.by_environment(rows):
+        assert (returns_page.FIGURES / returns_page.figure_name(environment)).exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["ppo/catch", "q_learning_gridworld/walls"])
-def test_a_row_measured_again_agrees(row):
+@pytest.mark.parametrize("name", ["ppo/catch", "q_learning_gridworld/walls"])
+def test_a_row_measured_again_agrees(name):
     """With other seeds: the 99.9 % intervals of the final return meet."""
-    stored = json.loads((returns.MEASURED / f"{row.replace('/', '_')}.json").read_text())
-    again = returns.measure(row, num_seeds=16, seed=7)
-    (_, low, high), (_, other_low, other_high) = (
-        statistics.interval(np.array(each["final_return"]), level=99.9) for each in (stored, again)
-    )
-    assert low <= other_high and other_low <= high
+    row = json.loads(returns_page.file_of(name).read_text())
+    again = returns.measure(name, num_seeds=16, seed=7)
+    _, low, high = statistics.interval(np.array(row["final_return"]), level=99.9)
+    _, low_again, high_again = statistics.interval(np.array(again["final_return"]), level=99.9)
+    assert low <= high_again and low_again <= high
 
 
 @pytest.mark.slow
@@ -352,56 +356,60 @@ def test_a_row_measured_again_agrees(row):
     ],
 )
 def test_policies_work_in_gymnasium(row, least):
-    """Trained here, played in Gymnasium's own environments: their observations, actions and limits are the same."""
+    """Gymnasium's own environments have the same observations, actions and limits."""
     again = returns.measure(row, num_seeds=4, seed=7)
     assert np.mean(again["gymnasium_return"]) > least
 
 
 def test_curves_reach_the_end():
-    """A seed keeps its last return where it ended no episode. It has none before its first one, and a loss stays."""
-    nan, lost = np.nan, -np.inf
-    found = returns.carried_forward(
-        np.array([[nan, 1.0, nan, 2.0, nan], [3.0, lost, nan, nan, 4.0]])
-    )
-    np.testing.assert_array_equal(found, [[nan, 1, 1, 2, 2], [3, lost, lost, lost, 4]])
+    """A seed keeps its last return, from its first one on. A seed that is lost stays lost."""
+    nan = np.nan
+    lost = -np.inf
+    given = np.array([[nan, 1.0, nan, 2.0, nan], [3.0, lost, nan, nan, 4.0]])
+    expected = [[nan, 1, 1, 2, 2], [3, lost, lost, lost, 4]]
+    np.testing.assert_array_equal(returns.carried_forward(given), expected)
 
 
-def test_labels_do_not_overlap():
-    for places in ([0.5], [0.2, 0.9], [1.0] * 8, [0.0, 0.0, 0.5, 0.5, 1.2]):
-        found = np.array(returns.apart(places, 0.06))
-        assert (
-            (np.diff(found) > 0.055).all()
-            and found.min() > -0.01
-            and found.max() < 1.01 + 0.2 * (len(places) == 1)
-        )
+@pytest.mark.parametrize("places", [[0.5], [0.2, 0.9], [1.0] * 8, [0.0, 0.0, 0.5, 0.5, 1.2]])
+def test_labels_do_not_overlap(places):
+    moved = np.array(returns_page.apart(places, 0.06))
+    assert (np.diff(moved) > 0.055).all()
+    assert moved.min() > -0.01
+    assert moved.max() < 1.01 + 0.2 * (len(places) == 1)
 
 
 def test_what_the_page_says_about_the_peers():
     apart = []
-    for row, found in json.loads(returns.PEERS_FILE.read_text()).items():
-        (low, high), (peer_low, peer_high) = (
-            statistics.mean_interval(each)[1:] for each in found["returns"].values()
-        )
+    for name, entry in json.loads(returns_page.PEERS_FILE.read_text()).items():
+        ours, theirs = entry["returns"].values()
+        _, low, high = statistics.mean_interval(ours)
+        _, peer_low, peer_high = statistics.mean_interval(theirs)
         if max(low, peer_low) > min(high, peer_high):
-            apart.append(row)
+            apart.append(name)
             assert low > peer_high
-    said = " ".join(returns.WITH_PEERS.split())
-    assert apart == ["sac"] and "The intervals overlap in all rows but sac." in said
+    sentences = " ".join(returns_page.TEXT["with_peers"].split())
+    assert apart == ["sac"] and "The intervals overlap in all rows but sac." in sentences
+
+
+def show_returns(entry: dict, name: str, with_wins: bool) -> str:
+    mean = statistics.show(*statistics.mean_interval(entry[name]))
+    cell = f"{mean}, {min(entry[name]):.4g}"
+    if with_wins:
+        mean, low, high = 100 * np.array(statistics.mean_interval(entry["win_rate"]))
+        cell += f"; won {mean:.1f} % ({low:.1f} to {high:.1f})"
+    return cell
 
 
 def test_the_page_on_mappo_has_the_returns_of_both_codes():
     page = (ROOT / "docs" / "mappo.md").read_text()
-    rows = {"simple_spread": "", "cramped_room": "", "smax_3m": "_1e6", "smax_2s3z": "_5e5"}
-    for row, theirs in json.loads((returns.MEASURED / "jaxmarl.json").read_text()).items():
-        ours = json.loads((returns.MEASURED / f"mappo_{row}{rows[row]}.json").read_text())
-        cells = []
-        for found, name in ((ours, "final_return"), (theirs, "return")):
-            cell = (
-                f"{statistics.show(*statistics.mean_interval(found[name]))}, {min(found[name]):.4g}"
-            )
-            if row.startswith("smax"):
-                mean, low, high = 100 * np.array(statistics.mean_interval(found["win_rate"]))
-                cell += f"; won {mean:.1f} % ({low:.1f} to {high:.1f})"
-            cells.append(cell)
-        seeds = f"{len(ours['final_return'])}, {len(theirs['return'])}"
-        assert f"| {seeds} | {' | '.join(cells)} |" in page
+    steps = {"simple_spread": "", "cramped_room": "", "smax_3m": "_1e6", "smax_2s3z": "_5e5"}
+    for row, theirs in json.loads((returns_page.MEASURED / "jaxmarl.json").read_text()).items():
+        file = returns_page.MEASURED / f"mappo_{row}{steps[row]}.json"
+        ours = json.loads(file.read_text())
+        with_wins = row.startswith("smax")
+        cells = [
+            f"{len(ours['final_return'])}, {len(theirs['return'])}",
+            show_returns(ours, "final_return", with_wins),
+            show_returns(theirs, "return", with_wins),
+        ]
+        assert f"| {' | '.join(cells)} |" in page

@@ -1,0 +1,533 @@
+"""Write docs/results.md and its figures from what benchmarks/returns.py measured.
+
+returns.yaml has the rows, thresholds and published scores, returns_page.yaml the sentences. A row
+is a dict, as it is kept in benchmarks/results/.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import yaml
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from onejit import statistics
+
+MEASURED = ROOT / "benchmarks" / "results"
+PLANS_FILE = MEASURED / "plans.json"
+PEERS_FILE = MEASURED / "peers.json"
+PAGE = ROOT / "docs" / "results.md"
+FIGURES = ROOT / "docs" / "figures"
+
+DATA = yaml.safe_load((ROOT / "benchmarks" / "returns.yaml").read_text())
+TEXT = yaml.safe_load((ROOT / "benchmarks" / "returns_page.yaml").read_text())
+
+LONG = ", 5e6 steps or more"  # ends the names of thresholds for longer trainings
+DISCRETE = ("ppo", "ppo_rnn", "pqn", "dqn", "apex_dqn", "rainbow", "q_learning_gridworld")
+CONTINUOUS = ("ppo_continuous", "dpo_continuous", "reppo", "sac", "td3")
+TEAMS = ("mappo",)
+COLORS = {  # scripts that share an environment differ
+    "ppo": "tab:blue",
+    "ppo_continuous": "tab:blue",
+    "ppo_rnn": "navy",
+    "dpo_continuous": "tab:cyan",
+    "reppo": "tab:brown",
+    "pqn": "tab:orange",
+    "dqn": "tab:green",
+    "apex_dqn": "tab:olive",
+    "rainbow": "tab:purple",
+    "sac": "tab:red",
+    "td3": "tab:pink",
+    "q_learning_gridworld": "tab:gray",
+    "mappo": "teal",
+}
+
+# --- rows ---
+
+
+def config_of(name: str) -> Path:
+    """The file of a row's config, from the root of the repository."""
+    return Path("configs", name.partition("@")[0] + ".yaml")
+
+
+def file_of(name: str) -> Path:
+    return MEASURED / f"{name.replace('/', '_').replace('@', '_')}.json"
+
+
+# {row: seeds}. A row whose config is not there yet is none.
+ROWS = {
+    name: entry["seeds"]
+    for name, entry in DATA["rows"].items()
+    if (ROOT / config_of(name)).exists()
+}
+
+
+def read_measured() -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(MEASURED.glob("*_*.json"))]
+
+
+def read_plans() -> dict:
+    return json.loads(PLANS_FILE.read_text()) if PLANS_FILE.exists() else {}
+
+
+def not_measured(measured: set) -> list[str]:
+    """Rows without a file. A row SCRIPT/NAME@STEPS that is measured stands for SCRIPT/NAME."""
+    longer = {name.partition("@")[0] for name in measured if "@" in name}
+    return [name for name in ROWS if name not in measured | longer]
+
+
+def by_environment(rows: list[dict]) -> dict:
+    """`{environment: rows}`, in the order of ROWS."""
+    order = list(ROWS)
+
+    def place(row):
+        return order.index(row["row"]) if row["row"] in ROWS else len(order)
+
+    grouped = {}
+    for row in sorted(rows, key=place):
+        grouped.setdefault(row["environment"], []).append(row)
+    return grouped
+
+
+# --- returns and thresholds ---
+
+
+def values_of(row: dict, kind: str) -> np.ndarray:
+    """The returns of all seeds, -inf for one that diverged or ended no episode: [num_seeds]."""
+    values = np.array(row[kind], dtype=float)  # None becomes NaN
+    return np.where(np.isfinite(values), values, -np.inf)
+
+
+def mean_of(values) -> list:
+    """The mean over the seeds that have a return, and its 95 % interval."""
+    finite = values[np.isfinite(values)]
+    return statistics.mean_interval(finite) if len(finite) else [-np.inf, np.nan, np.nan]
+
+
+def show_mean(values) -> str:
+    return statistics.show(*mean_of(values))
+
+
+def of_environment(table: dict, row: dict):
+    """The entry of a row's environment, or None."""
+    environment = row["environment"]
+    return table.get(environment, table.get(environment.partition(",")[0]))
+
+
+def threshold_of(row: dict) -> float | None:
+    """The return below which an agent has failed, or None."""
+    thresholds = DATA["thresholds"]
+    entry = of_environment(thresholds, row)
+    if row["total_timesteps"] >= 4.9e6:
+        entry = thresholds.get(row["environment"] + LONG, entry)
+    return entry and entry["return"]
+
+
+def episodes_of(row: dict) -> float:
+    """How many whole episodes an environment ends in the last 10 % of training, at least.
+
+    Rows that do not count them say it by the steps of an environment and the length of an episode:
+    the length that its return tells, or the longest. A curve says it too: it has a point where
+    every seed has ended an episode.
+    """
+    if "episodes_at_end" in row:
+        return row["episodes_at_end"]
+    num_envs = row.get("settings", {}).get("num_envs")
+    episode = of_environment(DATA["episodes"], row)
+    if not num_envs or not episode:
+        return np.inf
+    length = episode["longest"]
+    mean = mean_of(values_of(row, "final_return"))[0]
+    if "reward" in episode and np.isfinite(mean):
+        length = min(length, max(mean / episode["reward"], 1))
+    points = sum(step > 0.9 * row["total_timesteps"] for step in row["curve"]["steps"])
+    return max(row["total_timesteps"] / 10 / num_envs / length, points / num_envs)
+
+
+def too_short(row: dict) -> bool:
+    """Whether few episodes begin and end in the last 10 %: the final return then means little."""
+    return episodes_of(row) < 1
+
+
+def kinds(row: dict) -> tuple:
+    """Which returns count, the one to quote first."""
+    return ("greedy_return",) if too_short(row) else ("final_return", "greedy_return")
+
+
+def count_failed(row: dict) -> int | None:
+    """How many seeds reach the threshold with none of the returns that count.
+
+    A seed that diverged or ended no episode has failed. None if there is no threshold.
+    """
+    threshold = threshold_of(row)
+    if threshold is None:
+        return None
+    values = [values_of(row, kind) for kind in kinds(row)]
+    failed = ~np.isfinite(values[0]) | (np.max(values, axis=0) < threshold)
+    return int(failed.sum())
+
+
+# --- published scores ---
+
+
+class Published(NamedTuple):
+    """A published score, as in returns.yaml."""
+
+    score: float
+    steps: int
+    algorithm: str
+    scripts: list[str]
+    source: str
+    place: str = ""
+    version: str = ""
+    rules: str = ""
+
+    def link(self) -> str:
+        link = f"[{self.source}]({DATA['sources'][self.source]['url']}{self.place})"
+        return f"{link}, {self.version}" if self.version else link
+
+    def quote(self) -> str:
+        return f"{self.score:g} at {number(self.steps)}, {self.algorithm}, {self.link()}"
+
+
+PUBLISHED = {
+    environment: [Published(**entry) for entry in entries]
+    for environment, entries in DATA["published"].items()
+}
+
+
+def number(steps) -> str:
+    return f"{steps:.2g}".replace("e+0", "e")
+
+
+def published_for(row: dict) -> list[Published]:
+    scores = of_environment(PUBLISHED, row) or []
+    return [score for score in scores if row["script"] in score.scripts]
+
+
+def best(scores: list[Published]) -> Published | None:
+    return max(scores, key=lambda published: published.score, default=None)
+
+
+def comparable(row: dict) -> tuple:
+    """The best published score of at most 1.1 times a row's steps, and of more; or None."""
+    scores = [score for score in published_for(row) if not score.rules]
+    limit = 1.1 * row["total_timesteps"]
+    within = [score for score in scores if score.steps <= limit]
+    beyond = [score for score in scores if score.steps > limit]
+    return best(within), best(beyond)
+
+
+def show_published(row: dict) -> str:
+    """The cell: a comparable score, a better one at more steps, and scores under other rules."""
+    within, beyond = comparable(row)
+    parts = []
+    if within:
+        parts.append(within.quote())
+    if beyond and (within is None or beyond.score > within.score):
+        parts.append(f"{beyond.quote()}: more steps")
+    for score in published_for(row):
+        if score.rules:
+            parts.append(f"{score.quote()}: {score.rules}, not comparable")
+    return "; ".join(parts)
+
+
+def falls_short(row: dict) -> bool:
+    """Whether the intervals of the means of all returns end below a score at no more steps."""
+    within, _ = comparable(row)
+    highs = [np.nanmax(mean_of(values_of(row, kind))) for kind in kinds(row)]
+    return within is not None and max(highs) < within.score
+
+
+# --- tables ---
+
+
+def markdown(head: list[str], lines: list[list]) -> str:
+    rows = [f"| {' | '.join(map(str, cells))} |" for cells in [head, *lines]]
+    return "\n".join([rows[0], "|---" * len(head) + "|", *rows[1:]])
+
+
+def hardware(row: dict) -> str:
+    """In a few words, which the section on machines says in full."""
+    if " cpu" not in row["device"]:
+        return row["device"].partition(",")[0]
+    name = row["processor"].replace("(R)", "").replace("Processor", "").strip()
+    return f"{name}, {row['device'].rpartition(', ')[2]}"
+
+
+def cells_of(row: dict) -> dict[str, str]:
+    """A row of the tables, {column: cell}."""
+    final = values_of(row, "final_return")
+    greedy = values_of(row, "greedy_return")
+    failed = count_failed(row)
+    lost = int((~np.isfinite(values_of(row, kinds(row)[0]))).sum())
+    tuning = DATA["tuning"].get(row["row"].partition("@")[0], "not recorded")
+    cells = {
+        "row": f"[{row['row']}](../{config_of(row['row'])})",
+        "steps": number(row["total_timesteps"]),
+        "seeds": str(len(final)),
+        "failed": "" if failed is None else str(failed),
+        "final return": show_mean(final),
+        "IQM": f"{statistics.interquartile_mean(final):.4g}",
+        "worst": f"{final.min():.4g}",
+        "greedy return": show_mean(greedy),
+        "greedy IQM": f"{statistics.interquartile_mean(greedy):.4g}",
+        "greedy worst": f"{greedy.min():.4g}",
+        "in Gymnasium": "",
+        "public": show_published(row),
+        "tuning": tuning,
+        "hardware": hardware(row),
+        "minutes": f"{row['seconds'] / 60:.1f} ({row['processor_seconds'] / 60:.1f})",
+    }
+    if falls_short(row):
+        cells["row"] += " **below**"
+    if lost:
+        cells["seeds"] += f", {lost} without a return"
+    if too_short(row):
+        cells |= {"final return": "too short", "IQM": "", "worst": ""}
+    if "gymnasium_return" in row:
+        cells["in Gymnasium"] = show_mean(values_of(row, "gymnasium_return"))
+    return cells
+
+
+def table(rows: list[dict]) -> str:
+    lines = [cells_of(row) for row in rows]
+    return markdown(list(lines[0]), [list(cells.values()) for cells in lines])
+
+
+def summary(rows: list[dict]) -> str:
+    """Means by environment and script, for discrete and continuous actions and for teams."""
+    measured = {row["script"] for row in rows}
+    tables = []
+    for scripts in (DISCRETE, CONTINUOUS, TEAMS):
+        scripts = [script for script in scripts if script in measured]
+        lines = []
+        for environment, of_it in by_environment(rows).items():
+            cells = []
+            for script in scripts:
+                means = [mean_and_steps(row) for row in of_it if row["script"] == script]
+                cells.append(", ".join(means))
+            if any(cells):
+                lines.append([environment, *cells])
+        if lines:
+            tables.append(markdown(["environment", *scripts], lines))
+    return "\n\n".join(tables)
+
+
+def mean_and_steps(row: dict) -> str:
+    mean, _, _ = mean_of(values_of(row, kinds(row)[0]))
+    greedy = " greedy" if too_short(row) else ""
+    return f"{mean:.4g}{greedy} at {number(row['total_timesteps'])}"
+
+
+def peers_table(peers: dict) -> str:
+    """The returns of the peers' own code. `peers` is what returns_vs_peers.py wrote."""
+    head = ["script", "environment", "steps", "seeds", "onejit", "peer", "peer's code"]
+    lines = []
+    for name, entry in peers.items():
+        (_, ours), (peer, theirs) = entry["returns"].items()
+        cells = [name.partition("_")[0], entry["environment"], number(entry["steps"]), len(ours)]
+        for returns in (ours, theirs):
+            mean = statistics.show(*statistics.mean_interval(returns))
+            cells.append(f"{mean}, {min(returns):.4g}")
+        lines.append([*cells, peer])
+    return markdown(head, lines)
+
+
+def sources_table(rows: list[dict]) -> str:
+    """What the figures of the sources are that the tables quote."""
+    quoted = " ".join(show_published(row) for row in rows)
+    lines = [
+        [name, source["is"]] for name, source in DATA["sources"].items() if f"[{name}]" in quoted
+    ]
+    return markdown(["source", "what its scores are"], lines)
+
+
+def thresholds(rows: list[dict]) -> str:
+    """Below which return an agent counts as failed, for the environments that were measured."""
+    names = set()
+    without = set()
+    for row in rows:
+        environment = row["environment"]
+        names |= {environment, environment.partition(",")[0]}
+        if row["total_timesteps"] >= 4.9e6:
+            names.add(environment + LONG)
+        if threshold_of(row) is None:
+            without.add(environment)
+    lines = [
+        [environment, f"{entry['return']:g}", entry["source"]]
+        for environment, entry in DATA["thresholds"].items()
+        if environment in names
+    ]
+    parts = [
+        TEXT["thresholds_intro"].strip(),
+        markdown(["environment", "threshold", "where it comes from"], lines),
+    ]
+    if without:
+        names = "; ".join(sorted(without))
+        parts.append(f"No threshold is agreed on for these environments: {names}.")
+    return "\n\n".join(parts)
+
+
+def plans_table(plans: dict) -> str:
+    """What is sized for a GPU. `plans` {row: what `returns.plan` gave}."""
+    head = ["row", "seeds", "memory, GiB", "kernels", "bytes, TB", "minutes at least"]
+    lines = []
+    for name, plan in plans.items():
+        planned = DATA["planned"][name]
+        longer = f", {planned['steps']} steps" if "steps" in planned else ""
+        lines.append(
+            [
+                f"[{name}](../configs/{name}.yaml){longer}",
+                planned["seeds"],
+                f"{plan['memory'] / 2**30:.2g}",
+                f"{plan['kernels'] / 1e6:.3g} M",
+                f"{plan['bytes'] / 1e12:,.0f}",
+                f"{plan['seconds'] / 60:.2g}",
+            ]
+        )
+    return markdown(head, lines)
+
+
+def not_measured_table(names: list[str]) -> str:
+    lines = [
+        [f"[{name}](../{config_of(name)})", ROWS[name], DATA["rows"][name].get("hours", "")]
+        for name in names
+    ]
+    return markdown(["row", "seeds", "processor hours"], lines)
+
+
+# --- figures ---
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Curves of an environment with their names at the right, in the order of their last points."""
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    budgets = [row["total_timesteps"] for row in rows]
+    ends = []  # (x, y, name, color) of a line's last point
+    references = []
+    for row in rows:
+        color = COLORS[row["script"]]
+        ends.append(draw_curve(axes, row["curve"], row["row"], color, "-"))
+        if "evaluation_curve" in row:
+            name = f"{row['row']}, greedy"
+            ends.append(draw_curve(axes, row["evaluation_curve"], name, color, "--"))
+        within, beyond = comparable(row)
+        reference = within or beyond
+        if reference is None or reference in references:
+            continue
+        references.append(reference)
+        name = f"published: {reference.algorithm}, {reference.score:g} at {number(reference.steps)}"
+        axes.axhline(reference.score, color=color, linestyle=":", linewidth=1.2, label=name)
+        ends.append((max(budgets), reference.score, name, color))
+    axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent", ylabel="return")
+    if max(budgets) > 1.5 * min(budgets):  # 499,968 and 500,000 are one budget
+        axes.set_xscale("log")
+    axes.margins(x=0)
+    axes.autoscale(False)
+    name_curves(axes, ends)
+    figure.savefig(path, dpi=100)
+
+
+def draw_curve(axes, curve: dict, name: str, color: str, style: str) -> tuple:
+    """Draw a curve with its interval. Returns its last point with name and color."""
+    steps = curve["steps"]
+    axes.plot(steps, curve["return"], style, color=color, label=name)
+    axes.fill_between(steps, curve["low"], curve["high"], color=color, alpha=0.15, linewidth=0)
+    return steps[-1], curve["return"][-1], name, color
+
+
+def name_curves(axes, ends: list[tuple]) -> None:
+    """Write the names at the right, apart from one another, with lines to the curves' ends."""
+    bottom, top = axes.get_ylim()
+    ends = sorted(ends, key=lambda end: end[1])
+    places = apart([(y - bottom) / (top - bottom) for _, y, *_ in ends])
+    for place, (x, y, name, color) in zip(places, ends, strict=True):
+        line = {
+            "arrowstyle": "-",
+            "color": color,
+            "alpha": 0.4,
+            "linewidth": 0.8,
+            "relpos": (0, 0.5),
+            "shrinkA": 2,
+            "shrinkB": 0,
+        }
+        axes.annotate(
+            name,
+            (x, y),
+            (1.03, place),
+            xycoords="data",
+            textcoords=axes.transAxes,
+            va="center",
+            fontsize=9,
+            color=color,
+            arrowprops=line,
+            annotation_clip=False,
+        )
+
+
+def apart(places: list[float], least: float = 0.055) -> list[float]:
+    """Heights from 0 to 1 in ascending order, moved until they are `least` apart."""
+    places = list(places)
+    for _ in range(300):
+        for i in range(len(places) - 1):
+            overlap = least - (places[i + 1] - places[i])
+            if overlap > 0:
+                places[i] -= overlap / 2
+                places[i + 1] += overlap / 2
+        places[0] = max(0.0, places[0])
+        places[-1] = min(1.0, places[-1])
+    return places
+
+
+def figure_name(environment: str) -> str:
+    letters = [letter if letter.isalnum() else "_" for letter in environment.lower()]
+    return f"results_{''.join(letters)}.png"
+
+
+# --- the page ---
+
+
+def page(rows: list[dict], plans: dict) -> str:
+    """docs/results.md from what was measured and planned."""
+    parts = [TEXT["intro"], summary(rows), TEXT["reading"]]
+    for environment, of_it in by_environment(rows).items():
+        parts += [f"## {environment}", table(of_it)]
+        for remarks in (DATA["notes"], DATA["below"]):
+            for row in of_it:
+                if row["row"] in remarks:
+                    parts.append(f"{row['row']}: {remarks[row['row']]}")
+        parts.append(f"![return over steps on {environment}](figures/{figure_name(environment)})")
+    if PEERS_FILE.exists():
+        peers = json.loads(PEERS_FILE.read_text())
+        parts += ["## The peers' own code", TEXT["with_peers"], peers_table(peers)]
+    parts += ["## Thresholds", thresholds(rows)]
+    parts += ["## Sources of published scores", TEXT["sources_intro"], sources_table(rows)]
+    machines = {f"- {row['processor']}, {row['device']}: {versions(row)}" for row in rows}
+    parts += ["## Machines and versions", "\n".join(sorted(machines))]
+    if plans:
+        title = "## Sized for a GPU: planned, not measured"
+        parts += [title, TEXT["plans"], plans_table(plans)]
+    missing = not_measured({row["row"] for row in rows})
+    if missing:
+        parts += ["## Not measured yet", TEXT["not_measured"], not_measured_table(missing)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def versions(row: dict) -> str:
+    return ", ".join(f"{name} {row['versions'][name]}" for name in ("jax", "gymnax", "brax"))
+
+
+def render() -> None:
+    """Write docs/results.md and its figures."""
+    rows = read_measured()
+    for environment, of_it in by_environment(rows).items():
+        draw(of_it, FIGURES / figure_name(environment))
+    PAGE.write_text(page(rows, read_plans()))
