@@ -199,7 +199,7 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
             try:
                 if folder == "tests":
                     assert stem == "sync_blocks"
-                elif folder == "benchmarks":
+                elif folder in ("benchmarks", "make", "stress"):
                     parse_benchmark(file, words, monkeypatch)
                 else:
                     parse_script(stem, words)
@@ -359,7 +359,7 @@ def test_page_runs(page, tmp_path, monkeypatch):
         name
     ) in SCRIPTS:  # not as links: Python looks for modules beside the file that a link leads to
         shutil.copy(ROOT / f"{name}.py", tmp_path)
-    for name in ("configs", "onejit", "benchmarks"):
+    for name in ("configs", "onejit", "benchmarks", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     environment = {"XLA_FLAGS": QUICKLY if jax.__version_info__[:2] == (0, 10) else ""} | os.environ
@@ -463,7 +463,7 @@ def test_a_page_is_read_in_one_sitting(page):
 
 def test_environment_names_are_current():
     """The section of gymnax and the names of brax, in a process of its own: other tests register more names."""
-    command = [sys.executable, ROOT / "benchmarks" / "environment_names.py", "--check"]
+    command = [sys.executable, ROOT / "docs" / "make" / "environment_names.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -473,7 +473,7 @@ def test_environment_names_are_written_by_the_command(tmp_path):
     names = ROOT / "docs" / "environment_names.md"
     page = Path(shutil.copy(names, tmp_path))
     subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "environment_names.py", "--out", page], check=True
+        [sys.executable, ROOT / "docs" / "make" / "environment_names.py", "--out", page], check=True
     )
     assert page.read_text() == names.read_text()
 

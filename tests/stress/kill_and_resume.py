@@ -1,7 +1,7 @@
 """Kill a run at random moments, resume it each time, and compare its end with that of a run left alone.
 
-    python benchmarks/kill_and_resume.py sweep      # onejit sweep, in slices
-    python benchmarks/kill_and_resume.py train      # onejit train, in slices
+    python tests/stress/kill_and_resume.py sweep      # onejit sweep, in slices
+    python tests/stress/kill_and_resume.py train      # onejit train, in slices
 
 Exits with 1 if the two differ in any bit of their results, or if a file is left half written. Each kill is a SIGKILL
 after a random time, up to the time that a start takes and some more seconds. It is a stress test that takes many
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--max-steps-in-episode=200", "--num-steps=200", "--random-starts=True"]
 COMMANDS = {
     "sweep": [

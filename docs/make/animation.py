@@ -1,7 +1,7 @@
 """The picture at the top of README.md: three agents, trained by this program and drawn side by side as a GIF.
 
     pip install -c constraints.txt -r requirements-tools.txt envpool "gymnasium[mujoco]"
-    python benchmarks/animation.py --out docs/figures/agents.gif
+    python docs/make/animation.py --out docs/figures/agents.gif
 
 Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout after configs/ppo/breakout.yaml, and
 the values of the GridWorld of configs/q_learning_gridworld/walls.yaml while they are learned. Of the first two four
@@ -22,7 +22,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from PIL import Image, ImageDraw, ImageFont
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from onejit import render, runs, statistics, train  # noqa: E402

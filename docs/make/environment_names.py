@@ -1,7 +1,7 @@
 """Write docs/environment_names.md: the names of all environments that `--env-name` accepts.
 
-    python benchmarks/environment_names.py
-    python benchmarks/environment_names.py --check
+    python docs/make/environment_names.py
+    python docs/make/environment_names.py --check
 
 A section is written if its package is installed, and is otherwise kept as it is on the page. EnvPool and Gymnasium have
 more than a thousand names, and the page says how to list them.
@@ -17,7 +17,7 @@ import textwrap
 import warnings
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "environment_names.md"
 sys.path.insert(0, str(ROOT))
 
@@ -36,7 +36,7 @@ LIBRARIES["playground"] = "MuJoCo Playground"
 HEAD = """# Environment names
 
 `--env-name NAME` accepts these names. [Environments](environments.md) explains them and how to add your own. This page
-is written by `python benchmarks/environment_names.py`.
+is written by `python docs/make/environment_names.py`.
 
 """
 TAIL = """## EnvPool and Gymnasium

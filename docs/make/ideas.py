@@ -1,7 +1,7 @@
 """The pictures that explain the idea of each algorithm in docs/, computed by the functions of the scripts themselves.
 
-python benchmarks/ideas.py            # all of them: docs/figures/idea_SCRIPT.png
-python benchmarks/ideas.py ppo pqn    # some
+python docs/make/ideas.py            # all of them: docs/figures/idea_SCRIPT.png
+python docs/make/ideas.py ppo pqn    # some
 """
 
 import argparse
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import apex_dqn  # noqa: E402

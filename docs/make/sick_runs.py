@@ -1,7 +1,7 @@
 """Healthy and sick trainings of ppo.py on CartPole-v1: the pictures and the numbers of docs/learning_curves.md.
 
-    python benchmarks/sick_runs.py
-    python benchmarks/sick_runs.py --seeds 8 --out runs/sick_runs
+    python docs/make/sick_runs.py
+    python docs/make/sick_runs.py --seeds 8 --out runs/sick_runs
 
 Every run uses the defaults of ppo.py except for 1e5 steps and the values in RUNS. All runs train in one compiled
 program, with the same keys. The script writes one picture per run with four metrics and a thin line per seed. It prints
@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import ppo  # noqa: E402

@@ -1,9 +1,9 @@
 """Train many agents at once, again and again, each run under a time limit, and count the runs that hang.
 
-    python benchmarks/no_hangs.py                 # as `main` does: no run may hang
-    python benchmarks/no_hangs.py --cores 1       # the same on one core
-    python benchmarks/no_hangs.py --nproc 1       # with one thread in XLA's pool, instead of one per core
-    python benchmarks/no_hangs.py --lapack        # the initialization of Flax and nothing else, which does hang
+    python tests/stress/no_hangs.py                 # as `main` does: no run may hang
+    python tests/stress/no_hangs.py --cores 1       # the same on one core
+    python tests/stress/no_hangs.py --nproc 1       # with one thread in XLA's pool, instead of one per core
+    python tests/stress/no_hangs.py --lapack        # the initialization of Flax and nothing else, which does hang
 
 Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See docs/hangs.md. It is a stress test:
 a hang is rare, and to see none takes many minutes and an idle machine. Therefore it stands here and not in tests/.
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parent.parent / "ppo_continuous.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "ppo_continuous.py"
 WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24)
 LAPACK = """
 import sys

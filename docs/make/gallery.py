@@ -1,13 +1,13 @@
 """The pictures of docs/gallery.md: an agent of each script at play, and an environment of each family.
 
     pip install -c constraints.txt -r requirements-tools.txt -r requirements-environments.txt
-    python benchmarks/animation.py       # trains the agents on Walker2d-v4 and Breakout
+    python docs/make/animation.py       # trains the agents on Walker2d-v4 and Breakout
     python alphazero.py --num-seeds 1 --run-dir runs/gallery/alphazero
     python mappo.py --num-seeds 1 --total-timesteps 5e5 --run-dir runs/gallery/mappo
     python rainbow.py --config configs/rainbow/breakout.yaml --num-seeds 1 --total-timesteps 5e4 \
         --run-dir runs/gallery/rainbow
     python evolve_objective.py --num-generations 4 --num-seeds 1 --run-dir runs/gallery/evolve_objective
-    python benchmarks/gallery.py
+    python docs/make/gallery.py
 
 The agents come from agents/, runs/gallery/ and runs/animation/. An untrained agent plays the other environments.
 """
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from onejit import render, runs  # noqa: E402
