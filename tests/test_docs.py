@@ -1,9 +1,10 @@
-"""The README and docs/: commands that can be given, examples that run, links, functions and figures that are there.
+"""The README and docs/: commands, examples that run, links, functions and figures.
 
-Every line of a fence without a language, or with bash or sh, is a command: what programs print stands in ```text. Its
-flags are parsed by the program itself, in the fast tier without training; scripts and onejit train run in the slow
-tier, a few updates of each, and after them the page's Python examples, in one directory. A comment at the end of a
-line, or on a line of its own at the top of a fence for all that follow, says what a command needs that tests have not:
+Every line of a fence without a language, or with bash or sh, is a command: what programs print
+stands in ```text. Its flags are parsed by the program itself, in the fast tier without training;
+scripts and onejit train run in the slow tier, a few updates of each, and after them the page's
+Python examples, in one directory. A comment at the end of a line, or on a line of its own at the
+top of a fence for all that follow, says what a command needs that tests have not:
 
     onejit train ppo --num-seeds 1024 --distributed   # needs several hosts
 """
@@ -56,7 +57,7 @@ def fences(page: Path, *languages: str) -> list[str]:
 
 
 def commands(fence: str) -> list[tuple[str, str]]:
-    """`(command, what it needs)` of each line: lines that end with a backslash joined, comments taken off."""
+    """`(command, what it needs)` of the lines, without comments, continued lines joined."""
     found, whole = [], ""
     for line in re.sub(r"\\\n\s*", "", fence).splitlines():
         need = NEEDS.search(line)
@@ -146,7 +147,7 @@ def parse_tool(name, words):
 
 
 def parse_benchmark(file, words, monkeypatch):
-    """Of those that read the command line with argparse: `parse_known_args` is all that is let happen."""
+    """Of a program with argparse: `parse_known_args` is all that is let happen."""
     parse = argparse.ArgumentParser.parse_known_args
 
     def parsed(self, *args, **kwargs):
@@ -236,7 +237,7 @@ def test_commands_can_be_given(page, monkeypatch):
 
 @each_page
 def test_commands_within_the_text_can_be_given(page, monkeypatch):
-    """Those in backticks that begin with `python` or `onejit`, if there are no placeholders or dots in them."""
+    """Those in backticks that begin with `python` or `onejit`, without placeholders or dots."""
     text = FENCE.sub("", page.read_text())
     for command in re.findall(r"`((?:python|onejit) [^`]+)`", text):
         command = " ".join(command.split())
@@ -332,7 +333,10 @@ def needed(command: str) -> str:
 
 
 def can_run(command: str, folder: Path) -> bool:
-    """Whether it trains a script, with packages and files that are there; not `--config` of a sweep of the reader's."""
+    """Whether it trains a script with packages and files that are there.
+
+    `--config` of a sweep is a file of the reader's.
+    """
     words = shlex.split(command)
     file, place = words[1], words.index("--config") + 1 if "--config" in words else 0
     is_tool = words[0] == "onejit"
@@ -354,7 +358,7 @@ def can_run(command: str, folder: Path) -> bool:
 @pytest.mark.slow
 @each_page
 def test_page_runs(page, tmp_path, monkeypatch):
-    """All commands that train, then all Python examples, in the order of the page and in one directory."""
+    """All commands that train, then all Python examples, in the page's order, in one directory."""
     for (
         name
     ) in SCRIPTS:  # not as links: Python looks for modules beside the file that a link leads to
@@ -450,7 +454,7 @@ def test_every_page_is_in_the_navigation():
 
 @each_page
 def test_a_page_is_read_in_one_sitting(page):
-    """At most 1500 words, without fences and the bars of tables; two pages are tables that are made or grow."""
+    """At most 1500 words, without fences and bars; two pages are tables that are made or grow."""
     text = FENCE.sub("", page.read_text())
     words = [word for word in text.split() if re.search(r"\w", word)]
     assert len(words) <= 1500 or page.name in ("results.md", "tricks.md"), (
@@ -462,7 +466,7 @@ def test_a_page_is_read_in_one_sitting(page):
 
 
 def test_environment_names_are_current():
-    """The section of gymnax and the names of brax, in a process of its own: other tests register more names."""
+    """Names of gymnax and brax, in a process of its own: other tests register more names."""
     command = [sys.executable, ROOT / "docs" / "make" / "environment_names.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -581,7 +585,7 @@ def test_readme_has_the_number_of_lines(name):
 
 
 def measured_rows() -> dict[str, dict[str, str]]:
-    """The tables of docs/results.md by their rows, `{row: {column: cell}}`; what is planned has other columns."""
+    """The rows of docs/results.md, `{row: {column: cell}}`; what is planned has other columns."""
     rows, head = {}, []
     for line in (ROOT / "docs" / "results.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -596,7 +600,7 @@ def measured_rows() -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_readme_has_results_of_the_config(name):
-    """Mean, interquartile mean, worst agent and seeds are those of docs/results.md, others are in the config's comment.
+    """Mean, interquartile mean, worst agent and seeds are those of docs/results.md.
 
     A comment counts where the config is no row, and for the shortest paths of the GridWorld.
     """
@@ -615,7 +619,8 @@ def test_readme_has_results_of_the_config(name):
             if row["final return"] == "too short":
                 kind, columns = ", greedy", ("greedy return", "greedy IQM", "greedy worst")
             mean, middle, worst = (row[column] for column in columns)
-            numbers = f"mean {mean.split(' (')[0]}, interquartile mean {middle}, worst {worst}, {row['seeds']} seeds"
+            numbers = f"mean {mean.split(' (')[0]}, interquartile mean {middle}, worst {worst}"
+            numbers += f", {row['seeds']} seeds"
             allowed += [f"{steps}{kind}: {numbers}" for steps in ("", f", {row['steps']} steps")]
         assert said in allowed, allowed
         return
@@ -650,7 +655,7 @@ def test_page_of_dpo_says_what_was_measured():
 
 
 def test_page_of_rainbow_says_what_each_part_is_worth():
-    """Mean, interval and worst agent of each variant and task, as benchmarks/rainbow_parts.py measured them."""
+    """Mean, interval and worst agent of all variants and tasks, as measured."""
     kept = json.loads((ROOT / "benchmarks" / "results" / "parts.json").read_text())
     tasks = list(dict.fromkeys(key.partition(",")[0] for key in kept))
     variants = list(dict.fromkeys(key.partition(": ")[2] for key in kept))

@@ -1,12 +1,13 @@
-"""The picture at the top of README.md: three agents, trained by this program and drawn side by side as a GIF.
+"""The picture at the top of README.md: three agents, side by side as a GIF.
 
     pip install -c constraints.txt -r requirements-tools.txt envpool "gymnasium[mujoco]"
     python docs/make/animation.py --out docs/figures/agents.gif
 
-Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout after configs/ppo/breakout.yaml, and
-the values of the GridWorld of configs/q_learning_gridworld/walls.yaml while they are learned. Of the first two four
-agents are trained. The best of them plays 16 greedy episodes, and the longest is drawn. EnvPool trains the walker
-and Gymnasium draws it, which needs libosmesa6 on a machine without a screen.
+Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout after
+configs/ppo/breakout.yaml, and the values of the GridWorld of
+configs/q_learning_gridworld/walls.yaml while they are learned. Of the first two four agents are
+trained. The best of them plays 16 greedy episodes, and the longest is drawn. EnvPool trains the
+walker and Gymnasium draws it, which needs libosmesa6 on a machine without a screen.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from PIL import Image, ImageDraw, ImageFont
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from onejit import render, runs, statistics, train  # noqa: E402
+from onejit import configs, files, render, run_directory, scripts, statistics, train
 
 CONFIGS = ROOT / "configs"
 SIZE = 300  # pixels of a square picture
@@ -34,9 +35,10 @@ GAP = 12
 
 
 def best_episode(name: str, config_file: str, max_steps: int, drawn_in: str = ""):
-    """`(script, config, states, rewards)`: the longest of 16 greedy episodes of the best of four trained agents.
+    """The longest of 16 greedy episodes of the best of four trained agents.
 
-    The episodes are played in the environment `drawn_in` if there is one. A run that is finished is used again.
+    The episodes are played in the environment `drawn_in` if there is one. A run that is finished is
+    used again.
     """
     run_dir = ROOT / "runs" / "animation" / Path(config_file).stem
     if not run_dir.exists():
@@ -49,8 +51,8 @@ def best_episode(name: str, config_file: str, max_steps: int, drawn_in: str = ""
                 f"--run-dir={run_dir}",
             ]
         )
-    script, config, agents = runs.load_run(run_dir)
-    final = statistics.final_return(runs.load_metrics(run_dir))
+    script, config, agents = run_directory.load_run(run_dir)
+    final = statistics.final_return(run_directory.load_metrics(run_dir))
     print(f"{name}: final returns {np.round(final, 1)}")
     best = jax.tree.map(lambda leaf: leaf[final.argmax()][None], agents)
     config = dataclasses.replace(config, env_name=drawn_in or config.env_name)
@@ -87,9 +89,9 @@ def breakout_frames(count: int):
 
 
 def grid_world_frames(count: int):
-    """`(caption, picture)` of the largest value of each cell, at steps that are evenly spread over their logarithm."""
-    script = runs.load_script("q_learning_gridworld")
-    config = runs.read_config(script, CONFIGS / "q_learning_gridworld" / "walls.yaml")
+    """`(caption, picture)` of the largest value of each cell, at logarithmically spaced steps."""
+    script = scripts.load_script("q_learning_gridworld")
+    config = configs.read_config(script, CONFIGS / "q_learning_gridworld" / "walls.yaml")
     config = dataclasses.replace(config, num_steps=100)
     env, _ = script.make_env(config)
     init, update = map(jax.jit, script.make_learner(config))
@@ -146,7 +148,7 @@ def main():
         for place, (title, (caption, picture)) in enumerate(zip(parts, row, strict=True)):
             frame.paste(panel(title, caption, picture), (place * (SIZE + GAP), 0))
         frames.append(frame)
-    # One palette for all frames and no dithering, so that what does not move stays the same and takes no room.
+    # One palette for all frames and no dithering: what does not move takes no room.
     sample = Image.new("RGB", (frames[0].width, 5 * frames[0].height))
     for place, frame in enumerate(frames[:: max(1, count // 5)][:5]):
         sample.paste(frame, (0, place * frame.height))
@@ -155,7 +157,7 @@ def main():
     save = partial(
         frames[0].save, format="GIF", save_all=True, append_images=frames[1:], duration=60, loop=0
     )
-    runs.write(options.out, lambda file: save(file, optimize=True))
+    files.write(options.out, lambda file: save(file, optimize=True))
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.2f} MB, {len(frames)} frames")
 
 

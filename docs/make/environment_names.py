@@ -3,8 +3,8 @@
     python docs/make/environment_names.py
     python docs/make/environment_names.py --check
 
-A section is written if its package is installed, and is otherwise kept as it is on the page. EnvPool and Gymnasium have
-more than a thousand names, and the page says how to list them.
+A section is written if its package is installed, and is otherwise kept as it is on the page.
+EnvPool and Gymnasium have more than a thousand names, and the page says how to list them.
 """
 
 import argparse
@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "environment_names.md"
 sys.path.insert(0, str(ROOT))
 
-import gymnax  # noqa: E402
-import numpy as np  # noqa: E402
-from brax import envs as brax_envs  # noqa: E402
-from gymnax.environments import spaces  # noqa: E402
+import gymnax
+import numpy as np
+from brax import envs as brax_envs
+from gymnax.environments import spaces
 
 BUILT_IN = list(gymnax.registered_envs)  # before a module of onejit.envs adds names
 NOT_LISTED = {
@@ -35,8 +35,8 @@ LIBRARIES = {"navix": "Navix", "craftax": "Craftax", "jumanji": "Jumanji", "pgx"
 LIBRARIES["playground"] = "MuJoCo Playground"
 HEAD = """# Environment names
 
-`--env-name NAME` accepts these names. [Environments](environments.md) explains them and how to add your own. This page
-is written by `python docs/make/environment_names.py`.
+`--env-name NAME` accepts these names. [Environments](environments.md) explains them and how to add
+your own. This page is written by `python docs/make/environment_names.py`.
 
 """
 TAIL = """## EnvPool and Gymnasium
@@ -44,11 +44,13 @@ TAIL = """## EnvPool and Gymnasium
 These libraries have more than a thousand names. These commands list them:
 
 ```bash
-python -c "import envpool; print(*envpool.list_all_envs(), sep='\\n')"  # needs a network, for pip install envpool
-python -c "import gymnasium; print(*gymnasium.registry, sep='\\n')"  # needs a network, for pip install gymnasium
+# needs a network, to install the packages envpool and gymnasium
+python -c "import envpool; print(*envpool.list_all_envs(), sep='\\n')"
+python -c "import gymnasium; print(*gymnasium.registry, sep='\\n')"
 ```
 
-Write `onejit.envs.envpool:NAME` or `onejit.envs.gymnasium:NAME` ([environments outside JAX](host_environments.md)).
+Write `onejit.envs.envpool:NAME` or `onejit.envs.gymnasium:NAME` ([environments outside
+JAX](host_environments.md)).
 """
 
 
@@ -68,9 +70,8 @@ def gymnax_section() -> str:
         action, observation = env.action_space(params), env.observation_space(params)
         discrete = isinstance(action, spaces.Discrete)
         actions = f"{action.n} discrete" if discrete else f"{action.shape[0]} continuous"
-        rows.append(
-            f"| `{name}` | {actions} | {described(observation)} | {int(params.max_steps_in_episode)} |"
-        )
+        limit = int(params.max_steps_in_episode)
+        rows.append(f"| `{name}` | {actions} | {described(observation)} | {limit} |")
     return "## gymnax\n\n" + "\n".join(rows) + "\n\n"
 
 
@@ -101,7 +102,8 @@ def library_section(module: str, title: str) -> str | None:
         return None
     names = sorted(set(gymnax.registered_envs) - before)
     listed = textwrap.fill(", ".join(f"`{name}`" for name in names), 120, break_on_hyphens=False)
-    return f"## {title}\n\n{len(names)} names, to be written as `onejit.envs.{module}:NAME`:\n\n{listed}.\n\n"
+    intro = f"{len(names)} names, to be written as `onejit.envs.{module}:NAME`:"
+    return f"## {title}\n\n{intro}\n\n{listed}.\n\n"
 
 
 def teams_and_games() -> str:

@@ -1,4 +1,4 @@
-"""The pictures of docs/gallery.md: an agent of each script at play, and an environment of each family.
+"""The pictures of docs/gallery.md: an agent of each script, an environment of each family.
 
     pip install -c constraints.txt -r requirements-tools.txt -r requirements-environments.txt
     python docs/make/animation.py       # trains the agents on Walker2d-v4 and Breakout
@@ -6,10 +6,12 @@
     python mappo.py --num-seeds 1 --total-timesteps 5e5 --run-dir runs/gallery/mappo
     python rainbow.py --config configs/rainbow/breakout.yaml --num-seeds 1 --total-timesteps 5e4 \
         --run-dir runs/gallery/rainbow
-    python evolve_objective.py --num-generations 4 --num-seeds 1 --run-dir runs/gallery/evolve_objective
+    python evolve_objective.py --num-generations 4 --num-seeds 1 \
+        --run-dir runs/gallery/evolve_objective
     python docs/make/gallery.py
 
-The agents come from agents/, runs/gallery/ and runs/animation/. An untrained agent plays the other environments.
+The agents come from agents/, runs/gallery/ and runs/animation/. An untrained agent plays the other
+environments.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from onejit import render, runs  # noqa: E402
+from onejit import render, run_directory, scripts
 
 FIGURES = ROOT / "docs" / "figures"
 TRAINED = {
@@ -81,11 +83,11 @@ FAMILIES = {  # title: script, environment, parameters, and a run whose agent pl
 
 
 def trained(run_dir: str):
-    return runs.load_run(ROOT / run_dir)
+    return run_directory.load_run(ROOT / run_dir)
 
 
 def untrained(script: str, env_name: str, params: dict):
-    script = runs.load_script(script)
+    script = scripts.load_script(script)
     config = script.Config(
         env_name=env_name, env_params=params, num_envs=4, num_steps=4, num_minibatches=2
     )
@@ -118,8 +120,8 @@ def draw(pictures: dict, path: Path, columns: int) -> None:
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     for panel in panels:
         panel.axis("off")
-    for panel, (title, each) in zip(panels, pictures.items(), strict=False):
-        panel.imshow(each)
+    for panel, (title, image) in zip(panels, pictures.items(), strict=False):
+        panel.imshow(image)
         panel.set_title(title, fontsize=10)
     figure.savefig(path, dpi=100)
     print(path)

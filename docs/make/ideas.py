@@ -1,4 +1,4 @@
-"""The pictures that explain the idea of each algorithm in docs/, computed by the functions of the scripts themselves.
+"""The pictures that explain the ideas of the algorithms, by the functions of the scripts.
 
 python docs/make/ideas.py            # all of them: docs/figures/idea_SCRIPT.png
 python docs/make/ideas.py ppo pqn    # some
@@ -16,17 +16,17 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import apex_dqn  # noqa: E402
-import dpo_continuous  # noqa: E402
-import dqn  # noqa: E402
-import ppo  # noqa: E402
-import ppo_continuous  # noqa: E402
-import ppo_rnn  # noqa: E402
-import pqn  # noqa: E402
-import rainbow  # noqa: E402
-import reppo  # noqa: E402
-import sac  # noqa: E402
-import td3  # noqa: E402
+import apex_dqn
+import dpo_continuous
+import dqn
+import ppo
+import ppo_continuous
+import ppo_rnn
+import pqn
+import rainbow
+import reppo
+import sac
+import td3
 
 RATIOS = jnp.linspace(0.1, 2.7, 261)
 
@@ -34,15 +34,16 @@ RATIOS = jnp.linspace(0.1, 2.7, 261)
 def panels(count: int):
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     axes = figure.subplots(1, count)
-    for each in np.atleast_1d(axes):
-        each.spines[["top", "right"]].set_visible(False)
+    for panel in np.atleast_1d(axes):
+        panel.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
 def objective(loss, *settings):
-    """What a step with advantage 1, and one with advantage -1, adds to the objective, over the ratio: [2, ratios].
+    """What steps with advantages 1 and -1 add to the objective, over the ratio: [2, ratios].
 
-    Losses normalize the advantages of a batch. A batch of 1 and -1 is normalized, and the other step has a ratio of 1.
+    Losses normalize the advantages of a batch. A batch of 1 and -1 is normalized, and the other
+    step has a ratio of 1.
     """
     advantages = jnp.array([1.0, -1.0])
 
@@ -90,7 +91,7 @@ def ends(length: int, **at):
 
 
 def draw_ppo_continuous():
-    """How much each reward, and the value after each step, count in the advantage of the first step."""
+    """How much the rewards, and the values after the steps, count in the first advantage."""
     figure, axes = panels(2)
     zeros, length = jnp.zeros((30, 1)), 30
     for lam in (0.0, 0.8, 0.95, 1.0):
@@ -229,7 +230,7 @@ def draw_apex_dqn():
 
 
 def draw_rainbow():
-    """A distribution of returns, the same after a reward and a discount, and its projection on the atoms."""
+    """A distribution of returns, after a reward and a discount, and projected on the atoms."""
     figure, axes = panels(3)
     support = jnp.linspace(-2.0, 6.0, 17)
     logits = -jnp.square(support - 2.0) / 2.0
@@ -253,7 +254,7 @@ def draw_rainbow():
 
 
 def draw_ppo_rnn():
-    """How the memory at each step depends on what was observed before, with episodes of different length."""
+    """How memories depend on earlier observations, with episodes of different length."""
     figure, axes = panels(2)
     length, size = 36, 16
     first = jnp.isin(jnp.arange(length), jnp.array([0, 14, 25]))
@@ -364,8 +365,8 @@ def draw_td3():
 
 
 PICTURES = {
-    name.removeprefix("draw_"): each
-    for name, each in dict(globals()).items()
+    name.removeprefix("draw_"): function
+    for name, function in dict(globals()).items()
     if name.startswith("draw_")
 }
 PICTURES.pop("objectives")

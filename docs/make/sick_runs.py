@@ -1,11 +1,12 @@
-"""Healthy and sick trainings of ppo.py on CartPole-v1: the pictures and the numbers of docs/learning_curves.md.
+"""Healthy and sick trainings of ppo.py: pictures and numbers of docs/learning_curves.md.
 
     python docs/make/sick_runs.py
     python docs/make/sick_runs.py --seeds 8 --out runs/sick_runs
 
-Every run uses the defaults of ppo.py except for 1e5 steps and the values in RUNS. All runs train in one compiled
-program, with the same keys. The script writes one picture per run with four metrics and a thin line per seed. It prints
-the medians over seeds at the start, in the middle and at the end of training.
+Every run uses the defaults of ppo.py except for 1e5 steps and the values in RUNS. All runs train in
+one compiled program, with the same keys. The script writes one picture per run with four metrics
+and a thin line per seed. It prints the medians over seeds at the start, in the middle and at the
+end of training.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import ppo  # noqa: E402
+import ppo
 
 RUNS = {
     "healthy": {"lr": 4e-3},
@@ -41,7 +42,7 @@ PANELS = {  # the metrics that are drawn, and the scale of their axes
 
 
 def train(seeds: int) -> tuple[dict, np.ndarray]:
-    """Metrics `[runs, seeds, updates]`, and whether the parameters of a seed are finite, `[runs, seeds]`."""
+    """Metrics [runs, seeds, updates], and whether the parameters are finite, [runs, seeds]."""
     base = ppo.Config(env_name="CartPole-v1", total_timesteps=100_000)
     values = [
         {field: getattr(base, field) for field in ("lr", "ent_coef")} | run for run in RUNS.values()
@@ -59,7 +60,7 @@ def train(seeds: int) -> tuple[dict, np.ndarray]:
 
 
 def bins(values: np.ndarray, width: int = 5) -> np.ndarray:
-    """Means of `width` neighbouring updates, without NaN, which here means that no episode ended."""
+    """Means of `width` neighbouring updates, without NaN, where no episode ended."""
     values = values[:, : values.shape[1] // width * width].reshape(len(values), -1, width)
     known = np.isfinite(values)
     count = known.sum(axis=-1)
@@ -110,10 +111,9 @@ def main():
         run = {metric: values[index] for metric, values in metrics.items()}
         draw(name, run, args.out / f"curves_{name}.png")
         final = bins(run["episodic_return"], run["episodic_return"].shape[1] // 10)[:, -1]
-        print(
-            f"{name}: {RUNS[name]}, {finite[index].sum()} of {args.seeds} seeds with finite parameters"
-        )
-        by_seed = " ".join(f"{each:.0f}" for each in np.sort(final))
+        healthy = f"{finite[index].sum()} of {args.seeds} seeds with finite parameters"
+        print(f"{name}: {RUNS[name]}, {healthy}")
+        by_seed = " ".join(f"{value:.0f}" for value in np.sort(final))
         print(f"  return, last tenth: mean {final.mean():.4g}, by seed {by_seed}")
         for metric in (*PANELS, "explained_variance", "value_loss"):
             curves = bins(run[metric])
@@ -121,9 +121,8 @@ def main():
                 np.median(curves[:, round(at * (curves.shape[1] - 1))])
                 for at in (0.0, 0.1, 0.5, 1.0)
             ]
-            print(
-                f"  {metric}, median at 0, 10, 50 and 100 %: {' '.join(f'{each:.4g}' for each in medians)}"
-            )
+            shown = " ".join(f"{median:.4g}" for median in medians)
+            print(f"  {metric}, median at 0, 10, 50 and 100 %: {shown}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Kill a run at random moments, resume it each time, and compare its end with that of a run left alone.
+"""Kill a run at random moments, resume it, and compare its end with a run left alone.
 
     python tests/stress/kill_and_resume.py sweep      # onejit sweep, in slices
     python tests/stress/kill_and_resume.py train      # onejit train, in slices
 
-Exits with 1 if the two differ in any bit of their results, or if a file is left half written. Each kill is a SIGKILL
-after a random time, up to the time that a start takes and some more seconds. It is a stress test that takes many
-minutes and is random, and therefore stands here and not in tests/, which kill a run at chosen moments.
+Exits with 1 if the two differ in any bit of their results, or if a file is left half written. Each
+kill is a SIGKILL after a random time, up to the time that a start takes and some more seconds. It
+is a stress test that takes many minutes and is random, and therefore stands here and not in tests/,
+which kill a run at chosen moments.
 """
 
 import argparse
@@ -105,10 +106,10 @@ def kill_again_and_again(command, run_dir: Path, kills: int, longest: float) -> 
 
 def differences(run_dir: Path, whole: Path) -> list[str]:
     """Names of what differs: files that are there, arrays, tables."""
-    found = sorted(
+    names = sorted(
         {path.name for path in run_dir.iterdir()} ^ {path.name for path in whole.iterdir()}
     )
-    found += [
+    names += [
         str(path)
         for path in run_dir.rglob("*")
         if path.name.endswith(".partial") or "tmp" in path.name
@@ -116,10 +117,10 @@ def differences(run_dir: Path, whole: Path) -> list[str]:
     for file, load in (("metrics.npz", np.load), ("agent.safetensors", load_file)):
         if (whole / file).exists():
             arrays, others = load(run_dir / file), load(whole / file)
-            found += [name for name in others if arrays[name].tobytes() != others[name].tobytes()]
+            names += [name for name in others if arrays[name].tobytes() != others[name].tobytes()]
     files = ("results.csv", "table.txt", "best.yaml", "config.yaml", "evaluation.npy")
     files = [name for name in files if (whole / name).exists()]
-    return found + [
+    return names + [
         name for name in files if (run_dir / name).read_bytes() != (whole / name).read_bytes()
     ]
 
@@ -155,12 +156,12 @@ def main():
     command += [f"--memory={args.memory}"]
     print(f"left alone: {run_whole(command, folder / 'whole'):.1f} s")
     moments = kill_again_and_again(command, folder / "killed", args.kills, args.longest)
-    print(
-        f"{sum(moments.values())} kills: {', '.join(f'{count} {name}' for name, count in moments.items())}"
-    )
+    counts = ", ".join(f"{count} {name}" for name, count in moments.items())
+    print(f"{sum(moments.values())} kills: {counts}")
     print(f"resumed to the end: {run_whole(command, folder / 'killed'):.1f} s")
-    if found := differences(folder / "killed", folder / "whole"):
-        raise SystemExit(f"differ: {', '.join(found)}; see {folder}")
+    names = differences(folder / "killed", folder / "whole")
+    if names:
+        raise SystemExit(f"differ: {', '.join(names)}; see {folder}")
     print("the same bit for bit, no file left half written")
     shutil.rmtree(folder)
 

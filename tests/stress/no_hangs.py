@@ -1,12 +1,13 @@
-"""Train many agents at once, again and again, each run under a time limit, and count the runs that hang.
+"""Train many agents at once, again and again, and count the runs that hang.
 
     python tests/stress/no_hangs.py                 # as `main` does: no run may hang
     python tests/stress/no_hangs.py --cores 1       # the same on one core
-    python tests/stress/no_hangs.py --nproc 1       # with one thread in XLA's pool, instead of one per core
-    python tests/stress/no_hangs.py --lapack        # the initialization of Flax and nothing else, which does hang
+    python tests/stress/no_hangs.py --nproc 1       # with one thread in XLA's pool
+    python tests/stress/no_hangs.py --lapack        # only Flax's initialization, which does hang
 
-Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See docs/hangs.md. It is a stress test:
-a hang is rare, and to see none takes many minutes and an idle machine. Therefore it stands here and not in tests/.
+Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See docs/hangs.md. It
+is a stress test: a hang is rare, and to see none takes many minutes and an idle machine. Therefore
+it stands here and not in tests/.
 """
 
 import argparse
@@ -43,8 +44,9 @@ def train(seeds: int, args, folder: str) -> float | None:
     if args.nproc:
         environment["NPROC"] = str(args.nproc)
     run_dir = Path(folder, "run")
-    command = [sys.executable, SCRIPT, "--env-name", "Pendulum-v1", "--num-envs", "8", "--num-minibatches", "4",
-               "--total-timesteps", args.timesteps, "--num-seeds", seeds, "--run-dir", run_dir]  # fmt: skip
+    command = [sys.executable, SCRIPT, "--env-name", "Pendulum-v1", "--num-envs", 8]
+    command += ["--num-minibatches", 4, "--total-timesteps", args.timesteps]
+    command += ["--num-seeds", seeds, "--run-dir", run_dir]
     if args.lapack:
         command = [sys.executable, "-c", LAPACK, seeds]
     begun = time.perf_counter()
