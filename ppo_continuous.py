@@ -101,7 +101,8 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "hopper"  # brax or gymnax environment; MODULE:NAME imports MODULE first
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # NAME VALUE ...
+    # parameters of the environment: NAME VALUE ...
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent
     num_steps: int = 64  # steps per environment and update
@@ -119,7 +120,7 @@ class Config:
     normalize_obs: bool = True  # normalize observations by their running mean and variance
     normalize_reward: bool = True  # divide rewards by the running std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
     log_std_init: float = 0.0  # initial log of the policy's standard deviation
 
     def __post_init__(self):
@@ -240,11 +241,10 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     loss = -jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+    approx_kl = (ratio - 1.0 - log_ratio).mean()  # k3 of http://joschu.net/blog/kl-approx.html
     metrics = {
         "policy_loss": loss,
-        "approx_kl": (
-            ratio - 1.0 - log_ratio
-        ).mean(),  # k3 of http://joschu.net/blog/kl-approx.html
+        "approx_kl": approx_kl,
         "clip_fraction": (jnp.abs(ratio - 1.0) > clip_eps).mean(),
     }
     return loss, metrics

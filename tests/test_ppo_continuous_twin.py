@@ -29,14 +29,17 @@ SMALL = script.Config(
     max_grad_norm=0.6,
     log_std_init=-0.5,
 )
-ALL_ON = {"anneal_lr": True, "normalize_obs": True, "normalize_reward": True}
-ALL_OFF = {
-    "anneal_lr": False,
-    "normalize_obs": False,
-    "normalize_reward": False,
-    "max_grad_norm": float("inf"),
-    "vf_clip_eps": float("inf"),
-    "activation": "relu",
+CASES = {
+    "all on": dataclasses.replace(SMALL, anneal_lr=True, normalize_obs=True, normalize_reward=True),
+    "all off": dataclasses.replace(
+        SMALL,
+        anneal_lr=False,
+        normalize_obs=False,
+        normalize_reward=False,
+        max_grad_norm=float("inf"),
+        vf_clip_eps=float("inf"),
+        activation="relu",
+    ),
 }
 
 
@@ -219,6 +222,6 @@ class Twin:
         np.testing.assert_array_equal(*map(jax.random.key_data, (state.key, self.key)))
 
 
-@pytest.mark.parametrize("changes", [ALL_ON, ALL_OFF], ids=["all on", "all off"])
-def test_twin(changes):
-    twin.check(script, dataclasses.replace(SMALL, **changes), Twin)
+@pytest.mark.parametrize("case", CASES)
+def test_twin(case):
+    twin.check(script, CASES[case], Twin)
