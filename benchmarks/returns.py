@@ -30,10 +30,12 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when J
 import gymnasium
 import jax
 import numpy as np
-import returns_page as page
-from returns_page import DATA, ROOT, ROWS
 
-sys.path.insert(0, str(ROOT))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import returns_page as page
+from returns_page import DATA, ROWS
 
 from onejit import files, run_directory, scripts, statistics, text
 from onejit.learning_curve import learning_curve
