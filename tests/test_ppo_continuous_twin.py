@@ -1,4 +1,7 @@
-"""PPO for continuous actions, written plainly: the twin of ppo_continuous.py."""
+"""PPO for continuous actions, written plainly: the twin of ppo_continuous.py.
+
+The twins of ppo.py and dpo_continuous.py differ from it in the policy and in the objective.
+"""
 
 import dataclasses
 
@@ -50,12 +53,14 @@ def gaussian_log_prob(mean, log_std, action):
 
 
 class Twin:
+    script = script
+
     def __init__(self, config, rng):
         self.config = config
-        self.environments = Environments(script, config)
-        networks = script.make_networks(config, self.environments.env, self.environments.env_params)
-        self.actor, self.critic = networks
-        self.act_dim = 2
+        self.environments = Environments(self.script, config)
+        self.actor, self.critic = self.script.make_networks(
+            config, self.environments.env, self.environments.env_params
+        )
 
         actor_key, critic_key, env_key, self.key = jax.random.split(rng, 4)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
@@ -70,10 +75,21 @@ class Twin:
         self.discounted_return = np.zeros(config.num_envs)
         self.update_count = 0
 
-    def policy(self, params, obs):
-        """Mean and log of the standard deviation of the action."""
+    def mean_and_log_std(self, params, obs):
+        """Of the Gaussian from which the policy draws actions."""
         distribution = self.actor.apply(params["actor"], obs)
         return distribution.loc, jnp.log(distribution.scale_diag)
+
+    def act(self, key, obs):
+        """An action for each environment, and the log-probability of each."""
+        mean, log_std = self.mean_and_log_std(self.params, obs)
+        action = mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+        return action, gaussian_log_prob(mean, log_std, action)
+
+    def log_prob_and_entropy(self, params, obs, action):
+        mean, log_std = self.mean_and_log_std(params, obs)
+        entropy = (0.5 * jnp.log(2 * jnp.pi * jnp.e) + log_std).sum(axis=-1)
+        return gaussian_log_prob(mean, log_std, action), entropy.mean()
 
     def value(self, params, obs):
         return self.critic.apply(params["critic"], jnp.asarray(obs, jnp.float32))
@@ -90,11 +106,7 @@ class Twin:
                 obs = self.obs_statistics.normalize(obs)
 
             obs = jnp.asarray(obs, jnp.float32)
-            mean, log_std = self.policy(self.params, obs)
-            noise = jax.random.normal(action_key, (config.num_envs, self.act_dim))
-            action = mean + jnp.exp(log_std) * noise
-            log_prob = gaussian_log_prob(mean, log_std, action)
-
+            action, log_prob = self.act(action_key, obs)
             env_keys = jax.random.split(env_key, config.num_envs)
             reward, terminated, truncated, next_obs = self.environments.step(env_keys, action)
             if config.normalize_obs:
@@ -144,19 +156,24 @@ class Twin:
         for step in steps:
             step["target"] = step["advantage"] + step["value"]
 
+    def objective(self, ratio, advantage):
+        """Equation 7 of arXiv 1707.06347, written by the sign of the advantage."""
+        clip_eps = self.config.clip_eps
+        gain = jnp.minimum(ratio, 1 + clip_eps) * advantage
+        loss = jnp.maximum(ratio, 1 - clip_eps) * advantage
+        clip_fraction = (jnp.abs(ratio - 1) > clip_eps).mean()
+        return jnp.where(advantage > 0, gain, loss), {"clip_fraction": clip_fraction}
+
     def loss(self, params, batch):
-        """Equation 9 of arXiv 1707.06347, negated, with equation 7 for the policy."""
+        """Equation 9 of arXiv 1707.06347, negated."""
         config = self.config
-        mean, log_std = self.policy(params, batch["obs"])
-        log_ratio = gaussian_log_prob(mean, log_std, batch["action"]) - batch["log_prob"]
+        log_prob, entropy = self.log_prob_and_entropy(params, batch["obs"], batch["action"])
+        log_ratio = log_prob - batch["log_prob"]
         ratio = jnp.exp(log_ratio)
         advantage = batch["advantage"] - jnp.mean(batch["advantage"])
         advantage = advantage / (jnp.std(batch["advantage"]) + 1e-8)
-        objective = jnp.where(
-            advantage > 0,
-            jnp.minimum(ratio, 1 + config.clip_eps) * advantage,
-            jnp.maximum(ratio, 1 - config.clip_eps) * advantage,
-        ).mean()
+        objectives, metrics = self.objective(ratio, advantage)
+        policy_loss = -objectives.mean()
 
         value = self.value(params, batch["obs"])
         change = jnp.clip(value - batch["value"], -config.vf_clip_eps, config.vf_clip_eps)
@@ -164,14 +181,12 @@ class Twin:
         clipped_errors = (batch["value"] + change - batch["target"]) ** 2
         value_loss = 0.5 * jnp.maximum(errors, clipped_errors).mean()
 
-        entropy = (0.5 * jnp.log(2 * jnp.pi * jnp.e) + log_std).sum(axis=-1).mean()
-        loss = -objective + config.vf_coef * value_loss - config.ent_coef * entropy
-        metrics = {
-            "policy_loss": -objective,
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+        metrics |= {
+            "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
             "approx_kl": (ratio - 1 - log_ratio).mean(),
-            "clip_fraction": (jnp.abs(ratio - 1) > config.clip_eps).mean(),
         }
         return loss, metrics
 

@@ -1,0 +1,71 @@
+"""PPO for discrete actions, written plainly: the twin of ppo.py.
+
+It is the twin of ppo_continuous.py with another policy.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+import test_ppo_continuous_twin as continuous
+from support import twin
+
+import ppo as script
+
+SMALL = script.Config(
+    env_name="WalkDiscrete",
+    num_envs=2,
+    num_steps=6,
+    update_epochs=2,
+    num_minibatches=3,
+    hidden_sizes=(8,),
+    total_timesteps=2 * 6 * 3 + 1,  # three updates
+    lr=3e-2,
+    gamma=0.9,
+    gae_lambda=0.8,
+    clip_eps=0.1,
+    vf_clip_eps=0.05,
+    ent_coef=0.03,
+    vf_coef=0.7,
+    max_grad_norm=0.6,
+)
+CASES = {
+    "all on": dataclasses.replace(SMALL, anneal_lr=True, normalize_obs=True, normalize_reward=True),
+    "all off": dataclasses.replace(
+        SMALL,
+        anneal_lr=False,
+        normalize_obs=False,
+        normalize_reward=False,
+        max_grad_norm=float("inf"),
+        vf_clip_eps=float("inf"),
+        activation="relu",
+        buffer_dtype="bfloat16",
+    ),
+}
+
+
+class Twin(continuous.Twin):
+    script = script
+
+    def log_probs(self, params, obs):
+        """The log-probability of each action, [..., num_actions]."""
+        logits = self.actor.apply(params["actor"], obs).logits
+        return logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+    def act(self, key, obs):
+        log_probs = self.log_probs(self.params, obs)
+        gumbel = jax.random.gumbel(key, log_probs.shape)
+        action = jnp.argmax(log_probs + gumbel, axis=-1)  # a sample of the policy
+        return action, log_probs[jnp.arange(len(action)), action]
+
+    def log_prob_and_entropy(self, params, obs, action):
+        log_probs = self.log_probs(params, obs)
+        entropy = -(jnp.exp(log_probs) * log_probs).sum(axis=-1)
+        action = action.astype(int)
+        return log_probs[jnp.arange(len(action)), action], entropy.mean()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twin(case):
+    twin.check(script, CASES[case], Twin)
