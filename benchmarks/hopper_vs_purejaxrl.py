@@ -3,11 +3,12 @@
     git clone https://github.com/luchris429/purejaxrl
     python benchmarks/hopper_vs_purejaxrl.py purejaxrl --seeds 32
 
-Trains the same number of seeds with each and compares the mean return of the episodes that ended in the last tenth of
-training; they are written to a file after every slice of seeds, and a second call goes on from there. PureJaxRL runs
-from its own files; where --hidden is not its 256, a network of the same layers and the other size is put in its place.
-Its layers start from this repository's `orthogonal`, because flax's can hang under `vmap` on CPUs.
-Speed is compared by benchmarks/speed.py.
+Trains the same number of seeds with each and compares the mean return of the episodes that ended in
+the last tenth of training; they are written to a file after every slice of seeds, and a second call
+goes on from there. PureJaxRL runs from its own files; where --hidden is not its 256, a network of
+the same layers and the other size is put in its place. Its layers start from this repository's
+`orthogonal`, because flax's can hang under `vmap` on CPUs. Speed is compared by
+benchmarks/speed.py.
 """
 
 import argparse
@@ -29,8 +30,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import ppo_continuous  # noqa: E402
-from onejit import statistics  # noqa: E402
+import ppo_continuous
+from onejit import statistics
 
 SETTINGS = dict(  # PureJaxRL's own
     num_envs=2048, num_steps=10, update_epochs=4, num_minibatches=32, lr=3e-4, anneal_lr=False, gamma=0.99,

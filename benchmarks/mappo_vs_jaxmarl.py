@@ -11,18 +11,19 @@
 | cramped_room | baselines/IPPO/ippo_ff_overcooked.py |
 | smax_3m, smax_2s3z | baselines/MAPPO/mappo_rnn_smax.py |
 
-mappo.py takes its settings from configs/mappo/SCENARIO.yaml, and JaxMARL's own config has the same values. The number
-of steps, the layout, and the fraction of the training with shaped rewards (one half) are passed to both. Seeds train
-one after the other on one device. The exploring policy's return and, in SMAX, the fraction of battles that it wins
-are means over the updates in the last tenth of the training. Speed is in steps per second of processor time. Results
-are written to a file after every seed, and a second call continues from it. `--arms jaxmarl` trains JaxMARL's agents
+mappo.py takes its settings from configs/mappo/SCENARIO.yaml, and JaxMARL's own config has the same
+values. The number of steps, the layout, and the fraction of the training with shaped rewards (one
+half) are passed to both. Seeds train one after the other on one device. The exploring policy's
+return and, in SMAX, the fraction of battles that it wins are means over the updates in the last
+tenth of the training. Speed is in steps per second of processor time. Results are written to a file
+after every seed, and a second call continues from it. `--arms jaxmarl` trains JaxMARL's agents
 alone.
 
-JaxMARL's files run unchanged. Three modules that they import are replaced: hydra and omegaconf, which they need only
-for their command lines, and wandb, through which they report metrics. JaxMARL logs the returns of MPE multiplied by the
-number of agents, and this script divides them by it. Two differences remain beside those in docs/mappo.md. JaxMARL's
-policies do not see the number of their agent, and its critic sees it only in SMAX. JaxMARL has one more dense layer
-after the GRU.
+JaxMARL's files run unchanged. Three modules that they import are replaced: hydra and omegaconf,
+which they need only for their command lines, and wandb, through which they report metrics. JaxMARL
+logs the returns of MPE multiplied by the number of agents, and this script divides them by it. Two
+differences remain beside those in docs/mappo.md. JaxMARL's policies do not see the number of their
+agent, and its critic sees it only in SMAX. JaxMARL has one more dense layer after the GRU.
 """
 
 import argparse
@@ -44,8 +45,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import mappo  # noqa: E402
-from onejit import runs, statistics  # noqa: E402
+import mappo
+from onejit import run_directory, statistics
 
 SMAX = "MAPPO/mappo_rnn_smax", "mappo_homogenous_rnn_smax"
 PEERS = {  # JaxMARL's script, its config, and what its logged return is divided by
@@ -125,7 +126,7 @@ def main():
         "--out", default="", help="file for the results; named after the settings by default"
     )
     args = parser.parse_args()
-    config = runs.read_config(mappo, ROOT / f"configs/mappo/{args.scenario}.yaml")
+    config = run_directory.read_config(mappo, ROOT / f"configs/mappo/{args.scenario}.yaml")
     args.steps, args.smax = args.steps or config.total_timesteps, args.scenario.startswith("smax")
     args.config = dataclasses.replace(config, total_timesteps=args.steps)
     file = Path(

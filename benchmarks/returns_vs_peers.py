@@ -1,149 +1,353 @@
-"""Compare the returns of the scripts with their peers' own code, at the peers' hyperparameters and seed by seed.
+"""Compare the returns of the scripts with their peers' own code, at the peers' hyperparameters.
 
     git clone https://github.com/luchris429/purejaxrl
     git clone https://github.com/mttga/purejaxql
+    git clone https://github.com/FLAIROx/JaxMARL
     pip install --target deps --no-deps flashbax rejax
-    PYTHONPATH=deps python benchmarks/returns_vs_peers.py --purejaxrl purejaxrl --purejaxql purejaxql
-    PYTHONPATH=deps python benchmarks/returns_vs_peers.py sac td3 --seeds 8
+    PYTHONPATH=deps python benchmarks/returns_vs_peers.py --purejaxrl purejaxrl \\
+        --purejaxql purejaxql --jaxmarl JaxMARL
+    PYTHONPATH=deps python benchmarks/returns_vs_peers.py sac td3 --seeds 16
+    python benchmarks/returns_vs_peers.py smax_3m --jaxmarl JaxMARL --seeds 5 --peer-only
 
-Rows: ppo (CartPole-v1), ppo_minatar (Breakout) and dqn against PureJaxRL; pqn against PureJaxQL; sac and td3
-(Pendulum-v1) against rejax. Both contestants have the settings of benchmarks/speed.py, which also loads the peers'
-files and says what is put back in them for newer packages. After training, each agent plays 64 greedy episodes in the
-gymnax environment, the same episodes for all agents. Results go into --out after every row, and rows that are in it
-are not measured again.
+| rows | peer's code | return |
+|---|---|---|
+| ppo (CartPole-v1), ppo_minatar (Breakout), dqn (CartPole-v1) | PureJaxRL | greedy |
+| pqn (CartPole-v1) | PureJaxQL | greedy |
+| sac, td3 (Pendulum-v1) | rejax | greedy |
+| hopper (brax's, spring; networks of 64 x 64) | PureJaxRL, ppo_continuous_action.py | final |
+| simple_spread | JaxMARL, baselines/IPPO/ippo_ff_mpe.py | final |
+| cramped_room | JaxMARL, baselines/IPPO/ippo_ff_overcooked.py | final |
+| smax_3m (1e6 steps), smax_2s3z (5e5) | JaxMARL, baselines/MAPPO/mappo_rnn_smax.py | final |
+
+Seeds train one after the other on one device. A greedy return is the mean over 64 greedy episodes
+after training, which are the same for all agents. A final return is the mean return of the
+exploring policy in the last tenth of training; for SMAX the fraction of battles won is added.
+benchmarks/peers.py loads the peers' files and says what is put back in them for newer packages.
+
+In the rows of JaxMARL, mappo.py takes its settings from configs/mappo/ROW.yaml, and JaxMARL's own
+config has the same values. The number of steps, the layout, and the fraction of the training with
+shaped rewards (one half) are passed to both. JaxMARL logs the returns of MPE multiplied by the
+number of agents, and this script divides them by it. Two differences remain in addition to those in
+docs/mappo.md. JaxMARL's policies do not see the number of their agent, and its critic sees it only
+in SMAX. JaxMARL has one more dense layer after the GRU.
+
+Results are written into --out after every seed, and a second call continues from there.
 """
 
 import argparse
-import importlib
+import dataclasses
 import json
 import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
 
+import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
+import numpy as np
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import speed  # noqa: E402
+import peers
 
-from onejit import statistics  # noqa: E402
+from onejit import run_directory, statistics
 
-STEPS = {
-    "ppo": 500_000,
-    "ppo_minatar": 1_000_000,
-    "dqn": 500_000,
-    "pqn": 500_000,
-    "sac": 20_000,
-    "td3": 20_000,
-}
-ENVIRONMENTS = {"ppo_minatar": "Breakout-MinAtar", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
-PEERS = {"ppo": "PureJaxRL", "ppo_minatar": "PureJaxRL", "dqn": "PureJaxRL", "pqn": "PureJaxQL"}
 EPISODES = 64
 
-made = []  # the scripts and configs that speed.py's rows have made
+# --- greedy returns ---
 
 
-def script_training(script: str, steps: int, **settings):
-    module = importlib.import_module(script)
-    made.append((module, module.Config(total_timesteps=steps, **settings)))
-    return module.make_train(made[-1][1])
+class Greedy(NamedTuple):
+    environment: str
+    steps: int
+    peer: str
 
 
-speed.script_training, speed.metrics_of = (
-    script_training,
-    lambda train: train,
-)  # with the networks, not the metrics alone
+GREEDY = {
+    "ppo": Greedy("CartPole-v1", 500_000, "PureJaxRL"),
+    "ppo_minatar": Greedy("Breakout-MinAtar", 1_000_000, "PureJaxRL"),
+    "dqn": Greedy("CartPole-v1", 500_000, "PureJaxRL"),
+    "pqn": Greedy("CartPole-v1", 500_000, "PureJaxQL"),
+    "sac": Greedy("Pendulum-v1", 20_000, "rejax"),
+    "td3": Greedy("Pendulum-v1", 20_000, "rejax"),
+}
 
 
-def our_policy(out):
-    module, config = made[-1]
-    start, act = module.make_policy(config)
-    return lambda obs: act(out["runner_state"].agent, start(), obs)[0]
+def greedy_row(name: str, options):
+    """`{contestant: run}`, where `run(seed)` returns what it reaches; None without the peer."""
+    row = GREEDY[name]
+    ours, theirs = getattr(peers, name)(options, row.steps)
+    if theirs is None:
+        return None
+    script_env = ours.script.make_env(ours.config)  # its actions are in [-1, 1]
+    peer_env = gymnax.make(row.environment)
+    return {
+        "onejit": greedy_run(ours, partial(script_policy, ours), script_env),
+        row.peer: greedy_run(theirs, partial(peer_policy, name, options, theirs), peer_env),
+    }
+
+
+def greedy_run(train, policy_of, env):
+    @jax.jit
+    def train_and_play(key):
+        return greedy_return(policy_of(train(key)), *env)
+
+    return lambda seed: {"return": train_and_play(jax.random.PRNGKey(seed))}
+
+
+def script_policy(training, out):
+    start, act = training.script.make_policy(training.config)
+
+    def policy(obs):
+        action, _ = act(out["runner_state"].agent, start(), obs)
+        return action
+
+    return policy
 
 
 def peer_policy(name: str, options, theirs, out):
     """The peer's greedy action, by its own network and the parameters that it returns."""
-    if name in ("sac", "td3"):
+    if name == "sac":
         actor = theirs.actor
-        if name == "td3":
-            return lambda obs: actor.apply(out[0], obs[None])[0]
-        return lambda obs: (
-            actor.action_scale
-            * jnp.tanh(actor.apply(out[0], obs[None], method="_action_dist").mode()[0])
-        )
+
+        def policy(obs):
+            distribution = actor.apply(out[0], obs[None], method="_action_dist")
+            return actor.action_scale * jnp.tanh(distribution.mode()[0])
+
+        return policy
+    if name == "td3":
+        return lambda obs: theirs.actor.apply(out[0], obs[None])[0]
+
     state = out["runner_state"][0]
-    num_actions = gymnax.make(ENVIRONMENTS.get(name, "CartPole-v1"))[0].num_actions
+    num_actions = gymnax.make(GREEDY[name].environment)[0].num_actions
     if name == "dqn":
-        network = speed.load(options.purejaxrl / "purejaxrl/dqn.py", "peer_dqn").QNetwork(
-            num_actions
-        )
+        module = peers.load(options.purejaxrl / "purejaxrl" / "dqn.py", "peer_dqn")
+        network = module.QNetwork(num_actions)
         return lambda obs: network.apply(state.params, obs).argmax()
     if name == "pqn":
-        module = speed.load(options.purejaxql / "purejaxql/pqn_gymnax.py", "peer_pqn")
+        module = peers.load(options.purejaxql / "purejaxql" / "pqn_gymnax.py", "peer_pqn")
         network = module.QNetwork(num_actions, hidden_size=256)
         variables = {"params": state.params, "batch_stats": state.batch_stats}
         return lambda obs: network.apply(variables, obs[None], train=False)[0].argmax()
-    network = speed.load(options.purejaxrl / "purejaxrl/ppo.py", "peer_ppo").ActorCritic(
-        num_actions, activation="relu" if name == "ppo_minatar" else "tanh"
-    )
+    module = peers.load(options.purejaxrl / "purejaxrl" / "ppo.py", "peer_ppo")
+    activation = "relu" if name == "ppo_minatar" else "tanh"
+    network = module.ActorCritic(num_actions, activation=activation)
     return lambda obs: network.apply(state.params, obs.ravel())[0].mode()
 
 
-def greedy_return(policy, env, params):
+def greedy_return(policy, env, env_params):
     """The mean return of greedy episodes, which begin from the same keys for all agents."""
 
     def episode(key):
         reset_key, key = jax.random.split(key)
-        obs, state = env.reset(reset_key, params)
+        obs, state = env.reset(reset_key, env_params)
 
         def step(carry, key):
             obs, state, total, ended = carry
-            obs, state, reward, terminated, truncated, _ = env.step(key, state, policy(obs), params)
-            return (
-                obs,
-                state,
-                total + jnp.where(ended, 0.0, reward),
-                ended | terminated | truncated,
-            ), None
+            obs, state, reward, terminated, truncated, _ = env.step(
+                key, state, policy(obs), env_params
+            )
+            total += jnp.where(ended, 0.0, reward)
+            return (obs, state, total, ended | terminated | truncated), None
 
-        keys = jax.random.split(key, params.max_steps_in_episode)
-        return jax.lax.scan(step, (obs, state, 0.0, jnp.array(False)), keys)[0][2]
+        keys = jax.random.split(key, env_params.max_steps_in_episode)
+        carry, _ = jax.lax.scan(step, (obs, state, 0.0, jnp.array(False)), keys)
+        _, _, total, _ = carry
+        return total
 
     return jax.vmap(episode)(jax.random.split(jax.random.PRNGKey(1), EPISODES)).mean()
 
 
-def measure(name: str, options):
-    """`{contestant: greedy return of each seed}`, or None where the peer is not there."""
-    made.clear()
-    ours, theirs = speed.ROWS[name][0](options, STEPS[name])
-    if theirs is None:
+# --- final returns ---
+
+
+def script_run(train, names=("return",)):
+    """The final return of a script, and for teams the fraction of games won."""
+    train_metrics = jax.jit(lambda key: train(key)["metrics"])
+    metric = {"return": "episodic_return", "win_rate": "win_rate"}
+
+    def run(seed):
+        metrics = {
+            name: np.asarray(x)[None] for name, x in train_metrics(jax.random.key(seed)).items()
+        }
+        return {
+            name: statistics.final_return(metrics | {"episodic_return": metrics[metric[name]]})[0]
+            for name in names
+        }
+
+    return run
+
+
+HOPPER_STEPS = 2_000_000
+
+
+class SmallActorCritic(nn.Module):
+    """PureJaxRL's actor and critic with layers of 64: a `MultivariateNormalDiag` and a value."""
+
+    action_dim: int
+    activation: str
+
+    @nn.compact
+    def __call__(self, obs):
+        from ppo_continuous import Actor, Critic
+
+        layers = {"hidden_sizes": (64, 64), "activation": self.activation}
+        policy = Actor(self.action_dim, **layers, log_std_init=0.0)(obs)
+        return policy, Critic(**layers)(obs)
+
+
+def hopper_row(options):
+    if not options.purejaxrl:
         return None
-    module, config = made[-1]
-    own = module.make_env(config)  # actions of a script are in [-1, 1]
-    raw = gymnax.make(ENVIRONMENTS.get(name, "CartPole-v1"))
-    peer_actions = partial(peer_policy, name, options, theirs)
-    contestants = {
-        "onejit": (ours, our_policy, own),
-        PEERS.get(name, "rejax"): (theirs, peer_actions, raw),
+    ours = peers.Training(
+        "ppo_continuous",
+        HOPPER_STEPS,
+        env_name="hopper",
+        env_params={"backend": "spring"},
+        hidden_sizes=(64, 64),
+        **peers.BRAX,
+    )
+    module = peers.load_ppo_continuous(options)
+    module.BraxGymnaxWrapper = partial(module.BraxGymnaxWrapper, backend="spring")
+    module.ActorCritic = SmallActorCritic
+    peer = module.make_train(peers.ppo_continuous_config(HOPPER_STEPS, "hopper"))
+
+    @jax.jit
+    def train_peer(key):
+        info = peer(key)["metrics"]  # [updates, steps, environments]
+        ended = info["returned_episode"]
+        returns = jnp.where(ended, info["returned_episode_returns"], 0.0)
+        return ended.sum((1, 2)), returns.sum((1, 2)) / ended.sum((1, 2))
+
+    def run(seed):
+        episodes, returns = train_peer(jax.random.PRNGKey(seed))
+        metrics = {"episodes": episodes[None], "episodic_return": returns[None]}
+        return {"return": statistics.final_return(jax.tree.map(np.asarray, metrics))[0]}
+
+    return {"onejit": script_run(ours), "PureJaxRL": run}
+
+
+class Team(NamedTuple):
+    file: str  # of JaxMARL, in baselines/
+    config: str
+    steps: int | None = None  # those of configs/mappo where not given
+    agents: int = 1  # by which the logged return is multiplied
+
+
+SMAX = ("MAPPO/mappo_rnn_smax.py", "mappo_homogenous_rnn_smax")
+TEAMS = {
+    "simple_spread": Team("IPPO/ippo_ff_mpe.py", "ippo_ff_mpe", agents=3),
+    "cramped_room": Team("IPPO/ippo_ff_overcooked.py", "ippo_ff_overcooked"),
+    "smax_3m": Team(*SMAX, steps=1_000_000),
+    "smax_2s3z": Team(*SMAX, steps=500_000),
+}
+
+
+def team_config(name: str):
+    import mappo
+
+    config = run_directory.read_config(mappo, ROOT / "configs" / "mappo" / f"{name}.yaml")
+    steps = TEAMS[name].steps or config.total_timesteps
+    return dataclasses.replace(config, total_timesteps=steps)
+
+
+def team_row(name: str, options):
+    if not options.jaxmarl:
+        return None
+    import mappo
+
+    config = team_config(name)
+    names = ("return", "win_rate") if name.startswith("smax") else ("return",)
+    return {
+        "onejit": script_run(mappo.make_train(config), names),
+        "JaxMARL": jaxmarl_run(name, options.jaxmarl / "baselines", config.total_timesteps),
     }
-    found = {}
-    for each, (train, policy, env) in contestants.items():
-        run = jax.jit(
-            lambda key, train=train, policy=policy, env=env: greedy_return(policy(train(key)), *env)
-        )
-        found[each] = [
-            round(float(run(jax.random.PRNGKey(seed))), 4) for seed in range(options.seeds)
-        ]
-        print(
-            f"{name}, {each}: {statistics.show(*statistics.mean_interval(found[each]))}", flush=True
-        )
-    return found
+
+
+def jaxmarl_run(name: str, baselines: Path, steps: int):
+    team = TEAMS[name]
+    module = peers.load(baselines / team.file, "jaxmarl_team")
+    file = (baselines / team.file).parent / "config" / f"{team.config}.yaml"
+    settings = yaml.safe_load(file.read_text()) | {"TOTAL_TIMESTEPS": steps}
+    if name == "cramped_room":
+        settings["ENV_KWARGS"] = {"layout": module.overcooked_layouts["cramped_room"]}
+        settings["REW_SHAPING_HORIZON"] = steps / 2
+    if name.startswith("smax"):
+        settings["MAP_NAME"] = name.removeprefix("smax_")
+    logged = []  # through W&B, whose module is a stub
+    sys.modules["wandb"].log = logged.append
+    train = jax.jit(module.make_train(settings))
+
+    def run(seed):
+        logged.clear()
+        out = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
+        jax.effects_barrier()
+        if not name.startswith("smax"):
+            returns = np.array(out["metrics"]["returned_episode_returns"]) / team.agents
+            return {"return": last_tenth(returns)}
+        updates = sorted(logged, key=lambda entry: int(entry["env_step"]))
+        return {
+            "return": last_tenth([float(entry["returns"]) for entry in updates]),
+            "win_rate": last_tenth([float(entry["win_rate"]) for entry in updates]),
+        }
+
+    return run
+
+
+def last_tenth(values) -> float:
+    """The mean over the updates in the last tenth of training."""
+    return np.nanmean(values[len(values) * 9 // 10 :])
+
+
+# --- the command ---
+
+ROWS = [*GREEDY, "hopper", *TEAMS]
+
+
+def make_row(name: str, options):
+    if name in GREEDY:
+        return greedy_row(name, options)
+    if name == "hopper":
+        return hopper_row(options)
+    return team_row(name, options)
+
+
+def task_of(name: str) -> dict:
+    """The environment and the steps of a row."""
+    if name in GREEDY:
+        return {"environment": GREEDY[name].environment, "steps": GREEDY[name].steps}
+    if name == "hopper":
+        return {"environment": "hopper, spring", "steps": HOPPER_STEPS}
+    return {"environment": name, "steps": team_config(name).total_timesteps}
+
+
+def measure(name: str, contestants: dict, num_seeds: int, results: dict, file: Path) -> None:
+    """Train the seeds that are not in `results`, and keep them in the file."""
+    row = results.setdefault(name, task_of(name))
+    for seed in range(num_seeds):
+        for contestant, run in contestants.items():
+            if seed < len(row.get("returns", {}).get(contestant, [])):
+                continue
+            reached = {kind: round(float(value), 4) for kind, value in run(seed).items()}
+            for kind, value in reached.items():
+                of_kind = row.setdefault("returns" if kind == "return" else kind, {})
+                of_kind.setdefault(contestant, []).append(value)
+            file.write_text(json.dumps(results, indent=1) + "\n")
+            print(f"{name}, {contestant}, seed {seed}: {reached}", flush=True)
+
+
+def show(name: str, row: dict) -> None:
+    for kind in ("returns", "win_rate"):
+        for contestant, values in row.get(kind, {}).items():
+            mean = statistics.show(*statistics.mean_interval(values))
+            print(f"{name}, {contestant}, {kind}: {mean}, worst {min(values):.4g}", flush=True)
 
 
 def main():
@@ -151,33 +355,26 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(STEPS)}; all where none is given"
+        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; by default all"
     )
-    parser.add_argument("--purejaxrl", type=Path, help="a clone of the repository")
-    parser.add_argument("--purejaxql", type=Path, help="a clone of the repository")
+    peers.add_flags(parser)
     parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--peer-only", action="store_true", help="do not train the script")
     parser.add_argument("--out", type=Path, default=Path("returns_vs_peers.json"))
     options = parser.parse_args()
-    if unknown := set(options.rows) - set(STEPS):
-        parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(STEPS)}")
-    for path in (options.purejaxrl, options.purejaxql):
-        if path and not path.exists():
-            parser.error(f"{path}: is not there")
-    done = json.loads(options.out.read_text()) if options.out.exists() else {}
-    for name in options.rows or STEPS:
-        if name in done and len(done[name]["returns"]["onejit"]) >= options.seeds:
-            print(f"{name}: is in {options.out} already", flush=True)
+    unknown = set(options.rows) - set(ROWS)
+    if unknown:
+        parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for name in options.rows or ROWS:
+        contestants = make_row(name, options)
+        if contestants is None:
+            print(f"{name}: left out, its peer is not here: see --help", flush=True)
             continue
-        returns = measure(name, options)
-        if returns is None:
-            print(f"{name}: left out, its peer is not here: --help names what it needs", flush=True)
-            continue
-        done[name] = {
-            "environment": ENVIRONMENTS.get(name, "CartPole-v1"),
-            "steps": STEPS[name],
-            "returns": returns,
-        }
-        options.out.write_text(json.dumps(done, indent=1) + "\n")
+        if options.peer_only:
+            del contestants["onejit"]
+        measure(name, contestants, options.seeds, results, options.out)
+        show(name, results[name])
 
 
 if __name__ == "__main__":

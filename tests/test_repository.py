@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.files import ROOT, repository_files
 
-from onejit import runs
+from onejit import run_directory
 
 SYNC = ROOT / "tests" / "sync_blocks.py"
 MASTER = ROOT / "ppo_continuous.py"
@@ -312,6 +312,6 @@ def test_config_can_be_run(path):
     assert path.parent.parent == ROOT / "configs"
     assert path.parent.name in {file.stem for file in SCRIPTS}, "no such script"
     script = importlib.import_module(path.parent.name)
-    config = runs.read_config(script, path)
+    config = run_directory.read_config(script, path)
     assert yaml.safe_load(path.read_text()), "sets nothing"
     assert config.num_updates > 0

@@ -26,7 +26,7 @@ from PIL import Image, ImageDraw, ImageFont
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from onejit import configs, files, render, run_directory, scripts, statistics, train
+from onejit import files, render, run_directory, scripts, statistics, train
 
 CONFIGS = ROOT / "configs"
 SIZE = 300  # pixels of a square picture
@@ -91,7 +91,7 @@ def breakout_frames(count: int):
 def grid_world_frames(count: int):
     """`(caption, picture)` of the largest value of each cell, at logarithmically spaced steps."""
     script = scripts.load_script("q_learning_gridworld")
-    config = configs.read_config(script, CONFIGS / "q_learning_gridworld" / "walls.yaml")
+    config = run_directory.read_config(script, CONFIGS / "q_learning_gridworld" / "walls.yaml")
     config = dataclasses.replace(config, num_steps=100)
     env, _ = script.make_env(config)
     init, update = map(jax.jit, script.make_learner(config))
