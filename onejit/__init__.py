@@ -1,4 +1,4 @@
-"""onejit for operators: one command that trains, resumes, sweeps, compares and renders agents of the scripts.
+"""onejit for operators: one command that trains, sweeps, compares and renders agents.
 
 The scripts themselves never import this package.
 """

@@ -1,16 +1,17 @@
 """onejit: train, sweep, compare and watch the agents of single-file reinforcement-learning scripts.
 
     onejit new ppo_continuous my_algorithm.py         start a project from a script
-    onejit train ppo --num-seeds 64                   train, with checkpoints; --resume RUN_DIR continues a run
+    onejit train ppo --num-seeds 64                   train; --resume RUN_DIR continues a run
     onejit sweep ppo --lr 1e-4 1e-3 --num-seeds 16    hyperparameter search in one compiled program
     onejit list                                       the runs in runs/, with their state and return
     onejit compare RUN_DIR RUN_DIR                    statistics over seeds with intervals
-    onejit render RUN_DIR                             an episode as GIF, MP4 or HTML; a board game as SVG
+    onejit render RUN_DIR                             an episode as GIF, MP4, HTML or SVG
     onejit play RUN_DIR                               play a board game against an agent
-    onejit plan ppo --gpu h100                        memory, kernels and time on a GPU, estimated without one
+    onejit plan ppo --gpu h100                        memory and time on a GPU, without one
     onejit export RUN_DIR                             write a folder for a model hub
 
-`onejit COMMAND --help` describes a command. `onejit train ppo --help` also lists the flags of ppo.py.
+`onejit COMMAND --help` describes a command. `onejit train ppo --help` also lists the flags of
+ppo.py.
 """
 
 import importlib
@@ -19,43 +20,59 @@ import re
 import sys
 
 COMMANDS = re.findall(r"(?m)^    onejit (\w+)", __doc__)
+WITH_FLAGS_OF_SCRIPTS = ("train", "sweep", "plan")
+
+
+def prepare_planning() -> None:
+    """Set what JAX reads when it is imported: `onejit plan` needs no GPU."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    # a cached program cannot be read again without the GPU
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    # autotuning would need the GPU
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0"
+
+
+def run_command(name: str, words: list[str]) -> None:
+    """Run a command. Raises ValueError if there is no such command."""
+    if name not in COMMANDS:
+        from onejit.text import nearest
+
+        known = ", ".join(COMMANDS)
+        raise ValueError(f"{name}: is not a command; commands are {known}{nearest(name, COMMANDS)}")
+    module = importlib.import_module(f"onejit.{name}")
+    if name not in WITH_FLAGS_OF_SCRIPTS:
+        from onejit.command_line import parse
+
+        parse(module.main, words, description=module.__doc__)
+    elif words[:1] in (["-h"], ["--help"]):
+        print(module.__doc__)  # the flags depend on the script
+        sys.exit()
+    else:
+        module.main(words)
 
 
 def main(words=None) -> None:
-    """Run a command. A user's mistake prints one line on standard error and exits with code 2."""
+    """Run a command. A user's mistake is one line on standard error and exit code 2."""
     words = sys.argv[1:] if words is None else [str(word) for word in words]
     if words[:1] in ([], ["-h"], ["--help"]):
-        raise SystemExit(print(__doc__))
+        print(__doc__)
+        sys.exit()
     if words == ["--version"]:
         from onejit import __version__
 
-        raise SystemExit(print(__version__))
+        print(__version__)
+        sys.exit()
     name = words[0]
-    if name == "plan":  # JAX reads these when it is imported. Autotuning would need the GPU.
-        os.environ |= {
-            "JAX_PLATFORMS": "cpu",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        }
-        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = (
-            "false"  # a cached program cannot be read again without the GPU
-        )
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
-    from onejit import command_line
+    if name == "plan":
+        prepare_planning()
+    from onejit.errors import errors_in_one_line
 
-    with command_line.errors_in_one_line(f"onejit {name}" if name in COMMANDS else "onejit"):
-        if name not in COMMANDS:
-            known = ", ".join(COMMANDS)
-            raise ValueError(
-                f"{name}: is not a command; commands are {known}{command_line.nearest(name, COMMANDS)}"
-            )
-        module = importlib.import_module(f"onejit.{name}")
-        if name not in ("train", "sweep", "plan"):
-            command_line.parse(module.main, words[1:], description=module.__doc__)
-        elif words[1:2] in (["-h"], ["--help"]):
-            raise SystemExit(print(module.__doc__))  # the flags depend on the script
-        else:
-            module.main(words[1:])
+    tool = f"onejit {name}" if name in COMMANDS else "onejit"
+    with errors_in_one_line(tool):
+        run_command(name, words[1:])
 
 
 if __name__ == "__main__":

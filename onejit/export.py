@@ -1,9 +1,10 @@
-"""Write a folder for a model hub: agents, settings, metrics, a replay and a model card. Nothing is uploaded.
+"""Write a folder for a model hub: agents, settings, metrics, a replay and a model card.
 
     onejit export runs/ppo/cartpole
     onejit export runs/ppo/cartpole --out exported/ppo-cartpole --no-video
 
-The folder can be used without onejit: it contains the script, and the model card has the code that loads an agent.
+Nothing is uploaded. The folder can be used without onejit: it contains the script, and the model
+card has the code that loads an agent.
 """
 
 import contextlib
@@ -15,7 +16,8 @@ from pathlib import Path
 import tyro
 import yaml
 
-from onejit import runs, statistics
+from onejit import run_directory, statistics
+from onejit.files import write
 
 COPIED = (
     "agent.safetensors",
@@ -23,8 +25,9 @@ COPIED = (
     "config.yaml",
     "metrics.npz",
     "evaluation.npy",
+    "evaluations.npz",
+    "learning_curve.png",
 )
-COPIED += ("evaluations.npz", "learning_curve.png")
 CARD = """---
 {front}---
 
@@ -54,19 +57,28 @@ Commit {commit}. Versions: {versions}. Hardware: {device}.
 
 ## How to use it
 
-`agent.safetensors` contains all agents: the first axis of each array is the seed. `{script}.py` defines the policy and
-the environment, and its header lists the packages that it needs.{note} In this folder, run:
+`agent.safetensors` contains all agents: the first axis of each array is the seed. `{script}.py`
+defines the policy and the environment, and its header lists the packages that it needs.{note} In
+this folder, run:
 
 ```python
+from pathlib import Path
+
 import jax
-import tyro
+import yaml
 from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file
 
 import {script}
 
-flags = {script}.read_flags(["--config", "config.yaml"])
-config = tyro.cli(tyro.conf.FlagConversionOff[{script}.Config], args=flags)
+
+def as_tuples(value):  # YAML has lists where the config has tuples
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+settings = yaml.safe_load(Path("config.yaml").read_text())
+settings = {{name: as_tuples(value) for name, value in settings.items()}}
+config = {script}.Config(**settings)
 agents = unflatten_dict(load_file("agent.safetensors"), sep=".")
 agent = jax.tree.map(lambda leaf: leaf[{best}], agents)  # the best agent
 env, env_params = {script}.make_env(config)
@@ -85,51 +97,98 @@ def make_table(record: dict) -> str:
         "|---|---|---|---|",
     ]
     for name in ("final return", "greedy return"):
-        if found := record.get(name):
-            numbers = [
-                math.nan if found[key] is None else found[key]
-                for key in ("mean", "mean_low", "mean_high")
-            ]
-            worst = "-" if found["worst"] is None else f"{found['worst']:.4g}"
-            count = f"{found['seeds'] - found['not_finite']} of {found['seeds']}"
-            rows.append(f"| {name} | {statistics.show(*numbers)} | {worst} | {count} |")
+        if name not in record:
+            continue
+        numbers = record[name]
+        mean = []
+        for key in ("mean", "mean_low", "mean_high"):
+            mean.append(math.nan if numbers[key] is None else numbers[key])
+        worst = "-" if numbers["worst"] is None else f"{numbers['worst']:.4g}"
+        count = f"{numbers['seeds'] - numbers['not_finite']} of {numbers['seeds']}"
+        rows.append(f"| {name} | {statistics.show(*mean)} | {worst} | {count} |")
     return "\n".join(rows)
 
 
 def front_matter(record: dict) -> str:
-    """Metadata for a model hub: tags, and the mean greedy return or, without an evaluation, the mean final return."""
-    settings, found = record["settings"], record.get("greedy return") or record["final return"]
-    value = "diverged" if found["mean"] is None else f"{found['mean']:.4g}"
-    if None not in (found["mean"], found["mean_high"]):
-        value += f" +/- {found['mean_high'] - found['mean']:.2g}"
+    """Metadata for a model hub: tags, and the mean greedy return.
+
+    Without an evaluation it is the mean final return.
+    """
+    settings = record["settings"]
+    numbers = record.get("greedy return") or record["final return"]
+    value = "diverged"
+    if numbers["mean"] is not None:
+        value = f"{numbers['mean']:.4g}"
+        if numbers["mean_high"] is not None:
+            value += f" +/- {numbers['mean_high'] - numbers['mean']:.2g}"
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
         "dataset": {"name": settings["env_name"], "type": settings["env_name"]},
-        "metrics": [
-            {"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}
-        ],
+        "metrics": [metric],
     }
-    index = [{"name": settings["script"], "results": [result]}]
-    tags = ["reinforcement-learning", "jax", settings["script"], settings["env_name"]]
-    return yaml.safe_dump(
-        {"library_name": "onejit", "tags": tags, "model-index": index}, sort_keys=False
-    )
+    front = {
+        "library_name": "onejit",
+        "tags": ["reinforcement-learning", "jax", settings["script"], settings["env_name"]],
+        "model-index": [{"name": settings["script"], "results": [result]}],
+    }
+    return yaml.safe_dump(front, sort_keys=False)
 
 
 def copy_files(run_dir: Path, record: dict, folder: Path) -> str:
-    """Copy the files of a run, and the module of the user's own environment. Returns a note for the model card."""
+    """Copy the files of a run, and the module of the user's own environment.
+
+    Returns a note for the model card.
+    """
     for name in COPIED:
         if (run_dir / name).is_file():
             shutil.copy(run_dir / name, folder / name)
-    public = {
-        name: value for name, value in record.items() if name not in ("path", "folders")
-    }  # paths on this machine
-    runs.write_record(folder, public)
+    private = ("path", "folders")  # paths on this machine
+    public = {name: value for name, value in record.items() if name not in private}
+    run_directory.write_record(folder, public)
     module = record["settings"]["env_name"].rpartition(":")[0]
-    places = [Path(place, f"{module}.py") for place in record.get("folders", []) if module]
-    if own := next(filter(Path.is_file, places), None):
-        shutil.copy(own, folder)
-    return f" The environment needs the module `{module}`." if module and own is None else ""
+    if not module:
+        return ""
+    for place in record.get("folders", []):
+        file = Path(place, f"{module}.py")
+        if file.is_file():
+            shutil.copy(file, folder)
+            return ""
+    return f" The environment needs the module `{module}`."
+
+
+def model_card(record: dict, pictures: str, best: int, note: str) -> str:
+    settings = record["settings"]
+    versions = [f"{name} {version}" for name, version in record["versions"].items()]
+    return CARD.format(
+        front=front_matter(record),
+        script=settings["script"],
+        env_name=settings["env_name"],
+        num_seeds=settings["num_seeds"],
+        seed=settings["seed"],
+        table=make_table(record),
+        pictures=pictures,
+        command=record.get("command") or "unknown",
+        commit=record.get("commit") or "unknown",
+        device=record.get("device") or "unknown",
+        versions=", ".join(versions),
+        note=note,
+        best=best,
+    )
+
+
+def replay(run_dir: Path, agent: int, folder: Path, force: bool) -> None:
+    """Write replay.gif. Raises ValueError."""
+    from onejit import render
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it names a file that is renamed
+            (path,) = render.main(
+                run_dir, agents=(str(agent),), formats=("gif",), out=folder, force=force
+            )
+    except ValueError as error:
+        raise ValueError(f"video: {error}; --no-video exports without it") from error
+    path.replace(folder / "replay.gif")
 
 
 def main(
@@ -146,18 +205,19 @@ def main(
         video: play an episode of the best agent, and add it as replay.gif
         force: use the run's copy of the script although it was edited
     """
-    record = runs.read_record(run_dir)
+    record = run_directory.read_record(run_dir)
     if "final return" not in record or "finished" not in record:
         raise ValueError(f"run_dir = {run_dir}: is not a finished run of onejit train")
-    script = runs.copy_of_script(run_dir, record, force)
+    script = run_directory.copy_of_script(run_dir, record, force)
     if script is None:
         raise ValueError(f"run_dir = {run_dir}: has no copy of its script")
-    settings, metrics = record["settings"], runs.load_metrics(run_dir)
+    metrics = run_directory.load_metrics(run_dir)
     out = out or run_dir.with_name(f"{run_dir.name}-export")
     if out.exists():
         raise ValueError(f"out = {out}: already exists")
-    agents, _ = runs.read_agents(run_dir / "agent.safetensors")
-    best = int(statistics.rank_agents(metrics, statistics.diverged(agents))[0][-1])
+    agents, _ = run_directory.read_agents(run_dir / "agent.safetensors")
+    order, _ = statistics.rank_agents(metrics, statistics.diverged(agents))
+    best = int(order[-1])
     folder = out.with_name(f"{out.name}.partial")
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.ExitStack() as at_the_end:
@@ -169,27 +229,7 @@ def main(
         if video:
             replay(run_dir, best, folder, force)
             pictures = f"![an episode of agent {best}](replay.gif)\n\n{pictures}"
-        versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-        filled = {name: record.get(name) or "unknown" for name in ("command", "commit", "device")}
-        filled |= {name: settings[name] for name in ("script", "env_name", "num_seeds", "seed")}
-        filled |= dict(
-            table=make_table(record), pictures=pictures, versions=versions, best=best, note=note
-        )
-        runs.write(folder / "README.md", CARD.format(**filled, front=front_matter(record)))
+        write(folder / "README.md", model_card(record, pictures, best, note))
         folder.replace(out)
     print(f"exported to {out}")
     return out
-
-
-def replay(run_dir: Path, agent: int, folder: Path, force: bool) -> None:
-    """Write replay.gif. Raises ValueError."""
-    from onejit import render
-
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it names a file that is renamed
-            (path,) = render.main(
-                run_dir, agents=(str(agent),), formats=("gif",), out=folder, force=force
-            )
-    except ValueError as error:
-        raise ValueError(f"video: {error}; --no-video exports without it") from error
-    path.replace(folder / "replay.gif")

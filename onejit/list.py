@@ -3,8 +3,8 @@
     onejit list
     onejit list runs/ppo
 
-A run is finished, running (a process holds its lock) or stopped. The progress of a run is the progress at its last
-checkpoint. The return is the mean and the worst final return over seeds.
+A run is finished, running (a process holds its lock) or stopped. The progress of a run is the
+progress at its last checkpoint. The return is the mean and the worst final return over seeds.
 """
 
 import os
@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from onejit import command_line, runs, statistics
+from onejit import run_directory, statistics
+from onejit.run_directory import kind_of
+from onejit.text import align
 
 AGENTS = "agent.safetensors"
 TITLES = ["run", "script", "environment", "seeds", "state", "done", "final return", "changed"]
@@ -22,66 +24,76 @@ TITLES = ["run", "script", "environment", "seeds", "state", "done", "final retur
 
 def find_runs(folder: Path) -> list[Path]:
     """The run directories below a folder, sorted by their last change."""
-    found = []
+    run_dirs = []
     for place, folders, files in os.walk(folder):
         if "run.json" in files or {AGENTS, "config.yaml"} <= set(files):
-            found.append(Path(place))
+            run_dirs.append(Path(place))
             folders.clear()  # do not search checkpoints
-    return sorted(found, key=changed)
+    return sorted(run_dirs, key=changed)
 
 
 def changed(run_dir: Path) -> float:
-    return max(
-        path.stat().st_mtime for path in (run_dir / "run.json", run_dir / AGENTS) if path.is_file()
-    )
+    """The time of the last change of a run."""
+    paths = [run_dir / "run.json", run_dir / AGENTS]
+    return max(path.stat().st_mtime for path in paths if path.is_file())
+
+
+def is_finished(run_dir: Path, record: dict) -> bool:
+    by_script = not (run_dir / "run.json").is_file()
+    return by_script or "finished" in record or (run_dir / "results.csv").is_file()
+
+
+def share_done(record: dict) -> str:
+    """The progress at the last checkpoint."""
+    if not record.get("steps_total"):
+        return "-"
+    return f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
 
 
 def describe(run_dir: Path) -> list[str]:
     """The row of a run. The row of an unreadable run gives the reason."""
     age = show_age(time.time() - changed(run_dir))
     try:
-        record = runs.read_record(run_dir)
-        settings = record["settings"]
-        what = [settings["script"], runs.task_of(settings), str(settings["num_seeds"])]
-        state, done = "running" if runs.is_locked(run_dir) else "stopped", "-"
-        if (
-            "finished" in record
-            or (run_dir / "results.csv").is_file()
-            or not (run_dir / "run.json").is_file()
-        ):
-            state, done = "finished", "100 %"
-        if done == "-" and record.get("steps_total"):
-            done = f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
-        reached = (
-            "a sweep"
-            if "words" in record
-            else returns(run_dir, record)
-            if state == "finished"
-            else "-"
-        )
+        return [str(run_dir), *describe_record(run_dir), age]
     except Exception as error:  # many kinds: the record is damaged
-        return [
-            str(run_dir),
-            *"---",
-            f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80],
-            "-",
-            "-",
-            age,
-        ]
-    return [str(run_dir), *what, state, done, reached, age]
+        reason = f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80]
+        return [str(run_dir), "-", "-", "-", reason, "-", "-", age]
 
 
-def returns(run_dir: Path, record: dict) -> str:
-    """Mean and worst return. For a run of a script's own `main` they are computed from its metrics."""
-    found = record.get("final return")
-    if found is None:
-        values, (agents, _) = (
-            statistics.final_return(runs.load_metrics(run_dir)),
-            runs.read_agents(run_dir / AGENTS),
-        )
+def describe_record(run_dir: Path) -> list[str]:
+    """The cells between the path of a run and its age."""
+    record = run_directory.read_record(run_dir)
+    settings = record["settings"]
+    if is_finished(run_dir, record):
+        state = "finished"
+        done = "100 %"
+    else:
+        state = "running" if run_directory.is_locked(run_dir) else "stopped"
+        done = share_done(record)
+    if kind_of(record) == "sweep":
+        final_return = "a sweep"
+    elif state == "finished":
+        final_return = show_returns(run_dir, record)
+    else:
+        final_return = "-"
+    task = run_directory.task_of(settings)
+    seeds = str(settings["num_seeds"])
+    return [settings["script"], task, seeds, state, done, final_return]
+
+
+def show_returns(run_dir: Path, record: dict) -> str:
+    """Mean and worst return. For a run of a script's own `main` they come from its metrics."""
+    numbers = record.get("final return")
+    if numbers is None:
+        values = statistics.final_return(run_directory.load_metrics(run_dir))
+        agents, _ = run_directory.read_agents(run_dir / AGENTS)
         values = values[np.isfinite(values) & ~statistics.diverged(agents)]
-        found = {"mean": values.mean(), "worst": values.min()} if len(values) else {"mean": None}
-    return "none" if found["mean"] is None else f"{found['mean']:.4g}, worst {found['worst']:.4g}"
+        if not len(values):
+            return "none"
+        numbers = {"mean": values.mean(), "worst": values.min()}
+    if numbers["mean"] is None:
+        return "none"
+    return f"{numbers['mean']:.4g}, worst {numbers['worst']:.4g}"
 
 
 def show_age(seconds: float) -> str:
@@ -97,8 +109,9 @@ def main(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
     Args:
         folder: folder to search, with all its subfolders
     """
-    if not (found := find_runs(folder)):
+    run_dirs = find_runs(folder)
+    if not run_dirs:
         raise ValueError(
             f"folder = {folder}: contains no run of a script, onejit train or onejit sweep"
         )
-    print(command_line.align([TITLES, *map(describe, found)]))
+    print(align([TITLES, *[describe(run_dir) for run_dir in run_dirs]]))

@@ -13,18 +13,24 @@ from pathlib import Path
 
 import tyro
 
-from onejit import command_line, runs
+from onejit.files import write
+from onejit.scripts import known_scripts
+from onejit.text import align, nearest
 
 DOCSTRING = re.compile(r'^""".*?"""', re.DOTALL | re.MULTILINE)  # a header of comments precedes it
 
 
 def summary(text: str) -> str:
     """The first sentence of a script's docstring."""
-    return re.split(r"\.\s", DOCSTRING.search(text)[0].strip('"'), maxsplit=1)[0].replace("\n", " ")
+    docstring = DOCSTRING.search(text)[0].strip('"')
+    return re.split(r"\.\s", docstring, maxsplit=1)[0].replace("\n", " ")
 
 
 def renamed(text: str, old: str, new: str) -> str:
-    """The text of a script under a new name. The docstring names the original, and its commands start the copy."""
+    """The text of a script under a new name.
+
+    The docstring names the original, and its commands start the copy.
+    """
     docstring = DOCSTRING.search(text)[0]
     mine = re.sub(rf"\bpython {old}\.py", f"python {new}.py", docstring.removeprefix('"""'))
     title = f'"""{new}: say here what it does. It began as a copy of onejit\'s {old}.py.'
@@ -32,12 +38,19 @@ def renamed(text: str, old: str, new: str) -> str:
 
 
 def check_name(path: Path, text: str) -> None:
-    """Raise ValueError if Python cannot import the file name, or if it hides a module that the script needs."""
+    """Raise ValueError if Python cannot import the file name, or if it hides a needed module."""
     needed = set(re.findall(r"(?m)^(?:import|from) (\w+)", text)) | {"onejit"}
     if not path.stem.isidentifier() or path.stem in sys.stdlib_module_names | needed:
         raise ValueError(
             f"path = {path}: must have a name that Python can import and that no other module has"
         )
+
+
+def print_scripts(scripts: dict[str, Path]) -> None:
+    rows = []
+    for name, path in scripts.items():
+        rows.append([name, summary(path.read_text(encoding="utf-8"))])
+    print(align(rows))
 
 
 def main(
@@ -52,19 +65,16 @@ def main(
         path: new file, or folder for it; my_SCRIPT.py by default
         list: list the scripts to start from
     """
-    known = runs.known_scripts()
+    known = known_scripts()
     if list:
-        print(
-            command_line.align(
-                [[name, summary(each.read_text(encoding="utf-8"))] for name, each in known.items()]
-            )
-        )
+        print_scripts(known)
         return None
     name = script.removesuffix(".py")
     if name not in known:
-        near = command_line.nearest(name, known)
+        names = ", ".join(known)
         raise ValueError(
-            f"script = {script}: is not a script of onejit; known scripts are {', '.join(known)}{near}"
+            f"script = {script}: is not a script of onejit; "
+            f"known scripts are {names}{nearest(name, known)}"
         )
     path = path or Path(f"my_{name}.py")
     if path.is_dir():
@@ -75,8 +85,7 @@ def main(
     check_name(path, text)
     if path.exists():
         raise ValueError(f"path = {path}: already exists")
-    runs.write(path, renamed(text, name, path.stem))
-    print(
-        f"{path} is a copy of {name}.py. Train it with `python {path}`, `uv run {path}` or `onejit train {path}`."
-    )
+    write(path, renamed(text, name, path.stem))
+    commands = f"`python {path}`, `uv run {path}` or `onejit train {path}`"
+    print(f"{path} is a copy of {name}.py. Train it with {commands}.")
     return path

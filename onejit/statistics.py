@@ -10,124 +10,161 @@ RESAMPLES = 2000
 # --- one run ---
 
 
-def final_return(metrics) -> np.ndarray:
-    """Mean return of the episodes that ended in the last tenth of the updates, NaN where none did: [num_seeds]."""
-    first = metrics["episodes"].shape[1] * 9 // 10
-    episodes, returns = metrics["episodes"][:, first:], metrics["episodic_return"][:, first:]
+def mean_return(metrics) -> np.ndarray:
+    """Mean return of the episodes that ended, NaN where none did.
+
+    metrics: {name: [num_seeds, updates]}; the result is [num_seeds].
+    """
+    episodes = metrics["episodes"]
     with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * returns, 0.0).sum(axis=1) / episodes.sum(axis=1)
+        totals = np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0)
+        return totals.sum(axis=1) / episodes.sum(axis=1)
+
+
+def final_return(metrics) -> np.ndarray:
+    """Mean return of the episodes that ended in the last tenth of the updates: [num_seeds]."""
+    first = metrics["episodes"].shape[1] * 9 // 10
+    return mean_return({name: metrics[name][:, first:] for name in ("episodes", "episodic_return")})
 
 
 def interquartile_mean(values, axis=0):
-    """The mean of the middle half (arXiv 2108.13264, section 4.3). A value that is not finite counts as the worst."""
+    """The mean of the middle half (arXiv 2108.13264, section 4.3).
+
+    A value that is not finite counts as the worst.
+    """
     return middle_mean(np.where(np.isfinite(values), values, -np.inf), axis)
 
 
 def middle_mean(values, axis):
-    """scipy.stats.trim_mean(values, 0.25, axis), 20 times as fast, because the bootstrap calls it often."""
-    cut = values.shape[axis] // 4
-    return (
-        np.sort(values, axis=axis)
-        .take(range(cut, values.shape[axis] - cut), axis=axis)
-        .mean(axis=axis)
-    )
+    """scipy.stats.trim_mean(values, 0.25, axis), 20 times as fast: the bootstrap calls it often."""
+    size = values.shape[axis]
+    cut = size // 4
+    middle = np.sort(values, axis=axis).take(range(cut, size - cut), axis=axis)
+    return middle.mean(axis=axis)
 
 
 def mean_interval(values) -> list:
-    """The mean over seeds and its 95 % interval by Student's t: [seeds, ...] -> mean, low, high, each [...].
+    """The mean over seeds and its 95 % interval by Student's t: mean, low and high, all [...].
 
-    One seed has no interval: low and high are NaN.
+    values: [seeds, ...]. One seed has no interval: low and high are NaN.
     """
-    values, degrees = np.asarray(values, float), len(values) - 1
-    with np.errstate(divide="ignore", invalid="ignore"):  # for one seed
-        margin = scipy.special.stdtrit(degrees, 0.975) * values.std(axis=0) / np.sqrt(degrees)
-    mean = values.mean(axis=0)
-    return [mean, mean - margin, mean + margin]
+    values = np.asarray(values, float)
+    degrees = len(values) - 1
+    with np.errstate(divide="ignore", invalid="ignore"):  # one seed, or an infinite value
+        mean = values.mean(axis=0)
+        deviation = values.std(axis=0)
+        margin = scipy.special.stdtrit(degrees, 0.975) * deviation / np.sqrt(degrees)
+        return [mean, mean - margin, mean + margin]
 
 
 def interval(values, statistic=interquartile_mean, level=95) -> list:
-    """A statistic over seeds and its bootstrap interval of `level` %: [seeds, ...] -> value, low, high, each [...].
+    """A statistic over seeds and its bootstrap interval of `level` %: value, low, high, all [...].
 
-    Seeds are drawn jointly for all later axes. A seed that diverged counts as -inf and is never left out: with many of
-    them, value or low may be -inf. One seed has no interval: low and high are NaN.
+    values: [seeds, ...]. Seeds are drawn jointly for all later axes. A seed that diverged counts as
+    -inf and is never left out: with many of them, value or low may be -inf. One seed has no
+    interval: low and high are NaN.
     """
-    values, rng = np.where(np.isfinite(values), values, -np.inf), np.random.default_rng(0)
+    values = np.where(np.isfinite(values), values, -np.inf)
+    value = statistic(values)
     if len(values) == 1:
-        value = statistic(values)
         return [value, value * np.nan, value * np.nan]
-    indices = rng.integers(
-        len(values), size=(RESAMPLES, len(values))
-    )  # arrays may be large: one by one
-    drawn = (
-        [statistic(values[each]) for each in indices]
-        if values.ndim > 1
-        else statistic(values[indices], axis=1)
-    )
-    return [
-        statistic(values),
-        *np.percentile(drawn, [50 - level / 2, 50 + level / 2], axis=0, method="nearest"),
-    ]  # "nearest", because -inf cannot be interpolated
+    rng = np.random.default_rng(0)
+    indices = rng.integers(len(values), size=(RESAMPLES, len(values)))
+    if values.ndim == 1:
+        drawn = statistic(values[indices], axis=1)
+    else:  # one by one, because arrays may be large
+        drawn = [statistic(values[drawn_seeds]) for drawn_seeds in indices]
+    percentiles = [50 - level / 2, 50 + level / 2]
+    # "nearest", because -inf cannot be interpolated
+    low, high = np.percentile(drawn, percentiles, axis=0, method="nearest")
+    return [value, low, high]
 
 
 def diverged(agent) -> np.ndarray:
     """Which seeds have parameters that are not finite: leaves [num_seeds, ...] -> [num_seeds].
 
-    The returns of these seeds are meaningless, because the greedy action of NaN values is always the first action.
+    The returns of these seeds are meaningless, because the greedy action of NaN values is always
+    the first action.
     """
-    leaves = [np.asarray(leaf) for leaf in flatten_dict(agent).values()]
-    return ~np.all(
-        [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves], axis=0
-    )
+    finite = []
+    for leaf in flatten_dict(agent).values():
+        leaf = np.asarray(leaf)
+        finite.append(np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1))
+    return ~np.all(finite, axis=0)
 
 
 def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
-    """Agents from worst to best, and the criterion. First come agents without an episode, or `diverged` [agents]."""
+    """Agents from worst to best, and the criterion.
+
+    First come agents without an episode, or `diverged` [agents].
+    """
     if "evaluation" in metrics:
-        returns, by = metrics["evaluation"].mean(axis=1), "the mean of their greedy episodes"
+        returns = metrics["evaluation"].mean(axis=1)
+        criterion = "the mean of their greedy episodes"
     else:
-        returns, by = final_return(metrics), "the return at the end of training"
-    return np.argsort(
-        np.where(np.isfinite(returns) & ~np.array(diverged), returns, -np.inf), kind="stable"
-    ), by
+        returns = final_return(metrics)
+        criterion = "the return at the end of training"
+    good = np.isfinite(returns) & ~np.array(diverged)
+    return np.argsort(np.where(good, returns, -np.inf), kind="stable"), criterion
+
+
+def show_number(value) -> str:
+    """Four digits, but never an exponent: `10306`, not `1.031e+04`."""
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def show(value, low, high) -> str:
-    """`500 (429.8 to 504)`, or the value alone without an interval. No exponents: `10306`, not `1.031e+04`."""
-    value, *interval = (
-        f"{each:.0f}" if abs(each) >= 1e4 else f"{each:.4g}" for each in (value, low, high)
-    )
-    return value + ("" if np.isnan(low) else f" ({' to '.join(interval)})")
+    """`500 (429.8 to 504)`, or the value alone without an interval."""
+    if np.isnan(low):
+        return show_number(value)
+    return f"{show_number(value)} ({show_number(low)} to {show_number(high)})"
 
 
 def summarize(name: str, returns, lost=None) -> dict:
-    """Print statistics over seeds, and return them for run.json. `returns`, and `lost` if diverged: [num_seeds].
+    """Print statistics over seeds, and return them for run.json.
 
-    Seeds that diverged or have no return count as -inf in the interquartile mean. The mean and the worst agent leave
-    them out, and the number of the remaining seeds is printed.
+    `returns`, and `lost` if diverged: [num_seeds]. Seeds that diverged or have no return count as
+    -inf in the interquartile mean. The mean and the worst agent leave them out, and the number of
+    the remaining seeds is printed.
     """
     seeds = len(returns)
-    lost = np.zeros(seeds, bool) if lost is None else lost
-    good, silent = np.isfinite(returns) & ~lost, ~np.isfinite(returns) & ~lost
-    mean = mean_interval(returns[good]) if good.any() else [np.nan] * 3
+    if lost is None:
+        lost = np.zeros(seeds, bool)
+    silent = ~np.isfinite(returns) & ~lost
+    good = ~lost & ~silent
+    mean = [np.nan, np.nan, np.nan]
+    worst = np.nan
+    if good.any():
+        mean = mean_interval(returns[good])
+        worst = returns[good].min()
     middle = interval(np.where(good, returns, -np.inf))
-    worst = returns[good].min() if good.any() else np.nan
-    numbers = [*zip(("mean", "mean_low", "mean_high"), mean, strict=True), ("worst", worst)]
-    numbers += zip(("interquartile_mean", "low", "high"), middle, strict=True)
-    found = {
-        key: float(value) if np.isfinite(value) else None for key, value in numbers
-    }  # JSON has no -inf
-    found |= {"seeds": seeds, "not_finite": int((~good).sum()), "diverged": int(lost.sum())}
+
     count = f"{seeds} seeds" if good.all() else f"{good.sum()} of {seeds} seeds"
-    print(
-        f"{name}: mean {show(*mean)}, worst agent {worst:.4g}, {count}; interquartile mean {show(*middle)}"
-    )
+    numbers = f"mean {show(*mean)}, worst agent {worst:.4g}, {count}"
+    print(f"{name}: {numbers}; interquartile mean {show(*middle)}")
     if not good.all():
-        said = f"{lost.sum()} seeds diverged, {silent.sum()} ended no episode in the last tenth of training"
-        print(f"{name}: {said}; they count as -inf in the interquartile mean")
-    return {name: found | {"no_episode": int(silent.sum())}}
+        reasons = (
+            f"{lost.sum()} seeds diverged, "
+            f"{silent.sum()} ended no episode in the last tenth of training"
+        )
+        print(f"{name}: {reasons}; they count as -inf in the interquartile mean")
+
+    values = {
+        **dict(zip(("mean", "mean_low", "mean_high"), mean, strict=True)),
+        "worst": worst,
+        **dict(zip(("interquartile_mean", "low", "high"), middle, strict=True)),
+    }
+    record = {}
+    for key, value in values.items():
+        record[key] = float(value) if np.isfinite(value) else None  # JSON has no -inf
+    record["seeds"] = seeds
+    record["not_finite"] = int((~good).sum())
+    record["diverged"] = int(lost.sum())
+    record["no_episode"] = int(silent.sum())
+    return {name: record}
 
 
-# --- several methods: samples are arrays [..., seeds], one for each environment, each with its own number of seeds ---
+# --- several methods: `samples` are arrays [..., seeds], one for each environment ---
 
 
 def pooled_interquartile_mean(*samples):
@@ -138,51 +175,64 @@ def pooled_interquartile_mean(*samples):
 def finite_mean(sample):
     """The mean over finite scores, -inf if none is finite. The tables give their number."""
     finite = np.isfinite(sample)
-    total, count = np.where(finite, sample, 0.0).sum(axis=-1), finite.sum(axis=-1)
+    total = np.where(finite, sample, 0.0).sum(axis=-1)
+    count = finite.sum(axis=-1)
     return np.where(count > 0, total / np.maximum(count, 1), -np.inf)
 
 
 def median(*samples):
-    """The median over environments of the mean over seeds. For one environment, the median over seeds."""
+    """The median over environments of the mean over seeds.
+
+    For one environment, the median over seeds.
+    """
     if len(samples) == 1:
         return np.median(samples[0], axis=-1)
     return np.median([finite_mean(sample) for sample in samples], axis=0)
 
 
 def optimality_gap(*samples):
-    """The gap from the mean to 1, where scores above 1 count as 1 (arXiv 2108.13264, section 4.3)."""
+    """The gap from the mean to 1, where higher scores count as 1 (same section)."""
     return 1.0 - finite_mean(np.minimum(np.concatenate(samples, axis=-1), 1.0))
 
 
 def probability_of_improvement(*samples):
-    """P(X > Y), equal scores counted half, averaged over environments (arXiv 2108.13264, section 4.3).
+    """P(X > Y), equal scores counted half, averaged over environments (same section).
 
-    The first half of `samples` is X in each environment, the second half is Y. The Mann-Whitney U of an environment is
-    the number of pairs that X wins, and is computed from ranks.
+    The first half of `samples` is X in each environment, the second half is Y. The Mann-Whitney U
+    of an environment is the number of pairs that X wins, and is computed from ranks.
     """
+    half = len(samples) // 2
     won = []
-    for x, y in zip(samples[: len(samples) // 2], samples[len(samples) // 2 :], strict=True):
-        n, m = x.shape[-1], y.shape[-1]
+    for x, y in zip(samples[:half], samples[half:], strict=True):
+        n = x.shape[-1]
+        m = y.shape[-1]
         ranks = scipy.stats.rankdata(np.concatenate([x, y], axis=-1), axis=-1)[..., :n]
         won.append((ranks.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
     return np.mean(won, axis=0)
 
 
 def estimate_mean(samples) -> dict:
-    """The mean over environments of the mean over seeds, and its interval by Student's t. Only finite scores count.
+    """The mean over environments of the mean over seeds, and its interval by Student's t.
 
-    For several environments the degrees of freedom are Welch's. With one seed in an environment the interval is NaN.
+    Only finite scores count. For several environments the degrees of freedom are Welch's. With one
+    seed in an environment the interval is NaN.
     """
-    samples = [each[np.isfinite(each)] for each in map(np.asarray, samples)]
-    if not all(map(len, samples)):
+    finite = []
+    for sample in samples:
+        sample = np.asarray(sample)
+        finite.append(sample[np.isfinite(sample)])
+    fewest = min(len(sample) for sample in finite)
+    if fewest == 0:
         return {"value": -np.inf, "low": np.nan, "high": np.nan}
-    value = float(np.mean([each.mean() for each in samples]))
-    if min(map(len, samples)) == 1:
+    value = float(np.mean([sample.mean() for sample in finite]))
+    if fewest == 1:
         return {"value": value, "low": np.nan, "high": np.nan}
-    errors = np.array([each.var(ddof=1) / len(each) for each in samples])  # squared standard errors
-    weights = np.array([1 / (len(each) - 1) for each in samples])
+    # squared standard errors
+    errors = np.array([sample.var(ddof=1) / len(sample) for sample in finite])
+    weights = np.array([1 / (len(sample) - 1) for sample in finite])
     degrees = errors.sum() ** 2 / (weights @ errors**2) if errors.any() else 1.0
-    margin = float(scipy.special.stdtrit(degrees, 0.975) * np.sqrt(errors.sum()) / len(samples))
+    quantile = scipy.special.stdtrit(degrees, 0.975)
+    margin = float(quantile * np.sqrt(errors.sum()) / len(finite))
     return {"value": value, "low": value - margin, "high": value + margin}
 
 
@@ -192,15 +242,23 @@ def difference(a: float, b: float) -> float:
 
 
 def estimate(statistic, samples) -> dict:
-    """A statistic of `samples` [seeds] and its stratified bootstrap interval, NaN if a sample has one seed."""
-    rng, found, low, high = np.random.default_rng(0), [], np.nan, np.nan
+    """A statistic of `samples` [seeds] and its stratified bootstrap interval.
+
+    The interval is NaN if a sample has one seed.
+    """
+    rng = np.random.default_rng(0)
+    batch = 100
+    low = np.nan
+    high = np.nan
     with np.errstate(invalid="ignore"):  # a paired difference may be inf - inf
-        for _ in range(RESAMPLES // 100 if min(map(len, samples)) > 1 else 0):
-            found.append(
-                statistic(
-                    *(each[rng.integers(len(each), size=(100, len(each)))] for each in samples)
-                )
-            )
-        if found:  # "nearest", because -inf cannot be interpolated
-            low, high = np.percentile(np.concatenate(found), [2.5, 97.5], method="nearest")
+        if min(len(sample) for sample in samples) > 1:
+            values = []
+            for _ in range(RESAMPLES // batch):
+                drawn = []
+                for sample in samples:
+                    seeds = rng.integers(len(sample), size=(batch, len(sample)))
+                    drawn.append(sample[seeds])
+                values.append(statistic(*drawn))
+            # "nearest", because -inf cannot be interpolated
+            low, high = np.percentile(np.concatenate(values), [2.5, 97.5], method="nearest")
         return {"value": float(statistic(*samples)), "low": float(low), "high": float(high)}

@@ -12,7 +12,7 @@ from PIL import Image
 from support.files import ROOT, repository_files
 from support.tiers import slow
 
-from onejit import playing, render, runs
+from onejit import evaluation, render, run_directory
 
 AGENTS = [path.parent for path in repository_files("agents/*/card.json")]
 QUICKLY = ("q_learning_gridworld_8x12", "ppo_catch")
@@ -23,13 +23,13 @@ QUICKLY = ("q_learning_gridworld_8x12", "ppo_catch")
 )
 def test_an_agent_plays_as_its_card_says(name):
     folder = ROOT / "agents" / name
-    card, record = json.loads((folder / "card.json").read_text()), runs.read_record(folder)
+    card, record = json.loads((folder / "card.json").read_text()), run_directory.read_record(folder)
     assert card["script"] == record["settings"]["script"] and record["settings"]["num_seeds"] == 1
-    script, config, agents = runs.load_run(folder)
+    script, config, agents = run_directory.load_run(folder)
     render.check_agents(script, config, agents, folder)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(agents))
     options = SimpleNamespace(seed=card["episodes_seed"], eval_episodes=card["episodes"])
-    (returns,) = jax.jit(playing.greedy_returns(script, config, options))(agents)
+    (returns,) = jax.jit(evaluation.greedy_returns(script, config, options))(agents)
     expected = [card["greedy_return"], card["worst_episode"]]
     np.testing.assert_allclose(
         [returns.mean(), returns.min()], expected, rtol=0.03

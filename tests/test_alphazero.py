@@ -17,7 +17,7 @@ from support.files import ROOT
 from support.small import small_config
 
 import alphazero
-from onejit import boards, play, render
+from onejit import play, render
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -392,26 +392,26 @@ def test_boards_as_text_and_the_names_of_moves():
     step, state = jit_quickly(game.step), game.init(jax.random.key(0))
     for column in (3, 3, 0):
         state = step(state, column)
-    assert boards.text(state).splitlines()[0] == "    a b c d e f g"
-    assert [line.split() for line in boards.text(state).splitlines()[-2:]] == [
+    assert play.text(state).splitlines()[0] == "    a b c d e f g"
+    assert [line.split() for line in play.text(state).splitlines()[-2:]] == [
         list("...O..."),
         list("X..X..."),
     ]
     assert (
-        boards.move_names(state) == dict(zip("abcdefg", range(7), strict=True))
-        and boards.to_move(state) == 2
+        play.move_names(state) == dict(zip("abcdefg", range(7), strict=True))
+        and play.to_move(state) == 2
     )
-    names = boards.move_names(alphazero.make_game("othello").init(jax.random.key(0)))
+    names = play.move_names(alphazero.make_game("othello").init(jax.random.key(0)))
     assert names == {"d3": 19, "c4": 26, "f5": 37, "e6": 44}
     with pytest.raises(ValueError, match="env_name = hex: play draws boards of tic_tac_toe"):
-        boards.check_stones(alphazero.make_game("hex"), "play draws")
+        play.check_stones(alphazero.make_game("hex"), "play draws")
 
 
 def test_moves_of_both_players_in_order():
     """An episode of the toy's states: after each move of either player, without a reply to the last move."""
     make = jax.vmap(lambda steps: Nim().state(0, 0, jnp.zeros(2), False, steps))
     states, after, replied = (make(jnp.array(steps)) for steps in ([1, 3, 5], [2, 4, 6], [3, 5, 6]))
-    states, rewards = boards.after_each_move(states, (after, replied), np.array([0.0, 0.0, 1.0]))
+    states, rewards = play.after_each_move(states, (after, replied), np.array([0.0, 0.0, 1.0]))
     assert states._step_count.tolist() == [1, 2, 3, 4, 5, 6] and rewards.tolist() == [
         0,
         0,

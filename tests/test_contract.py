@@ -21,7 +21,7 @@ from support.small import field_names, origin, shifted_config, small_config
 from support.training import seed_keys, train, trained
 from support.trees import arrays, assert_close, assert_same
 
-from onejit import playing
+from onejit import evaluation
 
 CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "make_env", "main"]
 
@@ -363,7 +363,7 @@ def toy_agents(script):
 def play(script, config):
     """`agents [4, ...], keys [N] -> episodes [4, N, ...]`"""
     return jit_quickly(
-        jax.vmap(jax.vmap(playing.make_player(script, config), (None, 0)), (0, None))
+        jax.vmap(jax.vmap(evaluation.make_player(script, config), (None, 0)), (0, None))
     )
 
 

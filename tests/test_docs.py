@@ -140,7 +140,7 @@ def parse_tool(name, words):
     if "--help" in words or not words:
         return
     if name == "sweep":
-        with mock.patch("onejit.running.connect"):  # to other hosts
+        with mock.patch("onejit.hosts.connect"):  # to other hosts
             tool.read_request([first, *words], contextlib.ExitStack())
     else:
         command_line.parse_with(script, words, tool.Options, description="")
@@ -598,7 +598,7 @@ def test_readme_has_results_of_the_config(name):
 
     A comment counts where the config is no row, and for the shortest paths of the GridWorld.
     """
-    cell = readme_rows()[name][3]
+    cell = readme_rows()[name][2]
     (config,) = re.findall(r"\((configs/[^)]+)\)", cell)
     said = re.sub(r"\[[^]]*\]\([^)]*\)", "", cell)
     rows = {

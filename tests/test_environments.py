@@ -18,7 +18,7 @@ from support.tiers import slow
 from support.trees import assert_same
 
 import ppo
-from onejit import envs, running
+from onejit import checkpoints, envs, slices
 
 MODULES = ("craftax", "jumanji", "navix", "pgx", "playground")
 ENVS = 4  # side by side, in the comparisons with a library
@@ -465,10 +465,10 @@ def test_a_checkpoint_keeps_arrays_of_no_entries(tmp_path):
         "runner_state": {"none": jnp.zeros((2, 0), jnp.int32), "some": jnp.arange(3.0)},
         "metrics": {},
     }
-    manager = running.open_checkpoints(tmp_path, keep=1)
-    running.save(manager, 1, carry)
+    manager = checkpoints.open_checkpoints(tmp_path, keep=1)
+    slices.save(manager, 1, carry)
     program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
-    assert_same(running.restore(manager, 1, program), carry)
+    assert_same(slices.restore(manager, 1, program), carry)
 
 
 # --- your own ---

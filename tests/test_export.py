@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 from support.files import ROOT
 
-from onejit import __main__, export, render, runs, statistics, train
+from onejit import __main__, export, render, run_directory, statistics, train
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +72,13 @@ def test_what_the_folder_holds(run_dir, folder):
 
 def test_the_card(run_dir, folder):
     """Intervals, the worst agent, the number of the best one, commands, and what hubs read."""
-    text, record = (folder / "README.md").read_text(), runs.read_record(run_dir)
-    values = {"final return": statistics.final_return(runs.load_metrics(run_dir))}
+    text, record = (folder / "README.md").read_text(), run_directory.read_record(run_dir)
+    values = {"final return": statistics.final_return(run_directory.load_metrics(run_dir))}
     values["greedy return"] = np.load(run_dir / "evaluation.npy").mean(axis=1)
     for name, each in values.items():
         interval = statistics.show(*statistics.mean_interval(each))
         assert f"| {name} | {interval} | {each.min():.4g} | 5 of 5 |" in text
-    best = statistics.rank_agents(runs.load_metrics(run_dir))[0][-1]
+    best = statistics.rank_agents(run_directory.load_metrics(run_dir))[0][-1]
     assert (
         f"leaf[{best}]" in text
         and f"an episode of agent {best}]" in text

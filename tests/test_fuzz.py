@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from support.files import SCRIPTS
 from support.small import flags, origin, small_config
 
-from onejit import running, train
+from onejit import compilation, errors, train
 
 EXAMPLES = pytest.mark.parametrize("examples", [12, pytest.param(250, marks=pytest.mark.slow)])
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
@@ -45,7 +45,7 @@ class TakenError(Exception):
 
 def take(script, config, names, size, options):
     """Instead of a program that is compiled, only seen to be one."""
-    with running.naming_the_field(script, config):
+    with errors.naming_the_field(script, config):
         init, update = script.make_learner(config)
         jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
     raise TakenError
@@ -62,8 +62,8 @@ def run(script, args, names) -> str | None:
         words[i:j] for i, j in itertools.pairwise([*begins, len(words)])
     ]  # some take several words
     good = [word for each in settings_of if each[0][2:] not in names for word in each]
-    original, said = running.compile_slice, io.StringIO()
-    running.compile_slice = take
+    original, said = compilation.compile_slice, io.StringIO()
+    compilation.compile_slice = take
     try:
         with contextlib.redirect_stderr(said):
             train.main([script.__file__, *good, "--num-seeds=2", *args])
@@ -73,7 +73,7 @@ def run(script, args, names) -> str | None:
         assert stop.code == 2, f"exit code {stop.code}"
         return said.getvalue()
     finally:
-        running.compile_slice = original
+        compilation.compile_slice = original
     raise AssertionError("it has run")
 
 

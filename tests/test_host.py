@@ -19,8 +19,9 @@ from gymnax.wrappers import LogWrapper
 from support.files import ROOT
 
 import ppo
-from onejit import playing, render, running, train
+from onejit import checkpoints, compilation, evaluation, render, signals, slices, train
 from onejit.envs import host, register
+from onejit.render import formats
 
 LIMIT, KEY, TEXT = 5, jax.random.key(0), dict(capture_output=True, text=True)
 
@@ -250,7 +251,7 @@ def test_agents_are_evaluated_in_environments_of_their_own():
     state, _ = update(state)
     before = set(host._open)
     options = SimpleNamespace(seed=0, eval_episodes=2)
-    returns = jax.jit(playing.greedy_returns(ppo, config, options))(state.agent)
+    returns = jax.jit(evaluation.greedy_returns(ppo, config, options))(state.agent)
     assert returns.shape == (3, 2) and set(host._open) == before
     assert Echo.calls[-LIMIT:] == [6] * LIMIT
     state, metrics = update(state)
@@ -276,11 +277,11 @@ def test_evaluations_play_whole_games_with_their_own_score():
     config = small(env_name="Lives", env_params={"episodic_life": True, "reward_clip": True})
     assert ppo.make_env(config)[1].max_steps_in_episode == 2
     options = SimpleNamespace(seed=0, eval_episodes=3)
-    evaluate = jax.jit(playing.greedy_returns(script, config, options))
+    evaluate = jax.jit(evaluation.greedy_returns(script, config, options))
     np.testing.assert_array_equal(evaluate(jnp.zeros(2)), np.full((2, 3), 2.0 * LIMIT))
-    own = jax.jit(playing.make_player(script, config))(None, jax.random.key(0))
+    own = jax.jit(evaluation.make_player(script, config))(None, jax.random.key(0))
     assert own.valid.sum() == LIMIT
-    assert playing.whole_games(config) == dataclasses.replace(config, env_params={})
+    assert evaluation.whole_games(config) == dataclasses.replace(config, env_params={})
 
 
 def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
@@ -289,10 +290,12 @@ def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
     register(
         ["Short"], lambda name, episodic_life=False: echo_env(limit=2 if episodic_life else LIMIT)
     )
-    monkeypatch.setattr(
-        render, "save_episode", lambda *given: drawn.append((given[4].limit, len(given[-1])))
-    )
-    monkeypatch.setattr(render.playing, "make_player", as_if_action_2(render.playing.make_player))
+
+    def remember(form, path, title, adapter, episode):
+        drawn.append((adapter.env.limit, len(episode.rewards)))
+
+    monkeypatch.setattr(formats, "save_episode", remember)
+    monkeypatch.setattr(evaluation, "make_player", as_if_action_2(evaluation.make_player))
     words = "--num-envs 2 --num-steps 8 --num-minibatches 1 --total-timesteps 16 --num-seeds 1 --eval-episodes 0"
     words += f" --env-name Short --env-params episodic_life True --run-dir {tmp_path / 'run'}"
     render.main(train.main(["ppo", *words.split()]), formats=("gif",))
@@ -332,19 +335,19 @@ def test_a_script_trains_in_one_jit():
 
 def test_resume_begins_new_episodes(tmp_path, capsys):
     config = small(anneal_lr=False)
-    program = running.compile_slice(ppo, config, [], 2)
+    program = compilation.compile_slice(ppo, config, [], 2)
     key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
     seen = []
 
     def watch(first, last, metrics, returns):
         seen.append(last)
 
-    with running.open_checkpoints(tmp_path / "checkpoints", keep=2) as manager:
-        with pytest.raises(running.Stopped):
-            running.train_slice(program, {}, key_data, manager, watch, caught=[15])
+    with checkpoints.open_checkpoints(tmp_path / "checkpoints", keep=2) as manager:
+        with pytest.raises(signals.Stopped):
+            slices.train_slice(program, {}, key_data, manager, watch, caught=[15])
         assert 0 < seen[-1] < config.num_updates
         host.close_all()  # as in another process
-        carry = running.train_slice(program, {}, key_data, manager, watch)
+        carry = slices.train_slice(program, {}, key_data, manager, watch)
     assert seen[-1] == config.num_updates
     assert "new episodes begin" in capsys.readouterr().err
     assert np.isfinite(carry["metrics"]["value_loss"]).all()

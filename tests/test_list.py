@@ -11,7 +11,7 @@ import yaml
 from safetensors.numpy import save_file
 from support.small import small_config
 
-from onejit import __main__, runs, train
+from onejit import __main__, run_directory, train
 from onejit import list as list_runs
 
 
@@ -70,7 +70,7 @@ def test_states(tmp_path, capsys):
     (make_run(tmp_path / "damaged") / "run.json").write_text("{")
     make_run_of_a_script(tmp_path / "of_a_script", [1.0, 3.0, -2.0], lost=[2])
     make_run(tmp_path / "stopped" / "checkpoints" / "inner")  # what a run holds is no run
-    held = runs.lock(make_run(tmp_path / "running", {"steps_done": 900}))
+    held = run_directory.lock(make_run(tmp_path / "running", {"steps_done": 900}))
     found = {name: cells[:-1] for name, cells in rows(capsys, tmp_path).items()}
     held.release()
     damaged = found.pop("damaged")
@@ -96,7 +96,7 @@ def test_states(tmp_path, capsys):
 def test_progress_counts_the_steps_of_all_updates(script, tmp_path):
     """In evolve_objective `total_timesteps` is of one of the many trainings in a generation."""
     config = small_config(script, num_updates=8)
-    record = runs.make_record(script, config, train.Options(num_seeds=3), [])
+    record = run_directory.make_record("train", script, config, train.Options(num_seeds=3), [])
     record["steps_done"] = 3 * 2 * config.num_envs * config.num_steps
     (tmp_path / "run.json").write_text(json.dumps(record))
     assert list_runs.describe(tmp_path)[4:6] == ["stopped", "25 %"]

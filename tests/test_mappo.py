@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from support.tiers import slow
 from support.trees import arrays
 
 import mappo
-from onejit import playing, runs
+from onejit import evaluation, run_directory
 
 TEAM = "toys_team:ToyTeam"
 
@@ -439,7 +440,7 @@ def test_best_actions_are_learned():
     config, out, _ = learn(100, env_params=(("length", LIMIT), ("pays", "action")))
     options = dataclasses.make_dataclass("Options", ["seed", "eval_episodes"])(0, 2)
     agents = jax.tree.map(lambda leaf: leaf[None], out["runner_state"].agent)
-    returns = jit_quickly(playing.greedy_returns(mappo, config, options))(agents)
+    returns = jit_quickly(evaluation.greedy_returns(mappo, config, options))(agents)
     np.testing.assert_allclose(returns, 1.5 * LIMIT)  # of the team: the mean over the agents
 
 
@@ -522,8 +523,8 @@ def test_all_of_jaxmarl_can_be_made_or_is_refused():
 @pytest.mark.slow
 def test_soups_are_delivered_with_its_config():
     """One seed of configs/mappo/cramped_room.yaml."""
-    config = runs.read_config(
-        mappo, runs.Path(mappo.__file__).parent / "configs" / "mappo" / "cramped_room.yaml"
+    config = run_directory.read_config(
+        mappo, Path(mappo.__file__).parent / "configs" / "mappo" / "cramped_room.yaml"
     )
     out = jax.jit(mappo.make_train(config))(jax.random.key(0))
     assert np.nanmean(out["metrics"]["episodic_return"][-20:]) > 200

@@ -8,7 +8,7 @@ import pytest
 from support.files import ROOT, SCRIPTS
 from support.tiers import slow
 
-from onejit.runs import load_script
+from onejit.scripts import load_script
 
 SENTENCE = r"[Aa]n agent of the default run needs ([\d.]+) MB at its peak"
 

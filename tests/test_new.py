@@ -10,7 +10,7 @@ import pytest
 import tyro
 from support.files import ROOT, SCRIPTS
 
-from onejit import __main__, new, runs, train
+from onejit import __main__, new, run_directory, scripts, train
 
 TINY = ["--total-timesteps=600", "--num-steps=100", "--num-seeds=2"]
 
@@ -46,7 +46,7 @@ def test_a_copy_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_dir = train.main([path.name, *TINY, "--run-dir=runs/mine"])
     for folder in ("own", run_dir):
-        assert runs.read_record(folder)["settings"]["script"] == "my_algorithm"
+        assert run_directory.read_record(folder)["settings"]["script"] == "my_algorithm"
     assert (run_dir / "my_algorithm.py").read_bytes() == path.read_bytes()
 
 
@@ -99,12 +99,12 @@ def test_where_scripts_lie(tmp_path, monkeypatch):
     (tmp_path / "ppo.py").write_text("")
     (tmp_path / "configs" / "ppo").mkdir(parents=True)
     (tmp_path / "plot.py").write_text("")  # a user's own file
-    monkeypatch.setattr(runs, "PACKAGE", package)
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
-    assert runs.known_scripts() == {"ppo": tmp_path / "ppo.py"}
+    monkeypatch.setattr(scripts, "PACKAGE", package)
+    monkeypatch.setattr(scripts, "ROOT", tmp_path)
+    assert scripts.known_scripts() == {"ppo": tmp_path / "ppo.py"}
     (package / "scripts").mkdir()
     (package / "scripts" / "dqn.py").write_text("")
-    assert runs.known_scripts() == {"dqn": package / "scripts" / "dqn.py"}
+    assert scripts.known_scripts() == {"dqn": package / "scripts" / "dqn.py"}
 
 
 @pytest.mark.slow

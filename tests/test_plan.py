@@ -12,7 +12,8 @@ from support.files import repository_files
 
 import ppo
 import sac
-from onejit import command_line, plan, running
+from onejit import errors, memory, plan
+from onejit.plan import program
 
 # As XLA prints programs, shortened: `train` runs a step of an environment and an inner loop three times, each kernel
 # once. What a kernel moves stands beside it, operands first.
@@ -117,7 +118,7 @@ ENTRY %main (key: u32[2], w: bf16[8,8]) -> f32[8] {
 
 @pytest.fixture(scope="module")
 def loops():
-    return plan.find_loops(plan.read_program(PROGRAM)).all()
+    return program.find_loops(program.read_program(PROGRAM)).all()
 
 
 def test_loops_and_kernels_against_a_count_by_hand(loops):
@@ -150,38 +151,31 @@ def test_bytes_against_a_count_by_hand(loops):
 
 
 def test_loop_without_a_known_trip_count_counts_once():
-    loops = plan.find_loops(
-        plan.read_program(PROGRAM.replace('"known_trip_count":{"n":"5"}', ""))
+    loops = program.find_loops(
+        program.read_program(PROGRAM.replace('"known_trip_count":{"n":"5"}', ""))
     ).all()
     assert loops[0].total() == 2 + 3 * (5 + 1) and loops[2].notes == {"trip count not known"}
 
 
 def test_steps_are_found_by_what_stands_in_their_loops(loops):
-    step, kernels = plan.step_loop(loops, plan.PARTS["environment"])
+    step, kernels = program.step_loop(loops, program.is_of_environment)
     assert step is loops[1] and kernels == 5  # the gradient's loop inside is none of its own
-    step, kernels = plan.step_loop(loops, plan.PARTS["gradient"])
+    step, kernels = program.step_loop(loops, program.is_of_gradient)
     assert step is loops[2] and kernels == 1
-    assert plan.step_loop(loops, lambda each: False) is None
+    assert program.step_loop(loops, lambda each: False) is None
 
 
-def test_steps_that_a_loop_takes_at_a_time():
-    config = ppo.Config(
-        total_timesteps=3 * 4 * 128, num_envs=4, num_steps=128, update_epochs=4, num_minibatches=2
-    )
-    assert [plan.at_a_time(config, "environment", 3 * trips) for trips in (128, 8, 1)] == [
-        1,
-        16,
-        128,
-    ]
-    assert [plan.at_a_time(config, "gradient", 3 * trips) for trips in (4 * 2, 4, 128)] == [1, 2, 1]
-    config = sac.Config(
-        total_timesteps=1000 + 3 * 8,
-        learning_starts=1000,
-        num_envs=4,
-        num_steps=2,
-        gradient_steps=6,
-    )
-    assert [plan.at_a_time(config, kind, 3) for kind in ("environment", "gradient")] == [2, 6]
+def loop_that_runs(runs: int) -> program.Loop:
+    return program.Loop(None, trips=1, runs=runs, depth=0, kernels=[], inner=[], notes=set())
+
+
+def test_environment_steps_that_a_loop_takes_at_a_time():
+    """Of three updates: a loop with a trip for each step, one unrolled by 16, and one update."""
+    config = ppo.Config(total_timesteps=3 * 4 * 128, num_envs=4, num_steps=128)
+    for trips, steps in ((128, 1), (8, 16), (1, 128)):
+        assert plan.environment_steps_at_a_time(config, loop_that_runs(3 * trips)) == steps
+    config = sac.Config(total_timesteps=1000 + 3 * 8, learning_starts=1000, num_envs=4, num_steps=2)
+    assert plan.environment_steps_at_a_time(config, loop_that_runs(3)) == 2
 
 
 def test_places(loops):
@@ -198,24 +192,25 @@ def test_shapes():
         "c64[2]": 16,
         "f8e4m3fn[4]": 4,
     }
-    assert {shape: plan.shape_bytes(shape) for shape in shapes} == shapes
+    assert {shape: program.shape_bytes(shape) for shape in shapes} == shapes
 
 
 @pytest.mark.parametrize("most", [1, 2, 37, 4096])
 def test_most_seeds(monkeypatch, most):
     """Of programs that take a fixed part and one for each seed, in blocks of three."""
-    monkeypatch.setattr(running, "program_bytes", lambda size: 1000 + 96 * -(-size // 3))
-    limit = running.program_bytes(most)
-    found = plan.most_seeds(lambda size: size, {0: 0, 8: running.program_bytes(8)}, limit)
-    assert 0.95 * limit < running.program_bytes(found) <= limit
+    monkeypatch.setattr(memory, "program_bytes", lambda size: 1000 + 96 * -(-size // 3))
+    limit = memory.program_bytes(most)
+    found = plan.most_seeds(lambda size: size, {0: 0, 8: memory.program_bytes(8)}, limit)
+    assert 0.95 * limit < memory.program_bytes(found) <= limit
 
 
 def test_descriptions():
     for path in repository_files("onejit/gpus/*.txt"):
-        text, device, capacity, bandwidth = plan.read_gpu(path.stem)
+        gpu = plan.read_gpu(path.stem)
+        text, device, capacity, bandwidth = gpu
         assert "Source: " in text and device.startswith("NVIDIA") and float(bandwidth) > 1e12
         assert 20e9 < float(capacity) < 90e9
-        assert plan.read_gpu(str(path)) == [text, device, capacity, bandwidth]
+        assert plan.read_gpu(str(path)) == gpu
 
 
 @pytest.mark.parametrize(
@@ -241,7 +236,7 @@ def test_descriptions():
 )
 def test_a_mistake_is_one_line(tmp_path, capsys, words, message):
     (tmp_path / "gpu.txt").write_text('device_description_str: "A"\ndevice_memory_size: 8\n')
-    with pytest.raises(SystemExit) as stopped, command_line.errors_in_one_line("onejit plan"):
+    with pytest.raises(SystemExit) as stopped, errors.errors_in_one_line("onejit plan"):
         plan.main(words.format(tmp=tmp_path, grid="q_learning_gridworld").split())
     out, err = capsys.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1) and message in err
@@ -249,7 +244,7 @@ def test_a_mistake_is_one_line(tmp_path, capsys, words, message):
 
 def test_without_the_wheels_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit), command_line.errors_in_one_line("onejit plan"):
+    with pytest.raises(SystemExit), errors.errors_in_one_line("onejit plan"):
         plan.main(["q_learning_gridworld"])
     assert "pip install -r requirements-gpu.txt" in capsys.readouterr().err
 
@@ -299,6 +294,4 @@ def test_a_training_compiled(tmp_path, script):
             3 * 4 * 4,
             1,
         )
-    assert found["memory"]["limit"] == running.GIB and (
-        script == "ppo" or found["most_seeds"] > 100
-    )
+    assert found["memory"]["limit"] == memory.GIB and (script == "ppo" or found["most_seeds"] > 100)

@@ -13,7 +13,7 @@ from support.compilation import jit_quickly
 from support.trees import assert_close
 
 import ppo_continuous as ppo
-from onejit import runs, statistics
+from onejit import run_directory, statistics
 
 LIMIT = 5
 
@@ -22,7 +22,7 @@ LIMIT = 5
 def test_pendulum_is_learned_with_its_config():
     """Four seeds of configs/ppo_continuous/pendulum.yaml; 32 reached -161."""
     path = Path(ppo.__file__).parent / "configs" / "ppo_continuous" / "pendulum.yaml"
-    config = runs.read_config(ppo, path)
+    config = run_directory.read_config(ppo, path)
     out = jax.jit(jax.vmap(ppo.make_train(config)))(jax.random.split(jax.random.key(0), 4))
     assert statistics.final_return(jax.device_get(out["metrics"])).mean() > -200
 

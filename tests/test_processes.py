@@ -21,7 +21,7 @@ from support.tiers import slow
 from support.training import trained
 from support.trees import arrays, assert_close, assert_same
 
-from onejit import running, runs
+from onejit import checkpoints, compilation, run_directory, slices
 
 NUM_UPDATES = 1000
 TIME_LIMIT = 300  # seconds; no run takes a tenth of it on an idle machine
@@ -118,14 +118,14 @@ def test_every_script_resumes(script, tmp_path):
     """What each carries comes back from a checkpoint bit for bit, replay, statistics, optimizer, keys, and can play."""
 
     config = small_config(script, 2)
-    program = running.compile_slice(
+    program = compilation.compile_slice(
         script, config, [], 2, SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0)
     )
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
-    with running.open_checkpoints(tmp_path, keep=1) as manager:
+    with checkpoints.open_checkpoints(tmp_path, keep=1) as manager:
         carry = program.advance(program.start({}, jax.device_put(keys, program.spread)), {}, 0, 1)
-        running.save(manager, 1, carry)
-        again = running.restore(manager, 1, program)
+        slices.save(manager, 1, carry)
+        again = slices.restore(manager, 1, program)
     before = [leaf.copy() for leaf in arrays(carry)]
     assert jax.tree.structure(carry) == jax.tree.structure(again)
     for leaf, other in zip(before, arrays(again), strict=True):
@@ -150,7 +150,7 @@ def test_every_script_resumes(script, tmp_path):
     ],
 )
 def test_each_core_is_a_device_unless_chosen(env, before, devices, tmp_path):
-    code = f"import jax\n{before}\nfrom onejit import running\nprint(jax.local_device_count())"
+    code = f"import jax\n{before}\nfrom onejit import train\nprint(jax.local_device_count())"
     unset = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     env = unset | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | env
     finished = subprocess.run(
@@ -161,11 +161,11 @@ def test_each_core_is_a_device_unless_chosen(env, before, devices, tmp_path):
 
 FOUR_DEVICES = """
 import sys
-from onejit import running, runs, train
+from onejit import compilation, run_directory, train
 run_dir = train.main(sys.argv[1:])
-script, config, agent = runs.load_run(run_dir)
+script, config, agent = run_directory.load_run(run_dir)
 options = train.Options(eval_episodes=2)
-open("program.txt", "w").write(running.compile_slice(script, config, [], 4, options).advance.as_text())
+open("program.txt", "w").write(compilation.compile_slice(script, config, [], 4, options).advance.as_text())
 """
 
 
@@ -195,8 +195,8 @@ def test_seeds_spread_over_devices(script, tmp_path):
 
 UNEVEN = """
 import sys
-from onejit import running, runs, train
-running.largest_slice = lambda compile_size, total, step, memory: compile_size(4)
+from onejit import compilation, run_directory, train
+compilation.largest_slice = lambda compile_size, total, step, memory: compile_size(4)
 train.main(sys.argv[1:])
 """
 
@@ -216,10 +216,10 @@ def test_slices_of_different_size_lie_on_different_devices(tmp_path):
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["slice"] == 4 and record["final return"]["seeds"] == 6
 
-    agents = runs.load_run(tmp_path / "run")[2]
+    agents = run_directory.load_run(tmp_path / "run")[2]
     assert all(len(leaf) == 6 for leaf in jax.tree.leaves(agents))
     run([*TRAIN, "--resume", "run"], tmp_path, JAX_NUM_CPU_DEVICES="3")  # as many as there are now
-    assert_close_arrays(agents, runs.load_run(tmp_path / "run")[2])
+    assert_close_arrays(agents, run_directory.load_run(tmp_path / "run")[2])
 
 
 def assert_close_arrays(tree, other):

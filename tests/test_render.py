@@ -23,7 +23,10 @@ from safetensors.numpy import save_file
 from support.files import ROOT
 
 import q_learning_gridworld
-from onejit import command_line, render, runs, statistics, train
+from onejit import command_line, errors, render, run_directory, statistics, train
+from onejit.render import figures, formats, viewer
+from onejit.render.adapters import adapter_of
+from onejit.render.formats import check_formats
 
 rng = np.random.default_rng(0)
 
@@ -46,7 +49,7 @@ def run(*args):
 
 def harm_agents(path, change):
     """Rewrites a file of agents as `change(arrays)`."""
-    arrays, metadata = runs.read_agents(path)
+    arrays, metadata = run_directory.read_agents(path)
     save_file(
         {name: np.ascontiguousarray(each) for name, each in change(arrays).items()}, path, metadata
     )
@@ -80,7 +83,7 @@ def copied(run_dir, tmp_path):
 @pytest.fixture
 def refuses(capsys):
     def check(args, *words):
-        with pytest.raises(SystemExit) as stop, command_line.errors_in_one_line("onejit render"):
+        with pytest.raises(SystemExit) as stop, errors.errors_in_one_line("onejit render"):
             run(*args)
         said = capsys.readouterr().err
         assert (
@@ -263,7 +266,7 @@ def test_one_agent_needs_no_metrics(copied):
 def test_agents_that_do_not_fit_the_script(copied, refuses):
     """As after a change of the networks: without a check, an index into a smaller table is silently the last one."""
     path = copied / "agent.safetensors"
-    ((name, table),) = runs.read_agents(path)[0].items()
+    ((name, table),) = run_directory.read_agents(path)[0].items()
     harm_agents(path, lambda arrays: {name: table[:, :-1]})
     refuses(
         [copied],
@@ -287,7 +290,7 @@ def test_a_run_of_an_older_script(copied):
 def test_grid_world_by_pixels():
     env = q_learning_gridworld.GridWorld(3, 4, (2, 0), (0, 3), walls=((1, 1),), cliff=((2, 2),))
     states = q_learning_gridworld.GridState(cell=np.array([8, 4]), time=np.arange(2))
-    first, second = render.grid_world_frames(env, states, np.zeros(2), range(2))
+    first, second = figures.grid_world_frames(env, states, np.zeros(2), range(2))
     blue, dark, red = (31, 119, 180), (77, 77, 77), (222, 120, 110)
 
     def share(
@@ -316,7 +319,7 @@ def test_grid_world_by_pixels():
 def test_channels_of_a_grid_have_colors():
     obs = np.zeros((2, 4, 4, 3))
     obs[0, 0, 0, 0] = obs[0, 1, 1, 1] = obs[1, 2, 2, 2] = obs[1, 2, 2, 0] = 1
-    first, second = render.grid_frames("title", obs, np.zeros(2), range(2))
+    first, second = figures.grid_frames("title", obs, np.zeros(2), range(2))
     cell = (first == 0).all(axis=-1).sum() / 14  # pixels of one; 14 of the 16 are black
 
     def colors(frame):
@@ -336,7 +339,7 @@ def test_channels_of_a_grid_have_colors():
 
 def test_bars_show_the_observation():
     obs = np.array([[0.0, 1.0], [1.0, 0.0]])
-    first, second = render.bar_frames("title", obs, np.zeros(2), range(2))
+    first, second = figures.bar_frames("title", obs, np.zeros(2), range(2))
     blue = [
         (np.abs(frame.astype(int) - (31, 119, 180)).max(axis=-1) < 3) for frame in (first, second)
     ]
@@ -384,7 +387,7 @@ def test_mp4(tmp_path):
         np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)
     ]  # odd sizes, which H.264 does not have
     with (tmp_path / "film.mp4").open("wb") as file:
-        render.save_mp4(lambda: iter(frames), 0.1, file)
+        formats.save_mp4(lambda: iter(frames), 0.1, file)
     reader = imageio_ffmpeg.read_frames(str(tmp_path / "film.mp4"))
     about = next(reader)
     assert (about["size"], about["fps"], about["codec"]) == ((46, 32), 10, "h264")
@@ -398,14 +401,14 @@ def test_mp4(tmp_path):
 def test_packages_for_pictures_that_are_not_there(package, form, env_name, monkeypatch):
     """Said before anything is played."""
     env, _ = gymnax.make(env_name)
-    assert render.check_formats((form,), env) == (form,)
+    assert check_formats((form,), adapter_of(env)) == (form,)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
         ValueError,
         match=f"needs {package.replace('_', '-')}; pip install {package.replace('_', '-')}",
     ):
-        render.check_formats((form,), env)
-    assert render.check_formats(("gif",), gymnax.make("Breakout-MinAtar")[0])
+        check_formats((form,), adapter_of(env))
+    assert check_formats(("gif",), adapter_of(gymnax.make("Breakout-MinAtar")[0]))
 
 
 # --- the page ---
@@ -425,7 +428,7 @@ def pendulum():
 
 @pytest.fixture
 def no_packages(monkeypatch, tmp_path):
-    monkeypatch.setattr(render, "PACKAGES", tmp_path / "node_modules")
+    monkeypatch.setattr(viewer, "PACKAGES", tmp_path / "node_modules")
     return tmp_path / "node_modules"
 
 
@@ -441,7 +444,7 @@ def test_page_holds_all_that_it_imports(pendulum, no_packages):
         path = no_packages / name
         path.parent.mkdir(parents=True)
         path.write_text(source)
-    page = render.make_page("a <title> & </script>", env, states)
+    page = viewer.make_page("a <title> & </script>", env, states)
     assert page.count("</script>") == page.count("<script") == 3 and "&lt;title&gt; &amp;" in page
     imports = json.loads(re.search(r'<script type="importmap">(.*?)</script>', page, re.DOTALL)[1])[
         "imports"
@@ -464,12 +467,12 @@ def test_page_holds_all_that_it_imports(pendulum, no_packages):
 def test_page_without_packages(pendulum, no_packages):
     """It is refused, and not among the default formats."""
     adapter = SimpleNamespace(env=pendulum[0])
-    assert render.check_formats((), adapter) == ("gif",)
+    assert check_formats((), adapter_of(adapter)) == ("gif",)
     no_packages.mkdir()
     with pytest.raises(ValueError, match="html needs"):
-        render.check_formats((), adapter)
+        check_formats((), adapter_of(adapter))
     with pytest.raises(ValueError, match=r"html needs .*three.*npm ci --prefix .* --formats gif"):
-        render.make_page("title", *pendulum)
+        viewer.make_page("title", *pendulum)
 
 
 # --- what it refuses ---
@@ -527,11 +530,11 @@ def test_output_that_cannot_be_written(run_dir, refuses):
 @pytest.fixture(scope="module")
 def brax_run(tmp_path_factory):
     """GIF, MP4 and HTML of an inverted pendulum."""
-    if not render.PACKAGES.exists():
+    if not viewer.PACKAGES.exists():
         if not shutil.which("npm"):
             pytest.skip("needs npm, for the packages of brax's viewer")
         subprocess.run(
-            ["npm", "ci", "--ignore-scripts", "--prefix", str(render.VIEWER)],
+            ["npm", "ci", "--ignore-scripts", "--prefix", str(viewer.VIEWER)],
             check=True,
             timeout=300,
         )

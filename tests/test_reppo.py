@@ -16,7 +16,7 @@ from support.trees import arrays, assert_close
 
 import reppo
 import sac
-from onejit import runs, statistics
+from onejit import run_directory, statistics
 
 VALUE = toys.ValueContinuous.__name__
 
@@ -460,6 +460,6 @@ def test_termination_is_not_bootstrapped():
 def test_pendulum_is_learned_with_its_config():
     """Four seeds of configs/reppo/pendulum.yaml."""
     path = Path(reppo.__file__).parent / "configs" / "reppo" / "pendulum.yaml"
-    config = runs.read_config(reppo, path)
+    config = run_directory.read_config(reppo, path)
     out = jax.jit(jax.vmap(reppo.make_train(config)))(jax.random.split(jax.random.key(0), 4))
     assert statistics.final_return(jax.device_get(out["metrics"])).mean() > -200

@@ -19,8 +19,8 @@ from support.tiers import slow
 
 import sac
 import td3
-from onejit import runs
-from onejit.playing import greedy_returns, make_player
+from onejit import run_directory
+from onejit.evaluation import greedy_returns, make_player
 
 VALUE = toys.ValueContinuous.__name__
 both = pytest.mark.parametrize("script", [sac, td3], ids=["sac", "td3"])
@@ -554,7 +554,7 @@ def test_pendulum_is_learned_with_its_config(script):
     """Four seeds of configs/NAME/pendulum.yaml."""
     name = script.__name__
     path = Path(script.__file__).parent / "configs" / name / "pendulum.yaml"
-    config = runs.read_config(script, path)
+    config = run_directory.read_config(script, path)
     out = jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4))
     options = types.SimpleNamespace(seed=0, eval_episodes=64, eval_interval=0)
     assert greedy_returns(script, config, options)(out["runner_state"].agent).mean() > -180

@@ -31,8 +31,23 @@ from support.files import ROOT
 from support.tiers import slow
 from support.trees import assert_same
 
-from onejit import __main__, command_line, render, running, runs, statistics, sweep, sweep_pictures
+from onejit import (
+    __main__,
+    command_line,
+    compilation,
+    render,
+    run_directory,
+    scripts,
+    slices,
+    statistics,
+    sweep,
+)
 from onejit import list as list_runs
+from onejit.memory import GIB, program_bytes
+from onejit.progress import Lines
+from onejit.sweep import execution, pictures, results, search
+from onejit.sweep import request as sweep_request
+from onejit.sweep.values import make_trials
 
 SIZES = ["--num-steps=200", "--total-timesteps=2000"]  # 10 updates
 # Random actions, so that one that hangs on a last bit cannot set two compilations apart.
@@ -95,7 +110,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def quick_pictures(monkeypatch):
     for name in ("draw_curves", "draw_returns", "draw_heat_map"):  # their intervals take seconds
-        monkeypatch.setattr(sweep, name, lambda *args: args[-1].write(b"picture"))
+        monkeypatch.setattr(pictures, name, lambda *args: args[-1].write(b"picture"))
 
 
 def test_eight_learning_rates_compile_once(finished):
@@ -104,7 +119,7 @@ def test_eight_learning_rates_compile_once(finished):
 
 
 def test_eight_learning_rates_as_eight_runs(finished):
-    metrics, script = metrics_of(finished[0]), runs.load_script("q_learning_gridworld")
+    metrics, script = metrics_of(finished[0]), scripts.load_script("q_learning_gridworld")
     keys = jax.random.split(jax.random.key(0), 3)
     run = jit_quickly(
         jax.vmap(lambda config, key: script.make_train(config)(key)["metrics"], (None, 0))
@@ -120,9 +135,9 @@ def test_eight_learning_rates_as_eight_runs(finished):
 
 def test_slices_that_fit_agree_with_one_slice(finished, tmp_path, capsys):
     """24 runs in slices that do not divide them, nor end where a trial ends."""
-    script = runs.load_script("q_learning_gridworld")
+    script = scripts.load_script("q_learning_gridworld")
     config = config_of(script, SMALL[1:])
-    five = running.compile_slice(script, config, ["lr"], 5).bytes / running.GIB
+    five = compilation.compile_slice(script, config, ["lr"], 5).bytes / GIB
     sweep.main([*SWEEP, f"--run-dir={tmp_path / 'run'}", f"--memory={five * 1.01}"])
     assert "5 slice(s) of 5" in capsys.readouterr().out
     metrics, whole = metrics_of(tmp_path / "run"), metrics_of(finished[0])
@@ -143,7 +158,7 @@ def test_static_fields_make_groups(tmp_path, capsys):
     ]
     sweep.main([SMALL[0], SIZES[1], *GRID, *args])
     assert "4 trials x 2 seeds in 2 compile group(s)" in capsys.readouterr().out
-    metrics, script = metrics_of(tmp_path / "run"), runs.load_script("q_learning_gridworld")
+    metrics, script = metrics_of(tmp_path / "run"), scripts.load_script("q_learning_gridworld")
     assert metrics["episodes"].shape == (4, 2, 20)
     assert metrics["steps_per_update"].tolist() == [100, 100, 200, 200]
     assert (metrics["episodes"][2:, :, 10:] == 0).all() and np.isnan(
@@ -202,14 +217,14 @@ def test_one_seed_has_no_interval(tmp_path):
 
 
 def test_results(finished):
-    run_dir, script = finished[0], runs.load_script("q_learning_gridworld")
+    run_dir, script = finished[0], scripts.load_script("q_learning_gridworld")
     rows, metrics = list(csv.DictReader((run_dir / "results.csv").open())), metrics_of(run_dir)
     assert [(int(row["trial"]), float(row["lr"]), int(row["seed"])) for row in rows] == [
         (trial, rate, seed) for (trial, rate), seed in itertools.product(enumerate(RATES), range(3))
     ]
     for row in rows:
         one = {name: metrics[name][int(row["trial"])] for name in ("episodes", "episodic_return")}
-        final = script.mean_return({name: each[:, 9:] for name, each in one.items()})[
+        final = statistics.mean_return({name: each[:, 9:] for name, each in one.items()})[
             int(row["seed"])
         ]
         assert float(row["final_return"]) == pytest.approx(np.nan_to_num(final, nan=-np.inf))
@@ -264,7 +279,7 @@ def test_what_is_left_in_the_directory(finished):
     }  # metrics are kept once: no slices
     for name in plots:
         assert (finished[0] / name).read_bytes().startswith(b"\x89PNG")
-    script = runs.load_script("q_learning_gridworld")
+    script = scripts.load_script("q_learning_gridworld")
     assert config_of(script, ["--config", str(finished[0] / "config.yaml")]).num_steps == 200
 
 
@@ -284,7 +299,7 @@ def test_agents_of_the_best_trials_are_kept(finished, tmp_path):
     ranked = [line.split()[0] for line in (finished[0] / "table.txt").read_text().splitlines()[1:]]
     assert {path.name for path in folder.iterdir()} == {f"trial-{trial}" for trial in ranked[:5]}
     for trial in ranked[:2]:
-        script, config, agent = runs.load_run(folder / f"trial-{trial}")
+        script, config, agent = run_directory.load_run(folder / f"trial-{trial}")
         assert (
             config.lr == RATES[int(trial)]
             and Path(script.__file__).parent == folder / f"trial-{trial}"
@@ -292,7 +307,7 @@ def test_agents_of_the_best_trials_are_kept(finished, tmp_path):
         train = jit_quickly(jax.vmap(script.make_train(config)))
         alone = train(jax.random.split(jax.random.key(0), 3))["runner_state"].agent
         np.testing.assert_allclose(agent["q"], alone["q"], rtol=1e-3, atol=1e-5)
-        whole, own = metrics_of(finished[0]), runs.load_metrics(folder / f"trial-{trial}")
+        whole, own = metrics_of(finished[0]), run_directory.load_metrics(folder / f"trial-{trial}")
         for name, values in own.items():
             np.testing.assert_array_equal(values, whole[name][int(trial)])
         assert record_of(folder / f"trial-{trial}")["final return"]["seeds"] == 3
@@ -306,14 +321,14 @@ def test_agents_of_the_best_trials_are_kept(finished, tmp_path):
 @pytest.mark.parametrize("keep, most", [(0, [0, 0, 0, 0]), (1, [1, 1, 1, 1])])
 def test_agents_that_cannot_be_kept_leave_the_disk(tmp_path, monkeypatch, keep, most):
     """A slice for each trial. Of those that ended only the best ones' agents stay."""
-    left, finish = [], sweep.finish_slice
+    left, finish = [], execution.finish_slice
 
     def count_files(*args):
         finish(*args)
         left.append(len(list((tmp_path / "run" / "slices").glob("*.safetensors"))))
 
-    monkeypatch.setattr(sweep, "finish_slice", count_files)
-    monkeypatch.setattr(running, "largest_slice", lambda compile_size, *_: compile_size(2))
+    monkeypatch.setattr(execution, "finish_slice", count_files)
+    monkeypatch.setattr(compilation, "largest_slice", lambda compile_size, *_: compile_size(2))
     args = [
         "--lr",
         "0.1",
@@ -384,10 +399,10 @@ def fake_sweep(tmp_path, monkeypatch):
             dict(zip(swept, values, strict=True)) for values in zip(*swept.values(), strict=True)
         ]
         options = sweep.Options(num_seeds=len(returns[0]))
-        request = sweep.Request(
+        request = sweep_request.Request(
             script, config, options, tmp_path, swept, trials, {"settings": {}}, [], {}
         )
-        for number, group in enumerate(sweep.make_groups(request)):
+        for number, group in enumerate(sweep_request.make_groups(request)):
             request.groups.append(group)
             rows = np.repeat(
                 np.ravel(np.array(returns)[group.trials])[:, None], group.config.num_updates, axis=1
@@ -396,9 +411,9 @@ def fake_sweep(tmp_path, monkeypatch):
             agent = {"weights": np.zeros(len(rows)) if weights is None else np.array(weights)}
             name = f"{number}-0000000-{len(rows):07d}"
             (tmp_path / "unfinished" / name).mkdir(parents=True)
-            sweep.finish_slice(request, group, metrics, agent, 0, name, running.Lines(1))
-        monkeypatch.setattr(sweep, "keep_agents", lambda *_: None)
-        sweep.write_results(request)
+            execution.finish_slice(request, group, metrics, agent, 0, name, Lines(1))
+        monkeypatch.setattr(results, "keep_agents", lambda *_: None)
+        results.write_results(request)
         return tmp_path
 
     return write
@@ -406,7 +421,7 @@ def fake_sweep(tmp_path, monkeypatch):
 
 def test_environments_are_not_ranked_in_one_table(fake_sweep):
     """Nor do they share a best.yaml or a picture: their returns have no common unit."""
-    script = runs.load_script("ppo")
+    script = scripts.load_script("ppo")
     swept = {
         "env_name": ["CartPole-v1", "CartPole-v1", "Catch-bsuite", "Catch-bsuite"],
         "lr": [0.1, 0.2, 0.1, 0.2],
@@ -431,9 +446,9 @@ def test_environments_are_not_ranked_in_one_table(fake_sweep):
 
 
 def test_the_step_axis_counts_the_warm_up(fake_sweep, monkeypatch):
-    script, figures = runs.load_script("dqn"), []
+    script, figures = scripts.load_script("dqn"), []
     make = lambda **how: figures.append(Figure(**how)) or figures[-1]  # noqa: E731
-    monkeypatch.setattr(sweep_pictures, "Figure", make)
+    monkeypatch.setattr(pictures, "Figure", make)
     metrics = metrics_of(fake_sweep(script, {"lr": [0.1, 0.2]}, [[1.0, 2.0], [3.0, 4.0]]))
     config = dataclasses.replace(script.Config(), total_timesteps=20_000)
     assert (
@@ -448,7 +463,7 @@ def test_a_seed_without_a_return_is_the_worst(fake_sweep):
     """One of eight is trimmed away; three are not, however good the others are."""
     lost = [[3.0] * 8, [np.nan, *[4.0] * 7], [np.nan, np.inf, np.nan, *[9.0] * 5]]
     table = (
-        fake_sweep(runs.load_script("ppo"), {"lr": [0.1, 0.2, 0.3]}, lost) / "table.txt"
+        fake_sweep(scripts.load_script("ppo"), {"lr": [0.1, 0.2, 0.3]}, lost) / "table.txt"
     ).read_text()
     rows = [re.split(r"  +", line) for line in table.splitlines()[1:]]
     assert [row[:3] + row[6:] for row in rows] == [
@@ -463,13 +478,20 @@ def test_what_is_not_finite(fake_sweep, capfd):
     """Losses and parameters count. A metric of one's own may be NaN where no episode ended."""
     shape = (
         6,
-        dataclasses.replace(runs.load_script("ppo").Config(), total_timesteps=20_000).num_updates,
+        dataclasses.replace(
+            scripts.load_script("ppo").Config(), total_timesteps=20_000
+        ).num_updates,
     )
     loss, success = np.zeros(shape), np.full(shape, np.nan)
     loss[0, 3:], weights = np.nan, [0.0, 0.0, 0.0, np.inf, 0.0, 0.0]
     swept = {"lr": [0.1, 0.2, 0.3]}
     run_dir = fake_sweep(
-        runs.load_script("ppo"), swept, np.ones((3, 2)), weights, value_loss=loss, success=success
+        scripts.load_script("ppo"),
+        swept,
+        np.ones((3, 2)),
+        weights,
+        value_loss=loss,
+        success=success,
     )
     rows = rows_of(run_dir)
     assert [row["first_update_not_finite"] for row in rows] == ["3", "", "", "", "", ""]
@@ -482,7 +504,7 @@ def test_what_is_not_finite(fake_sweep, capfd):
 def test_interval_of_one_trial_is_the_ordinary_bootstrap(monkeypatch):
     monkeypatch.setattr(statistics, "RESAMPLES", 2000)
     values = np.random.default_rng(1).normal(size=16)
-    mean, low, high = sweep_pictures.interval_over_trials(values[None])
+    mean, low, high = pictures.interval_over_trials(values[None])
     middle = lambda x, axis: scipy.stats.trim_mean(x, 0.25, axis=axis)  # noqa: E731
     interval = scipy.stats.bootstrap(
         (values,), middle, n_resamples=20000, method="percentile", rng=3
@@ -494,28 +516,24 @@ def test_interval_of_one_trial_is_the_ordinary_bootstrap(monkeypatch):
 def test_interval_draws_the_seeds_of_all_trials_jointly():
     """Trials that are all alike are no evidence beyond the one: a seed is good or bad luck in all of them."""
     values = np.random.default_rng(1).normal(size=16)
-    one, many = (sweep_pictures.interval_over_trials(np.tile(values, (n, 1))) for n in (1, 20))
+    one, many = (pictures.interval_over_trials(np.tile(values, (n, 1))) for n in (1, 20))
     np.testing.assert_allclose(one, many)
 
 
 def test_interval_draws_no_trials():
     """Seeds that all agree within their trial: nothing is uncertain, however much trials differ."""
-    assert sweep_pictures.interval_over_trials(np.array([[0.0] * 4, [1.0] * 4])) == [0.5, 0.5, 0.5]
+    assert pictures.interval_over_trials(np.array([[0.0] * 4, [1.0] * 4])) == [0.5, 0.5, 0.5]
 
 
 def test_draws():
-    script = runs.load_script("ppo")
+    script = scripts.load_script("ppo")
     words = {
         "gamma": ["log-uniform", "1e-4", "1"],
         "lr": ["0.1", "0.2"],
         "ent_coef": ["uniform", "2", "4"],
     }
-    trials = sweep.make_trials(script, words, 500, 0)
-    assert (
-        trials
-        == sweep.make_trials(script, words, 500, 0)
-        != sweep.make_trials(script, words, 500, 1)
-    )
+    trials = make_trials(script, words, 500, 0)
+    assert trials == make_trials(script, words, 500, 0) != make_trials(script, words, 500, 1)
     assert [list(trial) for trial in trials] == [list(words)] * 1000
     logs, uniform = (
         np.log10([trial["gamma"] for trial in trials]),
@@ -530,15 +548,15 @@ def test_draws_near_one():
     """For a discount: 1 - gamma is what matters, so that as many lie between 0.99 and 0.999 as between 0.9 and 0.99."""
     words = {"gamma": ["one-minus-log-uniform", "0.9", "0.999"]}
     gammas = np.array(
-        [trial["gamma"] for trial in sweep.make_trials(runs.load_script("ppo"), words, 1000, 0)]
+        [trial["gamma"] for trial in make_trials(scripts.load_script("ppo"), words, 1000, 0)]
     )
     assert 0.9 <= gammas.min() < 0.901 and 0.9989 < gammas.max() <= 0.999
     assert abs((gammas > 0.99).mean() - 0.5) < 0.05
 
 
 def test_sizes_of_layers():
-    script = runs.load_script("ppo")
-    assert sweep.make_trials(script, {"hidden_sizes": ["8,8", "16"]}, None, 0) == [
+    script = scripts.load_script("ppo")
+    assert make_trials(script, {"hidden_sizes": ["8,8", "16"]}, None, 0) == [
         {"hidden_sizes": (8, 8)},
         {"hidden_sizes": (16,)},
     ]
@@ -547,8 +565,8 @@ def test_sizes_of_layers():
 
 
 def test_parameters_of_environments():
-    values = sweep.make_trials(
-        runs.load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, None, 0
+    values = make_trials(
+        scripts.load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, None, 0
     )
     assert [dict(each["env_params"]) for each in values] == [{"rows": 7}, {"rows": 8, "columns": 4}]
 
@@ -581,9 +599,9 @@ def test_largest_slice(fixed, each, total, step, memory, size):
 
     def compile_size(size):
         compiled.append(size)
-        return running.Program(size, 1, 1, fixed + each * size, *[None] * 7)
+        return compilation.Program(size, 1, 1, fixed + each * size, *[None] * 7)
 
-    assert running.largest_slice(compile_size, total, step, memory).size == size
+    assert compilation.largest_slice(compile_size, total, step, memory).size == size
     assert len(compiled) <= 4
 
 
@@ -592,9 +610,7 @@ def test_memory_of_a_program():
 
     def needs(function, held=0, **how):
         argument = jax.ShapeDtypeStruct((size // 4,), jnp.float32)
-        return (
-            running.program_bytes(jax.jit(function, **how).lower(argument).compile(), held) / size
-        )
+        return program_bytes(jax.jit(function, **how).lower(argument).compile(), held) / size
 
     assert 2.0 <= needs(lambda x: x + 1.0) < 2.2  # the argument and the output
     assert (
@@ -606,9 +622,9 @@ def test_memory_of_a_program():
 
 def test_memory_grows_with_runs():
     """XLA's figures: more runs need more, by about the same for each."""
-    script = runs.load_script("q_learning_gridworld")
+    script = scripts.load_script("q_learning_gridworld")
     config = config_of(script, SMALL[1:])
-    few, many = (running.compile_slice(script, config, ["lr"], size).bytes for size in (5, 24))
+    few, many = (compilation.compile_slice(script, config, ["lr"], size).bytes for size in (5, 24))
     agents = (config.num_updates * 6 + 48 * 4) * 4  # bytes of metrics and Q table alone, of each
     assert 19 * agents < many - few < 19 * 20 * agents
 
@@ -713,26 +729,32 @@ def test_directory_that_holds_another_sweep(finished, tmp_path, capfd):
 
 def compiled_in_order(monkeypatch, call):
     """`call(size, config)` before each compilation."""
-    compile_slice = running.compile_slice
+    compile_slice = compilation.compile_slice
 
     def compile_it(script, config, names, size):
         call(size, config)
         return compile_slice(script, config, names, size)
 
-    monkeypatch.setattr(running, "compile_slice", compile_it)
+    monkeypatch.setattr(compilation, "compile_slice", compile_it)
 
 
 @pytest.mark.usefixtures("quick_pictures")
 def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
     """Inside a directory that is there and locked; the program of a group is gone before the next one compiles."""
-    run_dir, seen, programs, train_slice = tmp_path / "run", [], [], running.train_slice
+    run_dir, seen, programs, train_slice = tmp_path / "run", [], [], slices.train_slice
 
     def look(size, config):
         gc.collect()
         ended = sorted(path.name for path in run_dir.glob("slices/*.npz"))
         alive = sum(program() is not None for program in programs)
         seen.append(
-            (config.num_steps, record_of(run_dir)["slices"], ended, alive, runs.is_locked(run_dir))
+            (
+                config.num_steps,
+                record_of(run_dir)["slices"],
+                ended,
+                alive,
+                run_directory.is_locked(run_dir),
+            )
         )
 
     def remember(program, *args, **how):
@@ -740,7 +762,7 @@ def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
         return train_slice(program, *args, **how)
 
     compiled_in_order(monkeypatch, look)
-    monkeypatch.setattr(running, "train_slice", remember)
+    monkeypatch.setattr(slices, "train_slice", remember)
     sweep.main(
         [
             SMALL[0],
@@ -781,7 +803,9 @@ def test_stopped_while_a_group_compiles(tmp_path, monkeypatch, capfd):
     whole = sweep.main([*args, f"--run-dir={tmp_path / 'whole'}"])
     with monkeypatch.context() as patch:
         sizes = iter([2, 2])
-        patch.setattr(running, "largest_slice", lambda compile_size, *_: compile_size(next(sizes)))
+        patch.setattr(
+            compilation, "largest_slice", lambda compile_size, *_: compile_size(next(sizes))
+        )
         compiled_in_order(
             patch, lambda _, config: config.num_steps == 200 and os.kill(os.getpid(), signal.SIGINT)
         )
@@ -811,14 +835,14 @@ def stop_at(monkeypatch):
     """A function that sends this process a signal when so many steps are done."""
 
     def arrange(number, steps):
-        count, sent = sweep.count, []
+        count, sent = execution.count, []
 
         def count_and_stop(request, progress, done, **how):
             count(request, progress, done, **how)
             if request.record["steps_done"] >= steps and not sent:
                 sent.append(os.kill(os.getpid(), number))
 
-        monkeypatch.setattr(sweep, "count", count_and_stop)
+        monkeypatch.setattr(execution, "count", count_and_stop)
 
     return arrange
 
@@ -862,9 +886,9 @@ def test_killed_and_resumed(tmp_path):
         "--num-steps=20",
         "--total-timesteps=40000",
     ]
-    script = runs.load_script(SMALL[0])
+    script = scripts.load_script(SMALL[0])
     config = config_of(script, args[6:])
-    memory = running.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / running.GIB
+    memory = compilation.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / GIB
     args += [f"--memory={memory}", "--checkpoint-interval=1e-9"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     sweep.main([*args, f"--run-dir={whole}"])
@@ -911,7 +935,7 @@ def before_the_results(tmp_path_factory):
         raise OSError("No space left on device")
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(sweep, "write_results", fail)
+        patch.setattr(results, "write_results", fail)
         sweep.main([*SWEEP, f"--run-dir={run_dir}"])
     assert stop.value.code == 1
     return run_dir
@@ -924,7 +948,7 @@ def test_metrics_stay_in_slices_until_they_are_written_whole(
     copy = shutil.copytree(before_the_results, tmp_path / "copy")
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(
-            sweep,
+            results,
             "stack_metrics",
             lambda *_: (_ for _ in ()).throw(OSError("No space left on device")),
         )
@@ -959,7 +983,7 @@ def test_best_values_can_be_trained(finished):
 def propose(words, returns_of) -> list[dict]:
     """The trials of a sweep whose returns a function of the trial gives."""
     request = sweep.read_request(["q_learning_gridworld", *words], None)
-    for group in sweep.propose_groups(request):
+    for group in search.propose_groups(request):
         request.returns.update(
             {trial: np.full(2, returns_of(request.trials[trial])) for trial in group.trials}
         )
@@ -1012,7 +1036,7 @@ def test_optuna_resumed_with_another_version(tmp_path):
     request = sweep.read_request([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
     request.record["proposed"] = [{"lr": 0.1, "gamma": 0.9}] * 4
     with pytest.raises(ValueError, match="has its version changed"):
-        next(sweep.propose_groups(request))
+        next(search.propose_groups(request))
 
 
 @pytest.mark.usefixtures("quick_pictures")
@@ -1063,9 +1087,9 @@ def test_package_that_is_missing(option, package, monkeypatch, tmp_path, capfd):
 def test_disk_full(small_disk, tmp_path, capfd):
     """The second slice does not fit on the disk. With more room, the sweep goes on after the first."""
     args = [SMALL[0], SIZES[0], *GRID, "--total-timesteps=1000000"]
-    script = runs.load_script(SMALL[0])
+    script = scripts.load_script(SMALL[0])
     config = config_of(script, args[1:])
-    four = running.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / running.GIB
+    four = compilation.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / GIB
     args += ["--lr", "0.1", "0.5", "--num-seeds=4", f"--memory={four}"]
     disk = small_disk(680_000)  # a slice is 4 x 5000 updates of five metrics of 4 bytes: 400 kB
     with pytest.raises(SystemExit) as stop:

@@ -25,7 +25,28 @@ from support.files import ROOT
 from support.tiers import slow
 from support.trees import assert_same
 
-from onejit import __main__, command_line, playing, running, runs, statistics, sweep, train
+from onejit import (
+    __main__,
+    command_line,
+    compilation,
+    configs,
+    devices,
+    evaluation,
+    hosts,
+    progress,
+    run_directory,
+    scripts,
+    slices,
+    statistics,
+    sweep,
+    tracking,
+    train,
+)
+from onejit.checkpoints import open_checkpoints
+from onejit.evaluation import evaluation_keys
+from onejit.memory import GIB, cgroup_memory, program_bytes
+from onejit.progress import progress_bar
+from onejit.results import save_results
 
 SMALL = [
     "q_learning_gridworld",
@@ -49,7 +70,7 @@ def metrics_of(run_dir) -> dict:
 
 
 def agents_of(run_dir) -> dict:
-    return runs.read_agents(run_dir / "agent.safetensors")[0]
+    return run_directory.read_agents(run_dir / "agent.safetensors")[0]
 
 
 def record_of(run_dir) -> dict:
@@ -81,7 +102,7 @@ def main_of(script, words):
 
 @pytest.fixture(scope="module")
 def script():
-    return runs.load_script(SMALL[0])
+    return scripts.load_script(SMALL[0])
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +126,7 @@ def test_as_main(script, finished, by_main):
     assert_agree(metrics_of(finished), metrics_of(by_main))
     diff = (
         {"script.diff"}
-        if runs.git(ROOT / "ppo.py", "diff", "HEAD", "--", script.__file__)
+        if scripts.git(ROOT / "ppo.py", "diff", "HEAD", "--", script.__file__)
         else set()
     )
     added = {path.name for path in finished.iterdir()} - {path.name for path in by_main.iterdir()}
@@ -114,7 +135,9 @@ def test_as_main(script, finished, by_main):
         == {"run.json", "evaluation.npy", "checkpoints", "q_learning_gridworld.py", ".lock"} | diff
     )
     assert (finished / "config.yaml").read_text() == (by_main / "config.yaml").read_text()
-    agents, others = (runs.read_agents(path / "agent.safetensors") for path in (finished, by_main))
+    agents, others = (
+        run_directory.read_agents(path / "agent.safetensors") for path in (finished, by_main)
+    )
     assert agents[1] == others[1] == {"script": "q_learning_gridworld", "seed": "0"}
     assert {name: leaf.shape for name, leaf in agents[0].items()} == {
         name: leaf.shape for name, leaf in others[0].items()
@@ -129,7 +152,7 @@ def test_record(script, finished):
     )
     assert record["settings"] == json.loads(
         json.dumps(
-            {"script": "q_learning_gridworld", "num_seeds": 4, "seed": 0} | runs.plain(config)
+            {"script": "q_learning_gridworld", "num_seeds": 4, "seed": 0} | configs.plain(config)
         )
     )
     assert (
@@ -161,7 +184,7 @@ def test_record(script, finished):
 def test_seeds_that_diverged_are_said_and_rank_last(tmp_path, capsys):
     """The greedy action of a table of NaN is the first one, whose return is finite."""
     run_dir = train.main([*SMALL, "--lr=1e30", f"--run-dir={tmp_path / 'run'}"])
-    assert statistics.diverged(runs.load_run(run_dir)[2]).all()
+    assert statistics.diverged(run_directory.load_run(run_dir)[2]).all()
     assert np.isfinite(np.load(run_dir / "evaluation.npy")).all()
     assert "greedy return: 4 seeds diverged" in capsys.readouterr().out
     for name in ("final return", "greedy return"):
@@ -202,19 +225,19 @@ def test_record_of_the_commit(tmp_path):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def recorded():
-        return runs.make_record(script, script.Config(), train.Options(), [])["commit"]
+        return run_directory.make_record("train", script, script.Config(), train.Options(), [])["commit"]
 
     path = shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "copied_for_its_commit.py")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "-am", "b", "v1"]):
         git(*words)
-    script = runs.load_script(str(path))
+    script = scripts.load_script(str(path))
     assert recorded() == git("rev-parse", "HEAD")
     path.write_text(path.read_text() + "# changed\n")
     assert recorded() == f"{git('rev-parse', 'HEAD')}-dirty"
 
 
 def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
-    greedy_returns = playing.greedy_returns
+    greedy_returns = evaluation.greedy_returns
 
     def slowly(script, config, options):
         def evaluate(agents):
@@ -223,7 +246,7 @@ def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
 
         return evaluate
 
-    monkeypatch.setattr(playing, "greedy_returns", slowly)
+    monkeypatch.setattr(evaluation, "greedy_returns", slowly)
     record = record_of(train.main([*SMALL, f"--run-dir={tmp_path / 'run'}"]))
     assert record["seconds"]["evaluate"] >= 1
     assert record["steps_per_second"] == pytest.approx(4 * 2000 / record["seconds"]["train"])
@@ -231,12 +254,12 @@ def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
 
 def test_evaluation_by_hand(finished):
     """Episodes played step by step, each with its key, which is the same for all agents."""
-    script, config, agents = runs.load_run(finished)
+    script, config, agents = run_directory.load_run(finished)
     (env, env_params), (start, act) = script.make_env(config), script.make_policy(config)
     evaluation = np.load(finished / "evaluation.npy")
     assert evaluation.shape == (4, 2) and len(np.unique(evaluation)) > 1
     step = jax.jit(env.step)
-    for number, key in enumerate(playing.evaluation_keys(0, 2)):
+    for number, key in enumerate(evaluation_keys(0, 2)):
         for i in range(4):
             agent, memory = jax.tree.map(lambda leaf, i=i: leaf[i], agents), start()
             reset_key, step_key = jax.random.split(key)
@@ -261,10 +284,8 @@ def test_others_may_read_the_agents(finished):
 
 def test_progress_in_a_log_file_is_lines(capfd, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
-    with running.progress_bar(
-        1000, disable=False
-    ) as progress:  # the tests' standard error is no terminal
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with progress_bar(1000, disable=False) as progress:  # the tests' standard error is no terminal
         for _ in range(10):
             now[0] += 10.0
             progress.set_postfix_str("return 5")
@@ -281,7 +302,7 @@ def test_speed_in_a_log_file_is_of_the_updates_of_this_session(
 ):
     """Compiling and restoring take a thousand seconds here, each new update two, and 4 x 100 steps."""
     copy = shutil.copytree(finished, tmp_path / "run")
-    now, restore, make_reader = [0.0], running.restore, running.make_reader
+    now, restore, make_reader = [0.0], slices.restore, slices.make_reader
 
     def restore_slowly(*args):
         now[0] += 1000.0
@@ -297,9 +318,9 @@ def test_speed_in_a_log_file_is_of_the_updates_of_this_session(
         return slowly
 
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
-    monkeypatch.setattr(running, "time", clock)
-    monkeypatch.setattr(running, "restore", restore_slowly)
-    monkeypatch.setattr(running, "make_reader", read_slowly)
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(slices, "restore", restore_slowly)
+    monkeypatch.setattr(slices, "make_reader", read_slowly)
     train.main(["--resume", copy, "--total-timesteps=4000"])
     assert now[0] == 1000.0 + 2.0 * NUM_UPDATES
     assert "\n100.0% of 16,000 steps, 200 steps/s return" in capfd.readouterr().err
@@ -326,16 +347,16 @@ def test_load_run(script, finished, by_main, tmp_path):
         finished, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints")
     )
     for run_dir in (copy, by_main):
-        loaded, config, agents = runs.load_run(run_dir)
+        loaded, config, agents = run_directory.load_run(run_dir)
         assert Path(loaded.__file__).read_bytes() == Path(script.__file__).read_bytes()
-        assert runs.plain(config) == runs.plain(
+        assert configs.plain(config) == configs.plain(
             command_line.parse_with(script, SMALL[1:], train.Options, "")[0]
         )
         assert_same(flatten_dict(agents, sep="."), agents_of(run_dir))
         assert all(
             isinstance(leaf, np.ndarray) and len(leaf) == 4 for leaf in jax.tree.leaves(agents)
         )
-        settings = runs.read_record(run_dir)["settings"]
+        settings = run_directory.read_record(run_dir)["settings"]
         assert (settings["script"], settings["num_seeds"], settings["seed"]) == (
             "q_learning_gridworld",
             4,
@@ -345,9 +366,9 @@ def test_load_run(script, finished, by_main, tmp_path):
     with pytest.raises(
         ValueError, match=r"agent.safetensors: does not exist; it is written when a run ends"
     ):
-        runs.load_run(copy)
+        run_directory.load_run(copy)
     with pytest.raises(ValueError, match="is not a run directory"):
-        runs.load_run(tmp_path)
+        run_directory.load_run(tmp_path)
 
 
 def test_script_of_ones_own(tmp_path, monkeypatch):
@@ -381,7 +402,7 @@ def test_script_of_ones_own(tmp_path, monkeypatch):
     run_dir = train.main([str(own / "my_algorithm.py"), *args, f"--run-dir={tmp_path / 'run'}"])
     assert (np.load(run_dir / "evaluation.npy") == 3).all()
     monkeypatch.chdir(tmp_path)
-    script, config, agents = runs.load_run("run")
+    script, config, agents = run_directory.load_run("run")
     assert script.__file__ == str(run_dir / "my_algorithm.py")
     assert dict(config.env_params) == {"max_steps_in_episode": 3}
     assert config.hidden_sizes == (8,) and len(agents["params"]["actor"]["params"]["log_std"]) == 2
@@ -389,13 +410,13 @@ def test_script_of_ones_own(tmp_path, monkeypatch):
 
 def test_file_that_is_no_script(tmp_path):
     (tmp_path / "older.py").write_text(
-        (ROOT / "ppo_continuous.py").read_text().replace("def read_flags(", "def flags(")
+        (ROOT / "ppo_continuous.py").read_text().replace("def make_policy(", "def policy(")
     )
-    with pytest.raises(ValueError, match="is not a training script, it has no read_flags"):
-        runs.load_script(str(tmp_path / "older.py"))
+    with pytest.raises(ValueError, match="is not a training script, it has no make_policy"):
+        scripts.load_script(str(tmp_path / "older.py"))
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     with pytest.raises(ValueError, match=r"cannot be imported \(ModuleNotFoundError"):
-        runs.load_script(str(tmp_path / "broken.py"))
+        scripts.load_script(str(tmp_path / "broken.py"))
 
 
 def test_mistake_in_a_script_keeps_its_traceback(script, tmp_path, monkeypatch):
@@ -404,18 +425,18 @@ def test_mistake_in_a_script_keeps_its_traceback(script, tmp_path, monkeypatch):
     def broken(config):
         raise TypeError("a mistake of mine")
 
-    running.make_learner.cache_clear()
+    compilation.make_learner.cache_clear()
     monkeypatch.setattr(script, "make_learner", broken)
     with pytest.raises(TypeError, match="a mistake of mine"):
         train.main([*SMALL, f"--run-dir={tmp_path / 'run'}"])
-    running.make_learner.cache_clear()
+    compilation.make_learner.cache_clear()
 
 
 def test_slices_that_fit(script, tmp_path, capsys):
     """Seven seeds by threes."""
     args = [*SMALL[:-1], "--num-seeds=7"]
     config, options, _ = command_line.parse_with(script, args[1:], train.Options, "")
-    memory = running.compile_slice(script, config, [], 3, options).bytes * 1.01 / running.GIB
+    memory = compilation.compile_slice(script, config, [], 3, options).bytes * 1.01 / GIB
     run_dir = tmp_path / "run"
     train.main([*args, f"--memory={memory}", f"--run-dir={run_dir}"])
     assert "7 seeds in 3 slice(s) of 3" in capsys.readouterr().out
@@ -423,11 +444,11 @@ def test_slices_that_fit(script, tmp_path, capsys):
     assert checkpoints == ["00000-00003", "00003-00006", "00006-00007"]
     metrics, agents = metrics_of(run_dir), agents_of(run_dir)
     assert len(np.unique(metrics["q_value"][:, -1])) == 7
-    seven = running.compile_slice(script, config, [], 7, options)
-    with running.open_checkpoints(tmp_path / "none", keep=1) as manager:
-        carry = running.train_slice(seven, {}, running.seed_keys(options), manager, lambda *_: None)
-    assert_agree(metrics, running.fetch(carry["metrics"]))
-    whole = flatten_dict(running.fetch(carry["runner_state"].agent), sep=".")
+    seven = compilation.compile_slice(script, config, [], 7, options)
+    with open_checkpoints(tmp_path / "none", keep=1) as manager:
+        carry = slices.train_slice(seven, {}, slices.seed_keys(options), manager, lambda *_: None)
+    assert_agree(metrics, hosts.fetch(carry["metrics"]))
+    whole = flatten_dict(hosts.fetch(carry["runner_state"].agent), sep=".")
     assert {name: leaf.shape for name, leaf in whole.items()} == {
         name: leaf.shape for name, leaf in agents.items()
     }
@@ -440,13 +461,13 @@ def test_what_evaluation_needs_is_counted_beside_what_training_holds(script):
     """While agents are played, their whole runner state stays where it is."""
     config = command_line.parse_with(script, SMALL[1:], train.Options, "")[0]
     config = dataclasses.replace(config, num_steps=1, total_timesteps=1)
-    without = running.compile_slice(
+    without = compilation.compile_slice(
         script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=0, eval_interval=0)
     )
-    large = running.compile_slice(
+    large = compilation.compile_slice(
         script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=20_000, eval_interval=0)
     )
-    alone = running.program_bytes(large.evaluate)
+    alone = program_bytes(large.evaluate)
     held = without.start.memory_analysis().output_size_in_bytes
     agent = large.evaluate.memory_analysis().argument_size_in_bytes
     assert agent < held and alone > without.bytes
@@ -464,7 +485,7 @@ class StopError(Exception):
 @pytest.fixture
 def interrupted(tmp_path, monkeypatch):
     """A run that ended at its second checkpoint, and how many updates it had done."""
-    saved, save = [], running.save
+    saved, save = [], slices.save
 
     def save_and_stop(manager, step, carry):
         save(manager, step, carry)
@@ -473,7 +494,7 @@ def interrupted(tmp_path, monkeypatch):
             raise StopError
 
     with monkeypatch.context() as patch, pytest.raises(StopError):
-        patch.setattr(running, "save", save_and_stop)
+        patch.setattr(slices, "save", save_and_stop)
         train.main([*SMALL, "--checkpoint-interval=1e-9", f"--run-dir={tmp_path / 'run'}"])
     assert 0 < saved[-1] < NUM_UPDATES and not (tmp_path / "run" / "metrics.npz").exists()
     return tmp_path / "run", saved[-1]
@@ -522,13 +543,13 @@ def test_a_script_that_is_edited_while_its_run_starts(tmp_path, monkeypatch):
     mine = tmp_path / "edited_early.py"
     text = (ROOT / "q_learning_gridworld.py").read_text()
     mine.write_text(text)
-    compile_slices = running.compile_slices
+    compile_slices = compilation.compile_slices
 
-    def edit_and_compile(*args):
+    def edit_and_compile(*args, **options):
         mine.write_text(text + "# edited\n")
-        return compile_slices(*args)
+        return compile_slices(*args, **options)
 
-    monkeypatch.setattr(running, "compile_slices", edit_and_compile)
+    monkeypatch.setattr(compilation, "compile_slices", edit_and_compile)
     train.main(["edited_early", *SMALL[1:], "--run-dir", "run"])
     assert (tmp_path / "run" / mine.name).read_text() == text
     train.main(["--resume", "run"])  # is not refused
@@ -544,7 +565,7 @@ def test_resume_refuses_a_script_that_was_edited(interrupted, capfd):
 
 
 def test_resume_of_a_run_that_another_process_writes(interrupted, capfd):
-    holder = runs.lock(interrupted[0])
+    holder = run_directory.lock(interrupted[0])
     assert "another process is writing into this run" in one_line(
         capfd, ["--resume", interrupted[0]]
     )
@@ -554,13 +575,13 @@ def test_resume_of_a_run_that_another_process_writes(interrupted, capfd):
 def test_resume_of_a_run_that_is_finished_meanwhile(finished, tmp_path, monkeypatch, capsys):
     """Between the first look and the lock: the record is read again."""
     copy = unfinished(finished, tmp_path / "copy")
-    before, lock = (copy / "metrics.npz").stat().st_mtime_ns, runs.lock
+    before, lock = (copy / "metrics.npz").stat().st_mtime_ns, run_directory.lock
 
     def lock_at_last(run_dir):
         (copy / "run.json").write_text((finished / "run.json").read_text())
         return lock(run_dir)
 
-    monkeypatch.setattr(runs, "lock", lock_at_last)
+    monkeypatch.setattr(run_directory, "lock", lock_at_last)
     train.main(["--resume", copy])
     assert "has finished: there is nothing left to do" in capsys.readouterr().out
     assert (copy / "metrics.npz").stat().st_mtime_ns == before
@@ -610,9 +631,9 @@ def test_evaluation_during_training_changes_no_bit(finished, tmp_path):
     np.testing.assert_array_equal(evaluations["timesteps"], 300 * np.arange(1, 7))
     returns = evaluations["returns"]
     assert returns.shape == (4, 6) and np.isfinite(returns).all() and len(np.unique(returns)) > 1
-    best = runs.load_run(run_dir, file="best_agent.safetensors")
+    best = run_directory.load_run(run_dir, file="best_agent.safetensors")
     options = SimpleNamespace(seed=0, eval_episodes=2)
-    again = jax.jit(playing.greedy_returns(*best[:2], options))(best[2])
+    again = jax.jit(evaluation.greedy_returns(*best[:2], options))(best[2])
     np.testing.assert_array_equal(np.asarray(again).mean(axis=1), returns.max(axis=1))
 
 
@@ -638,9 +659,9 @@ def test_resume_with_nothing_committed_starts_anew(finished, tmp_path):
 
 
 def test_interval_0_writes_the_last_checkpoint_alone(tmp_path, monkeypatch):
-    saved, save = [], running.save
+    saved, save = [], slices.save
     monkeypatch.setattr(
-        running,
+        slices,
         "save",
         lambda manager, step, carry: (saved.append(step), save(manager, step, carry)),
     )
@@ -750,7 +771,7 @@ def test_a_signal_ends_training_at_a_checkpoint(number, code, tmp_path):
     (step,) = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
     record = record_of(tmp_path / "run")
     assert 0 < step < 30_000 and record["steps_done"] == 400 * step and "finished" not in record
-    assert not runs.is_locked(tmp_path / "run")
+    assert not run_directory.is_locked(tmp_path / "run")
     with contextlib.chdir(tmp_path):
         train.main(["--resume", "run"])
         whole = train.main([*SMALL, "--total-timesteps=3e6", "--run-dir=whole"])
@@ -776,7 +797,7 @@ def cgroup(folder, version, limits, used, cached):
         (top / path / names[1]).write_text(f"{used}\n")
         stat = f"anon 5\n{prefix}active_file {cached}\n{prefix}inactive_file {cached}\n"
         (top / path / "memory.stat").write_text(stat)
-    return running.cgroup_memory(root, own)
+    return cgroup_memory(root, own)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -788,7 +809,7 @@ def test_memory_of_the_own_control_group(version, tmp_path):
 
 
 def test_memory_without_control_groups(tmp_path):
-    assert running.cgroup_memory(tmp_path, tmp_path / "none") == float("inf")
+    assert cgroup_memory(tmp_path, tmp_path / "none") == float("inf")
 
 
 def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
@@ -800,10 +821,21 @@ def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
         sizes.append(size)
         return SimpleNamespace(size=size, bytes=size)
 
-    assert running.largest_slice(compile_size, 11, running.padding(11), memory=1e9).size == 16
-    assert running.largest_slice(compile_size, 1003, running.padding(1003), memory=1e9).size == 1008
-    assert running.largest_slice(compile_size, 1003, running.padding(1003), memory=600).size == 504
-    assert running.largest_slice(compile_size, 3, running.padding(3), memory=1e9).size == 3
+    assert (
+        compilation.largest_slice(compile_size, 11, devices.smallest_slice(11), memory=1e9).size
+        == 16
+    )
+    assert (
+        compilation.largest_slice(compile_size, 1003, devices.smallest_slice(1003), memory=1e9).size
+        == 1008
+    )
+    assert (
+        compilation.largest_slice(compile_size, 1003, devices.smallest_slice(1003), memory=600).size
+        == 504
+    )
+    assert (
+        compilation.largest_slice(compile_size, 3, devices.smallest_slice(3), memory=1e9).size == 3
+    )
 
 
 # --- mistakes ---
@@ -898,7 +930,7 @@ def test_a_field_of_the_script_named_like_a_flag_of_onejit(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
         text.replace(own, f'    memory: str = "gru"\n    samples: int = 3\n{own}')
     )
-    script = runs.load_script(tmp_path / "mine.py")
+    script = scripts.load_script(tmp_path / "mine.py")
     words = ["--memory=lstm", "--samples=4", "--onejit-memory=2", "--num-seeds=3"]
     config, options, _ = command_line.parse_with(script, words, train.Options, "")
     assert (config.memory, config.samples, options.memory, options.num_seeds) == ("lstm", 4, 2.0, 3)
@@ -909,7 +941,7 @@ def test_a_field_of_the_script_named_like_a_flag_of_onejit(tmp_path, capsys):
     run_dir = train.main(
         [str(tmp_path / "mine.py"), *SMALL[1:], "--memory=lstm", f"--run-dir={tmp_path / 'run'}"]
     )
-    assert runs.load_run(run_dir)[1].memory == "lstm"
+    assert run_directory.load_run(run_dir)[1].memory == "lstm"
 
 
 def test_help(script, capsys):
@@ -1003,17 +1035,17 @@ def test_tensorboard(script, tmp_path):
         name, which = tag.split("/")
         part = {name: each[:, first:last] for name, each in metrics.items()}
         if tag == "episodic_return/mean":
-            assert value == pytest.approx(np.nanmean(script.mean_return(part)), rel=1e-4)
+            assert value == pytest.approx(np.nanmean(statistics.mean_return(part)), rel=1e-4)
         elif which == "mean":
             assert value == pytest.approx(np.nanmean(part[name]), rel=1e-4)
         elif which.startswith("seed"):
             seed = int(which.removeprefix("seed_"))
-            assert value == pytest.approx(script.mean_return(part)[seed], rel=1e-4)
+            assert value == pytest.approx(statistics.mean_return(part)[seed], rel=1e-4)
 
 
 def test_points_are_on_disk_before_each_checkpoint(tmp_path, monkeypatch):
     """Everything before the last flush was lost when a run was killed."""
-    found, save = [], running.save
+    found, save = [], slices.save
 
     def save_and_look(manager, step, carry):
         found.append(
@@ -1024,7 +1056,7 @@ def test_points_are_on_disk_before_each_checkpoint(tmp_path, monkeypatch):
         )
         save(manager, step, carry)
 
-    monkeypatch.setattr(running, "save", save_and_look)
+    monkeypatch.setattr(slices, "save", save_and_look)
     train.main(
         [
             *SMALL,
@@ -1042,7 +1074,7 @@ def test_curves_by_hand(script):
         "episodic_return": np.array([[1.0, 2, 3], [0, 0, 1], [np.nan, 1, 1]]),
     }
     evaluation = np.array([[1.0, 3.0], [5.0, 5.0], [8.0, 8.0]])
-    values = train.curves(script, metrics, range(3), evaluation)
+    values = tracking.curves(metrics, range(3), evaluation)
     mean, low, high = statistics.mean_interval(
         np.array([2.0, 1 / 3])
     )  # the third seed has no number
@@ -1056,7 +1088,7 @@ def test_curves_by_hand(script):
         "episodes/mean": 1.0
     }
     assert values == pytest.approx(expected)
-    more = train.curves(script, metrics, range(4, 7), evaluation, each_seed=True)
+    more = tracking.curves(metrics, range(4, 7), evaluation, of_seeds=True)
     assert more == pytest.approx(
         expected | {"episodic_return/seed_0004": 2.0, "episodic_return/seed_0005": 1 / 3}
     )
@@ -1147,25 +1179,18 @@ def test_diverged_by_hand():
     np.testing.assert_array_equal(statistics.diverged(agent), [False, True, True])
 
 
-def mean_and_margin(values) -> list:
-    """What a script prints and draws, as an interval."""
-    mean, margin = runs.load_script("ppo_continuous").mean_and_margin(values)
-    return [mean, mean - margin, mean + margin]
-
-
-@pytest.mark.parametrize("interval", [mean_and_margin, statistics.mean_interval])
 @pytest.mark.parametrize("seeds", [2, 4, 8, 16])
-def test_intervals_of_the_mean_hold_it_as_often_as_they_say(interval, seeds):
+def test_intervals_of_the_mean_hold_it_as_often_as_they_say(seeds):
     """Of 20,000 experiments whose true mean is 3. With 1.96 in place of Student's t it is 69 % for two seeds."""
     samples = np.random.default_rng(0).normal(3.0, 2.0, size=(seeds, 20_000))
-    mean, low, high = interval(samples)
+    mean, low, high = statistics.mean_interval(samples)
     np.testing.assert_allclose(mean, samples.mean(axis=0))
     assert 0.93 <= ((low <= 3) & (high >= 3)).mean() <= 0.97
 
 
-@pytest.mark.parametrize("interval", [mean_and_margin, statistics.mean_interval])
-def test_the_mean_of_one_value_has_no_interval(interval):
-    np.testing.assert_array_equal(interval(np.array([7.0])), [7.0, np.nan, np.nan])
+def test_the_mean_of_one_value_has_no_interval():
+    interval = statistics.mean_interval(np.array([7.0]))
+    np.testing.assert_array_equal(interval, [7.0, np.nan, np.nan])
 
 
 def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkeypatch):
@@ -1176,7 +1201,7 @@ def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkey
     )
     returns = np.random.default_rng(0).normal(size=(4, 10))
     metrics = {"episodes": np.ones((4, 10)), "episodic_return": returns}
-    script.save_results(script.Config(), 0, {"q": np.zeros((4, 2))}, metrics, tmp_path)
+    save_results(script, script.Config(), 0, {"q": np.zeros((4, 2))}, metrics, tmp_path)
     np.testing.assert_allclose(bands[0], statistics.mean_interval(returns)[1:])
 
 

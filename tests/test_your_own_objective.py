@@ -15,7 +15,7 @@ from support.small import small_config
 from support.trees import assert_close
 
 import ppo
-from onejit import runs
+from onejit import scripts
 
 PAGE = (ROOT / "docs" / "your_own_objective.md").read_text()
 DIFF = re.search(r"(?s)```diff\n(.*?)```", PAGE)[1]
@@ -36,7 +36,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spo(file):
-    return runs.load_script(file)
+    return scripts.load_script(file)
 
 
 def changed(sign: str) -> list[str]:

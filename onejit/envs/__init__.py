@@ -1,7 +1,8 @@
 """Environments of other libraries with gymnax's interface.
 
-`--env-name onejit.envs.MODULE:NAME` imports one of these modules, which registers the library's environments with
-gymnax under their own names. docs/jax_environments.md describes the observations, actions and rewards of each.
+`--env-name onejit.envs.MODULE:NAME` imports one of these modules, which registers the library's
+environments with gymnax under their own names. docs/jax_environments.md describes their
+observations, actions and rewards.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from gymnax.environments import environment
 
 @struct.dataclass
 class State(environment.EnvState):
-    """The state of the library's environment, and gymnax's `time`, which counts the steps for the time limit."""
+    """The state of the library's environment, and gymnax's `time` for the time limit."""
 
     inner: Any
 
@@ -28,16 +29,14 @@ def needs(package: str):
     try:
         yield
     except ImportError as error:
-        message = (
-            f"{package} cannot be imported ({error}): pip install -r requirements-environments.txt"
-        )
-        raise ImportError(message) from error
+        advice = "pip install -r requirements-environments.txt"
+        raise ImportError(f"{package} cannot be imported ({error}): {advice}") from error
 
 
 def register(names, make) -> None:
-    """Register environments. gymnax calls `make(name, **arguments)`, once for the same arguments.
+    """Register environments. gymnax calls `make(name, **arguments)`, once for equal arguments.
 
-    A name that is already registered, such as gymnax's own CartPole-v1, then means the new environment.
+    A name that is already registered, such as CartPole-v1, then means the new environment.
     """
     for name in names:
         if name in gymnax.registered_envs:
@@ -47,9 +46,10 @@ def register(names, make) -> None:
 
 
 def start_from(reset, start_states: int):
-    """A function that looks up one of `start_states` results of `reset`, or `reset` itself if `start_states` is 0.
+    """A function that looks up one of `start_states` results of `reset`, or `reset` itself for 0.
 
-    gymnax resets in each step, and mostly discards the result. If a reset is expensive, looking one up is much cheaper.
+    gymnax resets in each step, and mostly discards the result. If a reset is expensive, looking one
+    up is much cheaper.
     """
     if not start_states:
         return reset

@@ -2,7 +2,8 @@
 
     python pqn.py --env-name onejit.envs.craftax:Craftax-Classic-Symbolic-v1
 
-Making a world takes 14 times as long as a step on a CPU. Episodes therefore begin in one of `start_states` worlds.
+Making a world takes 14 times as long as a step on a CPU. Episodes therefore begin in one of
+`start_states` worlds.
 """
 
 import functools
@@ -27,16 +28,16 @@ NAMES = (
 
 
 class Craftax(environment.Environment):
-    """`parameters` are Craftax's own, such as `day_length`. They are fixed when the environment is made."""
+    """`parameters` are Craftax's own, such as `day_length`, fixed when the environment is made."""
 
     def __init__(self, name: str, start_states: int = 0, **parameters):
         self.env = make_craftax_env_from_name(name, auto_reset=False)
         parameters = self.env.default_params.replace(**parameters)
         self.limit = parameters.max_timesteps
-        self.parameters = parameters.replace(
-            max_timesteps=np.iinfo(np.int32).max
-        )  # its `done` is now `terminated`
-        start_states = start_states or (1024 if "Classic" in name else 128)  # 26 kB each, or 290 kB
+        # without its time limit, its `done` is `terminated`
+        self.parameters = parameters.replace(max_timesteps=np.iinfo(np.int32).max)
+        if not start_states:
+            start_states = 1024 if "Classic" in name else 128  # of 26 kB, or of 290 kB
         self.start = start_from(lambda key: self.env.reset(key, self.parameters), start_states)
 
     @property
@@ -63,9 +64,8 @@ class Craftax(environment.Environment):
         library = type(self.env).__module__.split(".envs.")[0]
         renderer = importlib.import_module(f"{library}.renderer")
         size = importlib.import_module(f"{library}.constants").BLOCK_PIXEL_SIZE_IMG
-        return jax.jit(
-            renderer.make_craftax_pixel_renderer(size)
-        )  # reads textures, the first time for a minute
+        # reads textures, the first time for a minute
+        return jax.jit(renderer.make_craftax_pixel_renderer(size))
 
     def frame(self, state, params):
         return np.asarray(self.draw(state.inner)).astype(np.uint8)

@@ -1,9 +1,10 @@
-"""EnvPool: MuJoCo, Atari, the DeepMind Control Suite, Box2D, MiniGrid and more, in C++ (arXiv 2206.10558).
+"""EnvPool: MuJoCo, Atari, DeepMind Control, Box2D, MiniGrid and more, in C++ (arXiv 2206.10558).
 
     python sac.py --env-name onejit.envs.envpool:HalfCheetah-v4
     python pqn.py --env-name onejit.envs.envpool:Pong-v5 --torso nature
 
-The environments step on the CPU. docs/host_environments.md says what is lost compared with environments in JAX.
+The environments step on the CPU. docs/host_environments.md says what is lost compared with
+environments in JAX.
 """
 
 import functools
@@ -19,27 +20,28 @@ with needs("envpool"), warnings.catch_warnings(action="ignore"):
     import envpool
 
 
-def processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def number_of_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 class Pool(Batch):
     """One EnvPool, in which row i has seed i."""
 
     def __init__(self, env, name, arguments, seeds, limit, draw=False):
-        given = arguments if limit == env.limit else arguments | {"max_episode_steps": limit}
-        given = given | {"render_mode": "rgb_array"} if draw else given
+        if limit != env.limit:
+            arguments = arguments | {"max_episode_steps": limit}
+        if draw:
+            arguments = arguments | {"render_mode": "rgb_array"}
+        # all threads, although devices share them: EnvPool waits with the GIL held
+        threads = min(number_of_cores(), len(seeds))
         with warnings.catch_warnings(action="ignore"):  # that bounds are rounded to float32
-            threads = min(
-                processors(), len(seeds)
-            )  # all, although devices share them: EnvPool waits with the GIL held
             self.envs = envpool.make_gymnasium(
-                name, num_envs=len(seeds), seed=seeds, num_threads=threads, **given
+                name, num_envs=len(seeds), seed=seeds, num_threads=threads, **arguments
             )
-        self.space, self.start = (
-            self.envs.observation_space,
-            getattr(self.envs.action_space, "start", 0),
-        )
+        self.space = self.envs.observation_space
+        self.start = getattr(self.envs.action_space, "start", 0)
         self.kind = self.envs.action_space.dtype
         self.first = in_float32(self.space, self.envs.reset()[0])
 
@@ -61,19 +63,22 @@ class Pool(Batch):
 
 
 class EnvPool(HostEnv):
-    """`arguments` are EnvPool's own for this environment, such as `frame_skip` or `repeat_action_probability`."""
+    """`arguments` are EnvPool's own for this environment, such as `frame_skip`."""
 
     def __init__(self, name: str, **arguments):
-        if ours := {"batch_size", "num_envs", "num_threads", "seed"} & set(arguments):
+        ours = {"batch_size", "num_envs", "num_threads", "seed"} & set(arguments)
+        if ours:
             raise ValueError(f"{', '.join(sorted(ours))}: set by the training, not by env_params")
         with warnings.catch_warnings(action="ignore"):
             spec = envpool.make_spec(name, **arguments)
-            known = as_gymnax(spec.gymnasium_observation_space, spec.gymnasium_action_space)
+            obs_space, action_space = as_gymnax(
+                spec.gymnasium_observation_space, spec.gymnasium_action_space
+            )
         limit = int(spec.config.max_episode_steps)
-        limit = (
-            limit if 0 < limit < 2**31 - 1 else NO_LIMIT
-        )  # 0 and 2**31 - 1 both say that there is none
-        super().__init__(functools.partial(Pool, self, name, arguments), *known, limit=limit)
+        if not 0 < limit < 2**31 - 1:  # 0 and 2**31 - 1 both say that there is none
+            limit = NO_LIMIT
+        make = functools.partial(Pool, self, name, arguments)
+        super().__init__(make, obs_space, action_space, limit=limit)
 
 
 register(envpool.list_all_envs(), EnvPool)

@@ -2,12 +2,14 @@
 
     python ppo_continuous.py --env-name onejit.envs.gymnasium:HalfCheetah-v5
 
-A module of your own makes its environments known like this, and `--env-name my_module:MyEnv-v0` then finds them:
+A module of your own makes its environments known like this, and
+`--env-name my_module:MyEnv-v0` then finds them:
 
     gymnasium.register("MyEnv-v0", entry_point=MyEnv, max_episode_steps=200)
     onejit.envs.gymnasium.register_ids("MyEnv-v0")
 
-The environments step on the CPU. docs/host_environments.md says what is lost compared with environments in JAX.
+The environments step on the CPU. docs/host_environments.md says what is lost compared with
+environments in JAX.
 """
 
 import contextlib
@@ -26,14 +28,18 @@ with needs("gymnasium"):
 
 @contextlib.contextmanager
 def without_interrupts():
-    """Processes that begin here do not get Ctrl-C, which is for the training: it saves a checkpoint first."""
-    mask = getattr(signal, "pthread_sigmask", None)  # None on Windows
-    before = mask and mask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Processes that begin here do not get Ctrl-C.
+
+    It is for the training, which saves a checkpoint first.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        if mask:
-            mask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Vector(Batch):
@@ -42,21 +48,19 @@ class Vector(Batch):
     def __init__(self, env, name, arguments, seeds, limit, draw=False):
         if limit != NO_LIMIT:
             arguments = arguments | {"max_episode_steps": limit}
-        arguments = arguments | {"render_mode": "rgb_array"} if draw else arguments
+        if draw:
+            arguments = arguments | {"render_mode": "rgb_array"}
         mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
-        if (
-            arguments["vectorization_mode"] == "async"
-        ):  # its logger fails on a traceback with a "%" in it
+        if arguments["vectorization_mode"] == "async":
+            # its logger fails on a traceback with a "%" in it
             gymnasium.logger.min_level = gymnasium.logger.ERROR + 1
         with warnings.catch_warnings(action="ignore"), without_interrupts():
             self.envs = gymnasium.make_vec(
                 name, num_envs=len(seeds), vector_kwargs=mode, **arguments
             )
         self.workers = getattr(self.envs, "processes", [])
-        self.space, self.start = (
-            self.envs.single_observation_space,
-            getattr(self.envs.single_action_space, "start", 0),
-        )
+        self.space = self.envs.single_observation_space
+        self.start = getattr(self.envs.single_action_space, "start", 0)
         self.kind = self.envs.single_action_space.dtype
         self.first = in_float32(self.space, self.envs.reset(seed=seeds)[0])
 
@@ -90,7 +94,10 @@ class Vector(Batch):
 
 
 class Gymnasium(HostEnv):
-    """`arguments` are the environment's own, and `vectorization_mode` ("sync", or "async" for processes)."""
+    """`arguments` are the environment's own.
+
+    `vectorization_mode` is "sync", or "async" for processes.
+    """
 
     def __init__(self, name: str, vectorization_mode: str = "sync", **arguments):
         if vectorization_mode not in ("sync", "async"):
@@ -101,12 +108,13 @@ class Gymnasium(HostEnv):
         except gymnasium.error.DependencyNotInstalled as error:
             raise ValueError(str(error)) from error
         try:
-            known = as_gymnax(one.observation_space, one.action_space)
+            obs_space, action_space = as_gymnax(one.observation_space, one.action_space)
             limit = one.spec.max_episode_steps or NO_LIMIT
         finally:
             one.close()
         arguments = arguments | {"vectorization_mode": vectorization_mode}
-        super().__init__(functools.partial(Vector, self, name, arguments), *known, limit=limit)
+        make = functools.partial(Vector, self, name, arguments)
+        super().__init__(make, obs_space, action_space, limit=limit)
 
 
 def register_ids(*names: str) -> None:

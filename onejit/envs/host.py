@@ -1,11 +1,13 @@
 """Environments that run outside JAX, in C++ or Python, stepped from inside a jitted training.
 
-`HostEnv` puts a batched environment behind gymnax's interface. Every `step` is one call on the host for all
-environments of all seeds of a device, however `vmap`, `lax.scan` and `shard_map` are nested. The batched environment
-itself stays outside: the state in JAX is a ticket that names the batch, the row and the number of steps taken. The
-ticket goes through every step, and data dependence therefore keeps the steps in order.
+`HostEnv` puts a batched environment behind gymnax's interface. Every `step` is one call on the host
+for all environments of all seeds of a device, however `vmap`, `lax.scan` and `shard_map` are
+nested. The batched environment itself stays outside: the state in JAX is a ticket that names the
+batch, the row and the number of steps taken. The ticket goes through every step, and data
+dependence therefore keeps the steps in order.
 
-What is lost: the environments step on the CPU, and their state cannot be saved. A state can be stepped only once.
+What is lost: the environments step on the CPU, and their state cannot be saved. A state can be
+stepped only once.
 """
 
 import atexit
@@ -26,7 +28,8 @@ NO_LIMIT = 100_000  # steps in an episode of an environment that states no time 
 class Batch:
     """A batched environment of n rows on the host. Its methods take and return NumPy arrays.
 
-    `make(seeds, limit, draw=False)` of `HostEnv` returns one; with `draw` it is one row that can be drawn.
+    `make(seeds, limit, draw=False)` of `HostEnv` returns one. With `draw` it is one row that can be
+    drawn.
     """
 
     first: np.ndarray  # observations after the first reset [n, *obs_shape]
@@ -63,13 +66,18 @@ class Open:
     """A batch that is in use."""
 
     def __init__(self, env, seeds, limit):
-        self.env, self.seeds, self.limit, self.steps = env, seeds, limit, 0
+        self.env = env
+        self.seeds = seeds
+        self.limit = limit
+        self.steps = 0
         with _making:  # one device at a time: `warnings.catch_warnings` is of the whole process
             self.batch = env.make(seeds.tolist(), limit)
 
 
 _open: dict[int, Open] = {}
-_numbers, _lock, _making = itertools.count(1), threading.Lock(), threading.Lock()
+_numbers = itertools.count(1)
+_lock = threading.Lock()
+_making = threading.Lock()
 
 
 def _add(entry: Open) -> int:
@@ -87,12 +95,15 @@ def _close(numbers) -> None:
 
 @atexit.register
 def close_all() -> None:
-    """Close every batch of this process. States that were made before cannot be stepped any more."""
+    """Close every batch of this process. Earlier states cannot be stepped any more."""
     _close(list(_open))
 
 
 def call_host(function, shapes, *args):
-    """Call `function(out, *args)` on NumPy arrays; it fills `out`. One call for all axes that `vmap` adds."""
+    """Call `function(out, *args)` on NumPy arrays; it fills `out`.
+
+    It is one call for all axes that `vmap` adds.
+    """
     if jax.default_backend() == "cpu":  # 14 us a call, never left out, results written in place
 
         def call(_, out, *args):
@@ -104,9 +115,9 @@ def call_host(function, shapes, *args):
         return call(*args)
 
     def call(*args):
-        args = [np.asarray(each) for each in args]
+        args = [np.asarray(arg) for arg in args]
         lead = args[0].shape  # the first argument is a number
-        out = jax.tree.map(lambda each: np.empty(lead + each.shape, each.dtype), shapes)
+        out = jax.tree.map(lambda shape: np.empty(lead + shape.shape, shape.dtype), shapes)
         function(out, *args)
         return out
 
@@ -114,10 +125,15 @@ def call_host(function, shapes, *args):
 
 
 class HostEnv(environment.Environment):
-    """gymnax's interface for `make(seeds, limit, draw=False) -> Batch`, with gymnax's spaces and a time limit."""
+    """gymnax's interface for `make(seeds, limit, draw=False) -> Batch`.
+
+    The spaces are gymnax's, and `limit` is the time limit.
+    """
 
     def __init__(self, make, observation_space, action_space, limit: int):
-        self.make, self.spaces, self.limit = make, (observation_space, action_space), limit
+        self.make = make
+        self.spaces = (observation_space, action_space)
+        self.limit = limit
 
     @property
     def default_params(self):
@@ -137,7 +153,8 @@ class HostEnv(environment.Environment):
         return jax.ShapeDtypeStruct(obs.shape, obs.dtype), jax.ShapeDtypeStruct(action.shape, kind)
 
     def reset(self, key, params=None):
-        number, (obs, action) = jax.ShapeDtypeStruct((), np.int32), self.shapes
+        number = jax.ShapeDtypeStruct((), np.int32)
+        obs, action = self.shapes
         seed = jax.random.randint(key, (), 0, np.iinfo(np.int32).max)
         limit = jnp.asarray((params or self.default_params).max_steps_in_episode, jnp.int32)
         obs, batch, row = call_host(self._reset, (obs, number, number), seed, limit)
@@ -145,13 +162,14 @@ class HostEnv(environment.Environment):
         return obs, HostState(zero, batch, row, zero, seed, jnp.zeros(action.shape, action.dtype))
 
     def step(self, key, state, action, params=None):
-        number, flag = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.bool_)
-        reward, (obs, like) = jax.ShapeDtypeStruct((), np.float32), self.shapes
-        action = jnp.asarray(action, like.dtype).reshape(like.shape)
+        number = jax.ShapeDtypeStruct((), np.int32)
+        flag = jax.ShapeDtypeStruct((), np.bool_)
+        reward = jax.ShapeDtypeStruct((), np.float32)
+        obs, action_shape = self.shapes
+        action = jnp.asarray(action, action_shape.dtype).reshape(action_shape.shape)
         outputs = (obs, obs, reward, flag, flag, number, number)
-        ticket = state.batch, state.row, state.steps, action
         obs, final, reward, terminated, truncated, batch, row = call_host(
-            self._step, outputs, *ticket
+            self._step, outputs, state.batch, state.row, state.steps, action
         )
         time = jnp.where(terminated | truncated, 0, state.time + 1)
         state = HostState(time, batch, row, state.steps + 1, state.seed, action)
@@ -187,14 +205,15 @@ class HostEnv(environment.Environment):
 
     def _reset(self, out, seeds, limit):
         obs, batch, row = out
-        opened = Open(
-            self, seeds.flatten(), int(limit.flat[0])
-        )  # a copy: XLA uses the memory of `seeds` again
+        # a copy of `seeds`: XLA uses their memory again
+        opened = Open(self, seeds.flatten(), int(limit.flat[0]))
         obs[...] = opened.batch.first.reshape(obs.shape)
-        batch[...], row[...] = _add(opened), np.arange(row.size).reshape(row.shape)
+        batch[...] = _add(opened)
+        row[...] = np.arange(row.size).reshape(row.shape)
 
     def _step(self, out, batch, row, steps, action):
-        lead, rows = row.shape, row.ravel()
+        lead = row.shape
+        rows = row.ravel()
         number = int(batch.flat[0])
         opened = _open.get(number)
         if opened is None:
@@ -203,8 +222,8 @@ class HostEnv(environment.Environment):
             )
         if (batch != number).any() or (steps != opened.steps).any():
             raise ValueError(
-                "a state of an environment on the host can be stepped once, and with its whole batch: use "
-                "jax.lax.scan, because a while_loop under vmap does not step all of them"
+                "a state of an environment on the host can be stepped once, and with its whole "
+                "batch: use jax.lax.scan, because a while_loop under vmap does not step all of them"
             )
         if rows.size != len(opened.seeds) or not np.array_equal(
             np.sort(rows), np.arange(rows.size)
@@ -213,40 +232,48 @@ class HostEnv(environment.Environment):
                 raise ValueError(
                     f"{len(opened.seeds)} environments on the host got {rows.size} actions"
                 )
-            # Several agents play the episodes of one reset, as in an evaluation: each gets environments of its own.
+            # Several agents play the episodes of one reset, as in an evaluation: every agent gets
+            # environments of its own.
             _close([number])
             opened = Open(self, opened.seeds[rows], opened.limit)
-            number, rows = _add(opened), np.arange(rows.size)
+            number = _add(opened)
+            rows = np.arange(rows.size)
         inverse = np.argsort(rows)
         flat = action.reshape(-1, *action.shape[len(lead) :])
         obs, reward, terminated, truncated = opened.batch.step(flat[inverse])
         opened.steps += 1
-        results = [obs, obs, reward, terminated, truncated]
-        if (ended := np.flatnonzero(np.logical_or(terminated, truncated))).size:
-            results[0] = obs.copy()
-            results[0][ended] = opened.batch.reset_rows(ended)
-        for to, value in zip(out[:5], results, strict=True):
-            to[...] = value[rows].reshape(to.shape)
-        out[5][...], out[6][...] = number, rows.reshape(lead)
+        next_obs = obs
+        ended = np.flatnonzero(np.logical_or(terminated, truncated))
+        if ended.size:
+            next_obs = obs.copy()
+            next_obs[ended] = opened.batch.reset_rows(ended)
+        results = (next_obs, obs, reward, terminated, truncated)
+        *out_of_step, out_batch, out_row = out
+        for out_array, value in zip(out_of_step, results, strict=True):
+            out_array[...] = value[rows].reshape(out_array.shape)
+        out_batch[...] = number
+        out_row[...] = rows.reshape(lead)
 
 
 def in_float32(space, arrays):
-    """Observations of a Gymnasium space as one array [n, *shape]: images as [H, W, C] bytes, all others as numbers.
+    """Observations of a Gymnasium space as one array [n, *shape].
 
-    A dictionary becomes one vector; text (the "mission" of MiniGrid) is left out.
+    Images are [H, W, C] bytes, all others are numbers. A dictionary becomes one vector; text (the
+    "mission" of MiniGrid) is left out.
     """
     if isinstance(arrays, dict) or hasattr(arrays, "_fields"):
-        parts = [in_float32(space[name], arrays[name]) for name in names(space)]
-        return np.concatenate(
-            [part.reshape(len(part), -1).astype(np.float32) for part in parts], axis=1
-        )
+        parts = []
+        for name in names(space):
+            part = in_float32(space[name], arrays[name])
+            parts.append(part.reshape(len(part), -1).astype(np.float32))
+        return np.concatenate(parts, axis=1)
     arrays = np.asarray(arrays)
     if getattr(space, "start", None) is not None:  # of a Discrete space
         arrays = arrays - space.start
-    if (
-        arrays.ndim == 4 and arrays.shape[2] == arrays.shape[3] != arrays.shape[1]
-    ):  # channels come first in Atari
-        arrays = np.moveaxis(arrays, 1, 3)
+    if arrays.ndim == 4:
+        _, channels, height, width = arrays.shape
+        if height == width != channels:  # channels come first in Atari
+            arrays = np.moveaxis(arrays, 1, 3)
     if arrays.ndim == 4 and arrays.dtype == np.uint8:
         return arrays
     return arrays.astype(np.float32)
@@ -271,7 +298,8 @@ def as_gymnax(observation_space, action_space):
     if isinstance(action_space, kinds.Discrete):
         return obs, spaces.Discrete(int(action_space.n))
     if isinstance(action_space, kinds.Box) and np.issubdtype(action_space.dtype, np.floating):
-        low, high = (np.asarray(each, np.float32) for each in (action_space.low, action_space.high))
+        low = np.asarray(action_space.low, np.float32)
+        high = np.asarray(action_space.high, np.float32)
         return obs, spaces.Box(low, high, action_space.shape)
     raise ValueError(
         f"env_name: actions of {action_space} are neither one number nor a vector of real numbers"

@@ -1,6 +1,7 @@
-"""Pictures of JaxMARL's environments for `onejit render`, drawn by its own visualizers: MPE, SMAX and Overcooked.
+"""Pictures of JaxMARL's environments for `onejit render`: MPE, SMAX and Overcooked.
 
-mappo.py adapts the environments themselves, because it runs alone.
+JaxMARL's own visualizers draw them. mappo.py adapts the environments themselves, because it runs
+alone.
 """
 
 import contextlib
@@ -36,14 +37,12 @@ def mpe_picture(env, states, i):
 def smax_picture(env, states, i):
     """Allies are blue and enemies green, with the letter of their kind; who is shot at is pale."""
     state = jax.tree.map(lambda leaf: leaf[i], states)
-    later = jax.tree.map(
-        lambda leaf: leaf[min(i + 1, len(leaf) - 1)], states
-    )  # which tells what was done in `state`
+    # the next state tells what was done in `state`
+    later = jax.tree.map(lambda leaf: leaf[min(i + 1, len(leaf) - 1)], states)
     figure, axes = pyplot.subplots(figsize=(4, 4), dpi=100)
     actions = dict(zip(env.agents, np.asarray(later.prev_attack_actions), strict=True))
-    env.init_render(
-        axes, (None, state, actions), 0, i
-    ).remove()  # the picture that it lays over the circles
+    picture = env.init_render(axes, (None, state, actions), 0, i)
+    picture.remove()  # it would lie over the circles
     axes.set(xlim=(0, env.map_width), ylim=(0, env.map_height), aspect="equal")
     return canvas_of(figure)
 

@@ -20,9 +20,8 @@ with needs("jumanji"):
     import jumanji
 
 NO_LIMIT = 4000  # time limit for a game without one
-COUNTS_DOWN = (
-    "SearchAndRescue-v0",
-)  # the reward falls to 0 at the time limit, which is part of the task
+# the reward falls to 0 at the time limit, which is part of the task
+COUNTS_DOWN = ("SearchAndRescue-v0",)
 
 
 class Jumanji(environment.Environment):
@@ -49,22 +48,14 @@ class Jumanji(environment.Environment):
             numbers = jnp.stack(jnp.unravel_index(action, self.choices)).reshape(spec.shape)
             action = (numbers + spec.minimum).astype(spec.dtype)
         inner, timestep = self.env.step(state.inner, action)
-        state, reward = (
-            State(time=state.time + 1, inner=inner),
-            timestep.reward.sum(),
-        )  # over all agents
-        return (
-            self.flat(timestep.observation),
-            state,
-            reward.astype(jnp.float32),
-            timestep.last(),
-            {},
-        )
+        obs = self.flat(timestep.observation)
+        state = State(time=state.time + 1, inner=inner)
+        reward = timestep.reward.sum().astype(jnp.float32)  # over all agents
+        return obs, state, reward, timestep.last(), {}
 
     def flat(self, observation):
-        return jnp.concatenate(
-            [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(observation)]
-        )
+        leaves = jax.tree.leaves(observation)
+        return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in leaves])
 
     def observation_space(self, params):
         timestep = jax.eval_shape(self.env.reset, jax.random.key(0))[1]
@@ -81,11 +72,12 @@ class Jumanji(environment.Environment):
         spec = self.env.action_spec
         if jnp.issubdtype(spec.dtype, jnp.floating):
             return spaces.Box(spec.minimum, spec.maximum, spec.shape)
-        if math.prod(self.choices) > 10_000:
+        number = math.prod(self.choices)
+        if number > 10_000:
             raise ValueError(
-                f"env_name: {math.prod(self.choices)} actions are too many for a policy over all of them"
+                f"env_name: {number} actions are too many for a policy over all of them"
             )
-        return spaces.Discrete(math.prod(self.choices))
+        return spaces.Discrete(number)
 
     def frame(self, state, params):
         with warnings.catch_warnings(action="ignore"):  # a warning that there is no screen

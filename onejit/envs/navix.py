@@ -1,7 +1,7 @@
 """Navix, MiniGrid in JAX (arXiv 2407.19396).
 
     python ppo.py --env-name onejit.envs.navix:Navix-Empty-8x8-v0
-    python ppo.py --env-name onejit.envs.navix:Navix-DoorKey-5x5-v0 --env-params observation symbolic_first_person
+    python ppo.py --env-name onejit.envs.navix:Navix-DoorKey-5x5-v0 --env-params observation rgb
 
 An episode has 100 steps in all rooms, the default of `navix.make`.
 """
@@ -21,7 +21,10 @@ OBSERVATIONS = [f"{kind}{view}" for kind in KINDS for view in ("", "_first_perso
 
 
 class Navix(environment.Environment):
-    """`arguments` go to `navix.make`, such as `max_steps`. `observation` names a function of `navix.observations`."""
+    """`arguments` go to `navix.make`, such as `max_steps`.
+
+    `observation` names a function of `navix.observations`.
+    """
 
     def __init__(
         self, name: str, observation: str = "symbolic", start_states: int = 0, **arguments
@@ -30,12 +33,10 @@ class Navix(environment.Environment):
             raise ValueError(
                 f"observation = {observation}: must be one of {', '.join(OBSERVATIONS)}"
             )
-        self.env = navix.make(
-            name, observation_fn=getattr(navix.observations, observation), **arguments
-        )
-        self.dtype = (
-            jnp.uint8 if observation.startswith("rgb") else jnp.int32
-        )  # uint8 is brightness: scripts divide it
+        observe = getattr(navix.observations, observation)
+        self.env = navix.make(name, observation_fn=observe, **arguments)
+        # uint8 is brightness: scripts divide it
+        self.dtype = jnp.uint8 if observation.startswith("rgb") else jnp.int32
         self.start = start_from(self.env.reset, start_states)
 
     @property
@@ -47,18 +48,12 @@ class Navix(environment.Environment):
         return timestep.observation.astype(self.dtype), State(time=jnp.int32(0), inner=timestep)
 
     def step_env(self, key, state, action, params):
-        running = state.inner.replace(
-            step_type=navix.StepType.TRANSITION
-        )  # or it resets after its own limit
+        # as if it ran, or it resets after its own limit
+        running = state.inner.replace(step_type=navix.StepType.TRANSITION)
         timestep = self.env.step(running, action)
+        obs = timestep.observation.astype(self.dtype)
         state = State(time=state.time + 1, inner=timestep)
-        return (
-            timestep.observation.astype(self.dtype),
-            state,
-            timestep.reward,
-            timestep.is_termination(),
-            {},
-        )
+        return obs, state, timestep.reward, timestep.is_termination(), {}
 
     def observation_space(self, params):
         space = self.env.observation_space

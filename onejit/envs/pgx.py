@@ -18,7 +18,7 @@ with needs("pgx"):
 
 
 class Pgx(environment.Environment):
-    """`arguments` go to the constructor in Pgx. MinAtar takes `sticky_action_prob` and `use_minimal_action_set`."""
+    """`arguments` go to the constructor in Pgx, such as MinAtar's `sticky_action_prob`."""
 
     def __init__(self, name: str, **arguments):
         self.env = type(pgx.make(name))(**arguments)
@@ -33,7 +33,8 @@ class Pgx(environment.Environment):
 
     def step_env(self, key, state, action, params):
         inner = self.env.step(state.inner, action, key)
-        obs, state = inner.observation.astype(jnp.float32), State(time=state.time + 1, inner=inner)
+        obs = inner.observation.astype(jnp.float32)
+        state = State(time=state.time + 1, inner=inner)
         return obs, state, inner.rewards[0], inner.terminated, {}
 
     def observation_space(self, params):
@@ -43,13 +44,16 @@ class Pgx(environment.Environment):
         return spaces.Discrete(self.env.num_actions)
 
     def frame(self, state, params):
-        """Each cell in the color of its last channel that is set: the kind of object, or the power of two."""
+        """The color of a cell is its last channel that is set.
+
+        It is the kind of an object, or the power of two.
+        """
         obs = np.asarray(state.inner.observation)
-        channel = np.where(obs.any(-1), obs.shape[-1] - obs[..., ::-1].argmax(-1), 0)
-        colors = colormaps["turbo"](channel / obs.shape[-1])[..., :3] * (channel > 0)[..., None]
+        channels = obs.shape[-1]
+        last = np.where(obs.any(-1), channels - obs[..., ::-1].argmax(-1), 0)
+        colors = colormaps["turbo"](last / channels)[..., :3] * (last > 0)[..., None]
         return np.kron((255 * colors).astype(np.uint8), np.ones((16, 16, 1), np.uint8))
 
 
-register(
-    [name for name in pgx.available_envs() if name.startswith("minatar-") or name == "2048"], Pgx
-)
+NAMES = [name for name in pgx.available_envs() if name.startswith("minatar-") or name == "2048"]
+register(NAMES, Pgx)

@@ -2,7 +2,8 @@
 
     python ppo_continuous.py --env-name onejit.envs.playground:CartpoleBalance
 
-Robots download their models from GitHub the first time; the control suite (CheetahRun, ...) includes its models.
+Robots download their models from GitHub the first time; the control suite (CheetahRun, ...)
+includes its models.
 """
 
 import subprocess
@@ -24,15 +25,15 @@ class Playground(environment.Environment):
     def __init__(self, name: str, start_states: int = 1024, **overrides):
         config = registry.get_default_config(name).lock()
         try:
-            config.update_from_flattened_dict(
-                {"impl": "jax"} | overrides
-            )  # runs everywhere; warp needs NVIDIA GPUs
+            # jax runs everywhere; warp needs NVIDIA GPUs
+            config.update_from_flattened_dict({"impl": "jax"} | overrides)
             self.env = registry.load(name, config=config)
         except KeyError as error:
             raise ValueError(error.args[0]) from error
         except subprocess.CalledProcessError as error:
             raise OSError(f"{name}: its models cannot be downloaded ({error})") from error
-        self.limit, self.dt = config.episode_length, self.env.dt
+        self.limit = config.episode_length
+        self.dt = self.env.dt
         self.start = start_from(self.env.reset, start_states)
 
     @property
@@ -40,27 +41,27 @@ class Playground(environment.Environment):
         return environment.EnvParams(max_steps_in_episode=self.limit)
 
     def observe(self, inner):
-        return (
-            inner.obs["state"] if isinstance(inner.obs, Mapping) else inner.obs
-        )  # what a robot's policy observes
+        if isinstance(inner.obs, Mapping):
+            return inner.obs["state"]  # what a robot's policy observes
+        return inner.obs
 
     def reset_env(self, key, params):
         inner = self.start(key)
         return self.observe(inner), State(time=jnp.int32(0), inner=inner)
 
     def step_env(self, key, state, action, params):
-        """A step that is not finite, because physics blew up, terminates with reward 0 and a finite observation."""
+        """A step that is not finite terminates with reward 0 and a finite observation.
+
+        The physics blew up.
+        """
         inner = self.env.step(state.inner, action)
-        obs, reward = self.observe(inner), inner.reward
-        finite = jnp.isfinite(obs).all() & jnp.isfinite(reward)
-        obs, reward = (jnp.where(finite, x, 0.0) for x in (obs, reward))
-        return (
-            obs,
-            State(time=state.time + 1, inner=inner),
-            reward,
-            (inner.done > 0.5) | ~finite,
-            {},
-        )
+        obs = self.observe(inner)
+        finite = jnp.isfinite(obs).all() & jnp.isfinite(inner.reward)
+        obs = jnp.where(finite, obs, 0.0)
+        reward = jnp.where(finite, inner.reward, 0.0)
+        terminated = (inner.done > 0.5) | ~finite
+        state = State(time=state.time + 1, inner=inner)
+        return obs, state, reward, terminated, {}
 
     def observation_space(self, params):
         inner = jax.eval_shape(self.env.reset, jax.random.key(0))

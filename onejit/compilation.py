@@ -1,0 +1,235 @@
+"""Programs that train a slice of runs, compiled for slices that fit in memory.
+
+A run is one agent: a random key and, in a sweep, its own values of some float fields. All runs of a
+slice train in one program. The axis of runs is spread over all devices, with a `vmap` if a device
+has several runs.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from onejit import evaluation
+from onejit.devices import shardings, smallest_slice
+from onejit.errors import naming_the_field
+from onejit.memory import GIB, free_memory, program_bytes
+
+
+class Program(NamedTuple):
+    """The compiled functions that train a slice of `size` runs."""
+
+    size: int
+    num_updates: int
+    num_devices: int
+    bytes: int  # on each device
+    # (floats, key_data) -> carry
+    start: Any
+    # (carry without its evaluation, floats, first, last) -> carry after updates [first, last)
+    advance: Any
+    # agents -> returns [size, eval_episodes]; None without an evaluation
+    evaluate: Any
+    # (evaluation, agents, returns, index) -> evaluation; None without one during training
+    remember: Any
+    abstract: Any  # shapes, types and shardings of `carry`
+    spread: Any  # sharding of arrays [size, ...]
+    whole: Any  # sharding of arrays that every device has
+
+
+# --- functions ---
+
+
+@functools.lru_cache(maxsize=4)
+def make_learner(script, config):
+    """`(init, update)` of a script, made once: an environment may take seconds."""
+    init, update = script.make_learner(config)
+    return jax.jit(init), jax.jit(update)  # both are traced once
+
+
+def training_functions(script, config, names):
+    """`start` and `advance` as in a script's `main`.
+
+    Each run may have its own values of the float fields `names`. The functions carry
+    `{"runner_state": [size, ...], "metrics": {name: [size, num_updates]}}`.
+    """
+    # made outside of what JAX traces, where it would keep tracers
+    shared = None if names else make_learner(script, config)
+
+    def learner(floats):
+        if shared is not None:
+            return shared
+        return script.make_learner(dataclasses.replace(config, **floats))
+
+    def update(floats, state):
+        _, update = learner(floats)
+        return update(state)
+
+    def start(floats, key_data):
+        init, _ = learner(floats)
+        state = init(jax.random.wrap_key_data(key_data))
+        _, shapes = jax.eval_shape(update, floats, state)
+        metrics = {}
+        for name, shape in shapes.items():
+            metrics[name] = jnp.zeros(config.num_updates, shape.dtype)
+        return {"runner_state": state, "metrics": metrics}
+
+    def advance(carry, floats, first, last):  # one program for chunks of any length
+        def body(i, carry):
+            state, new = update(floats, carry["runner_state"])
+            metrics = {}
+            for name, values in carry["metrics"].items():
+                metrics[name] = values.at[i].set(new[name])
+            return {"runner_state": state, "metrics": metrics}
+
+        return jax.lax.fori_loop(first, last, body, carry)
+
+    return start, advance
+
+
+def over_one(function):
+    """`jax.vmap(function)` for an axis of length 1, which the function's loops do not carry.
+
+    Faster than `vmap` on CPUs, as in a script's `main`. Arguments that are numbers have no axis.
+    """
+
+    def first(leaf):
+        return leaf[0] if jnp.ndim(leaf) else leaf
+
+    def call(*trees):
+        results = function(*jax.tree.map(first, trees))
+        return jax.tree.map(lambda leaf: leaf[None], results)
+
+    return call
+
+
+def start_with_evaluation(start, make_evaluation, floats, key_data):
+    """The carry of `start`, with the memory of evaluations added."""
+    carry = start(floats, key_data)
+    carry["evaluation"] = make_evaluation(carry["runner_state"].agent)
+    return carry
+
+
+# --- compilation ---
+
+
+def compile_slice(script, config, names, size: int, options=None) -> Program:
+    """Compile the training of `size` runs, with the fields `names` traced.
+
+    `options` adds the evaluation. They have `seed`, `eval_episodes` and `eval_interval`. Raises
+    ValueError if the config cannot train.
+    """
+    devices, spread, whole = shardings(size)
+    key_words = jax.random.key_data(jax.random.key(0)).shape
+    floats = {name: jax.ShapeDtypeStruct((size,), jnp.float32, sharding=spread) for name in names}
+    key_data = jax.ShapeDtypeStruct((size, *key_words), jnp.uint32, sharding=spread)
+    # runs are independent of each other
+    over_runs = partial(jax.shard_map, mesh=spread.mesh, out_specs=spread.spec, check_vma=False)
+
+    with naming_the_field(script, config):
+        start, advance = training_functions(script, config, names)
+        if size > len(devices):
+            start = jax.vmap(start)
+            advance = jax.vmap(advance, (0, 0, None, None))
+        else:
+            start = over_one(start)
+            advance = over_one(advance)
+        start = jax.jit(over_runs(start, in_specs=spread.spec), out_shardings=spread)
+        in_specs = (spread.spec, spread.spec, whole.spec, whole.spec)
+        advance = over_runs(advance, in_specs=in_specs)
+        advance = jax.jit(advance, donate_argnums=0, out_shardings=spread)
+        abstract = start.eval_shape(floats, key_data)
+        start = start.lower(floats, key_data)
+        advance = advance.lower(abstract, floats, 0, 1)
+    start = start.compile()
+    advance = advance.compile()
+    held = start.memory_analysis().output_size_in_bytes  # bytes of the carry on each device
+    needed = max(program_bytes(start), program_bytes(advance))
+
+    evaluate = None
+    remember = None
+    if options is not None and options.eval_episodes:
+        agents = abstract["runner_state"].agent
+        evaluate = evaluation.greedy_returns(script, config, options)
+        evaluate = over_runs(evaluate, in_specs=spread.spec)
+        evaluate = jax.jit(evaluate, out_shardings=whole).lower(agents).compile()
+        needed = max(needed, program_bytes(evaluate, held))
+        if options.eval_interval:
+            remember = jax.jit(evaluation.remember_best, donate_argnums=0, out_shardings=spread)
+            count = config.num_updates // options.eval_interval
+            make_evaluation = partial(evaluation.no_evaluation, count=count)
+            make_evaluation = jax.jit(make_evaluation, out_shardings=spread)
+            start = partial(start_with_evaluation, start, make_evaluation)
+            abstract["evaluation"] = make_evaluation.eval_shape(agents)
+    if devices[0].platform == "cpu":  # a checkpoint's copy is in the same memory
+        needed += held
+    return Program(
+        size=size,
+        num_updates=config.num_updates,
+        num_devices=len(devices),
+        bytes=needed,
+        start=start,
+        advance=advance,
+        evaluate=evaluate,
+        remember=remember,
+        abstract=abstract,
+        spread=spread,
+        whole=whole,
+    )
+
+
+def number_of_slices(total: int, size: int) -> int:
+    return math.ceil(total / size)
+
+
+def largest_slice(compile_size, total: int, step: int, memory: float) -> Program:
+    """The program of the largest slices of `total` runs that fit in `memory` bytes.
+
+    Slices have about the same size, a multiple of `step`. `compile_size(size)` compiles a slice.
+    Memory grows linearly with the number of runs: the first guess is in proportion, further guesses
+    lie on the line through the last two. Raises ValueError.
+    """
+    size = number_of_slices(total, step) * step
+    smaller = (0, 0)  # size and bytes of the guess before
+    while True:
+        program = compile_size(size)
+        if program.bytes <= memory:
+            return program
+        if size == step:
+            needed = f"{step} run(s) at once need {program.bytes / GIB:.3g} GiB on a device"
+            raise ValueError(f"memory: {needed}, {memory / GIB:.3g} GiB are free")
+        other_size, other_bytes = smaller
+        smaller = (size, program.bytes)
+        bytes_of_a_run = max(1.0, (other_bytes - program.bytes) / (other_size - size))
+        fitting = int(size - (program.bytes - memory) / bytes_of_a_run)
+        fitting = max(step, min(size - step, fitting))
+        even = math.ceil(total / number_of_slices(total, fitting) / step) * step
+        size = max(step, min(size - step, even))
+
+
+def compile_slices(
+    compile_size, total: int, size: int | None, memory_gib: float | None, seconds: dict
+):
+    """`(program, description)` for `total` runs in slices of `size`.
+
+    By default they are the largest slices that fit in memory. Adds the time to `seconds`
+    {"compile"}. Raises ValueError.
+    """
+    begun = time.perf_counter()
+    memory = free_memory(memory_gib)
+    if size:
+        program = compile_size(size)
+    else:
+        program = largest_slice(compile_size, total, smallest_slice(total), memory)
+    took = time.perf_counter() - begun
+    seconds["compile"] += took
+    slices = f"{number_of_slices(total, program.size)} slice(s) of {program.size}"
+    needed = f"{program.bytes / GIB:.3g} GiB of {memory / GIB:.3g} free on each"
+    if program.bytes > memory:
+        needed += " (MORE THAN IS FREE)"
+    description = f"{slices} on {program.num_devices} device(s), {needed}; compiled in {took:.1f} s"
+    return program, description

@@ -1,0 +1,88 @@
+"""Configs of scripts as YAML files and as flags of the command line."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from onejit.files import write
+from onejit.old_fields import check_old_fields
+
+
+def plain(config) -> dict:
+    """A config as a dict for YAML and JSON."""
+    values = {}
+    for name, value in vars(config).items():
+        values[name] = dict(value) if isinstance(value, Mapping) else value
+    return values
+
+
+def field_names(script) -> list[str]:
+    return [field.name for field in dataclasses.fields(script.Config)]
+
+
+def field_of(flag: str) -> str:
+    """The field that a flag such as `--num-envs` is for."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def read_yaml(file: str) -> dict:
+    """The `{field: value}` of a YAML file. Raises ValueError, which names the file."""
+    try:
+        settings = yaml.safe_load(Path(file).read_text())
+        if not isinstance(settings, dict):
+            raise ValueError("must have lines of the form FIELD: VALUE")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"--config {file}: {type(error).__name__}: {error}") from error
+    return settings
+
+
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
+def flags_of_yaml(file: str) -> list[str]:
+    """The flags that mean the same as a YAML file. Raises ValueError."""
+    words = []
+    for name, value in read_yaml(file).items():
+        words += [f"--{name}", *as_words(value)]
+    return words
+
+
+def read_flags(script, words: list[str]) -> list[str]:
+    """The flags of a command line, where `--config FILE.yaml` may stand anywhere.
+
+    The flags of the file come first, and all other flags override them. `--flag=value` becomes two
+    words. 5e5 becomes 500000 if the field is a whole number. Raises ValueError.
+    """
+    separate = []
+    for word in words:
+        separate += word.split("=", 1) if word.startswith("--") else [word]
+    words = separate
+
+    if "--config" in words:
+        place = words.index("--config")
+        if place + 1 == len(words):
+            raise ValueError("--config: needs a file, as in --config FILE.yaml")
+        words = flags_of_yaml(words[place + 1]) + words[:place] + words[place + 2 :]
+
+    names = [field_of(word) for word in words if word.startswith("--")]
+    check_old_fields(Path(script.__file__).stem, field_names(script), names)
+
+    whole = [field.name for field in dataclasses.fields(script.Config) if field.type is int]
+    for i in range(len(words) - 1):
+        if words[i].startswith("--") and field_of(words[i]) in whole:
+            with contextlib.suppress(ValueError):  # the message about a wrong value is tyro's
+                words[i + 1] = f"{float(words[i + 1]):.16g}"
+    return words
+
+
+def write_config(path: Path, config) -> None:
+    write(path, yaml.safe_dump(plain(config), sort_keys=False))

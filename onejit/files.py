@@ -1,0 +1,33 @@
+"""Files that are written completely or not at all, and read with errors that name them."""
+
+import contextlib
+from pathlib import Path
+
+
+def write(path: Path, content) -> None:
+    """Write a file completely or not at all. Raises OSError, which names the file.
+
+    `content` is a string, or a function that writes to a binary file.
+    """
+    temporary = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode())
+        temporary.replace(path)
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
+def reading(path: Path):
+    """Raise ValueError if a file of a run is missing or damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path}: does not exist; it is written when a run ends") from None
+    except Exception as error:  # many kinds: of JSON, YAML, NumPy, safetensors and their content
+        raise ValueError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error

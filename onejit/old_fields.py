@@ -1,0 +1,31 @@
+"""Fields that configs had in older versions of onejit, and what replaces each of them.
+
+A line of OLD_FIELDS is all that a renamed field needs. A field is looked up here only where the
+script's `Config` lacks it, and copies of older scripts therefore keep their fields.
+"""
+
+# {field: what to do}. The sentence follows "FIELD: is a field of an older version; ".
+OLD_FIELDS = {
+    "unroll": "delete it, because loops are no longer unrolled",
+    "n_step": "rainbow.py has n-step targets; delete it if it is 1",
+    "dueling": "rainbow.py has the dueling network; delete it if it is False",
+    "clip_value": "use vf_clip_eps, the clip range of the value function; inf does not clip",
+    "conv_features": "use torso: 16 is now grid, and 0 is flat",
+}
+
+# {script: what else has changed}. Added to the message, because these fields kept their names.
+CHANGED_MEANINGS = {
+    "apex_dqn": "target_update_interval counts environment steps from 0.3.0 on, not gradient steps",
+    "rainbow": "target_update_interval counts environment steps from 0.3.0 on, not gradient steps",
+}
+
+
+def check_old_fields(script_name: str, known, names) -> None:
+    """Raise ValueError if one of `names` is a field of an older version. `known` are today's."""
+    for name in names:
+        if name in known or name not in OLD_FIELDS:
+            continue
+        message = f"{name}: is a field of an older version; {OLD_FIELDS[name]}"
+        if script_name in CHANGED_MEANINGS:
+            message = f"{message}. Note: {CHANGED_MEANINGS[script_name]}"
+        raise ValueError(message)

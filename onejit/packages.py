@@ -1,0 +1,27 @@
+"""Installed packages: versions that a run records, and packages that an option needs."""
+
+import importlib.metadata
+import importlib.util
+import sys
+
+RECORDED = {
+    *("brax", "craftax", "distrax", "envpool", "flax", "gymnasium", "gymnax", "jax", "jaxlib"),
+    *("jaxmarl", "jumanji", "mctx", "mujoco", "navix", "numpy", "optax", "pgx", "playground"),
+}
+
+
+def versions() -> dict:
+    """The versions of Python and of the packages that a training may depend on."""
+    installed = {}
+    for distribution in importlib.metadata.distributions():
+        if distribution.name in RECORDED:
+            installed[distribution.name] = distribution.version
+    return {"python": sys.version.split()[0], **dict(sorted(installed.items()))}
+
+
+def check_packages(option: str, names) -> None:
+    """Raise ValueError if packages that an option needs are not installed."""
+    missing = [name.replace("_", "-") for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        needed = " and ".join(missing)
+        raise ValueError(f"{option}: needs {needed}; pip install {' '.join(missing)}")

@@ -1,0 +1,272 @@
+"""Run directories: the record and the lock of a run, and reading what a run has written.
+
+A run directory holds `config.yaml`, `metrics.npz`, `learning_curve.png` and `agent.safetensors`.
+`onejit train` adds a copy of the script, `run.json`, evaluations and checkpoints.
+"""
+
+import datetime
+import hashlib
+import json
+import os
+import shlex
+from pathlib import Path
+
+import filelock
+import numpy as np
+import tyro
+import yaml
+from flax.traverse_util import unflatten_dict
+from safetensors import safe_open
+
+from onejit import command_line
+from onejit.configs import plain, read_flags, write_config
+from onejit.files import reading, write
+from onejit.packages import versions
+from onejit.scripts import git, import_from, load_script, source_of
+
+OF_THE_TASK = ("env_name", "env_params")
+
+
+def steps_of(config) -> int:
+    """Environment steps of one agent in one update."""
+    return config.num_envs * config.num_steps
+
+
+def total_steps(config, num_seeds: int) -> int:
+    """Environment steps of a whole run, without the warm-up."""
+    return num_seeds * config.num_updates * steps_of(config)
+
+
+def task_of(settings: dict) -> str:
+    """The environment and its changed parameters."""
+    params = settings.get("env_params", {})  # the GridWorld has none
+    changes = [f"{name}={value}" for name, value in sorted(params.items())]
+    return " ".join([settings["env_name"], *changes])
+
+
+def now() -> str:
+    return f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
+
+
+# --- writing ---
+
+
+def make_record(kind: str, script, config, options, command: list[str]) -> dict:
+    """The contents of run.json when a run begins. `kind` is "train" or "sweep"."""
+    import jax
+
+    path = Path(script.__file__).resolve()
+    settings = {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed}
+    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores"
+    commit = git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")  # no tag
+    return {
+        "kind": kind,
+        "settings": settings | plain(config),
+        "command": shlex.join(["onejit", *command]),
+        "started": now(),
+        "device": device,
+        "versions": versions(),
+        "commit": commit.strip(),
+        "path": str(path),
+        "sha256": hashlib.sha256(source_of(script)).hexdigest(),
+        "folders": [str(path.parent), os.getcwd()],  # where the script may import modules from
+        "seconds": {"compile": 0.0, "train": 0.0, "evaluate": 0.0},
+        "steps_done": 0,
+        "steps_total": total_steps(config, options.num_seeds),
+    }
+
+
+def kind_of(record: dict) -> str:
+    """Who made a run: "train", "sweep", "trial" for an agent that a sweep kept, or "script".
+
+    Records of versions before 0.3.0 do not say it.
+    """
+    if "kind" in record:
+        return record["kind"]
+    if "words" in record:
+        return "sweep"
+    if "slice" in record:
+        return "train"
+    return "trial" if "trial" in record else "script"
+
+
+def check_new(run_dir: Path) -> None:
+    """Raise ValueError if a run directory exists: no run is overwritten."""
+    if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
+        raise ValueError(f"run_dir = {run_dir}: already exists; --resume {run_dir} continues a run")
+
+
+def write_record(run_dir: Path, record: dict) -> None:
+    write(run_dir / "run.json", json.dumps(record, indent=2))
+
+
+def begin_run(run_dir: Path, config, record: dict, script) -> None:
+    """Make the run directory with config.yaml, run.json and the script. Raises ValueError.
+
+    The directory is made completely or not at all. `script.diff` holds the changes of the script
+    since the commit in run.json, unless it was edited meanwhile.
+    """
+    check_new(run_dir)
+    temporary = run_dir.with_name(run_dir.name + ".partial")
+    path = Path(script.__file__)
+    source = source_of(script)
+    try:
+        write_config(temporary / "config.yaml", config)
+        write_record(temporary, record)
+        write(temporary / path.name, lambda file: file.write(source))
+        if path.read_bytes() == source:
+            diff = git(path, "diff", "HEAD", "--", path)
+            if diff:
+                write(temporary / "script.diff", diff)
+        temporary.replace(run_dir)
+    except OSError as error:
+        raise ValueError(f"run_dir = {run_dir}: cannot be made ({error})") from error
+
+
+# --- the lock ---
+
+
+def lock(run_dir: Path):
+    """Lock a run directory for as long as the result lives. Raises ValueError."""
+    held = filelock.FileLock(Path(run_dir) / ".lock")
+    try:
+        held.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ValueError(f"{run_dir}: another process is writing into this run") from None
+    except OSError as error:
+        raise ValueError(f"{run_dir}: cannot be locked ({error})") from error
+    return held
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Whether a process is writing into a run directory. Changes nothing."""
+    path = Path(run_dir) / ".lock"
+    if not path.is_file():  # trying the lock would make the file
+        return False
+    try:
+        with filelock.FileLock(path).acquire(timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+    except OSError:  # the directory is read-only
+        return False
+
+
+# --- reading ---
+
+
+def read_record(run_dir) -> dict:
+    """Read run.json. `settings` are the config, script, num_seeds and seed. Raises ValueError.
+
+    A script's own `main` writes no run.json. The record of its run has `settings` alone, from other
+    files.
+    """
+    run_dir = Path(run_dir)
+    file = run_dir / "run.json"
+    if not file.is_file():
+        return record_of_main(run_dir)
+    with reading(file):
+        record = json.loads(file.read_text())
+        stored = record["settings"]
+        names = ["script", "num_seeds", "seed", *stored]
+        return record | {"settings": {name: stored[name] for name in names}}
+
+
+def record_of_main(run_dir: Path) -> dict:
+    """The record of a run of a script's own `main`. Raises ValueError."""
+    agents = run_dir / "agent.safetensors"
+    if not agents.is_file():
+        raise ValueError(
+            f"{run_dir}: is not a run directory; it has neither run.json nor agent.safetensors"
+        )
+    arrays, metadata = read_agents(agents)
+    config = run_dir / "config.yaml"
+    with reading(config):
+        settings = {
+            "script": metadata["script"],
+            "num_seeds": len(next(iter(arrays.values()))),
+            "seed": int(metadata["seed"]),
+        }
+        return {"settings": settings | yaml.safe_load(config.read_text())}
+
+
+def read_config(script, file: Path):
+    """Read config.yaml as the script's command line does. Raises ValueError."""
+    try:
+        words = read_flags(script, ["--config", str(file)])
+        return command_line.parse(tyro.conf.FlagConversionOff[script.Config], words)
+    except ValueError as error:
+        raise ValueError(f"{file}: is not a config of {script.__file__}: {error}") from error
+
+
+def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
+    """The copy of the script in the run directory, or None.
+
+    Raises ValueError if it was edited, unless `force`.
+    """
+    copy = Path(run_dir, f"{record['settings']['script']}.py")
+    if not copy.is_file():
+        return None
+    if not force and hashlib.sha256(copy.read_bytes()).hexdigest() != record.get("sha256"):
+        raise ValueError(
+            f"{copy}: has been edited since the run began; --force uses the edited script"
+        )
+    return copy
+
+
+def script_of(run_dir, record: dict, force: bool = False):
+    """Import a run's script, from its copy in the run directory.
+
+    A script's own `main` leaves no copy. Then the file of that name in the working directory or in
+    onejit is used, and a message says this. Raises ValueError if the copy was edited, unless
+    `force`.
+    """
+    copy = copy_of_script(run_dir, record, force)
+    if copy is None:
+        script = load_script(record["settings"]["script"])
+        print(f"{run_dir} has no copy of its script; {script.__file__} is used instead")
+        return script
+    import_from(*[folder for folder in record.get("folders", []) if Path(folder).is_dir()])
+    return load_script(copy)
+
+
+def read_agents(path: Path) -> tuple[dict, dict]:
+    """Arrays [num_seeds, ...] by dotted names, and the metadata "script" and "seed".
+
+    Raises ValueError.
+    """
+    with reading(path), safe_open(path, framework="numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return arrays, file.metadata() or {}
+
+
+def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
+    """`(script, config, agents)` of a finished run of a script or of `onejit train`.
+
+    `agents` has NumPy leaves [num_seeds, ...]. The `act` of `make_policy` takes one of these
+    agents. Raises ValueError.
+    """
+    record = read_record(run_dir)
+    if kind_of(record) == "sweep":
+        raise ValueError(
+            f"{run_dir}: is a sweep; its best trials are runs, in {Path(run_dir) / 'agents'}"
+        )
+    arrays, _ = read_agents(Path(run_dir) / file)
+    script = script_of(run_dir, record, force)
+    config = read_config(script, Path(run_dir) / "config.yaml")
+    return script, config, unflatten_dict(arrays, sep=".")
+
+
+def load_metrics(run_dir) -> dict:
+    """`{name: [num_seeds, updates]}`, and `evaluation` [num_seeds, episodes] if there is one.
+
+    Raises ValueError.
+    """
+    path = Path(run_dir) / "metrics.npz"
+    with reading(path), np.load(path) as stored:
+        metrics = dict(stored)
+    evaluation = Path(run_dir) / "evaluation.npy"
+    if evaluation.exists():
+        with reading(evaluation):
+            metrics["evaluation"] = np.load(evaluation)
+    return metrics

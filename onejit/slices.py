@@ -1,0 +1,182 @@
+"""Training of a slice of runs from its last checkpoint to its end."""
+
+import math
+import sys
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import onejit.devices  # noqa: F401 - before JAX starts
+from onejit.checkpoints import restore, save
+from onejit.hosts import agree, is_first, latest
+from onejit.signals import Stopped
+
+
+def seed_keys(options) -> np.ndarray:
+    """The data of the agents' random keys, the same keys as in `main`: [num_seeds, words]."""
+    keys = jax.random.split(jax.random.key(options.seed), options.num_seeds)
+    return np.asarray(jax.random.key_data(keys))
+
+
+def holds(tree, kind: type) -> bool:
+    """Whether a part of a tree is of this class."""
+
+    def is_kind(node):
+        return isinstance(node, kind)
+
+    return any(is_kind(node) for node in jax.tree.leaves(tree, is_leaf=is_kind))
+
+
+def with_new_episodes(program, runner_state, floats, key_data, done: int):
+    """A restored runner state whose environments start new episodes.
+
+    No checkpoint holds the state of environments outside JAX. The script's runner state names the
+    fields that begin anew with an episode in its class attribute `episode_fields`.
+    """
+    if is_first():
+        print(
+            "resume: note: checkpoints do not contain the state of environments outside of JAX; "
+            "new episodes begin",
+            file=sys.stderr,
+        )
+    keys = jax.random.wrap_key_data(jnp.asarray(key_data))
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(keys)
+    new_key_data = np.asarray(jax.random.key_data(keys))
+    new = program.start(floats, jax.device_put(new_key_data, program.spread))["runner_state"]
+    names = getattr(runner_state, "episode_fields", ("obs", "env_state"))
+    return runner_state._replace(**{name: getattr(new, name) for name in names})
+
+
+def make_reader(program):
+    """`read(metrics, first, last) -> {name: [size, last - first]}`.
+
+    The result has NumPy arrays on all processes.
+    """
+
+    @partial(jax.jit, static_argnums=2, out_shardings=program.whole)
+    def window(metrics, first, width):
+        def columns(values):
+            return jax.lax.dynamic_slice_in_dim(values, first, width, axis=1)
+
+        return {name: columns(values) for name, values in metrics.items()}
+
+    def read(metrics, first, last):
+        width = 1 << (last - first - 1).bit_length()  # few widths, few compilations
+        width = min(program.num_updates, width)
+        first_read = min(first, program.num_updates - width)
+        part = {}
+        for name, values in window(metrics, first_read, width).items():
+            part[name] = np.asarray(values)[:, first - first_read : last - first_read]
+        return part
+
+    return read
+
+
+def restore_or_start(program, floats, key_data, manager):
+    """`(carry, number of updates done)` from the last checkpoint, or from the start."""
+    from onejit.envs import host  # not at the top: it starts JAX, which must be after `connect`
+
+    host.close_all()  # left by an earlier slice
+    done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
+    if not done:
+        return program.start(floats, jax.device_put(key_data, program.spread)), 0
+    carry = restore(manager, done, program)
+    if holds(program.abstract["runner_state"], host.HostState):
+        state = carry["runner_state"]
+        carry["runner_state"] = with_new_episodes(program, state, floats, key_data, done)
+    return carry, done
+
+
+def length_of_next_chunk(chunk: int, took: float) -> int:
+    """The number of updates that take about a second, at most eight times as many as before.
+
+    The factor is a power of two: see `make_reader`.
+    """
+    exponent = round(math.log2(min(8.0, 1.0 / took)))
+    return max(1, int(chunk * 2.0**exponent))
+
+
+def nothing() -> None:
+    pass
+
+
+def train_slice(
+    program,
+    floats: dict,
+    key_data,
+    manager,
+    watch,
+    *,
+    interval: float = 60.0,
+    save_last: bool = False,
+    eval_interval: int = 0,
+    begin=nothing,
+    before_save=nothing,
+    after_save=nothing,
+    caught=(),
+    seconds: dict | None = None,
+):
+    """Train a slice from its last checkpoint, or from the start, to the end. Returns its `carry`.
+
+    `floats` {name: [size]} and `key_data` [size, words] are NumPy arrays. `begin()` is called
+    before the first update. After each chunk of about a second, process 0 calls
+    `watch(first, last, metrics, returns)` with the metrics of updates [first, last), and with the
+    returns [size, episodes] of an evaluation after them, or None. It writes a checkpoint every
+    `interval` seconds unless `interval` is 0, and one at the end if `save_last` is set. Process 0
+    decides when, because clocks differ. A signal in `caught` ends training with a checkpoint and
+    raises `Stopped`. The times are added to `seconds` {"train", "evaluate"}.
+    """
+    if seconds is None:
+        seconds = {"train": 0.0, "evaluate": 0.0}
+    on_devices = {}
+    for name, values in floats.items():
+        on_devices[name] = jax.device_put(np.asarray(values, np.float32), program.spread)
+    floats = on_devices
+
+    carry, done = restore_or_start(program, floats, key_data, manager)
+    read = make_reader(program)
+    chunk = 1
+    saved_at = time.perf_counter()
+    begin()
+    while done < program.num_updates:
+        begun = time.perf_counter()
+        last = min(done + chunk, program.num_updates)
+        if eval_interval:
+            last = min(last, (done // eval_interval + 1) * eval_interval)
+        trained = {name: carry[name] for name in ("runner_state", "metrics")}
+        carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
+        metrics = read(carry["metrics"], done, last)
+        ended = time.perf_counter()
+        returns = None
+        if eval_interval and last % eval_interval == 0:
+            agents = carry["runner_state"].agent
+            returns = program.evaluate(agents)
+            index = last // eval_interval - 1
+            carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, index)
+            returns = np.asarray(returns)
+        seconds["train"] += ended - begun
+        seconds["evaluate"] += time.perf_counter() - ended
+        if is_first():
+            watch(done, last, metrics, returns)
+
+        done = last
+        now = time.perf_counter()
+        stop = latest(caught)
+        if done == program.num_updates:
+            due = save_last
+        else:
+            due = stop > 0 or 0 < interval <= now - saved_at
+        chunk, due = agree([length_of_next_chunk(chunk, ended - begun), due])
+        if due:
+            if is_first():
+                before_save()
+            save(manager, done, carry)
+            if is_first():
+                after_save()
+            saved_at = time.perf_counter()
+        if stop and done < program.num_updates:
+            raise Stopped(stop)
+    return carry

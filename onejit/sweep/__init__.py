@@ -1,0 +1,111 @@
+"""Try hyperparameters of a script, each with many seeds, in one compiled program.
+
+    onejit sweep ppo --lr 1e-4 3e-4 1e-3 --clip-eps 0.1 0.2 --num-seeds 16
+    onejit sweep ppo --gamma one-minus-log-uniform 0.9 0.999 --samples 64 --num-seeds 16
+    onejit sweep ppo --lr log-uniform 1e-5 1e-2 --ent-coef uniform 0 0.05 --optuna tpe --samples 64
+    onejit sweep path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
+    onejit sweep --resume RUN_DIR
+
+The trials are a grid, a random search or chosen by Optuna. A hyperparameter with several values is
+swept over, and several such hyperparameters make a grid. A single value holds for all trials.
+`uniform LOW HIGH`, `log-uniform LOW HIGH` and `one-minus-log-uniform LOW HIGH` draw `--samples`
+values of a float; each point of a grid gets the same draws. If a field holds several values, commas
+join the values of one trial: `--hidden-sizes 64,64 256,256`. All float fields share one program.
+Each combination of the other fields is a compile group of its own. With `--optuna`, each batch of
+`--batch` trials is proposed from the returns of the batches before it. `onejit sweep SCRIPT --help`
+lists all flags; docs/sweep.md describes the results.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+
+from onejit import command_line, hosts, resuming, run_directory
+from onejit.errors import errors_in_one_line, failures_in_one_line, naming_the_field
+from onejit.progress import progress_bar
+from onejit.signals import catching_signals, stopping
+from onejit.sweep import execution, results, search
+from onejit.sweep.request import Group, Options, Request, ResumeOptions, make_groups, read_request
+
+__all__ = ["Options", "ResumeOptions", "main", "read_request"]
+
+TOOL = "onejit sweep"
+
+
+def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> Iterable[Group]:
+    """The groups to train. Checks the configs, makes the directory and locks it.
+
+    Raises ValueError.
+    """
+    options = request.options
+    record = request.record
+    num_trials = record["num_trials"]
+    groups = make_groups(request)
+    if options.optuna:  # the trials are not known yet
+        groups = [Group(request.config, list(range(num_trials)))]
+    steps_total = 0
+    for group in groups:
+        with naming_the_field(request.script, group.config):  # before anything is compiled
+            request.script.make_learner(group.config)
+        num_runs = len(group.trials) * options.num_seeds
+        steps_total += run_directory.total_steps(group.config, num_runs)
+    record["steps_done"] = 0  # slices on disk are counted again
+    record["steps_total"] = steps_total
+    if is_new:
+        hosts.only_first(
+            run_directory.begin_run, request.run_dir, request.config, record, request.script
+        )
+        until_the_end.enter_context(resuming.holding(request.run_dir))
+    if hosts.is_first():
+        trials = f"{num_trials} trials x {options.num_seeds} seeds"
+        size = f"{len(groups)} compile group(s), {len(jax.devices())} device(s)"
+        proposals = f", {options.batch} at a time by Optuna" if options.optuna else ""
+        print(f"{trials} in {size}{proposals}")
+    return search.propose_groups(request) if options.optuna else groups
+
+
+def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, caught) -> None:
+    """Train all groups. A directory in which nothing was begun is removed."""
+    try:
+        execution.run_groups(request, groups, bar, caught)
+    except ValueError:
+        if is_new and not request.record["slices"]:
+            hosts.only_first(shutil.rmtree, request.run_dir)
+        raise
+
+
+def main(words) -> Path:
+    """Sweep as the command line says. Returns the run directory."""
+    words = [str(word) for word in words]
+    is_new = words[:1] != ["--resume"]
+    with (
+        stopping(TOOL, "nothing was started"),
+        errors_in_one_line(TOOL),
+        failures_in_one_line(TOOL),
+        contextlib.ExitStack() as until_the_end,
+    ):
+        _, hosts_options, _ = command_line.split_words(words)
+        hosts.connect(hosts_options)  # before importing a script, which starts JAX
+        request = read_request(words, until_the_end, description=__doc__)
+        if request is None:
+            return Path(words[1])
+        run_dir = request.run_dir
+        groups = begin(request, is_new, until_the_end)
+        until_the_end = until_the_end.pop_all()
+    with (
+        until_the_end,
+        errors_in_one_line(TOOL, 1, (OSError,), about=f"run_dir = {run_dir}: "),
+        failures_in_one_line(TOOL),
+    ):
+        bar = progress_bar(request.record["steps_total"], disable=not hosts.is_first())
+        with (
+            stopping(TOOL, f"{TOOL} --resume {run_dir} continues"),
+            catching_signals() as caught,
+        ):
+            with errors_in_one_line(TOOL, kinds=(ValueError,)), bar:
+                run_groups(request, groups, is_new, bar, caught)
+            hosts.only_first(results.write_results, request)
+    return run_dir

@@ -1,0 +1,257 @@
+"""Training of the groups of a sweep, slice by slice."""
+
+import shutil
+import sys
+from collections.abc import Iterable
+from functools import partial
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import save as as_safetensors
+
+from onejit import compilation, hosts, run_directory, slices, statistics, tracking
+from onejit.checkpoints import open_checkpoints
+from onejit.configs import plain
+from onejit.files import write
+from onejit.progress import count_restored
+from onejit.run_directory import steps_of, total_steps, write_record
+from onejit.signals import Stopped
+from onejit.sweep.ranking import best_trials, rank_trials
+from onejit.sweep.request import Group, Request, config_of, float_names
+from onejit.sweep.slice_files import (
+    DIVERGED,
+    FINAL_RETURN,
+    FIRST_NOT_FINITE,
+    finished_slices,
+    group_of,
+    read_slice,
+    runs_of,
+    slice_name,
+)
+from onejit.sweep.values import show_values
+
+
+def compile_group(request: Request, group: Group, number: int, progress) -> compilation.Program:
+    """The program of the compile group `number`. A resumed group keeps its size of slices.
+
+    Raises ValueError.
+    """
+    floats = float_names(request)
+    sizes = request.record["slices"]
+    num_runs = len(group.trials) * request.options.num_seeds
+    program, description = compilation.compile_slices(
+        partial(compilation.compile_slice, request.script, group.config, floats),
+        total=num_runs,
+        size=sizes[number] if number < len(sizes) else None,
+        memory_gib=request.options.memory,
+        seconds=request.record["seconds"],
+    )
+    if number == len(sizes):
+        sizes.append(program.size)
+    hosts.only_first(write_record, request.run_dir, request.record)
+    if hosts.is_first():
+        trial = request.trials[group.trials[0]]
+        static = {name: value for name, value in trial.items() if name not in floats}
+        label = show_values(static) or "float fields only"
+        runs = f"{num_runs} runs of {group.config.num_updates} updates"
+        progress.write(f"group {number} ({label}): {runs} in {description}", file=sys.stdout)
+    return program
+
+
+def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> None:
+    """Compile and train group by group. Raises ValueError, OSError, Stopped.
+
+    Consecutive groups with the same config share a program, as the batches of Optuna do.
+    """
+    program = None
+    number = -1  # of the program
+    sizes = request.record["slices"]
+    for index, group in enumerate(groups):
+        if not request.groups or request.groups[-1].config != group.config:
+            program = None  # free its memory before the next one compiles
+            number += 1
+        request.groups.append(group)
+        num_runs = len(group.trials) * request.options.num_seeds
+        files = finished_slices(request.run_dir, index)
+        done = hosts.agree([runs_of(file)[0] for file in files])
+        if program is None:
+            is_new = number == len(sizes)
+            if is_new or set(range(0, num_runs, sizes[number])) - set(done):
+                program = compile_group(request, group, number, progress)
+        for first in range(0, num_runs, sizes[number]):
+            last = min(first + sizes[number], num_runs)
+            name = slice_name(index, first, last)
+            if first in done:
+                count_finished_slice(request, group, first, last, name, progress)
+                continue
+            stop = hosts.latest(caught)
+            if stop:
+                raise Stopped(stop)
+            metrics, agent = train_slice(
+                request, group, program, first, last, name, progress, caught
+            )
+            hosts.only_first(finish_slice, request, group, metrics, agent, first, name, progress)
+            del metrics, agent
+
+
+def count_finished_slice(
+    request: Request, group: Group, first: int, last: int, name: str, progress
+) -> None:
+    """Count a slice that an earlier session has trained."""
+    count(request, progress, total_steps(group.config, last - first), restored=True)
+    file = request.run_dir / "slices" / f"{name}.npz"
+    stored = read_slice(file, [FINAL_RETURN])
+    note_returns(request, group, first, stored[FINAL_RETURN])
+
+
+def count(request: Request, progress, steps: int, restored: bool = False) -> None:
+    request.record["steps_done"] += steps
+    if restored:
+        count_restored(progress, steps)
+    else:
+        progress.update(steps)
+
+
+def train_slice(
+    request: Request, group: Group, program, first: int, last: int, name: str, progress, caught
+) -> tuple:
+    """Train the runs [first, last) of a group.
+
+    Returns metrics and agents, NumPy arrays [last - first, ...].
+    """
+    options = request.options
+    num_runs = len(group.trials) * options.num_seeds
+    steps = (last - first) * steps_of(group.config)  # of an update
+    # the last run fills up the slice
+    run = np.minimum(np.arange(first, first + program.size), num_runs - 1)
+    trials = [group.trials[i] for i in run // options.num_seeds]
+    floats = {}
+    for name_of_field in float_names(request):
+        floats[name_of_field] = [request.trials[trial][name_of_field] for trial in trials]
+    keys = slices.seed_keys(options)[run % options.num_seeds]
+
+    def watch(first_update, last_update, metrics, _):
+        returns = statistics.mean_return(metrics)[: last - first]
+        if not np.isnan(returns).all():
+            note = f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}"
+            progress.set_postfix_str(note, refresh=False)
+        count(request, progress, (last_update - first_update) * steps)
+
+    with open_checkpoints(request.run_dir / "unfinished" / name, keep=1) as manager:
+        done = manager.latest_step() or 0
+        if done:
+            count(request, progress, done * steps, restored=True)
+            if hosts.is_first():
+                updates = f"{done} of {program.num_updates} updates of the next slice"
+                progress.write(f"resume: {updates} are done", file=sys.stdout)
+        carry = slices.train_slice(
+            program,
+            floats,
+            keys,
+            manager,
+            watch,
+            interval=options.checkpoint_interval,
+            begin=progress.unpause,
+            before_save=partial(write_record, request.run_dir, request.record),
+            caught=caught,
+            seconds=request.record["seconds"],
+        )
+    arrays = hosts.fetch((carry["metrics"], carry["runner_state"].agent))
+    metrics, agent = jax.tree.map(lambda leaf: leaf[: last - first], arrays)
+    return metrics, agent
+
+
+def finish_slice(
+    request: Request, group: Group, metrics, agent, first: int, name: str, progress
+) -> None:
+    """Write a complete slice, delete its checkpoints, and report runs that are not finite.
+
+    Raises OSError.
+    """
+    folder = request.run_dir / "slices"
+    final = statistics.final_return(metrics)
+    not_finite = first_not_finite(metrics)
+    lost = statistics.diverged(agent)
+    good = (not_finite < 0) & ~lost
+    returns = np.where(good & np.isfinite(final), final, -np.inf)
+    bad_runs = first + np.flatnonzero(~good)
+    for position in np.unique(bad_runs // request.options.num_seeds):
+        trial = group.trials[position]
+        values = show_values(request.trials[trial])
+        progress.write(f"not finite: trial {trial} ({values})", file=sys.stderr)
+    for trial in note_returns(request, group, first, returns):
+        track(request, trial)
+
+    if request.options.keep:
+        flat = {}
+        for key, leaf in flatten_dict(agent, sep=".").items():
+            flat[key] = np.ascontiguousarray(leaf)
+        write(folder / f"{name}.safetensors", lambda file: file.write(as_safetensors(flat)))
+    of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
+    write(folder / f"{name}.npz", partial(np.savez, **metrics, **of_runs))
+    shutil.rmtree(request.run_dir / "unfinished" / name)
+    write_record(request.run_dir, request.record)
+    delete_agents_of_worse_trials(request)
+
+
+def delete_agents_of_worse_trials(request: Request) -> None:
+    """Delete files of agents none of which can be among the best anymore."""
+    num_seeds = request.options.num_seeds
+    finished = set()
+    for trials in rank_trials(request).values():
+        finished.update(trials)
+    worse = finished.difference(best_trials(request))
+    for file in (request.run_dir / "slices").glob("*.safetensors"):
+        if group_of(file) >= len(request.groups):
+            continue
+        first, last = runs_of(file)
+        trials = request.groups[group_of(file)].trials
+        trials = trials[first // num_seeds : -(-last // num_seeds)]
+        if worse.issuperset(trials):
+            file.unlink()
+
+
+def note_returns(request: Request, group: Group, first: int, returns) -> list[int]:
+    """Note the final returns of the runs from `first` on.
+
+    Returns the trials that have now ended.
+    """
+    num_seeds = request.options.num_seeds
+    ended = []
+    for run, value in enumerate(returns, start=first):
+        trial = group.trials[run // num_seeds]
+        if trial not in request.returns:
+            request.returns[trial] = np.full(num_seeds, np.nan)
+        request.returns[trial][run % num_seeds] = value
+        if (run + 1) % num_seeds == 0:
+            ended.append(trial)
+    return ended
+
+
+def track(request: Request, trial: int) -> None:
+    """Track a trial as a run of TensorBoard or W&B. Raises OSError."""
+    config = config_of(request, trial)
+    record = request.record | {"settings": request.record["settings"] | plain(config)}
+    name = f"trial-{trial}"
+    tracker = tracking.open_tracker(request.options.track, request.run_dir, record, name, 0)
+    values = tracking.returns_over_seeds("final_return", request.returns[trial])
+    for field, value in request.trials[trial].items():
+        if isinstance(value, (int, float)):
+            values[f"hyperparameters/{field}"] = value
+    warmup_timesteps = getattr(config, "warmup_timesteps", 0)
+    steps = warmup_timesteps + run_directory.total_steps(config, num_seeds=1)
+    tracker.log(steps, tracking.only_finite(values))
+    tracker.close()
+
+
+def first_not_finite(metrics: dict) -> np.ndarray:
+    """The first update with a loss that is not finite, or -1: [runs, updates] -> [runs].
+
+    Other metrics may be NaN.
+    """
+    bad = np.zeros(metrics["episodes"].shape, bool)
+    for name, values in metrics.items():
+        if name.endswith("loss"):
+            bad |= ~np.isfinite(values)
+    return np.where(bad.any(axis=-1), bad.argmax(axis=-1), -1)

@@ -1,0 +1,127 @@
+"""Figures of a sweep. `ranked` holds the results of an environment's trials, best first."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from onejit import statistics
+from onejit.learning_curve import learning_curve
+from onejit.sweep.values import show_value, show_values
+
+
+def interval_over_trials(returns: np.ndarray) -> list:
+    """Interquartile mean of all returns [trials, seeds], and its interval.
+
+    Seeds are drawn jointly.
+    """
+
+    def over_all(drawn):  # [seeds, ..., trials] -> [...]
+        return statistics.interquartile_mean(np.concatenate(np.moveaxis(drawn, -1, 0)))
+
+    return statistics.interval(returns.T, over_all)
+
+
+def without_infinite(numbers) -> np.ndarray:
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def draw_curves(ranked: list, title: str, file) -> None:
+    """Return over steps of the best trials: interquartile mean over seeds and its 95 % interval.
+
+    A curve begins where each finite seed has finished an episode.
+    """
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for result in ranked:
+        steps, returns = learning_curve(result.config, result.metrics, points=50)
+        kept = np.isfinite(result.returns)
+        returns[~kept] = -np.inf
+        known = np.isfinite(returns[kept]).all(axis=0)
+        center, low, high = without_infinite(statistics.interval(returns[:, known]))
+        (line,) = axes.plot(steps[known], center, label=show_values(result.values))
+        color = line.get_color()
+        axes.fill_between(steps[known], low, high, color=color, alpha=0.2, linewidth=0)
+    axes.set(
+        title=title,
+        xlabel="environment steps per agent",
+        ylabel="return of the episodes that ended",
+    )
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(file, format="png", dpi=150)
+
+
+def place(axes, which: str, name: str, values: list, as_numbers: bool = True) -> np.ndarray:
+    """Set up the axis "x" or "y", and return the positions of values.
+
+    They are numbers, or indices of other values.
+    """
+    axes.set(**{f"{which}label": name})
+    are_numbers = all(type(value) in (int, float) for value in values)
+    if are_numbers and as_numbers:
+        is_wide = min(values) > 0 and max(values) / min(values) >= 10
+        axes.set(**{f"{which}scale": "log" if is_wide else "linear"})
+        return np.array(values)
+    known = sorted(set(values), key=None if are_numbers else show_value)
+    labels = [show_value(value) for value in known]
+    axes.set(**{f"{which}ticks": range(len(known)), f"{which}ticklabels": labels})
+    return np.array([known.index(value) for value in values])
+
+
+def draw_returns_of_field(axes, ranked: list, name: str, is_only_field: bool) -> None:
+    """Final return against a field: a point per trial, and the mean if trials share values."""
+    means = np.array([result.interquartile_mean for result in ranked])
+    returns = np.stack([result.returns for result in ranked])
+    finite = np.isfinite(means)
+    where = place(axes, "x", name, [result.values[name] for result in ranked])
+    style = {"color": "tab:blue", "alpha": 0.5, "markersize": 4}
+    axes.plot(where[finite], means[finite], "o", label="trial", **style)
+    lost = where[~finite]
+    if len(lost):
+        at_the_bottom = axes.get_xaxis_transform()
+        axes.plot(lost, 0.0 * lost, "rx", transform=at_the_bottom, label="not finite")
+    points = np.unique(where)
+    if len(points) < len(where) or is_only_field:
+        numbers = np.array([interval_over_trials(returns[where == point]) for point in points])
+        center, low, high = without_infinite(numbers).T
+        margins = (center - low, high - center)
+        label = "interquartile mean, 95 % interval"
+        axes.errorbar(points, center, margins, color="black", capsize=3, label=label)
+
+
+def draw_returns(ranked: list, title: str, file) -> None:
+    """Final return against each swept field."""
+    names = list(ranked[0].values)
+    figure = Figure(figsize=(max(5, 4 * len(names)), 4), layout="constrained")
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        draw_returns_of_field(axes, ranked, name, is_only_field=len(names) == 1)
+    panels[0].set_ylabel("final return")
+    panels[0].legend(frameon=False, fontsize="small")
+    figure.suptitle(title)
+    figure.savefig(file, format="png", dpi=150)
+
+
+def draw_heat_map(ranked: list, title: str, file) -> None:
+    """Final return over two fields: a coloured point per trial.
+
+    If the points form a grid, the number stands on each point.
+    """
+    figure = Figure(figsize=(6.5, 5), layout="constrained")
+    axes = figure.subplots()
+    means = np.array([result.interquartile_mean for result in ranked])
+    x_name, y_name = ranked[0].values
+    x_values = [result.values[x_name] for result in ranked]
+    y_values = [result.values[y_name] for result in ranked]
+    is_grid = len(set(x_values)) * len(set(y_values)) == len(ranked)
+    x = place(axes, "x", x_name, x_values, as_numbers=not is_grid)
+    y = place(axes, "y", y_name, y_values, as_numbers=not is_grid)
+    style = {"marker": "s", "s": 1200} if is_grid else {"s": 60}
+    colors = without_infinite(means)
+    points = axes.scatter(x, y, c=colors, edgecolors="black", plotnonfinite=True, **style)
+    if is_grid:
+        box = {"facecolor": "white", "alpha": 0.6, "lw": 0}
+        for i, mean in enumerate(means):
+            axes.text(x[i], y[i], f"{mean:.3g}", ha="center", va="center", bbox=box)
+    axes.margins(0.2 if is_grid else 0.05)
+    axes.set_title(title, fontsize="medium")
+    figure.colorbar(points, label="final return, interquartile mean")
+    figure.savefig(file, format="png", dpi=150)

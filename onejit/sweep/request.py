@@ -1,0 +1,215 @@
+"""What a sweep is asked to do: its options, its trials and their compile groups."""
+
+import contextlib
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import tyro
+
+from onejit import command_line, hosts, resuming, run_directory
+from onejit.configs import field_names, field_of, read_flags
+from onejit.packages import check_packages
+from onejit.scripts import load_script
+from onejit.sweep.values import DISTRIBUTIONS, is_float, is_swept, make_trials
+from onejit.tracking import TRACKERS
+from onejit.train import new_run_dir
+
+# samplers of Optuna, and the packages that they need
+SAMPLERS = {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a sweep."""
+
+    num_seeds: int = 4  # agents per trial; all trials use the same random keys
+    samples: int | None = None  # number of draws of the fields with a distribution
+    # sampler of Optuna that proposes the samples
+    optuna: Literal["tpe", "cmaes", "random"] | None = None
+    batch: int = 8  # number of trials that Optuna proposes at a time, and that train together
+    seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
+    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-PID by default
+    run_dir: Path | None = None
+    keep: int = 5  # number of best trials whose agents are saved
+    # tracker for the final returns of each trial
+    track: Literal["tensorboard", "wandb"] | None = None
+    # seconds between checkpoints of the current slice; 0 for none
+    checkpoint_interval: float = 60.0
+    memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeOptions:
+    """Options that can be given with --resume RUN_DIR."""
+
+    # GiB of each device to use for programs that have not been compiled yet
+    memory: float | None = None
+    # use the sweep's copy of the script although it was edited
+    force: tyro.conf.FlagCreatePairsOff[bool] = False
+
+
+class Group(NamedTuple):
+    """Trials that train in one program, because they differ only in float fields."""
+
+    config: Any
+    trials: list[int]
+
+
+class Request(NamedTuple):
+    """What the command line requests. Lists and dicts collect what the sweep has done so far."""
+
+    script: Any
+    config: Any  # the values of the fields that are not swept
+    options: Options
+    run_dir: Path
+    swept: dict  # {field: its words on the command line}
+    trials: list  # a {swept field: value} per trial; Optuna's are added when they are proposed
+    record: dict  # run.json
+    groups: list[Group]  # groups that have started
+    # {trial: final return of each seed}, -inf if not finite, NaN if not known yet; on process 0
+    returns: dict
+
+
+# --- the command line ---
+
+
+def split_flags(words: list[str]) -> dict[str, list[str]]:
+    """`{field: its words}`; the last flag of a name wins. Raises ValueError."""
+    flags = {}
+    values = None
+    for word in words:
+        if word.startswith("--"):
+            values = []
+            flags[field_of(word)] = values
+        elif values is None:
+            raise ValueError(f"{word}: is not a flag")
+        else:
+            values.append(word)
+    return flags
+
+
+def join_flags(flags: dict[str, list[str]]) -> list[str]:
+    words = []
+    for name, values in flags.items():
+        words += [f"--{name.replace('_', '-')}", *values]
+    return words
+
+
+def check_given_once(words: list[str]) -> None:
+    """Raise ValueError if a flag is given twice."""
+    flags = [word.split("=")[0] for word in words if word.startswith("--")]
+    for flag in flags:
+        if flags.count(flag) > 1:
+            raise ValueError(f"{flag}: is given twice")
+
+
+def check_options(script, swept: dict[str, list[str]], options: Options) -> None:
+    """Raise ValueError if options do not fit together."""
+    if not swept:
+        raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
+    drawn = [name for name, words in swept.items() if words[0] in DISTRIBUTIONS]
+    for name in ("samples", "batch"):
+        if getattr(options, name) == 0:
+            raise ValueError(f"{name} = 0: must be at least 1")
+    needs_samples = bool(drawn) or options.optuna is not None
+    if needs_samples != (options.samples is not None):
+        name = drawn[0] if drawn else "samples"
+        kinds = ", ".join(DISTRIBUTIONS)
+        raise ValueError(f"{name}: --samples goes with --optuna or a field with {kinds}")
+    check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna, ()))
+    check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
+    if options.optuna == "cmaes" and len(drawn) < 2:
+        raise ValueError(
+            "optuna = cmaes: needs at least two fields with a distribution; tpe needs one"
+        )
+    if options.batch != Options.batch and not options.optuna:
+        raise ValueError(f"batch = {options.batch}: goes with --optuna")
+    if options.optuna:
+        for name in swept:
+            if not is_float(script, name):
+                raise ValueError(
+                    f"{name}: is not a float field; Optuna can only choose values of float fields"
+                )
+
+
+def read_request(
+    words: list[str], until_the_end: contextlib.ExitStack, description: str = ""
+) -> Request | None:
+    """None if the sweep has finished. `description` is for --help. Raises ValueError."""
+    command = ["sweep", *words]
+    name, _, words = command_line.split_words(words)
+    if name != "--resume":
+        check_given_once(words)
+        script = load_script(name)
+        request = make_request(script, read_flags(script, words), description)
+        return begin_record(request, command)
+
+    run_dir, record, given = resuming.read_resumed(words, "sweep", ResumeOptions, until_the_end)
+    if "finished" in record:
+        shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
+        print(f"{run_dir} has finished: there is nothing left to do")
+        return None
+    script = run_directory.script_of(run_dir, record, given.force)
+    request = make_request(script, record["words"], description)
+    memory = given.memory or request.options.memory
+    options = dataclasses.replace(request.options, memory=memory)
+    return request._replace(options=options, run_dir=run_dir, record=record)
+
+
+def make_request(script, words: list[str], description: str) -> Request:
+    """The request of a command line, without its directory. Raises ValueError."""
+    swept = {}
+    others = {}
+    for name, values in split_flags(words).items():
+        is_field = name in field_names(script)
+        if is_field and is_swept(script, name, values):
+            swept[name] = values
+        else:
+            others[name] = values
+    config, options, _ = command_line.parse_with(script, join_flags(others), Options, description)
+    check_options(script, swept, options)
+    trials = []
+    if not options.optuna:
+        trials = make_trials(script, swept, options.samples, options.seed)
+    record = {"words": join_flags(split_flags(words))}
+    return Request(script, config, options, options.run_dir, swept, trials, record, [], {})
+
+
+def begin_record(request: Request, command: list[str]) -> Request:
+    """The request with its new directory and the record of a new sweep. Raises ValueError."""
+    script = request.script
+    options = request.options
+    run_dir = request.run_dir or new_run_dir(script, request.config, prefix="sweep-")
+    run_dir = Path(hosts.agree(str(run_dir)))
+    hosts.only_first(run_directory.check_new, run_dir)
+    record = run_directory.make_record("sweep", script, request.config, options, command)
+    record |= request.record
+    record["slices"] = []
+    record["num_trials"] = options.samples if options.optuna else len(request.trials)
+    return request._replace(run_dir=run_dir, record=record)
+
+
+# --- trials ---
+
+
+def float_names(request: Request) -> list[str]:
+    return [name for name in request.swept if is_float(request.script, name)]
+
+
+def config_of(request: Request, trial: int):
+    return dataclasses.replace(request.config, **request.trials[trial])
+
+
+def make_groups(request: Request) -> list[Group]:
+    """The groups of all trials of a grid."""
+    floats = float_names(request)
+    groups = {}
+    for index, trial in enumerate(request.trials):
+        static = {name: value for name, value in trial.items() if name not in floats}
+        key = tuple(static.items())
+        if key not in groups:
+            groups[key] = Group(dataclasses.replace(request.config, **static), [])
+        groups[key].trials.append(index)
+    return list(groups.values())

@@ -1,0 +1,275 @@
+"""The results of a sweep: table, CSV, pictures, metrics and the best agents."""
+
+import contextlib
+import csv
+import io
+import math
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from onejit import run_directory, statistics, train
+from onejit.configs import plain, write_config
+from onejit.files import write
+from onejit.run_directory import OF_THE_TASK, steps_of, write_record
+from onejit.sweep import pictures
+from onejit.sweep.ranking import best_trials, rank_trials
+from onejit.sweep.request import Request, config_of
+from onejit.sweep.slice_files import (
+    DIVERGED,
+    FINAL_RETURN,
+    FIRST_NOT_FINITE,
+    finished_slices,
+    read_agents,
+    read_slice,
+)
+from onejit.sweep.values import show_value
+from onejit.text import align
+
+MOST_LINES = 22  # of a table that is printed
+# of a sweep's record, in the records of its trials
+KEPT = ("command", "started", "device", "versions", "commit", "sha256", "folders")
+
+
+class Result(NamedTuple):
+    """The result of a trial."""
+
+    trial: int
+    config: Any
+    values: dict  # of the swept fields, without the environment's
+    metrics: dict  # {name: [seeds, updates]}
+    returns: np.ndarray  # final return of each seed, -inf if it is not finite: [seeds]
+    # first update of each seed with a loss that is not finite, or -1: [seeds]
+    not_finite: np.ndarray
+    diverged: np.ndarray  # whether the parameters are not finite: [seeds]
+    interquartile_mean: float
+    low: float  # end of its 95 % interval, NaN for one seed
+    high: float  # the other end
+
+    def mean_of_finite(self) -> float:
+        """Mean return of the finite seeds, or -inf."""
+        finite = self.returns[np.isfinite(self.returns)]
+        return float(finite.mean()) if len(finite) else -np.inf
+
+    def worst_of_finite(self) -> float:
+        """Worst return of the finite seeds, or -inf."""
+        finite = self.returns[np.isfinite(self.returns)]
+        return float(finite.min()) if len(finite) else -np.inf
+
+
+def collect(request: Request) -> list[dict]:
+    """All arrays of each trial's slices: {name: [seeds, ...]}.
+
+    Raises OSError if a file cannot be read.
+    """
+    seeds = request.options.num_seeds
+    trials = [None] * len(request.trials)
+    for number, group in enumerate(request.groups):
+        parts = [read_slice(file) for file in finished_slices(request.run_dir, number)]
+        whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        for position, trial in enumerate(group.trials):
+            rows = slice(position * seeds, (position + 1) * seeds)
+            trials[trial] = {name: values[rows] for name, values in whole.items()}
+    return trials
+
+
+def make_results(request: Request, arrays: list[dict]) -> list[Result]:
+    """Results in the order of trials, from the arrays of `collect`.
+
+    Seeds are drawn jointly for the intervals: all trials share keys.
+    """
+    returns = np.stack([of_trial[FINAL_RETURN] for of_trial in arrays], axis=1)
+    means, lows, highs = statistics.interval(returns)
+    results = []
+    for trial, values in enumerate(request.trials):
+        metrics = dict(arrays[trial])
+        result = Result(
+            trial=trial,
+            config=config_of(request, trial),
+            values={name: values[name] for name in values if name not in OF_THE_TASK},
+            returns=metrics.pop(FINAL_RETURN),
+            not_finite=metrics.pop(FIRST_NOT_FINITE),
+            diverged=metrics.pop(DIVERGED),
+            metrics=metrics,
+            interquartile_mean=float(means[trial]),
+            low=float(lows[trial]),
+            high=float(highs[trial]),
+        )
+        results.append(result)
+    return results
+
+
+# --- tables ---
+
+
+def make_table(ranked: list[Result]) -> list[str]:
+    titles = ["interquartile mean", "95 % interval", "mean", "worst seed", "seeds"]
+    rows = [["trial", *ranked[0].values, *titles]]
+    for result in ranked:
+        seeds = len(result.returns)
+        finite = int(np.isfinite(result.returns).sum())
+        interval = "none"
+        if not np.isnan(result.low):
+            interval = f"{result.low:.4g} to {result.high:.4g}"
+        row = [
+            str(result.trial),
+            *[show_value(value) for value in result.values.values()],
+            f"{result.interquartile_mean:.4g}",
+            interval,
+            show_value(result.mean_of_finite()),
+            show_value(result.worst_of_finite()),
+            str(seeds) if finite == seeds else f"{finite} of {seeds} finite",
+        ]
+        rows.append(row)
+    return align(rows).split("\n")
+
+
+def make_csv(request: Request, results: list[Result]) -> str:
+    """A row per trial and seed, in the order of trials.
+
+    A return that is not finite is written as -inf.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    of_seed = ["seed", "final_return", "first_update_not_finite", "diverged"]
+    of_trial = ["trial_interquartile_mean", "trial_mean", "trial_worst"]
+    rows.writerow(["trial", *request.swept, *of_seed, *of_trial])
+    for result in results:
+        values = []
+        for value in request.trials[result.trial].values():
+            values.append(value if isinstance(value, float) else show_value(value))
+        for seed, final_return in enumerate(result.returns):
+            not_finite = result.not_finite[seed]
+            row = [
+                result.trial,
+                *values,
+                seed,
+                final_return,
+                "" if not_finite < 0 else not_finite,
+                bool(result.diverged[seed]),
+                result.interquartile_mean,
+                result.mean_of_finite(),
+                result.worst_of_finite(),
+            ]
+            rows.writerow(row)
+    return text.getvalue()
+
+
+# --- files ---
+
+
+def stack_metrics(metrics: list[dict]) -> dict:
+    """{name: [trials, seeds, updates]}.
+
+    Missing updates and missing metrics of a trial are NaN, or 0 for counts.
+    """
+    num_updates = max(of_trial["episodes"].shape[1] for of_trial in metrics)
+    examples = {}
+    for of_trial in metrics:
+        examples |= of_trial
+
+    def padded(of_trial, name):
+        dtype = examples[name].dtype
+        missing = 0 if dtype.kind in "iu" else np.nan
+        values = of_trial.get(name)
+        if values is None:
+            values = np.zeros((len(of_trial["episodes"]), 0), dtype)
+        width = num_updates - values.shape[1]
+        return np.pad(values, ((0, 0), (0, width)), constant_values=missing)
+
+    stacked = {}
+    for name in examples:
+        stacked[name] = np.stack([padded(of_trial, name) for of_trial in metrics])
+    return stacked
+
+
+def keep_agents(request: Request, results: list[Result]) -> None:
+    """Write a directory for each of the best trials, like a run of `onejit train`.
+
+    Raises OSError.
+    """
+    shutil.rmtree(request.run_dir / "agents", ignore_errors=True)  # of an earlier attempt
+    for trial in best_trials(request):
+        keep_agents_of(request, results[trial])
+
+
+def keep_agents_of(request: Request, result: Result) -> None:
+    trial = result.trial
+    seeds = request.options.num_seeds
+    number = next(i for i, group in enumerate(request.groups) if trial in group.trials)
+    first = request.groups[number].trials.index(trial) * seeds
+    agents = read_agents(request.run_dir, number, range(first, first + seeds))
+
+    record = {name: request.record[name] for name in KEPT}
+    record["kind"] = "trial"
+    record["settings"] = request.record["settings"] | plain(result.config)
+    record["trial"] = trial
+    record["path"] = str(request.run_dir / Path(request.script.__file__).name)
+
+    run_dir = request.run_dir / "agents" / f"trial-{trial}"
+    run_directory.begin_run(run_dir, result.config, record, request.script)
+    trained = {"metrics": result.metrics, "agent": unflatten_dict(agents, sep=".")}
+    run = train.Request(request.script, result.config, request.options, run_dir, record)
+    with contextlib.redirect_stdout(io.StringIO()):
+        train.finish(run, trained, runner_state=None)
+
+
+def write_pictures(request: Request, ranked: list[Result], task: str, suffix: str) -> None:
+    """Pictures of the trials of an environment, best first. Raises OSError."""
+    script_name = Path(request.script.__file__).stem
+    title = f"{script_name} on {task}, {request.options.num_seeds} seeds each"
+    drawn = {"learning_curves": partial(pictures.draw_curves, ranked[:5])}
+    if len(ranked) > 1:
+        drawn["final_return"] = partial(pictures.draw_returns, ranked)
+    if len(ranked[0].values) == 2:
+        drawn["heat_map"] = partial(pictures.draw_heat_map, ranked)
+    for name, draw in drawn.items():
+        write(request.run_dir / f"{name}{suffix}.png", partial(draw, title))
+
+
+def write_results(request: Request) -> None:
+    """Write a ranking of the trials and pictures for each environment, and all other results.
+
+    Raises OSError.
+    """
+    run_dir = request.run_dir
+    results = make_results(request, collect(request))
+    write(run_dir / "results.csv", make_csv(request, results))
+
+    ranks = rank_trials(request)
+    tables = []
+    for task, trials in ranks.items():
+        ranked = [results[trial] for trial in trials]
+        table = make_table(ranked)
+        suffix = ""
+        if len(ranks) > 1:
+            table = [f"{task}:", *table, ""]
+            suffix = f"-{re.sub(r'[^-.=0-9A-Za-z]+', '_', task)}"
+        tables.append(table)
+        if math.isfinite(ranked[0].interquartile_mean):
+            write_config(run_dir / f"best{suffix}.yaml", ranked[0].config)
+        write_pictures(request, ranked, task, suffix)
+    lines = [line for table in tables for line in table]
+    write(run_dir / "table.txt", "\n".join(lines) + "\n")
+
+    keep_agents(request, results)
+    metrics = stack_metrics([result.metrics for result in results])
+    configs = [result.config for result in results]
+    metrics["warmup_timesteps"] = [getattr(config, "warmup_timesteps", 0) for config in configs]
+    metrics["steps_per_update"] = [steps_of(config) for config in configs]
+    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
+
+    request.record["finished"] = run_directory.now()
+    write_record(run_dir, request.record)
+    for name in ("slices", "unfinished"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    for table in tables:
+        print("\n".join(table[:MOST_LINES]))
+        if len(table) > MOST_LINES:
+            print(f"... {len(table) - MOST_LINES} more in {run_dir / 'table.txt'}")
+    print(f"results in {run_dir}")

@@ -1,0 +1,57 @@
+"""Files of a sweep that has not finished: the metrics and agents of complete slices.
+
+The file `slices/GROUP-FIRST-LAST.npz` has the metrics of the runs [FIRST, LAST) of a group, and the
+arrays OF_RUNS. The file `.safetensors` of the same name has the agents.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+FINAL_RETURN = "run.final_return"
+FIRST_NOT_FINITE = "run.first_not_finite"
+DIVERGED = "run.diverged"
+OF_RUNS = (FINAL_RETURN, FIRST_NOT_FINITE, DIVERGED)  # arrays of a slice that are not metrics
+
+
+def slice_name(group: int, first: int, last: int) -> str:
+    return f"{group}-{first:07d}-{last:07d}"
+
+
+def runs_of(file: Path) -> tuple[int, int]:
+    """The first run of a file, and the one after its last run."""
+    _, first, last = file.stem.split("-")
+    return int(first), int(last)
+
+
+def group_of(file: Path) -> int:
+    return int(file.stem.split("-")[0])
+
+
+def finished_slices(run_dir: Path, group: int) -> list[Path]:
+    """The files of complete slices of a group, in the order of runs."""
+    return sorted((run_dir / "slices").glob(f"{group}-*.npz"))
+
+
+def read_slice(file: Path, names=None) -> dict:
+    """Arrays of a slice. Raises OSError."""
+    try:
+        with np.load(file) as stored:
+            return {name: stored[name] for name in names or stored.files}
+    except Exception as error:  # NumPy raises many kinds
+        raise OSError(f"{file}: cannot be read; delete it, and --resume trains it again") from error
+
+
+def read_agents(run_dir: Path, group: int, wanted: range) -> dict:
+    """Arrays of the agents of the runs `wanted` of a group, by dotted names."""
+    parts = []
+    for file in sorted((run_dir / "slices").glob(f"{group}-*.safetensors")):
+        first, last = runs_of(file)
+        rows = slice(max(wanted.start - first, 0), min(wanted.stop, last) - first)
+        if rows.start >= rows.stop:
+            continue
+        with safe_open(file, framework="numpy") as stored:
+            names = stored.keys()
+            parts.append({name: stored.get_slice(name)[rows] for name in names})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

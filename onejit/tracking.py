@@ -1,0 +1,135 @@
+"""Curves in TensorBoard or Weights & Biases."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from onejit import statistics
+from onejit.hosts import is_first
+
+TRACKERS = {"tensorboard": ["tensorboardX"], "wandb": ["wandb"]}  # the packages that they need
+
+
+class NoTracker:
+    """Tracks nothing."""
+
+    def log(self, step: int, values: dict) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class TensorBoard(NoTracker):
+    """A run of TensorBoard. `flush` of SummaryWriter would leave its queue, unlike EventsWriter."""
+
+    def __init__(self, folder: Path, steps_done: int):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.writer = EventsWriter(str(folder / "events"))
+        # A resumed run writes the points after its checkpoint again; this makes TensorBoard drop
+        # the older ones.
+        restart = SessionLog(status=SessionLog.START)
+        self.writer.write_event(Event(step=steps_done + 1, session_log=restart))
+
+    def log(self, step, values):
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        for tag, value in values.items():
+            event = Event(wall_time=time.time(), step=step, summary=scalar(tag, value))
+            self.writer.write_event(event)
+
+    def flush(self):
+        self.writer.flush()
+
+    def close(self):
+        self.writer.close()
+
+
+class WeightsAndBiases(NoTracker):
+    """A run of Weights & Biases. Raises OSError if it cannot be started."""
+
+    def __init__(self, run_dir: Path, record: dict, name: str):
+        import wandb
+
+        settings = record["settings"]
+        place = f"{run_dir.absolute()} {record['started']} {name}"
+        try:
+            self.run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", settings["script"]),
+                name=f"{run_dir.name} {name}".strip(),
+                group=os.environ.get("WANDB_RUN_GROUP", settings["env_name"]),
+                tags=[settings["script"], settings["env_name"]],
+                id=hashlib.sha256(place.encode()).hexdigest()[:16],  # the same on resume
+                resume="allow",
+                dir=str(run_dir),
+                config=settings,
+            )
+        except Exception as error:  # errors of the network, a missing login and others
+            raise OSError(f"track = wandb: cannot be started ({error})") from error
+        self.run.define_metric("*", step_metric="environment_steps")
+
+    def log(self, step, values):
+        self.run.log(values | {"environment_steps": step})
+
+    def close(self):
+        self.run.finish()
+
+
+def open_tracker(track: str | None, run_dir: Path, record: dict, name: str, steps_done: int):
+    """The tracker of a slice or trial `name`, which has done so many steps. Raises OSError."""
+    if not track or not is_first():
+        return NoTracker()
+    if track == "tensorboard":
+        return TensorBoard(run_dir / "tensorboard" / name, steps_done)
+    return WeightsAndBiases(run_dir, record, name)
+
+
+# --- values ---
+
+
+def curves(metrics: dict, seeds: range, evaluation=None, of_seeds: bool = False) -> dict:
+    """The tracked values of a chunk of updates, without NaN.
+
+    `metrics` {name: [seeds, updates]}, `evaluation` [seeds, episodes] or None. Returns are tracked
+    as the mean over the seeds that ended an episode, its 95 % interval, and the worst seed; other
+    metrics as means over seeds and updates. `of_seeds` adds the return of every seed.
+    """
+    returns = statistics.mean_return(metrics)
+    values = returns_over_seeds("episodic_return", returns)
+    if of_seeds:
+        for seed, value in zip(seeds, returns, strict=True):
+            values[f"episodic_return/seed_{seed:04d}"] = value
+    if evaluation is not None:
+        values |= returns_over_seeds("greedy_return", evaluation.mean(axis=1))
+    for name, metric in metrics.items():
+        if name != "episodic_return" and not np.isnan(metric).all():
+            values[f"{name}/mean"] = np.nanmean(metric)
+    return only_finite(values)
+
+
+def only_finite(values: dict) -> dict:
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
+
+
+def returns_over_seeds(name: str, returns) -> dict:
+    """Mean, interval and worst of the returns that are finite."""
+    returns = returns[np.isfinite(returns)]
+    if not len(returns):
+        return {}
+    mean, low, high = statistics.mean_interval(returns)
+    return {
+        f"{name}/mean": mean,
+        f"{name}/low": low,
+        f"{name}/high": high,
+        f"{name}/worst_seed": returns.min(),
+    }
