@@ -74,6 +74,7 @@ class Twin:
         self.return_statistics = RunningStatistics(())
         self.discounted_return = np.zeros(config.num_envs)
         self.update_count = 0
+        self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))
 
     def mean_and_log_std(self, params, obs):
         """Of the Gaussian from which the policy draws actions."""
@@ -201,7 +202,7 @@ class Twin:
             order = twin.random_order(epoch_key, batch_size)
             for indices in np.split(order, config.num_minibatches):
                 minibatch = {name: x[indices] for name, x in batch.items()}
-                grads, metrics = jax.grad(self.loss, has_aux=True)(self.params, minibatch)
+                grads, metrics = self.gradient(self.params, minibatch)
                 self.params = self.optimizer.step(self.params, grads, lr)
                 all_metrics.append(metrics)
         return {name: np.mean([m[name] for m in all_metrics]) for name in all_metrics[0]}
