@@ -1,4 +1,7 @@
-"""Soft actor-critic, written plainly: the twin of sac.py."""
+"""Soft actor-critic, written plainly: the twin of sac.py.
+
+The twin of td3.py acts, explores and replays in the same way.
+"""
 
 import dataclasses
 from math import erf, sqrt
@@ -43,6 +46,11 @@ CASES = {
 }
 
 
+def stack(critics):
+    """A list of two trees as one tree, [2, ...]."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *critics)
+
+
 class Twin:
     script = script
 
@@ -61,22 +69,25 @@ class Twin:
         self.critic_params = [
             self.critic.init(key, obs, self.noise) for key in jax.random.split(critic_key, 2)
         ]
-        self.target_params = list(self.critic_params)
-        self.log_ent_coef = np.float32(np.log(config.ent_coef))
         self.actor_optimizer = Adam(self.actor_params)
         self.critic_optimizer = Adam(self.critic_params)
-        self.ent_coef_optimizer = Adam(self.log_ent_coef)
+        self.start_learning()
         self.obs_statistics = RunningStatistics((3,))
         self.replay = []  # rollouts, the oldest first; a rollout is a list of transitions
         self.rollout_count = 0
-        self.critic_gradient = jax.jit(jax.grad(self.critic_loss, has_aux=True))
-        self.actor_gradient = jax.jit(jax.grad(self.actor_loss, has_aux=True))
 
         rollout_size = config.num_envs * config.num_steps
         warmup_updates = int(np.ceil(config.learning_starts / rollout_size))
         for key in jax.random.split(warmup_key, warmup_updates):
             self.collect(key, self.act_randomly)
         self.environments.episode_metrics()  # those of the warm-up are not reported
+
+    def start_learning(self) -> None:
+        self.target_params = list(self.critic_params)
+        self.log_ent_coef = np.float32(np.log(self.config.ent_coef))
+        self.ent_coef_optimizer = Adam(self.log_ent_coef)
+        self.critic_gradient = jax.jit(jax.grad(self.critic_loss, has_aux=True))
+        self.actor_gradient = jax.jit(jax.grad(self.actor_loss, has_aux=True))
 
     def act_randomly(self, obs, noise):
         """Uniform in [-1, 1]: the distribution function of a normal number is uniform in [0, 1]."""
@@ -203,26 +214,20 @@ class Twin:
         )
         return metrics | actor_metrics
 
+    def learn(self, key) -> list[dict]:
+        """The metrics of each gradient step."""
+        keys = jax.random.split(key, self.config.gradient_steps)
+        return [self.gradient_step(key) for key in keys]
+
     def update(self) -> dict:
         self.key, collect_key, learn_key = jax.random.split(self.key, 3)
         self.collect(collect_key, self.act_with_noise)
-        keys = jax.random.split(learn_key, self.config.gradient_steps)
-        steps = [self.gradient_step(key) for key in keys]
+        steps = self.learn(learn_key)
         metrics = {name: np.mean([step[name] for step in steps]) for name in steps[0]}
         return metrics | self.environments.episode_metrics()
 
     def check(self, state) -> None:
-        both = jax.tree.map(lambda *critics: np.stack(critics), *self.critic_params)
-        targets = jax.tree.map(lambda *critics: np.stack(critics), *self.target_params)
-        twin.assert_trees(state.params["actor"], self.actor_params, "actor")
-        twin.assert_trees(state.params["critics"], both, "critics")
-        twin.assert_trees(state.params["log_ent_coef"], self.log_ent_coef, "log_ent_coef")
-        twin.assert_trees(state.target_params, targets, "target_params")
-        twin.assert_trees(
-            twin.adam_state(state.opt_state["actor"]).mu, self.actor_optimizer.mean, "actor's mu"
-        )
-        both = jax.tree.map(lambda *critics: np.stack(critics), *self.critic_optimizer.square)
-        twin.assert_trees(twin.adam_state(state.opt_state["critics"]).nu, both, "critics' nu")
+        self.check_learning(state)
         self.obs_statistics.check(state.obs_statistics)
         assert state.rollout_count == self.rollout_count
         for i, rollout in enumerate(self.ring()):
@@ -232,6 +237,16 @@ class Twin:
                 np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
         np.testing.assert_allclose(state.noise, self.noise, rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(*map(jax.random.key_data, (state.key, self.key)))
+
+    def check_learning(self, state) -> None:
+        twin.assert_trees(state.params["actor"], self.actor_params, "actor")
+        twin.assert_trees(state.params["critics"], stack(self.critic_params), "critics")
+        twin.assert_trees(state.params["log_ent_coef"], self.log_ent_coef, "log_ent_coef")
+        twin.assert_trees(state.target_params, stack(self.target_params), "target_params")
+        actor_adam = twin.adam_state(state.opt_state["actor"])
+        critic_adam = twin.adam_state(state.opt_state["critics"])
+        twin.assert_trees(actor_adam.mu, self.actor_optimizer.mean, "actor's mu")
+        twin.assert_trees(critic_adam.nu, stack(self.critic_optimizer.square), "critics' nu")
 
 
 @pytest.mark.parametrize("case", CASES)
