@@ -1,16 +1,19 @@
 """The strength of alphazero's agents: in games, and against exact values of positions.
 
-    python benchmarks/alphazero_strength.py configs/alphazero/tic_tac_toe.yaml --num-seeds 4 --games 1000 --opening 0
-    python benchmarks/alphazero_strength.py configs/alphazero/connect_four.yaml --run-dir runs/alphazero/connect_four
-    python benchmarks/alphazero_strength.py configs/alphazero/connect_four.yaml --run-dir RUN_DIR --opponents --elo
+    python benchmarks/alphazero_strength.py configs/alphazero/tic_tac_toe.yaml --num-seeds 4 \\
+        --games 1000 --opening 0
+    python benchmarks/alphazero_strength.py configs/alphazero/connect_four.yaml \\
+        --run-dir runs/alphazero/connect_four
+    python benchmarks/alphazero_strength.py configs/alphazero/connect_four.yaml \\
+        --run-dir RUN_DIR --opponents --elo
 
-The opponents are random moves and plain MCTS. Each agent begins half of the games. The first two moves of a game are
-random, and therefore games differ. A perfect player may lose some of these openings. In tic_tac_toe the agent also
-plays against every line of moves, in connect_four it is asked for a move in 1,000 solved positions
-(benchmarks/connect_four.py).
+The opponents are random moves and plain MCTS. Each agent begins half of the games. The first two
+moves of a game are random, and therefore games differ. A perfect player may lose some of these
+openings. In tic_tac_toe the agent also plays against every line of moves, in connect_four it is
+asked for a move in 1,000 solved positions (benchmarks/connect_four.py).
 
-If there is no RUN_DIR, the config is trained into it, with `--checkpoints` of the agents. `--elo` lets the checkpoints
-of each run play against each other.
+If there is no RUN_DIR, the config is trained into it, with `--checkpoints` of the agents. `--elo`
+lets the checkpoints of each run play against each other.
 """
 
 import argparse
@@ -25,27 +28,28 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import connect_four  # noqa: E402
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import pgx  # noqa: E402
-import scipy.optimize  # noqa: E402
-import scipy.special  # noqa: E402
-import scipy.stats  # noqa: E402
-from flax.traverse_util import flatten_dict  # noqa: E402
-from safetensors.numpy import save_file  # noqa: E402
+import connect_four
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pgx
+import scipy.optimize
+import scipy.special
+import scipy.stats
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import save_file
 
-import alphazero  # noqa: E402
-from onejit import runs  # noqa: E402
+import alphazero
+from onejit import results, run_directory
 
 # --- training with checkpoints ---
 
 
 def train(config, seed: int, num_seeds: int, run_dir: Path, checkpoints: int) -> None:
-    """Train agents into a new run directory, and keep them before the training and after 1, 1/2, 1/4, ... of it."""
+    """Train agents into a new run directory, and keep them after 0, 1, 1/2, 1/4, ... of it."""
     init, update = alphazero.make_learner(config)
-    update = jax.jit(jax.vmap(update) if num_seeds > 1 else over_one(update), donate_argnums=0)
+    update_all = jax.vmap(update) if num_seeds > 1 else over_one(update)
+    update_all = jax.jit(update_all, donate_argnums=0)
     state = jax.jit(jax.vmap(init))(jax.random.split(jax.random.key(seed), num_seeds))
     kept = [0, *(config.num_updates >> halvings for halvings in range(checkpoints - 1))]
     run_dir.mkdir(parents=True)
@@ -62,21 +66,23 @@ def train(config, seed: int, num_seeds: int, run_dir: Path, checkpoints: int) ->
                 {"script": "alphazero", "seed": str(seed)},
             )
             if done:
-                stacked = {
-                    name: np.stack([each[name] for each in metrics], axis=1) for name in metrics[0]
-                }
-                alphazero.save_results(config, seed, state.agent, stacked, run_dir)
+                stacked = jax.tree.map(lambda *values: np.stack(values, axis=1), *metrics)
+                agents = jax.device_get(state.agent)
+                results.save_results(alphazero, config, seed, agents, stacked, run_dir)
         if done < config.num_updates:
-            state, found = update(state)
-            metrics.append(jax.device_get(found))
+            state, new_metrics = update_all(state)
+            metrics.append(jax.device_get(new_metrics))
     alphazero.report(config, state, run_dir)
 
 
-def over_one(f):
-    """`f` over a first axis of one, without `vmap`."""
-    return lambda tree: jax.tree.map(
-        lambda leaf: leaf[None], f(jax.tree.map(lambda leaf: leaf[0], tree))
-    )
+def over_one(function):
+    """`function` over a first axis of one, without `vmap`."""
+
+    def over_first(tree):
+        result = function(jax.tree.map(lambda leaf: leaf[0], tree))
+        return jax.tree.map(lambda leaf: leaf[None], result)
+
+    return over_first
 
 
 # --- tic_tac_toe, solved exactly ---
@@ -93,7 +99,10 @@ def legal(board) -> list[int]:
 
 
 def winner(board) -> int:
-    return next((board[a] for a, b, c in LINES if board[a] and board[a] == board[b] == board[c]), 0)
+    for a, b, c in LINES:
+        if board[a] and board[a] == board[b] == board[c]:
+            return board[a]
+    return 0
 
 
 def after(board, cell):
@@ -111,25 +120,23 @@ def solved(board=(0,) * 9) -> int:
 @functools.cache
 def positions() -> list[tuple[int, ...]]:
     """All positions that moves can reach and in which the game goes on."""
-    found, new = [], {(0,) * 9}
+    known = []
+    new = {(0,) * 9}
     while new:
-        found += sorted(new)
+        known += sorted(new)
         reached = {after(board, cell) for board in new for cell in legal(board)}
         new = {board for board in reached if not winner(board) and legal(board)}
-    return found
+    return known
 
 
 def states(boards):
     """Pgx's states of positions, [len(boards), ...]: the stones are placed in turns."""
-    moves = [
-        [[i for i, stone in enumerate(board) if stone == player] for player in (1, 2)]
-        for board in boards
-    ]
-    lines = [
-        [cell for pair in zip(x, [*o, None][: len(x)], strict=True) for cell in pair]
-        for x, o in moves
-    ]
-    return replay("tic_tac_toe", [[cell for cell in line if cell is not None] for line in lines])
+    lines = []
+    for board in boards:
+        cells = {player: [i for i in range(9) if board[i] == player] for player in (1, 2)}
+        num_moves = len(cells[1]) + len(cells[2])
+        lines.append([cells[1 + ply % 2][ply // 2] for ply in range(num_moves)])
+    return replay("tic_tac_toe", lines)
 
 
 def replay(name: str, lines):
@@ -153,7 +160,7 @@ class Play(NamedTuple):
 
 
 def examine(act) -> Play:
-    """How `act` plays, a function from states [N, ...] to actions [N]: all positions, and every line of play."""
+    """How `act` plays, states [N, ...] -> actions [N]: all positions, and every line of play."""
     boards = positions()
     moves = dict(zip(boards, np.asarray(jax.jit(act)(states(boards))).tolist(), strict=True))
     assert all(move in legal(board) for board, move in moves.items()), "an illegal move"
@@ -161,16 +168,26 @@ def examine(act) -> Play:
         [-solved(after(board, move)) == solved(board) for board, move in moves.items()]
     )
 
-    def lines(board, player) -> tuple[int, int]:
+    def lines(board, player) -> np.ndarray:
+        """Lost lines of play and all lines of play, if `act` plays as `player`."""
         if winner(board) or not legal(board):
-            return int(winner(board) == 3 - player), 1
+            return np.array([winner(board) == 3 - player, 1], int)
         replies = [moves[board]] if to_move(board) == player else legal(board)
-        return tuple(
-            map(sum, zip(*(lines(after(board, cell), player) for cell in replies), strict=True))
-        )
+        return sum(lines(after(board, cell), player) for cell in replies)
 
-    (lost, games), (lost_second, games_second) = lines((0,) * 9, 1), lines((0,) * 9, 2)
+    lost, games = lines((0,) * 9, player=1).tolist()
+    lost_second, games_second = lines((0,) * 9, player=2).tolist()
     return Play(float(optimal), (lost, lost_second), (games, games_second))
+
+
+def examine_tic_tac_toe(config, agent) -> Play:
+    _, act = alphazero.make_policy(config)
+
+    def choose(state):
+        action, _ = act(agent, (), state)
+        return action
+
+    return examine(jax.vmap(choose))
 
 
 # --- connect_four, against solved positions ---
@@ -180,33 +197,38 @@ class Judged(NamedTuple):
     kept: float  # share of the positions in which the move keeps the exact value
     kept_where_moves_differ: float  # the same for those in which some move loses value
     random: float  # the same for random moves there, on average
-    wrong_sign: float  # share of the won and lost positions for which the network's value has the wrong sign
+    wrong_sign: float  # share of decided positions whose value has the wrong sign
     error: float  # mean absolute error of the network's value
 
 
 def judge(actions, values, outcomes) -> Judged:
-    """The quality of `actions` and `values` [N], by the exact outcomes of each column, None where it is full."""
-    best = np.array([max(x for x in each if x is not None) for each in outcomes])
-    found = np.array(
-        [each[action] for each, action in zip(outcomes, actions, strict=True)], dtype=float
-    )
-    assert np.isfinite(found).all(), "an illegal move"
-    shares = [
-        [x == most for x in each if x is not None]
-        for each, most in zip(outcomes, best, strict=True)
-    ]
-    random = np.array([np.mean(each) for each in shares])
-    kept, differ, decided = found == best, random < 1, best != 0
-    wrong = np.sign(values)[decided] != best[decided]
-    error = np.abs(values - best).mean()
+    """The quality of `actions` and `values` [N], by the exact outcomes of the columns.
+
+    The outcome of a column that is full is None.
+    """
+    outcomes = np.array(outcomes, dtype=float)  # [N, columns], NaN for None
+    best = np.nanmax(outcomes, axis=1)
+    reached = outcomes[np.arange(len(outcomes)), actions]
+    assert np.isfinite(reached).all(), "an illegal move"
+    kept = reached == best
+    legal_moves = np.isfinite(outcomes).sum(axis=1)
+    random = (outcomes == best[:, None]).sum(axis=1) / legal_moves
+    differ = random < 1
+    decided = best != 0
+    wrong_sign = np.sign(values)[decided] != best[decided]
     return Judged(
-        *map(float, (kept.mean(), kept[differ].mean(), random[differ].mean(), wrong.mean(), error))
+        kept=float(kept.mean()),
+        kept_where_moves_differ=float(kept[differ].mean()),
+        random=float(random[differ].mean()),
+        wrong_sign=float(wrong_sign.mean()),
+        error=float(np.abs(values - best).mean()),
     )
 
 
 def examine_connect_four(config, agent) -> Judged:
     lines, outcomes = zip(*connect_four.read(), strict=True)
-    (_, act), game = alphazero.make_policy(config), alphazero.make_game("connect_four")
+    _, act = alphazero.make_policy(config)
+    game = alphazero.make_game("connect_four")
     network = alphazero.make_network(config, game)
 
     @jax.jit
@@ -225,7 +247,8 @@ def make_games(config, reply, opening: int):
 
     `reply(opponent, key, state)` is the opponent's move.
     """
-    game, (_, act) = alphazero.make_game(config.env_name), alphazero.make_policy(config)
+    game = alphazero.make_game(config.env_name)
+    _, act = alphazero.make_policy(config)
 
     def play(agent, opponent, key, agent_begins):
         init_key, key = jax.random.split(key)
@@ -238,15 +261,16 @@ def make_games(config, reply, opening: int):
             mine, _ = act(agent, (), state)
             theirs = reply(opponent, reply_key, state)
             action = jnp.where(state.current_player == me, mine, theirs)
-            opened = state._step_count >= opening
-            state = game.step(
-                state, jnp.where(opened, action, alphazero.random_move(random_key, state))
-            )
+            random_action = alphazero.random_move(random_key, state)
+            state = game.step(state, jnp.where(state._step_count < opening, random_action, action))
             return key, state, reward + state.rewards[me]
 
-        return jax.lax.while_loop(
-            lambda carry: ~carry[1].terminated, move, (key, state, jnp.zeros(()))
-        )[2]
+        def goes_on(carry):
+            _, state, _ = carry
+            return ~state.terminated
+
+        _, _, reward = jax.lax.while_loop(goes_on, move, (key, state, jnp.zeros(())))
+        return reward
 
     return jax.jit(jax.vmap(play, (None, None, 0, 0)))
 
@@ -257,10 +281,15 @@ def make_opponent(config, simulations: int):
     return lambda opponent, key, state: choose(key, state)
 
 
+def count_outcomes(rewards) -> list[int]:
+    """Wins, draws and losses."""
+    return [int((rewards == outcome).sum()) for outcome in (1, 0, -1)]
+
+
 def describe(rewards) -> str:
     """Wins, draws, losses, and the share of wins with its 95 % interval (Wilson)."""
-    wins, draws, losses = ((rewards == x).sum() for x in (1, 0, -1))
-    interval = scipy.stats.binomtest(int(wins), len(rewards)).proportion_ci(method="wilson")
+    wins, draws, losses = count_outcomes(rewards)
+    interval = scipy.stats.binomtest(wins, len(rewards)).proportion_ci(method="wilson")
     share = f"{wins / len(rewards):.1%} ({interval.low:.1%} to {interval.high:.1%})"
     return f"{wins} won, {draws} drawn, {losses} lost: {share} won"
 
@@ -269,35 +298,40 @@ def describe(rewards) -> str:
 
 
 def elo(counts) -> np.ndarray:
-    """Ratings [P] by the model of Bradley and Terry, with a mean of 0, from wins, draws and losses [P, P, 3].
+    """Ratings [P] by the model of Bradley and Terry, with a mean of 0.
 
-    A draw counts as half a win and half a loss. One draw is added to each pair, so that a player that never wins has
-    a rating, too.
+    `counts` are wins, draws and losses [P, P, 3].
+
+    A draw counts as half a win and half a loss. One draw is added to each pair, so that a player
+    that never wins has a rating, too.
     """
     points = counts[..., 0] + (counts[..., 1] + 1) / 2
     np.fill_diagonal(points, 0.0)
 
-    def loss(ratings):  # of winning points[i, j] games against j: -log sigmoid(r_i - r_j)
+    def loss_and_gradient(ratings):
+        """Of winning points[i, j] games against j: -log sigmoid(r_i - r_j)."""
         difference = ratings[:, None] - ratings
+        loss = (points * np.logaddexp(0.0, -difference)).sum()
         slope = -points * scipy.special.expit(-difference)
-        return (points * np.logaddexp(0.0, -difference)).sum(), slope.sum(axis=1) - slope.sum(
-            axis=0
-        )
+        return loss, slope.sum(axis=1) - slope.sum(axis=0)
 
-    ratings = scipy.optimize.minimize(loss, np.zeros(len(points)), jac=True, method="L-BFGS-B").x
+    start = np.zeros(len(points))
+    ratings = scipy.optimize.minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B").x
     return (ratings - ratings.mean()) * 400 / np.log(10)
 
 
 def elo_interval(counts, samples: int = 300) -> np.ndarray:
     """95 % bootstrap intervals of the ratings, over the games of each pair: [2, P]."""
-    rng, (i, j) = np.random.default_rng(0), np.triu_indices(len(counts), 1)
+    rng = np.random.default_rng(0)
+    i, j = np.triu_indices(len(counts), 1)
     games = counts[i, j].sum(axis=1)
-    drawn, found = np.zeros_like(counts), []
+    drawn = np.zeros_like(counts)
+    ratings = []
     for _ in range(samples):
         drawn[i, j] = rng.multinomial(games, counts[i, j] / games[:, None])
         drawn[j, i] = drawn[i, j][:, ::-1]
-        found.append(elo(drawn))
-    return np.percentile(found, [2.5, 97.5], axis=0)
+        ratings.append(elo(drawn))
+    return np.percentile(ratings, [2.5, 97.5], axis=0)
 
 
 def round_robin(config, agents: list, keys, begins, opening: int) -> np.ndarray:
@@ -307,7 +341,7 @@ def round_robin(config, agents: list, keys, begins, opening: int) -> np.ndarray:
     counts = np.zeros((len(agents), len(agents), 3), int)
     for i, j in itertools.combinations(range(len(agents)), 2):
         rewards = np.asarray(play(agents[i], agents[j], keys, begins))
-        counts[i, j] = [(rewards == x).sum() for x in (1, 0, -1)]
+        counts[i, j] = count_outcomes(rewards)
         counts[j, i] = counts[i, j][::-1]
     return counts
 
@@ -345,14 +379,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = arguments.run_dir or Path(folder) / "run"
         if not run_dir.exists():
-            config = runs.read_config(alphazero, arguments.config)
+            config = run_directory.read_config(alphazero, arguments.config)
             train(config, arguments.seed, arguments.num_seeds, run_dir, arguments.checkpoints)
         measure(run_dir, arguments)
 
 
 def measure(run_dir: Path, arguments) -> None:
     """Print what the agents of a run reach."""
-    _, config, agents = runs.load_run(run_dir)
+    _, config, agents = run_directory.load_run(run_dir)
     keys = jax.random.split(jax.random.key(arguments.seed + 1), arguments.games)
     begins = np.arange(arguments.games) % 2 == 0
     for i in range(len(jax.tree.leaves(agents)[0])):
@@ -361,11 +395,7 @@ def measure(run_dir: Path, arguments) -> None:
             setting = dataclasses.replace(config, eval_simulations=search)
             name = f"agent {i}, {player_name(search)}"
             if config.env_name == "tic_tac_toe":
-                _, act = alphazero.make_policy(setting)
-                found = examine(
-                    lambda s, act=act, agent=agent: jax.vmap(lambda o: act(agent, (), o)[0])(s)
-                )
-                print(f"{name}: {found}", flush=True)
+                print(f"{name}: {examine_tic_tac_toe(setting, agent)}", flush=True)
             if config.env_name == "connect_four":
                 print(f"{name}: {examine_connect_four(setting, agent)}", flush=True)
             for opponent in arguments.opponents:
@@ -374,24 +404,28 @@ def measure(run_dir: Path, arguments) -> None:
                 against = f"MCTS with {opponent} simulations" if opponent else "random moves"
                 print(f"{name}, against {against}: {describe(rewards)}", flush=True)
     if arguments.elo:
-        steps = sorted(
-            int(file.stem.partition("_")[2]) for file in run_dir.glob("agent_*.safetensors")
-        )
-        agents = [
-            pick(runs.load_run(run_dir, file=f"agent_{each}.safetensors")[2], 0) for each in steps
-        ]
-        for search in arguments.search:
-            setting = dataclasses.replace(config, eval_simulations=search)
-            counts = round_robin(setting, agents, keys, begins, arguments.opening)
-            for i, (rating, low, high) in enumerate(
-                zip(elo(counts), *elo_interval(counts), strict=True)
-            ):
-                said = f"{steps[i]} steps, {player_name(search)}: Elo {rating:.0f} ({low:.0f} to {high:.0f})"
-                solved_too = config.env_name == "connect_four"
-                print(
-                    f"{said}, {examine_connect_four(setting, agents[i])}" if solved_too else said,
-                    flush=True,
-                )
+        measure_checkpoints(run_dir, config, arguments, keys, begins)
+
+
+def measure_checkpoints(run_dir: Path, config, arguments, keys, begins) -> None:
+    """Print the Elo ratings of the checkpoints of the first agent."""
+    files = run_dir.glob("agent_*.safetensors")
+    steps = sorted(int(file.stem.partition("_")[2]) for file in files)
+    agents = []
+    for count in steps:
+        _, _, loaded = run_directory.load_run(run_dir, file=f"agent_{count}.safetensors")
+        agents.append(pick(loaded, 0))
+    for search in arguments.search:
+        setting = dataclasses.replace(config, eval_simulations=search)
+        counts = round_robin(setting, agents, keys, begins, arguments.opening)
+        ratings = elo(counts)
+        low, high = elo_interval(counts)
+        for i in range(len(agents)):
+            line = f"{steps[i]} steps, {player_name(search)}:"
+            line += f" Elo {ratings[i]:.0f} ({low[i]:.0f} to {high[i]:.0f})"
+            if config.env_name == "connect_four":
+                line += f", {examine_connect_four(setting, agents[i])}"
+            print(line, flush=True)
 
 
 def pick(agents, i: int):

@@ -1,9 +1,10 @@
-"""connect_four, solved exactly by alpha-beta, and 1,000 positions with the exact value of every move.
+"""connect_four, solved exactly by alpha-beta: 1,000 positions with exact values of all moves.
 
     python benchmarks/connect_four.py    # writes benchmarks/connect_four_positions.txt again
 
-A line of that file is the columns of the moves that lead to a position, 0 to 6, and the outcome for the player to move
-of each column if both play perfectly from then on: + a win, = a draw, - a loss, . a column that is full.
+A line of that file is the columns of the moves that lead to a position, 0 to 6, and the outcome for
+the player to move of each column if both play perfectly from then on: + a win, = a draw, - a loss,
+. a column that is full.
 """
 
 import itertools
@@ -15,7 +16,8 @@ POSITIONS = Path(__file__).with_name("connect_four_positions.txt")
 WIDTH, HEIGHT = 7, 6
 SIGNS = {1: "+", 0: "=", -1: "-", None: "."}
 
-# Bit 7 * column + row of a board is a square. The seventh bit of each column stays empty, so that lines do not wrap.
+# Bit 7 * column + row of a board is a square. The seventh bit of a column stays empty, and lines
+# therefore do not wrap.
 COLUMNS = [((1 << HEIGHT) - 1) << (7 * column) for column in range(WIDTH)]
 BOTTOM = sum(1 << (7 * column) for column in range(WIDTH))
 SQUARES = sum(COLUMNS)
@@ -38,13 +40,13 @@ def wins(stones: int) -> bool:
 
 def completing(stones: int, everything: int) -> int:
     """The empty squares that would complete four of `stones` in a line."""
-    found = (stones << 1) & (stones << 2) & (stones << 3)
+    squares = (stones << 1) & (stones << 2) & (stones << 3)
     for step in (6, 7, 8):
         pair = (stones << step) & (stones << (2 * step))
-        found |= pair & ((stones << (3 * step)) | (stones >> step))
+        squares |= pair & ((stones << (3 * step)) | (stones >> step))
         pair = (stones >> step) & (stones >> (2 * step))
-        found |= pair & ((stones >> (3 * step)) | (stones << step))
-    return found & (SQUARES ^ everything)
+        squares |= pair & ((stones >> (3 * step)) | (stones << step))
+    return squares & (SQUARES ^ everything)
 
 
 def playable(board: Board) -> int:
@@ -66,8 +68,10 @@ def legal(board: Board) -> list[int]:
 
 def safe_moves(board: Board) -> int:
     """The playable squares after which the opponent cannot win at once."""
-    moves, threats = playable(board), completing(board.all ^ board.mine, board.all)
-    if forced := moves & threats:
+    moves = playable(board)
+    threats = completing(board.all ^ board.mine, board.all)
+    forced = moves & threats
+    if forced:
         if forced & (forced - 1):  # two threats at once
             return 0
         moves = forced
@@ -82,7 +86,10 @@ def value(board: Board, table: dict | None = None) -> int:
 
 
 def search(board: Board, low: int, high: int, table: dict) -> int:
-    """Alpha-beta: the value if it is between low and high, otherwise a bound. The player to move cannot win at once."""
+    """Alpha-beta: the value if it is between low and high, otherwise a bound.
+
+    The player to move cannot win at once.
+    """
     moves = safe_moves(board)
     if not moves:
         return -1 if playable(board) else 0
@@ -97,30 +104,35 @@ def search(board: Board, low: int, high: int, table: dict) -> int:
     squares.sort(
         key=lambda square: -completing(board.mine | square, board.all | square).bit_count()
     )
-    best, begun = -1, low
+    best = -1
+    low_at_start = low
     for square in squares:
         best = max(best, -search(after(board, square), -high, -low, table))
         low = max(low, best)
         if low >= high:
             break
-    table[key] = (
-        (max(least, best), most)
-        if best >= high
-        else (least, best)
-        if best <= begun
-        else (best, best)
-    )
+    if best >= high:
+        table[key] = (max(least, best), most)
+    elif best <= low_at_start:
+        table[key] = (least, best)
+    else:
+        table[key] = (best, best)
     return best
 
 
 def move_values(board: Board) -> list[int | None]:
     """The outcome of each column for the player to move; None where a column is full."""
-    table, found = {}, []
+    table = {}
+    values = []
     for column in range(WIDTH):
         square = playable(board) & COLUMNS[column]
-        won = square and wins(board.mine | square)
-        found.append(None if not square else 1 if won else -value(after(board, square), table))
-    return found
+        if not square:
+            values.append(None)
+        elif wins(board.mine | square):
+            values.append(1)
+        else:
+            values.append(-value(after(board, square), table))
+    return values
 
 
 def replay(columns) -> Board:
@@ -131,12 +143,15 @@ def replay(columns) -> Board:
 
 
 def random_line(rng: random.Random, plies: int) -> list[int]:
-    """Columns of random moves. Nobody can win at once after any of them, unless no other move was left."""
+    """Columns of random moves after which nobody can win at once, if there was another move."""
     while True:
-        board, line = Board(0, 0), []
-        while len(line) < plies and (moves := safe_moves(board)):
+        board = Board(0, 0)
+        line = []
+        while len(line) < plies and safe_moves(board):
+            moves = safe_moves(board)
             column = rng.choice([column for column in range(WIDTH) if moves & COLUMNS[column]])
-            board, line = drop(board, column), [*line, column]
+            board = drop(board, column)
+            line.append(column)
         if len(line) == plies and not completing(board.mine, board.all) & playable(board):
             return line
 
@@ -152,12 +167,14 @@ def read() -> list[tuple[list[int], list[int | None]]]:
 
 
 def main() -> None:
-    rng, lines = random.Random(0), {}
+    rng = random.Random(0)
+    lines = {}
     for plies in itertools.cycle(range(16, 36)):
         if len(lines) == 1000:
             break
         line = random_line(rng, plies)
-        lines["".join(map(str, line))] = "".join(SIGNS[each] for each in move_values(replay(line)))
+        values = move_values(replay(line))
+        lines["".join(map(str, line))] = "".join(SIGNS[value] for value in values)
     POSITIONS.write_text("".join(f"{line} {signs}\n" for line, signs in sorted(lines.items())))
 
 

@@ -1,13 +1,15 @@
-"""Compare evolved drifts with PPO's and DPO's: new agents from the same keys, also on other environments.
+"""Compare evolved drifts with PPO's and DPO's: new agents, also on other environments.
 
     python evolve_objective.py --num-seeds 2 --run-dir runs/evolution
     python benchmarks/drift_vs_ppo.py runs/evolution
-    python benchmarks/drift_vs_ppo.py runs/evolution --environments Catch-bsuite --agents 64 --timesteps 65536
+    python benchmarks/drift_vs_ppo.py runs/evolution --environments Catch-bsuite --agents 64 \\
+        --timesteps 65536
 
-For each environment PPO, DPO and the drift of each evolution in RUN_DIR train AGENTS agents, with the hyperparameters
-of the run. The table, in Markdown, gives interquartile means of their returns with 95 % bootstrap intervals, and those
-of the differences from PPO over pairs of agents. Beside the run's other files two are written: fitness.png, the
-population's mean and best in each generation, and comparison.csv, a line for each agent.
+For each environment PPO, DPO and the drift of each evolution in RUN_DIR train AGENTS agents, with
+the hyperparameters of the run. The table, in Markdown, gives interquartile means of their returns
+with 95 % bootstrap intervals, and those of the differences from PPO over pairs of agents. Beside
+the run's other files two are written: fitness.png, the population's mean and best in each
+generation, and comparison.csv, a line for each agent.
 """
 
 import argparse
@@ -23,17 +25,21 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")  # one program, which uses all
 import jax
 import numpy as np
 import scipy.stats
-import tyro
 from flax.traverse_util import unflatten_dict
 from matplotlib.figure import Figure
 from safetensors.flax import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import evolve_objective as evolve
+from onejit import run_directory
 
 
 def measure(config, weights, num_agents: int) -> dict:
-    """`{"PPO", "DPO", "evolved 0", ...: [num_agents]}`, returns of agents with the same keys. Weights are [n, ...]."""
+    """Returns of agents with the same keys, {"PPO", "DPO", "evolved 0", ...: [num_agents]}.
+
+    Weights are [n, ...].
+    """
     train, play = evolve.make_inner(config)
     train_keys, play_keys = jax.random.split(jax.random.key(2**31), (2, num_agents))
 
@@ -53,10 +59,11 @@ def measure(config, weights, num_agents: int) -> dict:
     def network(weights, *args):
         return evolve.network_drift(weights, *args, config.clip_eps)
 
-    found = {"PPO": returns(ppo, None), "DPO": returns(dpo, None)}
+    results = {"PPO": returns(ppo, None), "DPO": returns(dpo, None)}
     for i in range(len(weights["output"])):
-        found[f"evolved {i}"] = returns(network, jax.tree.map(lambda leaf, i=i: leaf[i], weights))
-    return {name: np.asarray(values) for name, values in found.items()}
+        of_one = jax.tree.map(lambda leaf, i=i: leaf[i], weights)
+        results[f"evolved {i}"] = returns(network, of_one)
+    return {name: np.asarray(values) for name, values in results.items()}
 
 
 def spread(values) -> str:
@@ -68,9 +75,9 @@ def spread(values) -> str:
     return "{:.4g} ({:.4g} to {:.4g})".format(middle(values), *resampled.confidence_interval)
 
 
-def show(found) -> None:
+def show(results) -> None:
     print("| environment | objective | return | less PPO, paired |\n|---|---|---|---|")
-    for name, objectives in found.items():
+    for name, objectives in results.items():
         for objective, returns in objectives.items():
             difference = "" if objective == "PPO" else spread(returns - objectives["PPO"])
             print(f"| {name} | {objective} | {spread(returns)} | {difference} |")
@@ -107,8 +114,7 @@ def main():
     )
     options = parser.parse_args()
 
-    words = evolve.read_flags(["--config", str(options.run_dir / "config.yaml")])
-    config = tyro.cli(tyro.conf.FlagConversionOff[evolve.Config], args=words)
+    config = run_directory.read_config(evolve, options.run_dir / "config.yaml")
     config = dataclasses.replace(
         config, total_timesteps=options.timesteps or config.total_timesteps
     )
@@ -116,15 +122,15 @@ def main():
     print(
         f"{os.cpu_count()} cores of {jax.devices()[0].platform}, jax {jax.__version__}", flush=True
     )
-    found = {}
+    results = {}
     for name in options.environments or dict.fromkeys([config.env_name, *others]):
         changes = {} if name == config.env_name else {"env_name": name, "env_params": {}}
-        found[name] = measure(dataclasses.replace(config, **changes), weights, options.agents)
-    show(found)
+        results[name] = measure(dataclasses.replace(config, **changes), weights, options.agents)
+    show(results)
     with (options.run_dir / "comparison.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["environment", "objective", "seed", "return"])
-        for name, objectives in found.items():
+        for name, objectives in results.items():
             for objective, returns in objectives.items():
                 rows.writerows([name, objective, seed, value] for seed, value in enumerate(returns))
     draw_fitness(np.load(options.run_dir / "metrics.npz"), options.run_dir / "fitness.png")

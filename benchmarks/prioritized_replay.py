@@ -1,12 +1,13 @@
-"""Compare the speed of apex_dqn.py's prioritized replay with flashbax's and with sums over all priorities.
+"""Compare the speed of apex_dqn.py's prioritized replay with flashbax's and with plain sums.
 
     pip install --target deps --no-deps flashbax
     PYTHONPATH=deps python benchmarks/prioritized_replay.py --seeds 1 16
 
-A cycle is what one update of Ape-X asks of a replay: write the transitions of 128 actors, draw 128 by priority,
-write new priorities for these. A transition is CartPole's, 11 numbers. Some hundreds of cycles run in one jitted scan
-over a full replay whose memory is donated; shown is the median time of a cycle. flashbax gives what is new the highest
-priority so far, the other two are told one. Cumulative sums are what a few lines of code can do without a tree.
+A cycle is what one update of Ape-X asks of a replay: write the transitions of 128 actors, draw 128
+by priority, write new priorities for these. A transition is CartPole's, 11 numbers. Some hundreds
+of cycles run in one jitted scan over a full replay whose memory is donated; shown is the median
+time of a cycle. flashbax gives what is new the highest priority so far, the other two are told one.
+Cumulative sums are what a few lines of code can do without a tree.
 """
 
 import argparse
@@ -27,7 +28,7 @@ BATCH, OBS_DIM, ALPHA, BETA = 128, 4, 0.6, 0.4
 
 
 def made(key):
-    """What the actors and the learner would have made in a cycle: transitions and two batches of errors."""
+    """What actors and learner make in a cycle: transitions and two batches of errors."""
     numbers = jax.random.normal(key, (2 * OBS_DIM + 5, 1, BATCH))
     obs, next_obs = (
         jnp.moveaxis(x, 0, -1) for x in (numbers[:OBS_DIM], numbers[OBS_DIM : 2 * OBS_DIM])
@@ -117,12 +118,16 @@ def digest(batch):
 
 def microseconds(make, size, seeds, cycles, repeats):
     state, cycle = make(size)
-    one = lambda state, key: jax.lax.scan(cycle, state, jax.random.split(key, cycles))  # noqa: E731
+
+    def run_cycles(state, key):
+        return jax.lax.scan(cycle, state, jax.random.split(key, cycles))
+
     if seeds > 1:
         state = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], seeds, axis=0), state)
-        one = jax.vmap(one)
-    run = jax.jit(one, donate_argnums=0)
-    state, taken = jax.tree.map(jnp.copy, state), []  # a leaf that occurs twice cannot be donated
+        run_cycles = jax.vmap(run_cycles)
+    run = jax.jit(run_cycles, donate_argnums=0)
+    state = jax.tree.map(jnp.copy, state)  # a leaf that occurs twice cannot be donated
+    taken = []
     for repeat in range(repeats + 1):  # the first compiles
         key = jax.random.key(repeat)
         key = jax.block_until_ready(jax.random.split(key, seeds) if seeds > 1 else key)
@@ -166,10 +171,8 @@ def main():
                 shown["flashbax"] = measure(flashbax_cycle)
             if "cumulative" not in args.without:
                 shown["cumulative sums"] = measure(cumulative_cycle)
-            print(
-                f"{size} items, {seeds} seed(s), a cycle: {', '.join(f'{k} {v:,.0f} us' for k, v in shown.items())}",
-                flush=True,
-            )
+            times = ", ".join(f"{name} {time:,.0f} us" for name, time in shown.items())
+            print(f"{size} items, {seeds} seed(s), a cycle: {times}", flush=True)
 
 
 if __name__ == "__main__":

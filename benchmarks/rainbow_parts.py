@@ -1,11 +1,11 @@
-"""What each part of rainbow.py is worth: Rainbow, Rainbow without one part, and Rainbow without all of them.
+"""What the parts of rainbow.py are worth: Rainbow, Rainbow without one part, and without all.
 
-    python benchmarks/rainbow_parts.py cartpole breakout@3e5 asterix@3e5
+    python benchmarks/rainbow_parts.py cartpole@2e5 breakout@3e5 asterix@3e5
 
-An argument is the name of a config in configs/rainbow/, with a number of steps behind the @ if it is not the config's
-own. All variants train with the same seeds. Printed is the final return: the mean, its 95 % interval by Student's t and
-the worst agent. benchmarks/results/parts.json keeps the final returns of all seeds, and variants in it are not trained
-again.
+An argument is the name of a config in configs/rainbow/, with a number of steps behind the @ if it
+is not the config's own. All variants train with the same seeds. Printed is the final return: the
+mean, its 95 % interval by Student's t and the worst agent. benchmarks/results/parts.json keeps the
+final returns of all seeds, and variants in it are not trained again.
 """
 
 import argparse
@@ -24,8 +24,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import rainbow  # noqa: E402
-from onejit import runs, statistics  # noqa: E402
+import rainbow
+from onejit import run_directory, statistics
 
 KEPT = ROOT / "benchmarks" / "results" / "parts.json"
 OFF = {
@@ -36,21 +36,31 @@ OFF = {
     "noisy networks": {"noisy": False},
     "distribution of the return": {"distribution": "none"},
 }
-VARIANTS = {"Rainbow": {}} | {f"without {part}": off for part, off in OFF.items()}
-VARIANTS["without all of them"] = {
-    name: value for off in OFF.values() for name, value in off.items()
-}
+
+
+def make_variants() -> dict[str, dict]:
+    """The fields that a variant changes."""
+    variants = {"Rainbow": {}}
+    all_off = {}
+    for part, off in OFF.items():
+        variants[f"without {part}"] = off
+        all_off |= off
+    return variants | {"without all of them": all_off}
 
 
 def train(task: str, changes: dict, num_seeds: int, seed: int) -> np.ndarray:
     """The final returns of the agents of a variant: [num_seeds]."""
     name, _, steps = task.partition("@")
-    config = runs.read_config(rainbow, ROOT / "configs" / "rainbow" / f"{name}.yaml")
-    config = dataclasses.replace(
-        config, **changes, **({"total_timesteps": int(float(steps))} if steps else {})
-    )
+    config = run_directory.read_config(rainbow, ROOT / "configs" / "rainbow" / f"{name}.yaml")
+    config = dataclasses.replace(config, **changes)
+    if steps:
+        config = dataclasses.replace(config, total_timesteps=int(float(steps)))
+
+    def metrics_of(key):
+        return rainbow.make_train(config)(key)["metrics"]
+
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    metrics = jax.jit(jax.vmap(lambda key: rainbow.make_train(config)(key)["metrics"]))(keys)
+    metrics = jax.jit(jax.vmap(metrics_of))(keys)
     return statistics.final_return(jax.tree.map(np.asarray, metrics))
 
 
@@ -64,22 +74,20 @@ def main():
     args = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for task in args.tasks:
-        for name, changes in VARIANTS.items():
+        for name, changes in make_variants().items():
             key = f"{task}, {args.num_seeds} seeds of {args.seed}: {name}"
             if key not in kept:
                 begun = time.perf_counter()
                 returns = train(task, changes, args.num_seeds, args.seed)
-                seconds = round(time.perf_counter() - begun)
                 kept[key] = {
                     "final_return": returns.tolist(),
-                    "seconds": seconds,
+                    "seconds": round(time.perf_counter() - begun),
                     "jax": jax.__version__,
                 }
                 KEPT.write_text(json.dumps(kept, indent=1) + "\n")
             returns = np.array(kept[key]["final_return"])
-            print(
-                f"{task} | {name} | {statistics.show(*statistics.mean_interval(returns))} | {returns.min():.4g}"
-            )
+            mean = statistics.show(*statistics.mean_interval(returns))
+            print(f"{task} | {name} | {mean} | {returns.min():.4g}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How speed and memory grow with seeds, environments and devices: one process for each size, one table.
+"""How speed and memory grow with seeds, environments and devices: one process for a size.
 
     python benchmarks/scaling.py seeds --script q_learning_gridworld --sizes 1 4 16 64 256 1024 4096
     python benchmarks/scaling.py envs --script ppo --sizes 4 16 64 256
-    python benchmarks/scaling.py devices --script ppo --sizes 1 2     # on a CPU, each a core
+    python benchmarks/scaling.py devices --script ppo --sizes 1 2     # on a CPU, a device is a core
 
-Steps per second are over all seeds, of the last two thirds of the run, compilation left out. Memory is XLA's figure for
-one device. Each size trains for about `--seconds`.
+Steps per second are over all seeds, of the last two thirds of the run, compilation left out. Memory
+is XLA's figure for one device. A size trains for about `--seconds`.
 """
 
 import argparse
@@ -14,32 +14,33 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from onejit import command_line, running, runs  # noqa: E402
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 
-def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict:
+def measure(script_name: str, seeds: int, fields: dict, seconds: float) -> dict:
     """Train in this process for about `seconds`, then as long again twice, timed."""
-    import time
-
     import jax
+    import versions
 
-    from onejit import train
+    from onejit import compilation, scripts
 
-    script = runs.load_script(script_name)
-    flags = [f"--{name}={value}" for name, value in changes.items()]
-    flags += [f"--num-seeds={seeds}", "--total-timesteps=1e9"]
-    config, options, _ = command_line.parse_with(script, flags, train.Options, __doc__)
-    steps = getattr(config, "warmup_timesteps", 0) + 1000 * config.num_envs * config.num_steps
+    script = scripts.load_script(script_name)
+    config = versions.make_config(script, versions.as_words(fields))
+    steps_per_update = config.num_envs * config.num_steps
+    steps = getattr(config, "warmup_timesteps", 0) + 1000 * steps_per_update
     config = dataclasses.replace(config, total_timesteps=steps)
+
     begun = time.perf_counter()
-    program = running.compile_slice(script, config, [], seeds)
-    compiled = time.perf_counter() - begun
-    carry = program.start({}, jax.device_put(running.seed_keys(options), program.spread))
+    program = compilation.compile_slice(script, config, [], seeds)
+    compilation_seconds = time.perf_counter() - begun
+    key_data = jax.random.key_data(jax.random.split(jax.random.key(0), seeds))
+    carry = program.start({}, jax.device_put(key_data, program.spread))
 
     def advance(carry, updates):
         begun = time.perf_counter()
@@ -47,18 +48,44 @@ def measure(script_name: str, seeds: int, changes: dict, seconds: float) -> dict
         return carry, time.perf_counter() - begun
 
     carry, _ = advance(carry, 1)
-    updates, took = 1, 0.0
-    while took < seconds / 2:
-        carry, took = advance(carry, updates)
-        updates = (
-            updates
-            if took >= seconds / 2
-            else max(updates + 1, int(updates * min(8, seconds / took)))
-        )
-    _, took = advance(carry, 2 * updates)
-    steps = 2 * updates * seeds * config.num_envs * config.num_steps
-    return {"steps_per_second": steps / took, "bytes": program.bytes, "compile": compiled,
-            "devices": program.num_devices}  # fmt: skip
+    updates = 1
+    while True:
+        carry, taken = advance(carry, updates)
+        if taken >= seconds / 2:
+            break
+        updates = max(updates + 1, int(updates * min(8, seconds / taken)))
+    _, taken = advance(carry, 2 * updates)
+    return {
+        "steps_per_second": 2 * updates * seeds * steps_per_update / taken,
+        "bytes": program.bytes,
+        "compilation": compilation_seconds,
+        "devices": program.num_devices,
+    }
+
+
+def measure_in_process(args, size: int) -> dict:
+    env = dict(os.environ)
+    if args.what == "devices":
+        env["JAX_NUM_CPU_DEVICES"] = str(size)
+    command = [sys.executable, __file__, args.what, "--one", "--sizes", str(size)]
+    command += ["--script", args.script, "--seeds", str(args.seeds)]
+    command += ["--seconds", str(args.seconds), "--set", *args.set]
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, text=True, timeout=600, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_one(args) -> dict:
+    (size,) = args.sizes
+    fields = {}
+    for setting in args.set:
+        name, _, value = setting.partition("=")
+        fields[name] = [value]
+    if args.what == "envs":
+        fields["num_envs"] = [str(size)]
+    seeds = size if args.what == "seeds" else args.seeds
+    return measure(args.script, seeds, fields, args.seconds)
 
 
 def main():
@@ -73,34 +100,24 @@ def main():
         "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters"
     )
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument(
-        "--one", action="store_true", help=argparse.SUPPRESS
-    )  # a size in a process of its own
+    # A size in a process of its own.
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        (size,), changes = args.sizes, dict(each.split("=") for each in args.set)
-        seeds = size if args.what == "seeds" else args.seeds
-        changes |= {"num-envs": size} if args.what == "envs" else {}
-        print(json.dumps(measure(args.script, seeds, changes, args.seconds)))
+        print(json.dumps(measure_one(args)))
         return
-    print(
-        f"| {args.what} | steps/s | of the first | MiB on a device | compile |\n|---|---|---|---|---|"
-    )
+    print(f"| {args.what} | steps/s | of the first | MiB on a device | compilation |")
+    print("|---|---|---|---|---|")
     first = None
     for size in args.sizes:
-        environment = os.environ | (
-            {"JAX_NUM_CPU_DEVICES": str(size)} if args.what == "devices" else {}
-        )
-        command = [sys.executable, __file__, args.what, "--one", "--script", args.script, "--sizes", str(size),
-                   "--seeds", str(args.seeds), "--seconds", str(args.seconds), "--set", *args.set]  # fmt: skip
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True
-        )
-        result = json.loads(done.stdout.splitlines()[-1])
-        speed, first = result["steps_per_second"], first or result["steps_per_second"]
+        result = measure_in_process(args, size)
+        speed = result["steps_per_second"]
+        if first is None:
+            first = speed
         mib = result["bytes"] / 2**20
+        seconds = result["compilation"]
         print(
-            f"| {size} | {speed:,.0f} | {speed / first:.2f} | {mib:,.1f} | {result['compile']:.1f} s |",
+            f"| {size} | {speed:,.0f} | {speed / first:.2f} | {mib:,.1f} | {seconds:.1f} s |",
             flush=True,
         )
 
