@@ -243,7 +243,7 @@ def examine_connect_four(config, agent) -> Judged:
 
 
 def make_games(config, reply, opening: int):
-    """`play(agent, opponent, keys, agent_begins) -> rewards`: a game for each key, played to its end.
+    """`play(agent, opponent, keys, agent_begins) -> rewards`: games that are played to their end.
 
     `reply(opponent, key, state)` is the opponent's move.
     """
