@@ -11,7 +11,6 @@ step, `jax.tree_map`, and W&B and hydra, which they only import. Flax's orthogon
 which can hang under `vmap` on CPUs (docs/hangs.md), is replaced by the scripts' own.
 """
 
-import argparse
 import dataclasses
 import importlib
 import importlib.util
@@ -141,19 +140,20 @@ def add_flags(parser) -> None:
     """The flags that say where the peers are."""
     clones = ("purejaxrl", "purejaxql", "cleanrl", "jaxmarl", "pgx")
     for name in clones:
-        parser.add_argument(f"--{name}", type=existing, help="a clone of the repository")
+        parser.add_argument(f"--{name}", type=Path, help="a clone of the repository")
+    parser.add_argument("--cleanrl-python", type=Path, help="a Python that has what CleanRL needs")
     parser.add_argument(
-        "--cleanrl-python", type=existing, help="a Python that has what CleanRL needs"
-    )
-    parser.add_argument(
-        "--sbx-python", type=existing, help="a Python that has sbx-rl and gymnasium[mujoco]"
+        "--sbx-python", type=Path, help="a Python that has sbx-rl and gymnasium[mujoco]"
     )
 
 
-def existing(path: str) -> Path:
-    if not Path(path).exists():
-        raise argparse.ArgumentTypeError(f"{path}: is not there")
-    return Path(path).absolute()
+def check_flags(parser, options) -> None:
+    """Make the paths absolute, and end with an error if one is not there."""
+    for name, value in vars(options).items():
+        if isinstance(value, Path) and name != "out":
+            if not value.exists():
+                parser.error(f"--{name.replace('_', '-')} {value}: is not there")
+            setattr(options, name, value.absolute())
 
 
 def is_installed(package: str) -> bool:

@@ -24,62 +24,71 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import apex_dqn
 
-BATCH, OBS_DIM, ALPHA, BETA = 128, 4, 0.6, 0.4
+BATCH = 128
+OBS_DIM = 4
+ALPHA = 0.6
+BETA = 0.4
 
 
-def made(key):
-    """What actors and learner make in a cycle: transitions and two batches of errors."""
-    numbers = jax.random.normal(key, (2 * OBS_DIM + 5, 1, BATCH))
-    obs, next_obs = (
-        jnp.moveaxis(x, 0, -1) for x in (numbers[:OBS_DIM], numbers[OBS_DIM : 2 * OBS_DIM])
+def draw_transitions(key) -> apex_dqn.Transition:
+    """What 128 actors would have made in a cycle: leaves [1, BATCH, ...]."""
+    obs_key, next_obs_key, key = jax.random.split(key, 3)
+    action, n_step_return, discount = jax.random.normal(key, (3, 1, BATCH))
+    return apex_dqn.Transition(
+        obs=jax.random.normal(obs_key, (1, BATCH, OBS_DIM)),
+        action=action.astype(jnp.int32),
+        n_step_return=n_step_return,
+        discount=discount,
+        next_obs=jax.random.normal(next_obs_key, (1, BATCH, OBS_DIM)),
     )
-    rest = dict(zip(("action", "return", "discount"), numbers[2 * OBS_DIM :], strict=False))
-    return rest | {"obs": obs, "next_obs": next_obs}, *numbers[-2:, 0]
+
+
+def draw_priorities(key):
+    return apex_dqn.priority_of(jax.random.normal(key, (BATCH,)), ALPHA)
 
 
 def onejit_cycle(size):
-    shape = size // BATCH, 1, BATCH
-    replay = {name: jnp.zeros(shape) for name in ("return", "discount")} | {
-        "action": jnp.zeros(shape, jnp.int32)
-    }
-    replay |= {name: jnp.zeros((*shape, OBS_DIM)) for name in ("obs", "next_obs")}
+    rollouts = size // BATCH
+    empty = jax.eval_shape(draw_transitions, jax.random.key(0))
+    replay = jax.tree.map(lambda leaf: jnp.zeros((rollouts, *leaf.shape), leaf.dtype), empty)
     tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(size), jnp.arange(size), jnp.ones(size))
-    state = replay, tree, jnp.asarray(size // BATCH)
 
     def cycle(state, key):
-        (replay, tree, count), (transitions, error, new_error) = state, made(key)
-        replay = apex_dqn.add_to_replay(replay, transitions, count)
-        index = count % len(replay["obs"]) * BATCH + jnp.arange(BATCH)
-        tree = apex_dqn.set_priorities(tree, index, apex_dqn.priority_of(error, ALPHA))
-        batch = apex_dqn.sample_replay(key, replay, tree, size, BATCH, BETA)
-        tree = apex_dqn.set_priorities(
-            tree, batch.pop("index"), apex_dqn.priority_of(new_error, ALPHA)
-        )
-        return (replay, tree, count + 1), digest(batch)
+        replay, tree, count = state
+        transitions_key, priority_key, sample_key, new_priority_key = jax.random.split(key, 4)
+        replay = apex_dqn.add_rollout(replay, draw_transitions(transitions_key), count)
+        new = count % rollouts * BATCH + jnp.arange(BATCH)
+        tree = apex_dqn.set_priorities(tree, new, draw_priorities(priority_key))
+        batch, index, weight = apex_dqn.sample(sample_key, replay, tree, size, BATCH, BETA)
+        tree = apex_dqn.set_priorities(tree, index, draw_priorities(new_priority_key))
+        return (replay, tree, count + 1), digest([batch, weight])
 
-    return state, cycle
+    return (replay, tree, jnp.asarray(rollouts)), cycle
 
 
 def cumulative_cycle(size):
-    """The same without a tree: O(N) additions for each batch."""
-    ring = jnp.zeros((size, OBS_DIM))
-    state = (ring, ring, jnp.zeros((size, 3))), jnp.ones(size), jnp.asarray(size)
+    """The same without a tree: O(N) additions for a batch."""
+    empty = jax.eval_shape(draw_transitions, jax.random.key(0))
+    replay = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape[2:]), leaf.dtype), empty)
 
     def cycle(state, key):
-        (rings, priority, count), (transitions, error, new_error) = state, made(key)
-        rest = jnp.stack([transitions[name] for name in ("action", "return", "discount")], axis=-1)
-        index = (count + jnp.arange(BATCH)) % size
-        rows = transitions["obs"][0], transitions["next_obs"][0], rest[0]
-        rings = tuple(ring.at[index].set(new) for ring, new in zip(rings, rows, strict=True))
-        priority = priority.at[index].set(apex_dqn.priority_of(error, ALPHA))
-        upto = jnp.cumsum(priority)
-        mass = (jnp.arange(BATCH) + jax.random.uniform(key, (BATCH,))) / BATCH * upto[-1]
-        drawn = jnp.minimum(jnp.searchsorted(upto, mass, side="right"), size - 1)
-        weight = apex_dqn.importance_weights(priority[drawn] / upto[-1], size, BETA)
-        priority = priority.at[drawn].set(apex_dqn.priority_of(new_error, ALPHA))
-        return (rings, priority, count + BATCH), digest([weight, *(ring[drawn] for ring in rings)])
+        replay, priority, count = state
+        transitions_key, priority_key, sample_key, new_priority_key = jax.random.split(key, 4)
+        new = (count + jnp.arange(BATCH)) % size
+        transitions = draw_transitions(transitions_key)
+        replay = jax.tree.map(lambda ring, x: ring.at[new].set(x[0]), replay, transitions)
+        priority = priority.at[new].set(draw_priorities(priority_key))
 
-    return state, cycle
+        sums = jnp.cumsum(priority)
+        part = jnp.arange(BATCH) + jax.random.uniform(sample_key, (BATCH,))
+        index = jnp.searchsorted(sums, part / BATCH * sums[-1], side="right")
+        index = jnp.minimum(index, size - 1)
+        weight = apex_dqn.importance_weights(priority[index] / sums[-1], size, BETA)
+        batch = jax.tree.map(lambda ring: ring[index], replay)
+        priority = priority.at[index].set(draw_priorities(new_priority_key))
+        return (replay, priority, count + BATCH), digest([batch, weight])
+
+    return (replay, jnp.ones(size), jnp.asarray(size)), cycle
 
 
 def flashbax_cycle(size):
@@ -88,25 +97,24 @@ def flashbax_cycle(size):
     buffer = flashbax.make_prioritised_item_buffer(
         size, 1, BATCH, add_batches=True, priority_exponent=ALPHA, device=jax.devices()[0].platform
     )
-    item = {"obs": jnp.zeros(OBS_DIM), "next_obs": jnp.zeros(OBS_DIM), "rest": jnp.zeros(3)}
-    state = buffer.init(item)
-    filled = jax.tree.map(lambda leaf: jnp.zeros((BATCH, *leaf.shape)), item)
-    fill = jax.jit(
-        lambda state: jax.lax.fori_loop(0, size // BATCH, lambda _, s: buffer.add(s, filled), state)
-    )
-    state = fill(state)
+    empty = jax.eval_shape(draw_transitions, jax.random.key(0))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), empty)  # [BATCH, ...]
+
+    @jax.jit
+    def fill(state):
+        return jax.lax.fori_loop(0, size // BATCH, lambda _, state: buffer.add(state, zeros), state)
+
+    state = fill(buffer.init(jax.tree.map(lambda leaf: leaf[0], zeros)))
 
     def cycle(state, key):
-        transitions, _, new_error = made(key)
-        rest = jnp.stack([transitions[name] for name in ("action", "return", "discount")], axis=-1)[
-            0
-        ]
-        items = {"obs": transitions["obs"][0], "next_obs": transitions["next_obs"][0], "rest": rest}
-        state = buffer.add(state, items)
-        batch = buffer.sample(state, key)
+        transitions_key, sample_key, error_key = jax.random.split(key, 3)
+        transitions = jax.tree.map(lambda x: x[0], draw_transitions(transitions_key))
+        state = buffer.add(state, transitions)
+        batch = buffer.sample(state, sample_key)
         weight = apex_dqn.importance_weights(batch.probabilities, size, BETA)
-        state = buffer.set_priorities(state, batch.indices, jnp.abs(new_error) + 1e-6)
-        return state, digest([weight, batch.experience])
+        error = jax.random.normal(error_key, (BATCH,))
+        state = buffer.set_priorities(state, batch.indices, jnp.abs(error) + 1e-6)
+        return state, digest([batch.experience, weight])
 
     return state, cycle
 

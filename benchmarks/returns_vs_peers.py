@@ -362,6 +362,7 @@ def main():
     parser.add_argument("--peer-only", action="store_true", help="do not train the script")
     parser.add_argument("--out", type=Path, default=Path("returns_vs_peers.json"))
     options = parser.parse_args()
+    peers.check_flags(parser, options)
     unknown = set(options.rows) - set(ROWS)
     if unknown:
         parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")

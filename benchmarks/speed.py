@@ -289,6 +289,7 @@ def main():
     parser.add_argument("--scale", type=float, default=1.0, help="of the steps in one training")
     parser.add_argument("--out", type=Path, default=Path("."))
     options = parser.parse_args()
+    peers.check_flags(parser, options)
     unknown = set(options.rows) - set(ROWS)
     if unknown:
         parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")

@@ -83,14 +83,14 @@ class Parsed(Exception):
     """The flags were right, and nothing has begun."""
 
 
-def parse_tyro(main, words):
+def parse_tyro(main, words, config=()):
     """As `tyro.cli(main)` does, but that `main` is not called."""
 
     @functools.wraps(main)
     def parsed(*args, **kwargs):
         raise Parsed
 
-    tyro.cli(parsed, args=words)
+    tyro.cli(parsed, args=words, config=config)
 
 
 def without_config_of_a_run(words):
@@ -117,7 +117,8 @@ def copies(page: Path) -> dict[str, str]:
 def parse_script(name, words):
     script = scripts.load_script(name)
     if "-h" not in words and "--help" not in words:
-        parse_tyro(script.main, script.read_flags(without_config_of_a_run(words)))
+        markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)  # as the script does it
+        parse_tyro(script.main, script.read_flags(without_config_of_a_run(words)), markers)
 
 
 def parse_tool(name, words):

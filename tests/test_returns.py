@@ -300,7 +300,9 @@ def settings_with_todays_fields(row: dict) -> dict:
     if row["script"] in ("apex_dqn", "rainbow") and row["started"] < "2026-11-26":
         # Gradient steps became environment steps.
         rollout_size = settings["num_envs"] * settings["num_steps"]
-        settings["target_update_interval"] *= rollout_size // settings["gradient_steps"]
+        for name in ("target_update_interval", "actor_sync_interval"):
+            if name in settings:
+                settings[name] *= rollout_size // settings["gradient_steps"]
     return settings
 
 
