@@ -123,5 +123,5 @@ def test_difference_from_ppo_is_the_algorithm():
     ]
     theirs, ours = (definitions(learner.body) for learner in learners)
     assert [name for name in theirs if theirs[name] != ours.get(name)] == [
-        "loss"
+        "loss_fn"
     ] and theirs.keys() == ours.keys()
