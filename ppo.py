@@ -90,7 +90,8 @@ class Config:
     """Hyperparameters. The defaults are CleanRL's for classic control."""
 
     env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE first
-    env_params: Mapping[str, bool | int | float | str] = FrozenDict()  # NAME VALUE ...
+    # parameters of the environment: NAME VALUE ...
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()
     total_timesteps: int = 500_000  # environment steps per agent
     num_envs: int = 4  # environments per agent
     num_steps: int = 128  # steps per environment and update
@@ -110,7 +111,7 @@ class Config:
     buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # dtype of stored observations
     torso: Literal["flat", "grid", "nature"] = "grid"  # images: no, one, or DQN's convolutions
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # of the hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
