@@ -63,7 +63,8 @@ def mistake(event, command, words: list[str]) -> str | None:
         return None
     choices = getattr(event, "choices", ["a value"])
     reason = getattr(event, "message", None) or f"takes {' | '.join(choices)}"
-    return f"{argument.display_name()} {getattr(event, 'value', '')}: {reason}"
+    name_and_value = f"{argument.display_name()} {getattr(event, 'value', '')}".rstrip()
+    return f"{name_and_value}: {reason}"
 
 
 def parse(command, words: list[str], **options):

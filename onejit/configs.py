@@ -8,7 +8,8 @@ from pathlib import Path
 import yaml
 
 from onejit.files import write
-from onejit.old_fields import check_old_fields
+from onejit.old_fields import check_old_fields, check_old_values
+from onejit.scripts import is_own_script
 
 
 def plain(config) -> dict:
@@ -76,11 +77,17 @@ def read_flags(script, words: list[str]) -> list[str]:
     names = [field_of(word) for word in words if word.startswith("--")]
     check_old_fields(Path(script.__file__).stem, field_names(script), names)
 
+    settings = {}
     whole = [field.name for field in dataclasses.fields(script.Config) if field.type is int]
     for i in range(len(words) - 1):
-        if words[i].startswith("--") and field_of(words[i]) in whole:
+        if not words[i].startswith("--"):
+            continue
+        if field_of(words[i]) in whole:
             with contextlib.suppress(ValueError):  # the message about a wrong value is tyro's
                 words[i + 1] = f"{float(words[i + 1]):.16g}"
+        settings[field_of(words[i])] = words[i + 1]
+    if is_own_script(script):
+        check_old_values(settings)
     return words
 
 

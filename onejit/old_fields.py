@@ -13,6 +13,12 @@ OLD_FIELDS = {
     "conv_features": "use torso: 16 is now grid, and 0 is flat",
 }
 
+# {(field, value): what to do}, for scripts that come with onejit. Copies of older scripts keep the
+# old meaning.
+OLD_VALUES = {
+    ("max_grad_norm", 0.0): "0 stood for no limit in older versions; use inf",
+}
+
 # {script: what else has changed}. Added to the message, because these fields kept their names.
 CHANGED_MEANINGS = {
     "apex_dqn": "target_update_interval counts environment steps from 0.3.0 on, not gradient steps",
@@ -29,3 +35,20 @@ def check_old_fields(script_name: str, known, names) -> None:
         if script_name in CHANGED_MEANINGS:
             message = f"{message}. Note: {CHANGED_MEANINGS[script_name]}"
         raise ValueError(message)
+
+
+def check_old_values(settings: dict[str, str]) -> None:
+    """Raise ValueError if a field has a value that meant something else in an older version.
+
+    `settings` are the words of the command line, {field: word}.
+    """
+    for (name, value), advice in OLD_VALUES.items():
+        if name in settings and is_number(settings[name], value):
+            raise ValueError(f"{name} = {settings[name]}: {advice}")
+
+
+def is_number(word: str, value: float) -> bool:
+    try:
+        return float(word) == value
+    except ValueError:  # the message about a wrong value is tyro's
+        return False

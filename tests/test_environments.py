@@ -18,7 +18,7 @@ from support.tiers import slow
 from support.trees import assert_same
 
 import ppo
-from onejit import checkpoints, envs, slices
+from onejit import checkpoints, envs, slices, train
 
 MODULES = ("craftax", "jumanji", "navix", "pgx", "playground")
 ENVS = 4  # side by side, in the comparisons with a library
@@ -332,7 +332,7 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "craftax.craftax_env", None)
     monkeypatch.delitem(sys.modules, f"onejit.envs.{module}", raising=False)
     with pytest.raises(SystemExit) as stopped:
-        ppo.main(ppo.Config(env_name=f"onejit.envs.{module}:Any"))
+        train.main(["ppo", f"--env-name=onejit.envs.{module}:Any"])
     told = capsys.readouterr().err
     assert stopped.value.code == 2 and told.count("\n") == 1
     assert (
@@ -381,7 +381,7 @@ def test_a_time_limit_is_bootstrapped():
         vf_clip_eps=float("inf"),
         torso="flat",
         hidden_sizes=(16,),
-        max_grad_norm=0.0,
+        max_grad_norm=float("inf"),
     )
     metrics = jit_quickly(ppo.make_train(config))(jax.random.key(0))["metrics"]
     assert metrics["episodic_length"][-1] == 6
