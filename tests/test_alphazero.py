@@ -18,6 +18,8 @@ from support.small import small_config
 
 import alphazero
 from onejit import play, render
+from onejit.render.adapters import adapter_of
+from onejit.render.formats import check_formats
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -524,7 +526,7 @@ def test_render_says_where_it_does_not_apply():
     """Pgx draws its own games alone, and GIFs draw stones."""
     for formats in ((), ("svg",)):
         with pytest.raises(ValueError, match="formats: svg draws the games of Pgx, and no others"):
-            render.check_formats(formats, alphazero.Match(Nim(), 0))
+            check_formats(formats, adapter_of(alphazero.Match(Nim(), 0)))
     with pytest.raises(ValueError, match="env_name = nim: gif and mp4 draw boards of tic_tac_toe"):
-        render.check_formats(("gif",), alphazero.Match(Nim(), 0))
-    assert render.check_formats((), alphazero.Match(alphazero.make_game("hex"), 0)) == ("svg",)
+        check_formats(("gif",), adapter_of(alphazero.Match(Nim(), 0)))
+    assert check_formats((), adapter_of(alphazero.Match(alphazero.make_game("hex"), 0))) == ("svg",)

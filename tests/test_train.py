@@ -97,7 +97,10 @@ def assert_same_results(run_dir, other):
 
 
 def main_of(script, words):
-    return tyro.cli(script.main, args=script.read_flags([str(word) for word in words]))
+    """Run the script's own `main`."""
+    words = configs.read_flags(script, [str(word) for word in words])
+    markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
+    tyro.cli(script.main, args=words, config=markers)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +116,9 @@ def finished(tmp_path_factory):
 @pytest.fixture(scope="module")
 def by_main(script, tmp_path_factory):
     """The same run by the script itself."""
-    return main_of(
-        script,
-        [*without("--eval-episodes")[1:], f"--run-dir={tmp_path_factory.mktemp('main') / 'run'}"],
-    )
+    run_dir = tmp_path_factory.mktemp("main") / "run"
+    main_of(script, [*without("--eval-episodes")[1:], f"--run-dir={run_dir}"])
+    return run_dir
 
 
 # --- one process ---
