@@ -431,7 +431,7 @@ def make_learner(config: Config):
     def learning_rate(gradient_step_count):
         """Constant within an update, linear over the training."""
         update_count = gradient_step_count // (config.update_epochs * config.num_minibatches)
-        return config.lr * (1.0 - update_count / config.num_updates)
+        return config.lr * jnp.maximum(0.0, 1.0 - update_count / config.num_updates)
 
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
@@ -554,11 +554,8 @@ def make_learner(config: Config):
         def epoch(carry, key):
             order = random_order(key, config.batch_size)
             order = order.reshape(config.num_minibatches, minibatch_size)
-
-            def gradient_step_on(carry, indices):
-                return gradient_step(carry, jax.tree.map(lambda x: x[indices], batch))
-
-            return jax.lax.scan(gradient_step_on, carry, order)
+            minibatches = jax.tree.map(lambda x: x[order], batch)
+            return jax.lax.scan(gradient_step, carry, minibatches)
 
         carry = (state.params, state.opt_state)
         keys = jax.random.split(key, config.update_epochs)
