@@ -64,16 +64,18 @@ class Twin:
 
         actor_key, critic_key, env_key, self.key = jax.random.split(rng, 4)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        obs = jnp.array(self.environments.obs)
-        self.params = {
-            "actor": self.actor.init(actor_key, obs),
-            "critic": self.critic.init(critic_key, obs),
-        }
-        self.optimizer = Adam(self.params, eps=1e-5, max_norm=config.max_grad_norm)
+        self.init_networks(actor_key, critic_key, jnp.array(self.environments.obs))
         self.obs_statistics = RunningStatistics((3,))
         self.return_statistics = RunningStatistics(())
         self.discounted_return = np.zeros(config.num_envs)
         self.update_count = 0
+
+    def init_networks(self, actor_key, critic_key, obs) -> None:
+        self.params = {
+            "actor": self.actor.init(actor_key, obs),
+            "critic": self.critic.init(critic_key, obs),
+        }
+        self.optimizer = Adam(self.params, eps=1e-5, max_norm=self.config.max_grad_norm)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))
 
     def mean_and_log_std(self, params, obs):
@@ -226,16 +228,19 @@ class Twin:
 
     def check(self, state) -> None:
         """Everything that the script carries to its next update."""
-        twin.assert_trees(state.params, self.params, "params")
-        adam = twin.adam_state(state.opt_state)
-        twin.assert_trees(adam.mu, self.optimizer.mean, "mu")
-        twin.assert_trees(adam.nu, self.optimizer.square, "nu", atol=1e-8)
-        assert adam.count == self.optimizer.steps
+        self.check_learning(state)
         np.testing.assert_allclose(state.obs, self.environments.obs, rtol=1e-5)
         self.obs_statistics.check(state.obs_statistics)
         self.return_statistics.check(state.return_statistics)
         np.testing.assert_allclose(state.discounted_return, self.discounted_return, rtol=1e-5)
         np.testing.assert_array_equal(*map(jax.random.key_data, (state.key, self.key)))
+
+    def check_learning(self, state) -> None:
+        twin.assert_trees(state.params, self.params, "params")
+        adam = twin.adam_state(state.opt_state)
+        twin.assert_trees(adam.mu, self.optimizer.mean, "mu")
+        twin.assert_trees(adam.nu, self.optimizer.square, "nu", atol=1e-8)
+        assert adam.count == self.optimizer.steps
 
 
 @pytest.mark.parametrize("case", CASES)
