@@ -288,7 +288,7 @@ def test_updates_against_a_loop(limit):
         )
         expected = np.mean(values[rollout * config.num_steps :][: config.num_steps])
         np.testing.assert_allclose(metrics["value"], expected, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(state.hidden, np.tile(hidden, (4, 1)), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(state.memory, np.tile(hidden, (4, 1)), rtol=1e-3, atol=1e-5)
     assert (np.asarray(state.first) == (steps % length == 0)).all()
 
 
