@@ -1,4 +1,4 @@
-"""The mathematics of SAC and TD3 and their replay against NumPy, and what they learn where the value is known."""
+"""SAC and TD3: mathematics and replay against NumPy, and what they learn of known values."""
 
 import dataclasses
 import functools
@@ -74,43 +74,50 @@ def test_random_actions_are_uniform(script):
 # --- mathematics of SAC ---
 
 
+def squashed(mean, log_std):
+    return sac.squash(distrax.MultivariateNormalDiag(mean, jnp.exp(log_std)))
+
+
 def test_log_probability_against_numpy():
-    rng = np.random.default_rng(0)
-    mean, log_std, noise = rng.normal(size=(3, 50, 4))
+    mean, log_std = np.random.default_rng(0).normal(size=(2, 50, 4))
     log_std = log_std - 1
+    key = jax.random.key(0)
+    noise = np.asarray(jax.random.normal(key, (50, 4)), np.float64)
     u = mean + np.exp(log_std) * noise
     expected = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(u) ** 2)
-    action, log_prob = sac.squashed_gaussian(*map(jnp.float32, (mean, log_std, noise)))
+    policy = squashed(jnp.float32(mean), jnp.float32(log_std))
+    action, log_prob = policy.sample_and_log_prob(seed=key)
     np.testing.assert_allclose(action, np.tanh(u), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(log_prob, expected.sum(axis=-1), rtol=1e-3, atol=1e-3)
 
 
-def test_log_probability_is_that_of_distrax_and_a_density():
-    mean, log_std = jnp.array([0.3]), jnp.array([-0.5])
-    u = jnp.linspace(-8.0, 8.0, 20_001)[:, None]
-    action, log_prob = sac.squashed_gaussian(mean, log_std, (u - mean) / jnp.exp(log_std))
-    np.testing.assert_allclose(jnp.trapezoid(jnp.exp(log_prob), action[:, 0]), 1.0, atol=1e-3)
-    policy = distrax.MultivariateNormalDiag(mean, jnp.exp(log_std))
-    policy = distrax.Transformed(policy, distrax.Block(distrax.Tanh(), 1))
-    inner = np.abs(u[:, 0]) < 3
-    np.testing.assert_allclose(log_prob[inner], policy.log_prob(action)[inner], atol=1e-2)
+def test_log_probability_is_that_of_a_density():
+    """It integrates to 1 over all actions, and samples are scored by it."""
+    policy = squashed(jnp.array([0.3]), jnp.array([-0.5]))
+    action = jnp.tanh(jnp.linspace(-6.0, 6.0, 20_001))
+    density = jnp.exp(policy.log_prob(action[:, None]))
+    np.testing.assert_allclose(jnp.trapezoid(density, action), 1.0, atol=1e-3)
+    action, log_prob = policy.sample_and_log_prob(seed=jax.random.key(0), sample_shape=1000)
+    np.testing.assert_allclose(policy.log_prob(action), log_prob, atol=1e-3)
 
 
 @pytest.mark.parametrize("mean", [-1000.0, -30.0, 30.0, 1000.0])
 def test_log_probability_of_saturated_actions(mean):
-    """log(1 - tanh(u)^2) is 2 log 2 - 2 |u| where u is large; the gradient of its negative is 2 towards 0."""
+    """log(1 - tanh(u)^2) is 2 log 2 - 2 |u| where u is large, and its gradient is -2 sign(u)."""
+    key = jax.random.key(0)
+    noise = jax.random.normal(key, (1,))[0]
 
     def log_prob(mean):
-        return sac.squashed_gaussian(mean[None], jnp.zeros(1), jnp.zeros(1))[1]
+        return squashed(mean[None], jnp.zeros(1)).sample_and_log_prob(seed=key)[1]
 
     value, gradient = jax.value_and_grad(log_prob)(jnp.float32(mean))
-    np.testing.assert_allclose(
-        value, -0.5 * math.log(2 * math.pi) - 2 * math.log(2) + 2 * abs(mean), rtol=1e-5
-    )
+    log_gaussian = -0.5 * noise**2 - 0.5 * math.log(2 * math.pi)
+    expected = log_gaussian - 2 * math.log(2) + 2 * abs(mean + noise)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(gradient, 2 * np.sign(mean), rtol=1e-5)
 
 
-def test_soft_target_against_a_loop():
+def test_target_of_sac_against_a_loop():
     rng, gamma, ent_coef = np.random.default_rng(0), 0.9, 0.3
     (reward, log_prob), next_q, terminated = (
         rng.normal(size=(2, 40)),
@@ -121,8 +128,13 @@ def test_soft_target_against_a_loop():
     for b in range(40):
         if not terminated[b]:
             expected[b] += gamma * (min(next_q[0, b], next_q[1, b]) - ent_coef * log_prob[b])
-    target = sac.soft_target(
-        *map(jnp.asarray, (reward, terminated, next_q, log_prob)), ent_coef, gamma
+    target = sac.q_target(
+        jnp.asarray(reward),
+        jnp.asarray(terminated),
+        next_q=jnp.asarray(next_q),
+        next_log_prob=jnp.asarray(log_prob),
+        ent_coef=ent_coef,
+        gamma=gamma,
     )
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
 
@@ -132,17 +144,17 @@ def test_losses_of_policy_and_entropy_coefficient_by_hand():
     np.testing.assert_allclose(
         sac.policy_loss(q, log_prob, 0.2), ((0.1 - 1.0) + (-0.3 - 4.0)) / 2, rtol=1e-6
     )
-    loss, gradient = jax.value_and_grad(sac.ent_coef_loss)(jnp.log(0.2), log_prob, -1.0)
+    loss, gradient = jax.value_and_grad(sac.ent_coef_loss)(jnp.log(0.2), -log_prob.mean(), -1.0)
     np.testing.assert_allclose(loss, -0.2 * (-0.5 - 1.0), rtol=1e-6)
     assert gradient > 0  # the entropy, 0.5, is above its target: the coefficient falls
-    assert jax.grad(sac.ent_coef_loss)(jnp.log(0.2), log_prob, 1.0) < 0
+    assert jax.grad(sac.ent_coef_loss)(jnp.log(0.2), -log_prob.mean(), 1.0) < 0
 
 
 def test_a_gradient_step_of_sac_by_hand():
     """One update from the replay's only step.
 
-    The critics' target and the direction of the entropy coefficient are seen in what Adam does: its first step has the
-    size of the learning rate, against the gradient.
+    The critics' target and the direction of the entropy coefficient are seen in what Adam does:
+    its first step has the size of the learning rate, against the gradient.
     """
     config = sac.Config(
         env_name=VALUE,
@@ -177,7 +189,7 @@ def test_a_gradient_step_of_sac_by_hand():
     for target, old, new in zip(
         *map(
             jax.tree.leaves,
-            (after.target_critics, before.params["critics"], after.params["critics"]),
+            (after.target_params, before.params["critics"], after.params["critics"]),
         ),
         strict=True,
     ):
@@ -187,9 +199,8 @@ def test_a_gradient_step_of_sac_by_hand():
 # --- mathematics of TD3 ---
 
 
-def test_actions_with_noise_by_hand():
+def test_smoothed_actions_by_hand():
     action, noise = jnp.array([0.0, 0.9, -0.9, 0.5]), jnp.array([0.7, 0.7, -0.2, -0.1])
-    np.testing.assert_allclose(td3.noisy_action(action, noise), [0.7, 1.0, -1.0, 0.4], rtol=1e-6)
     np.testing.assert_allclose(
         td3.smoothed_action(action, noise, 0.5), [0.5, 1.0, -1.0, 0.4], rtol=1e-6
     )
@@ -198,16 +209,14 @@ def test_actions_with_noise_by_hand():
     )
 
 
-def test_clipped_double_target_against_a_loop():
+def test_target_of_td3_against_a_loop():
     rng, gamma = np.random.default_rng(0), 0.9
     reward, next_q, terminated = rng.normal(size=40), rng.normal(size=(2, 40)), rng.random(40) < 0.3
     expected = [
         r + gamma * (0.0 if t else min(q))
         for r, t, q in zip(reward, terminated, next_q.T, strict=True)
     ]
-    target = td3.clipped_double_target(
-        jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(next_q), gamma
-    )
+    target = td3.q_target(jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(next_q), gamma)
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -272,7 +281,7 @@ def test_a_policy_delay_that_does_not_divide_the_gradient_steps():
 
 
 def counting_rollout(script, count, num_steps, num_envs):
-    """Steps whose every entry tells which step it is, and of which environment. One in 10 terminates."""
+    """Steps whose every entry tells its time and its environment. One in 10 terminates."""
     number = (
         jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs)) * 1.0
     )  # [T, N]
@@ -290,7 +299,7 @@ def counting_rollout(script, count, num_steps, num_envs):
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
 def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_steps):
     num_rollouts = 10 // num_steps
-    sample, add = jax.jit(script.sample_replay, static_argnums=3), jax.jit(script.add_to_replay)
+    sample, add = jax.jit(script.sample, static_argnums=3), jax.jit(script.add_rollout)
     for writes in {1, num_rollouts, num_rollouts + 1, 31}:
         rollout = counting_rollout(script, 0, num_steps, num_envs)
         replay = jax.tree.map(
@@ -301,12 +310,12 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_s
                 replay, counting_rollout(script, i * num_steps, num_steps, num_envs), jnp.int32(i)
             )
         count = writes * num_steps
-        steps = sample(jax.random.key(writes), replay, jnp.int32(writes), (2, 3000))
+        steps = sample(jax.random.key(writes), replay, jnp.int32(writes), 6000)
         number = np.asarray(steps.obs[..., 0])
         starts = range(max(0, count - num_rollouts * num_steps), count)
         valid = {step * 100 + env for step in starts for env in range(num_envs)}
         found, times = np.unique(number, return_counts=True)
-        assert number.shape == (2, 3000) and set(found.astype(int).tolist()) == valid
+        assert number.shape == (6000,) and set(found.astype(int).tolist()) == valid
         assert np.abs(times - 6000 / len(valid)).max() < 5 * math.sqrt(6000 / len(valid))  # uniform
         np.testing.assert_array_equal(steps.action, steps.obs + 0.25)
         np.testing.assert_array_equal(steps.reward, number * 2.0)
@@ -317,7 +326,7 @@ def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_s
 @alike
 @pytest.mark.parametrize("seeds, num_envs, num_steps", [slow(1, 1, 1), (2, 4, 1), slow(2, 2, 2)])
 def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
-    """The compiled loop has no copy of an array of the replay's size, and the state holds no second one."""
+    """The compiled loop copies no array of the replay's size, and the state holds no second one."""
     buffer_size = num_envs * num_steps * 12_345
     config = script.Config(
         num_envs=num_envs, num_steps=num_steps, buffer_size=buffer_size, learning_starts=16
@@ -329,7 +338,8 @@ def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
     assert large == [(*leading, 3), (*leading, 1), leading, (*leading, 3), leading]
     loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
     program = loop.lower(state).compile().as_text()
-    sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"  # also where XLA takes axes together
+    # also where XLA takes axes together
+    sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"
     assert re.search(sizes, program)
     assert not re.findall(rf"= \w*{sizes}\S* copy\(.*", program)
 
@@ -337,7 +347,7 @@ def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
 @alike
 @pytest.mark.parametrize("correlation", [slow(0.0), 0.9])
 def test_replay_after_the_warm_up(script, correlation):
-    """Uniform actions, then those of the policy, each with what it led to and not with the next episode's start."""
+    """Uniform actions, then the policy's, each with what it led to, not the next start."""
     config = script.Config(num_envs=4, num_steps=3, buffer_size=3001, learning_starts=2001)
     config = dataclasses.replace(
         config, env_params={"max_steps_in_episode": 50}, hidden_sizes=(4,), batch_size=4
@@ -346,7 +356,7 @@ def test_replay_after_the_warm_up(script, correlation):
     init, update = script.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
     assert (
-        config.warmup_timesteps == 2004 and state.replay_count == 167
+        config.warmup_timesteps == 2004 and state.rollout_count == 167
     )  # rounded up to a multiple of 4 * 3
     assert state.replay.reward.shape == (250, 3, 4)  # and the replay down
 
@@ -365,7 +375,7 @@ def test_replay_after_the_warm_up(script, correlation):
     update = jax.jit(update)
     for _ in range(85):  # 252 rollouts for 250
         state, _ = update(state)
-    assert state.replay_count == 167 + 85
+    assert state.rollout_count == 167 + 85
     obs, next_obs = (
         np.roll(leaf, -6, axis=0) for leaf in (steps(state).obs, steps(state).next_obs)
     )
@@ -387,7 +397,7 @@ def test_statistics_of_observations(script):
     )
     state = jit_quickly(script.make_train(config))(jax.random.key(0))["runner_state"]
     obs = np.asarray(state.replay.obs[:29]).reshape(-1, 3)  # 9 rollouts of the warm-up and 20
-    assert state.replay_count == 29
+    assert state.rollout_count == 29
     np.testing.assert_allclose(state.obs_statistics.count, 348, rtol=1e-5)
     np.testing.assert_allclose(state.obs_statistics.mean, obs.mean(axis=0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(state.obs_statistics.var, obs.var(axis=0), rtol=1e-3)
@@ -405,7 +415,7 @@ def train(script):
 
 
 def learn(script, num_updates=300, env_params=(), **overrides):
-    """Train one agent: config, final state and metrics, and the critics of observations and the policy's actions."""
+    """Train one agent: config, final state, metrics, and the critics of the policy's actions."""
     config = script.Config(
         env_name=VALUE,
         env_params=dict(env_params),
@@ -430,7 +440,7 @@ def learn(script, num_updates=300, env_params=(), **overrides):
     def q(*obs):
         obs = jnp.asarray(obs, float)
         action = actor.apply(params["actor"], obs)
-        action = jnp.tanh(action[0]) if script is sac else action
+        action = jnp.tanh(action.mode()) if script is sac else action
         return jax.vmap(critic.apply, (0, None, None))(params["critics"], obs, action)
 
     return config, out["runner_state"], out["metrics"], q
@@ -460,7 +470,7 @@ def test_value_is_discounted_and_rewards_are_scaled(script):
 
 @alike
 def test_best_action_between_bounds_that_are_not_one(script):
-    """The best action is 4, where the bounds are -3 and 5; the replay has it in [-1, 1], as 0.75."""
+    """The best action is 4 between -3 and 5; the replay has it in [-1, 1], as 0.75."""
     entropy = (
         {"ent_coef": 0.1, "learn_ent_coef": True, "target_entropy": -2.0} if script is sac else {}
     )
@@ -516,7 +526,7 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 
 @both
 def test_truncation_is_bootstrapped(script):
-    """From the last observation, not from the first one of the next episode, whose sign may be the other."""
+    """From the last observation, not the first one of the next episode, whose sign may differ."""
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
     _, state, metrics, q = learn(script, env_params=env_params, num_updates=500)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS, -ENDLESS]] * 2, rtol=0.05)
@@ -534,7 +544,7 @@ def test_termination_is_not_bootstrapped(script):
 @alike
 @pytest.mark.parametrize("terminates", [False, True])
 def test_both_ends_of_an_episode_in_brax(script, terminates):
-    """In the replay, through brax's adapter. Observes a number drawn at the start of the episode, and its step.
+    """In the replay, through brax's adapter. Observes a number of the episode, and its step.
 
     Five steps are the limit in one case, the length in the other.
     """
@@ -599,7 +609,8 @@ def test_steps_of_the_warm_up(script, learning_starts, warmup_timesteps):
 
 @alike
 @pytest.mark.parametrize("settings, words", [
-    ({"num_envs": 0}, "num_envs, .* at least 1"), ({"gradient_steps": 0}, "gradient_steps, .* at least 1"),
+    ({"num_envs": 0}, "num_envs = 0: must be at least 1"),
+    ({"gradient_steps": 0}, "gradient_steps = 0: must be at least 1"),
     ({"total_timesteps": 1003}, "total_timesteps = 1003: the warm-up and one update take 1004"),
     ({"num_steps": 9, "buffer_size": 35}, "buffer_size = 35: one update writes 36"),
 ])  # fmt: skip
