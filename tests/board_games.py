@@ -20,7 +20,8 @@ class NimState:
 class Nim:
     """Take one (action 0) or two (1) of at most SIZE stones; whoever takes the last one wins.
 
-    Action 2 takes one and keeps the turn. It is legal if `again` is set and more than one stone is left.
+    Action 2 takes one and keeps the turn. It is legal if `again` is set and more than one stone is
+    left.
     """
 
     id, num_players, num_actions, longest, SIZE = "nim", 2, 3, 7, 7

@@ -1,4 +1,6 @@
-"""AlphaZero against brute force: a toy game, tic_tac_toe solved exactly, and the pieces against NumPy."""
+"""AlphaZero against brute force: a toy game, tic_tac_toe solved exactly, and the pieces against
+NumPy.
+"""
 
 import dataclasses
 import functools
@@ -64,7 +66,9 @@ def states_of(game, piles, player=1):
 
 
 def test_targets_against_their_definition():
-    """The sum over later moves of rewards times the discounts in between, and of the value after the last."""
+    """The sum over later moves of rewards times the discounts in between, and of the value after
+    the last.
+    """
     rng = np.random.default_rng(0)
     rewards, last = rng.normal(size=(6, 50)), rng.normal(size=50)
     discounts = rng.choice([-0.9, 0.9, 0.0], size=(6, 50))
@@ -118,15 +122,16 @@ def test_moves_are_sampled_in_proportion_to_visits():
 
 @GAMES
 def test_sign_of_a_move(again):
-    """The discount is negative if the opponent moves next, positive if the same player does, and 0 after the end."""
+    """The discount is negative if the opponent moves next, positive if the same player does, and 0
+    after the end.
+    """
     game = nim(again)
     play = jax.jit(jax.vmap(lambda state, action: alphazero.play_move(game, state, action, 0.9)))
     after, reward, discount = play(states_of(game, [5, 5, 5, 1, 2]), jnp.array([0, 1, 2, 0, 1]))
     kept = 0.9 if again else 0.0  # the third action is illegal in the other game, which it ends
     np.testing.assert_allclose(discount, [-0.9, -0.9, kept, 0.0, 0.0])
-    np.testing.assert_allclose(
-        reward, [0.0, 0.0, 0.0 if again else -1.0, 1.0, 1.0]
-    )  # of player 1, who moved
+    # of player 1, who moved
+    np.testing.assert_allclose(reward, [0.0, 0.0, 0.0 if again else -1.0, 1.0, 1.0])
     assert after.terminated.tolist() == [False, False, not again, True, True]
 
 
@@ -162,7 +167,10 @@ def test_networks(network):
 
 @functools.cache
 def searcher(again):
-    """A search `(lie, key, states)` that knows nothing but the rules; at the end of a game its value is `lie`."""
+    """A search `(lie, key, states)` that knows nothing but the rules.
+
+    At the end of a game its value is `lie`.
+    """
     game = nim(again)
 
     def evaluate(lie, key, states):
@@ -187,7 +195,9 @@ def test_search_finds_the_winning_moves(again):
 
 
 def test_a_game_that_ended_within_the_search_stays_ended():
-    """What the network says of positions after the end changes nothing, nor do moves after the end."""
+    """What the network says of positions after the end changes nothing, nor do moves after the
+    end.
+    """
     states = states_of(nim(), np.arange(1, 8))
     honest, lying = (searcher(False)(lie, jax.random.key(0), states) for lie in (0.0, 9.0))
     np.testing.assert_array_equal(honest.action_weights, lying.action_weights)
@@ -197,7 +207,9 @@ def test_a_game_that_ended_within_the_search_stays_ended():
 
 
 def test_a_search_from_a_state_that_is_flagged_as_ended_learns_nothing():
-    """The fault of Pgx's auto_reset, which keeps `terminated` on the new state: all moves seem alike."""
+    """The fault of Pgx's auto_reset, which keeps `terminated` on the new state: all moves seem
+    alike.
+    """
     states = states_of(nim(), np.arange(1, 8))
     flagged = states.replace(terminated=jnp.ones(7, bool))
     found = searcher(False)(0.0, jax.random.key(0), flagged)
@@ -221,9 +233,8 @@ def test_playout_is_the_outcome_for_the_player_to_move():
             for pile in (1, 2)
         )
         assert (one == 1).all()
-        np.testing.assert_allclose(
-            two.mean(), 0.0, atol=0.06
-        )  # takes two and wins, or one and loses
+        # takes two and wins, or one and loses
+        np.testing.assert_allclose(two.mean(), 0.0, atol=0.06)
     ended = jax.tree.map(lambda x: x[0], states_of(game, [1])).replace(terminated=jnp.bool_(True))
     assert (play(keys, ended) == 0).all()
 
@@ -250,7 +261,10 @@ def recorded():
 
 
 def test_rollout_ends_begins_and_is_bootstrapped():
-    """New games are not flagged as ended. The end of the rollout is bootstrapped with the search's value there."""
+    """New games are not flagged as ended.
+
+    The end of the rollout is bootstrapped with the search's value there.
+    """
     config, before, update, seen = recorded()
     state, metrics = update(before)
     jax.effects_barrier()
@@ -278,7 +292,9 @@ def test_rollout_ends_begins_and_is_bootstrapped():
 
 
 def test_moves_of_self_play_are_sampled(monkeypatch):
-    """By `sample_by_visits` in the first `sampled_moves` moves of a game, and by the search after them."""
+    """By `sample_by_visits` in the first `sampled_moves` moves of a game, and by the search after
+    them.
+    """
     config, state, _ = learner()
 
     def games_after(sampled_moves):
@@ -316,7 +332,10 @@ def test_evaluation_counts_each_game_once():
 
 
 def test_match_is_the_game_from_the_agent_s_side():
-    """The agent is always to move; rewards are its own, also for the opponent's moves; both sides begin games."""
+    """The agent is always to move.
+
+    Rewards are its own, also for the opponent's moves; both sides begin games.
+    """
     env, env_params = alphazero.make_env(tiny())
     assert int(env_params.max_steps_in_episode) == 7
 
@@ -349,7 +368,9 @@ def test_match_is_the_game_from_the_agent_s_side():
 
 
 def test_the_agent_is_to_move_where_players_move_again():
-    """The first turn of the opponent is a whole turn, also in a game in which it is several moves."""
+    """The first turn of the opponent is a whole turn, also in a game in which it is several
+    moves.
+    """
     match = alphazero.Match(NimAgain(), 0)
     state, _ = jit_quickly(jax.vmap(lambda key: match.reset(key, None)))(
         jax.random.split(jax.random.key(0), 200)
@@ -359,7 +380,10 @@ def test_the_agent_is_to_move_where_players_move_again():
 
 @pytest.mark.parametrize("simulations", [0, 16])
 def test_policy_is_legal_and_search_improves_it(simulations):
-    """The network alone is at the start of its training. A search that sees the end of the game wins."""
+    """The network alone is at the start of its training.
+
+    A search that sees the end of the game wins.
+    """
     config, state, _ = learner()
     _, act = alphazero.make_policy(dataclasses.replace(config, eval_simulations=simulations))
     piles = np.array([1, 2, 4])
@@ -410,7 +434,9 @@ def test_boards_as_text_and_the_names_of_moves():
 
 
 def test_moves_of_both_players_in_order():
-    """An episode of the toy's states: after each move of either player, without a reply to the last move."""
+    """An episode of the toy's states: after each move of either player, without a reply to the last
+    move.
+    """
     make = jax.vmap(lambda steps: Nim().state(0, 0, jnp.zeros(2), False, steps))
     states, after, replied = (make(jnp.array(steps)) for steps in ([1, 3, 5], [2, 4, 6], [3, 5, 6]))
     states, rewards = play.after_each_move(states, (after, replied), np.array([0.0, 0.0, 1.0]))
@@ -435,7 +461,10 @@ def test_solver_of_tic_tac_toe():
 
 @pytest.mark.slow
 def test_tic_tac_toe_is_never_lost():
-    """The default training, against all lines of play of both sides. The network alone may miss a rare line."""
+    """The default training, against all lines of play of both sides.
+
+    The network alone may miss a rare line.
+    """
     out = jax.jit(alphazero.make_train(alphazero.Config()))(jax.random.key(0))
     agent = out["runner_state"].agent
     for simulations, most in ((32, 0), (0, 30)):
@@ -449,7 +478,9 @@ def test_tic_tac_toe_is_never_lost():
 
 @pytest.mark.slow
 def test_sampling_by_visits_explores_more_than_the_action_of_the_search():
-    """With the action that the search returns, self-play sees too few games to learn all positions."""
+    """With the action that the search returns, self-play sees too few games to learn all
+    positions.
+    """
     optimal = {}
     for sampled_moves in (30, 0):
         config = alphazero.Config(
@@ -457,9 +488,11 @@ def test_sampling_by_visits_explores_more_than_the_action_of_the_search():
         )
         agent = jax.jit(alphazero.make_train(config))(jax.random.key(0))["runner_state"].agent
         _, act = alphazero.make_policy(config)
-        found = strength.examine(
-            lambda states: jax.vmap(lambda obs: act(agent, (), obs)[0])(states)
-        )  # noqa: B023
+
+        def play(states, act=act, agent=agent):
+            return jax.vmap(lambda obs: act(agent, (), obs)[0])(states)
+
+        found = strength.examine(play)
         optimal[sampled_moves] = found.optimal
     assert optimal[30] > optimal[0] + 0.05
 

@@ -1,4 +1,6 @@
-"""`onejit compare`: the statistics against plain loops, which runs belong together, what it refuses and writes."""
+"""`onejit compare`: the statistics against plain loops, which runs belong together, what it refuses
+and writes.
+"""
 
 import contextlib
 import csv
@@ -108,7 +110,9 @@ def test_intervals_against_a_plain_bootstrap():
 
 
 def test_seeds_are_drawn_again_within_an_environment_only():
-    """All seeds of one environment are alike, so that nothing but a draw across environments could vary."""
+    """All seeds of one environment are alike, so that nothing but a draw across environments could
+    vary.
+    """
     estimate = statistics.estimate(statistics.pooled_interquartile_mean, [np.zeros(8), np.ones(8)])
     assert estimate == {"value": 0.5, "low": 0.5, "high": 0.5}
 
@@ -129,7 +133,10 @@ def test_large_returns_are_shown_without_exponents():
 
 
 def test_intervals_of_a_mean_against_scipy():
-    """Of one environment Student's t; of two the interval of a sum, which Welch's is of a difference."""
+    """Of one environment Student's t.
+
+    Of two the interval of a sum, which Welch's is of a difference.
+    """
     x, y = rng.normal(0, 1, 12), rng.normal(5, 3, 7)
     found = statistics.estimate_mean([x])
     expected = scipy.stats.ttest_1samp(x, 0).confidence_interval()
@@ -166,7 +173,9 @@ def test_seeds_that_are_not_finite_are_the_worst():
 
 
 def test_a_whole_comparison(tmp_path, capsys):
-    """Two methods, two environments, seeds of one run spread over two directories: every number by hand."""
+    """Two methods, two environments, seeds of one run spread over two directories: every number by
+    hand.
+    """
     a, b = rng.normal(150, 30, 8), rng.normal(80, 30, 6)
     c, d = rng.normal(0.2, 0.3, 5), rng.normal(-0.5, 0.3, 5)
     runs = [
@@ -199,10 +208,8 @@ def test_a_whole_comparison(tmp_path, capsys):
         ("optimality gap", "ppo", ""): 1 - np.minimum([*a, *c], 1).mean(),
         ("mean", "dqn", ""): (b.mean() + d.mean()) / 2,
     }
-    gains = (
-        a[:4] - b[:4],
-        c - d,
-    )  # agents 4 and 5 of dqn have no counterpart in ppo, whose others are of seed 1
+    # agents 4 and 5 of dqn have no counterpart in ppo, whose others are of seed 1
+    gains = (a[:4] - b[:4], c - d)
     expected["paired difference", "ppo", "dqn"] = statistics.pooled_interquartile_mean(*gains)
     for key, value in expected.items():
         row = rows[both, *key]
@@ -267,7 +274,9 @@ def test_no_paired_difference_without_common_seeds(tmp_path):
 
 
 def test_keys_of_agents_do_not_depend_on_their_number():
-    """Runs of different sizes are paired by the number of the agent, which has to mean the same key in both."""
+    """Runs of different sizes are paired by the number of the agent, which has to mean the same key
+    in both.
+    """
     import jax
 
     few, many = (jax.random.key_data(jax.random.split(jax.random.key(0), n)) for n in (3, 8))
@@ -307,7 +316,9 @@ def test_greedy_returns(tmp_path):
 
 
 def test_no_script_of_a_run_is_executed(tmp_path):
-    """Neither the copy in the run directory nor a file of that name where it is started, and none needs to be there."""
+    """Neither the copy in the run directory nor a file of that name where it is started, and none
+    needs to be there.
+    """
     settings = {"script": "mine", "num_seeds": 3, "seed": 0, "env_name": "CartPole-v1", "lr": 0.1}
     for folder in ("other", "run"):
         path = make_run(tmp_path / folder, [1, 2, 3], script="mine", lr=0.1 * len(folder))

@@ -1,4 +1,6 @@
-"""The solver of connect_four against brute force, and what benchmarks/alphazero_strength.py makes of its values."""
+"""The solver of connect_four against brute force, and what benchmarks/alphazero_strength.py makes
+of its values.
+"""
 
 import random
 import sys

@@ -1,4 +1,6 @@
-"""What every script promises (CONTRIBUTING.md, "Write a new script"): each test runs for each script."""
+"""What every script promises (CONTRIBUTING.md, "Write a new script"): each test runs for each
+script.
+"""
 
 import ast
 import contextlib
@@ -71,7 +73,9 @@ def lowered(program) -> str:
 
 @functools.cache
 def traced(script):
-    """One program for every value of the floats, and the list that grows by one with each trace of it."""
+    """One program for every value of the floats, and the list that grows by one with each trace of
+    it.
+    """
     traces = []
 
     def run(config, rng):
@@ -83,7 +87,9 @@ def traced(script):
 
 @functools.cache
 def toy_config(script):
-    """The environment that ends after 5 steps of 12, with actions of the kind that the script takes."""
+    """The environment that ends after 5 steps of 12, with actions of the kind that the script
+    takes.
+    """
     if origin(script) == "script":
         pytest.skip("knows only its own environment")
     for name in toys.TEAMS if origin(script) == "jaxmarl" else toys.NAMES:
@@ -102,9 +108,8 @@ def test_names_of_the_contract_in_order(script):
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert [name for name in defined if name in CONTRACT] == CONTRACT
     assert tree.body[-1].test.left.id == "__name__"  # main runs under `if __name__ == "__main__"`
-    assert {"mean_return", "read_flags", "save_results"} < set(
-        defined
-    )  # what tools use beside these
+    # what tools use beside these
+    assert {"mean_return", "read_flags", "save_results"} < set(defined)
 
 
 # --- the config ---
@@ -160,17 +165,12 @@ def test_num_updates_is_rounded_down(script):
     config, name = small_config(script), "num_updates"
     assert config.num_updates == 6
     steps = config.num_envs * config.num_steps
-    if "num_generations" in field_names(
-        script
-    ):  # what is rounded down is the training within an update
+    # what is rounded down is the training within an update
+    if "num_generations" in field_names(script):
         name, steps = "inner_updates", config.inner_envs * config.inner_steps
         config = dataclasses.replace(config, total_timesteps=6 * steps + 5)
-    for extra, num_updates in (
-        (-6, 5),
-        (-5, 6),
-        (steps - 6, 6),
-        (steps - 5, 7),
-    ):  # 5 above six updates to begin with
+    # 5 above six updates to begin with
+    for extra, num_updates in ((-6, 5), (-5, 6), (steps - 6, 6), (steps - 5, 7)):
         longer = dataclasses.replace(config, total_timesteps=config.total_timesteps + extra)
         assert getattr(longer, name) == num_updates
 
@@ -199,7 +199,9 @@ def test_losses_are_finite_and_parameters_change(script):
 
 
 def test_training_calls_no_lapack(script):
-    """On CPUs its batched calls block threads of XLA's pool while they wait for others of it: programs can hang."""
+    """On CPUs its batched calls block threads of XLA's pool while they wait for others of it:
+    programs can hang.
+    """
     program = lowered(train(script))
     assert "stablehlo" in program and "lapack" not in program
 
@@ -230,7 +232,9 @@ def test_same_seed_repeats_bit_for_bit(script):
 
 @pytest.mark.common
 def test_same_config_makes_the_same_program(script):
-    """Nothing in it comes from a clock, from Python's or NumPy's random numbers, or from an object's address."""
+    """Nothing in it comes from a clock, from Python's or NumPy's random numbers, or from an
+    object's address.
+    """
     assert lowered(train(script)) == lowered(train.__wrapped__(script))
 
 
@@ -264,7 +268,10 @@ def test_old_keys_give_the_same(script):
 
 
 def test_the_annealed_rate_stays_at_0(script):
-    """Whoever goes on with `update` after the last one learns nothing; the rate does not become negative."""
+    """Whoever goes on with `update` after the last one learns nothing.
+
+    The rate does not become negative.
+    """
     if "anneal_lr" not in field_names(script) or "num_generations" in field_names(script):
         pytest.skip("no rate is annealed over its updates")
     state = trained(script)["runner_state"]
@@ -274,9 +281,8 @@ def test_the_annealed_rate_stays_at_0(script):
 
 
 def test_trains_with_64_bits(script):
-    other = (
-        {"env_name": "othello"} if script.__name__ == "alphazero" else {}
-    )  # Pgx's tic_tac_toe fails with 64 bits
+    # Pgx's tic_tac_toe fails with 64 bits
+    other = {"env_name": "othello"} if script.__name__ == "alphazero" else {}
     with jax.enable_x64(True):
         out = jax.eval_shape(script.make_train(small_config(script, **other)), jax.random.key(0))
     agent = out["runner_state"].agent
@@ -335,7 +341,10 @@ def test_every_float_can_be_swept(script):
 
 
 def test_no_random_key_is_made_in_the_learner(script, monkeypatch):
-    """All of them come from the key of the agent. Else a draw would be the same in all updates and for all seeds."""
+    """All of them come from the key of the agent.
+
+    Else a draw would be the same in all updates and for all seeds.
+    """
     init, update = script.make_learner(shifted_config(script))
     make_key = jax.random.key
 
@@ -389,14 +398,15 @@ def test_policy_stops_counting_at_the_end_of_the_episode(script):
         episode.env_state.time[..., :5] == np.arange(5)
     ).all()  # states are those before the step
     pay = 1.5 if origin(script) == "jaxmarl" else 1.0  # the mean of a team
-    np.testing.assert_allclose(
-        episode.reward, pay, atol=0.1
-    )  # the environment goes on after the end of the episode
+    # the environment goes on after the end of the episode
+    np.testing.assert_allclose(episode.reward, pay, atol=0.1)
     assert np.ptp(episode.reward) > 0  # env_params has reached it
 
 
 def test_policy_is_greedy(script):
-    """No state of this environment is random: other keys, the same actions, which the states show."""
+    """No state of this environment is random: other keys, the same actions, which the states
+    show.
+    """
     state = toy_episodes(script).env_state
     actions = np.asarray(getattr(state, "inner", state).action)
     np.testing.assert_array_equal(actions[:, 0], actions[:, 1])

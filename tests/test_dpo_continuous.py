@@ -1,4 +1,7 @@
-"""The drift of DPO against numbers worked by hand; the rest of the script is PPO's, whose tests do for both."""
+"""The drift of DPO against numbers worked by hand.
+
+The rest of the script is PPO's, whose tests do for both.
+"""
 
 import ast
 from pathlib import Path
@@ -12,9 +15,9 @@ from support.compilation import jit_quickly
 import dpo_continuous as dpo
 import ppo_continuous as ppo
 
-# (ratio, advantage, drift, derivative of the drift by the ratio), alpha = 2, beta = 0.6, with a pocket calculator.
-# A >= 0, u = (r - 1) A: u - 2 tanh(u / 2) and A tanh(u / 2)^2, 0 where u <= 0.
-# A < 0, u = A log r: u - 0.6 tanh(u / 0.6) and A / r tanh(u / 0.6)^2, 0 where u <= 0.
+# (ratio, advantage, drift, derivative of the drift by the ratio), alpha = 2, beta = 0.6, with a
+# pocket calculator. A >= 0, u = (r - 1) A: u - 2 tanh(u / 2) and A tanh(u / 2)^2, 0 where u <= 0. A
+# < 0, u = A log r: u - 0.6 tanh(u / 0.6) and A / r tanh(u / 0.6)^2, 0 where u <= 0.
 BY_HAND = [
     (1.0, 1.5, 0.0, 0.0),
     (1.0, -1.5, 0.0, 0.0),

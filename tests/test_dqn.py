@@ -1,4 +1,6 @@
-"""DQN's mathematics and its replay against NumPy, and what it learns on environments of known value."""
+"""DQN's mathematics and its replay against NumPy, and what it learns on environments of known
+value.
+"""
 
 import dataclasses
 import math
@@ -29,9 +31,8 @@ def test_targets_against_a_loop(n_step, double):
         rng.normal(size=(batch, n_step)),
         *(rng.random((2, batch, n_step)) < 0.2),
     )
-    q, target_q = rng.normal(
-        size=(2, batch, n_step, actions)
-    )  # of what each step led to, before any reset
+    # of what each step led to, before any reset
+    q, target_q = rng.normal(size=(2, batch, n_step, actions))
     expected = np.zeros(batch)
     for b in range(batch):
         for k in range(n_step):
@@ -94,7 +95,9 @@ def test_epsilon_falls_in_the_updates(num_envs, num_steps):
 @pytest.mark.parametrize("tau", [1.0, 0.3])
 @pytest.mark.parametrize("num_envs, num_steps", [(1, 1), (3, 1), (7, 2), (10, 1), (64, 4)])
 def test_target_network_counts_environment_steps(num_envs, num_steps, tau):
-    """Twenty updates, `params` = 1, 2, ...: the target network moves once for each multiple of 30 that was passed."""
+    """Twenty updates, `params` = 1, 2, ...: the target network moves once for each multiple of 30
+    that was passed.
+    """
     stride, expected, target = num_envs * num_steps, 0.0, {"w": jnp.zeros(3)}
     for i in range(20):
         for step in range(i * stride + 1, (i + 1) * stride + 1):
@@ -105,7 +108,9 @@ def test_target_network_counts_environment_steps(num_envs, num_steps, tau):
 
 
 def test_target_network_beyond_two_to_the_31_steps():
-    """7 steps per update, of which every thirtieth counts: as Python's integers have it, which do not overflow."""
+    """7 steps per update, of which every thirtieth counts: as Python's integers have it, which do
+    not overflow.
+    """
     for count in [2**31 // 7 + i for i in range(-40, 40)] + [2**31 - 2 - i for i in range(40)]:
         due = count * 7 // 30 > (count - 1) * 7 // 30
         target = dqn.update_towards(jnp.zeros(()), jnp.ones(()), jnp.int32(count), 7, 30, 1.0)
@@ -141,10 +146,12 @@ def test_target_network_is_copied_in_training(num_envs):
 
 
 def counting_rollout(count, num_steps, num_envs):
-    """Steps whose every entry tells which step it is, and of which environment. One in 5 ends an episode."""
-    number = jnp.asarray(
-        (count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs)
-    )  # [T, N]
+    """Steps whose every entry tells which step it is, and of which environment.
+
+    One in 5 ends an episode.
+    """
+    # [T, N]
+    number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs))
     obs = jnp.stack([number, -number], axis=-1) * 1.0
     terminated, truncated = number // 100 % 10 == 3, number // 100 % 10 == 7
     return dqn.Transition(
@@ -211,22 +218,24 @@ def test_replay_is_written_in_place(seeds, num_envs, num_steps):
     state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
     loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
     program = loop.lower(state).compile().as_text()
-    sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"  # also where XLA takes axes together
+    # also where XLA takes axes together
+    sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"
     assert re.search(sizes, program)
     assert not re.findall(rf"= \w*{sizes}\S* copy\(.*", program)
 
 
 def test_replay_after_the_warm_up():
-    """The warm-up's steps, all of them random, and then those of each update, in the order in which they happened."""
+    """The warm-up's steps, all of them random, and then those of each update, in the order in which
+    they happened.
+    """
     config = dqn.Config(
         num_envs=4, num_steps=3, buffer_size=401, learning_starts=201, total_timesteps=10_000
     )
     config = dataclasses.replace(config, epsilon_start=0.0, epsilon_finish=0.0)
     init, update = dqn.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
-    assert (
-        config.warmup_timesteps == 204 and state.replay_count == 17 and state.update_count == 0
-    )  # rounded up to a multiple of 4 * 3
+    # rounded up to a multiple of 4 * 3
+    assert config.warmup_timesteps == 204 and state.replay_count == 17 and state.update_count == 0
     assert state.replay.reward.shape == (33, 3, 4)  # and the replay down
     obs, action = state.replay.obs, state.replay.action
     assert (obs[:17] != 0).any(axis=-1).all() and (obs[17:] == 0).all()
@@ -239,14 +248,15 @@ def test_replay_after_the_warm_up():
     )
     done = replay.terminated | replay.truncated
     follows = (replay.next_obs[:-1] == replay.obs[1:]).all(axis=-1)
-    np.testing.assert_array_equal(
-        follows, ~done[:-1]
-    )  # next_obs is not the first one of the next episode
+    # next_obs is not the first one of the next episode
+    np.testing.assert_array_equal(follows, ~done[:-1])
     assert done.any() and (state.obs == replay.next_obs[-1])[~done[-1]].all()
 
 
 def test_warm_up_takes_what_a_target_needs():
-    """`n_step` steps in each environment, also where less was asked for; otherwise whole updates."""
+    """`n_step` steps in each environment, also where less was asked for; otherwise whole
+    updates.
+    """
     settings = dict(num_envs=4, num_steps=2, total_timesteps=1000)
     assert dqn.Config(learning_starts=0, n_step=5, **settings).warmup_timesteps == 24
     assert dqn.Config(learning_starts=30, n_step=5, **settings).warmup_timesteps == 32
@@ -258,7 +268,9 @@ def test_warm_up_takes_what_a_target_needs():
 
 
 def learn(num_updates=250, env_params=(), **overrides):
-    """Train one agent: its final state and metrics, and a function from observations to the values of actions."""
+    """Train one agent: its final state and metrics, and a function from observations to the values
+    of actions.
+    """
     config = dqn.Config(
         env_name=VALUE,
         env_params=dict(env_params),
@@ -326,7 +338,9 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 
 @pytest.mark.parametrize("n_step", [slow(1), 3])
 def test_truncation_is_bootstrapped(n_step):
-    """From the last observation, not from the first one of the next episode, whose sign may be the other."""
+    """From the last observation, not from the first one of the next episode, whose sign may be the
+    other.
+    """
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
     _, _, metrics, q = learn(env_params=env_params, num_updates=500, n_step=n_step)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)

@@ -1,4 +1,6 @@
-"""Environments of other libraries: each step as the library's own, ends told apart, fresh starts."""
+"""Environments of other libraries: each step as the library's own, ends told apart, fresh
+starts.
+"""
 
 import functools
 import importlib
@@ -42,7 +44,9 @@ def make(module, name, **arguments):
 
 
 def by_adapter(env, params, key, keys, actions):
-    """What `step` gives, for actions and keys [T]: observation, final observation, reward, terminated, done."""
+    """What `step` gives, for actions and keys [T]: observation, final observation, reward,
+    terminated, done.
+    """
 
     def step(state, inputs):
         obs, state, reward, terminated, truncated, info = env.step(
@@ -55,8 +59,9 @@ def by_adapter(env, params, key, keys, actions):
 
 
 def by_library(own, key, keys, actions):
-    """The same, by `own.reset(key) -> (obs, state)` and
-    `own.step(key, state, action) -> (obs, state, reward, terminated, truncated)`, which call the library alone."""
+    """The same, by `own.reset(key) -> (obs, state)` and `own.step(key, state, action) -> (obs,
+    state, reward, terminated, truncated)`, which call the library alone.
+    """
 
     def step(state, inputs):
         step_key, reset_key = jax.random.split(inputs[0])
@@ -114,9 +119,8 @@ def test_navix(name, observation, limit):
         params.max_steps_in_episode == limit and make("navix", name)[1].max_steps_in_episode == 100
     )
     its = navix.make(name, max_steps=limit, observation_fn=getattr(navix.observations, observation))
-    dtype = (
-        jnp.uint8 if observation == "rgb" else jnp.int32
-    )  # what is not a picture must not be divided by 255
+    # what is not a picture must not be divided by 255
+    dtype = jnp.uint8 if observation == "rgb" else jnp.int32
 
     def reset(key):
         timestep = its.reset(key)
@@ -164,11 +168,8 @@ def test_pgx(name, arguments, actions):
 
 def test_an_episode_may_be_longer_than_the_library_has_it():
     """The room goes on where the library would begin a new one."""
-    inputs = (
-        jax.random.key(0),
-        jax.random.split(jax.random.key(1), 7),
-        jnp.ones(7, int),
-    )  # turns on the spot
+    # turns on the spot
+    inputs = (jax.random.key(0), jax.random.split(jax.random.key(1), 7), jnp.ones(7, int))
     told = []
     for max_steps in (2, 100):
         env, params = make("navix", "Navix-Empty-5x5-v0", max_steps=max_steps)
@@ -220,10 +221,8 @@ def test_jumanji(name, limit):
         terminated = endless.step(carry[0], action)[1].last()
         time = carry[1] + 1
         ended = timestep.last() if timed else terminated | (time >= limit)
-        carry = (
-            state,
-            jnp.where(ended == (terminated | (time >= limit)), time, 999),
-        )  # or all that follows differs
+        # else all that follows differs
+        carry = (state, jnp.where(ended == (terminated | (time >= limit)), time, 999))
         reward = timestep.reward.sum().astype(jnp.float32)
         return array(timestep.observation), carry, reward, terminated, ended & (time >= limit)
 

@@ -1,4 +1,6 @@
-"""Drift networks against numbers worked by hand, the evolution strategy against NumPy, trainings against ppo.py's."""
+"""Drift networks against numbers worked by hand, the evolution strategy against NumPy, trainings
+against ppo.py's.
+"""
 
 import dataclasses
 import sys
@@ -26,15 +28,11 @@ import drift_vs_ppo
 CLIP = 0.2
 NETWORK = {"hidden": jnp.arange(1.0, 9.0)[:, None] / 10, "output": jnp.array([2.0])}
 
-# (ratio, advantage, sign of the output weight, drift) of NETWORK, with a pocket calculator. The inputs at a ratio of
-# 1.5 are 0.405465, 0.164402, -0.5, 0.25 and the same times the advantage.
+# (ratio, advantage, sign of the output weight, drift) of NETWORK, with a pocket calculator. The
+# inputs at a ratio of 1.5 are 0.405465, 0.164402, -0.5, 0.25 and the same times the advantage.
 NETWORK_BY_HAND = [
-    (
-        1.5,
-        2.0,
-        1,
-        0.6 + 0.630157 - 0.0001,
-    ),  # 0.6 from PPO's clip; the hidden unit is tanh(0.326174) = 0.315078
+    # 0.6 from PPO's clip; the hidden unit is tanh(0.326174) = 0.315078
+    (1.5, 2.0, 1, 0.6 + 0.630157 - 0.0001),
     (1.5, 2.0, -1, 0.0),  # 0.6 - 0.630157 is negative
     (1.5, -2.0, 1, 0.0),  # tanh(-0.279321) = -0.272276, and no clip
     (1.5, -2.0, -1, 0.544551 - 0.0001),
@@ -140,7 +138,9 @@ def test_population_is_of_mirrored_pairs():
 
 
 def test_steps_against_numpy_on_a_quadratic():
-    """Ranks, the estimate of the gradient and Adam; the third network has not finished an episode."""
+    """Ranks, the estimate of the gradient and Adam; the third network has not finished an
+    episode.
+    """
     strategy, state = start_strategy()
     mean, size = np.asarray(state.mean, float), STRATEGY.population_size
     first, second = np.zeros_like(mean), np.zeros_like(mean)
@@ -210,7 +210,9 @@ def assert_close(ours, theirs):
 
 
 def test_trainings_are_those_of_ppo():
-    """The same agent from the same key, with all that its training carries, statistics of its episodes included."""
+    """The same agent from the same key, with all that its training carries, statistics of its
+    episodes included.
+    """
     theirs = jit_quickly(jax.vmap(ppo.make_train(ppo_config())))(KEYS)["runner_state"]
     train, _ = evolve.make_inner(CONFIG)
     ours = jit_quickly(
@@ -270,7 +272,9 @@ def player(logits, **settings):
 
 
 def test_fitness_is_of_whole_episodes():
-    """CartPole pushed one way only: each episode, played by itself in a loop, counts once, though some last longer."""
+    """CartPole pushed one way only: each episode, played by itself in a loop, counts once, though
+    some last longer.
+    """
     play, env, env_params = player(
         [0.0, 1e3], fitness_episodes=3, env_params={"max_steps_in_episode": 9}
     )
@@ -294,7 +298,10 @@ def test_fitness_ends_at_the_time_limit():
 
 
 def test_generation_on_an_environment_of_known_value():
-    """Each episode of the toy is worth 5, whoever plays it. The drift of the agent is the strategy's mean."""
+    """Each episode of the toy is worth 5, whoever plays it.
+
+    The drift of the agent is the strategy's mean.
+    """
     config = dataclasses.replace(
         CONFIG, env_name="ToyDiscrete", env_params={}, num_generations=1, fitness_episodes=3
     )
@@ -316,7 +323,10 @@ def test_generation_on_an_environment_of_known_value():
 
 
 def test_networks_of_a_generation_play_the_same_episodes():
-    """Networks that are the same reach the same: keys are shared. Two agents of a network play different episodes."""
+    """Networks that are the same reach the same: keys are shared.
+
+    Two agents of a network play different episodes.
+    """
     same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), networks())
     returns, lengths, _ = jit_quickly(evolve.make_evaluate(CONFIG))(same, KEYS, PLAY_KEYS)
     np.testing.assert_allclose(returns, np.broadcast_to(returns[:1], returns.shape), rtol=1e-5)
@@ -338,7 +348,10 @@ def test_report(tmp_path):
 
 @pytest.mark.slow
 def test_comparison_is_paired(capsys):
-    """PPO's row is what ppo.py's agents reach from the same keys; a network without output is PPO but for 1e-4."""
+    """PPO's row is what ppo.py's agents reach from the same keys.
+
+    A network without output is PPO but for 1e-4.
+    """
     config = dataclasses.replace(CONFIG, lr=1e-3)
     weights = jax.vmap(partial(evolve.init_weights, size=4))(KEYS[:1])
     found = drift_vs_ppo.measure(config, weights, 3)
@@ -378,7 +391,9 @@ def test_configs_that_cannot_be(settings, words):
 
 @pytest.mark.slow
 def test_a_network_whose_agents_diverge_ranks_last():
-    """argmax over logits that are no numbers is action 0, whose return is finite: the parameters tell."""
+    """argmax over logits that are no numbers is action 0, whose return is finite: the parameters
+    tell.
+    """
     broken = jit_quickly(
         evolve.make_evaluate(dataclasses.replace(CONFIG, lr=1e38, anneal_lr=False))
     )

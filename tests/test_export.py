@@ -18,7 +18,8 @@ from onejit import __main__, export, render, run_directory, statistics, train
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    args = "q_learning_gridworld --total-timesteps=3000 --num-steps=300 --lr=0.5 --num-seeds=5 --seed=3"
+    args = "q_learning_gridworld --total-timesteps=3000 --num-steps=300 --lr=0.5"
+    args += " --num-seeds=5 --seed=3"
     path = tmp_path_factory.mktemp("export") / "run"
     return train.main(
         [*args.split(), "--max-steps-in-episode=60", "--eval-episodes=2", f"--run-dir={path}"]
@@ -164,7 +165,8 @@ def test_networks_and_an_environment_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "env_to_export.py").write_text(ENVIRONMENT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1 --update-epochs 1 --hidden-sizes 8 4"
+    small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1"
+    small += " --update-epochs 1 --hidden-sizes 8 4"
     run_dir = train.main(
         [
             "ppo",

@@ -1,8 +1,9 @@
-"""Random bad command lines and YAML files: onejit train never shows a traceback, always exit code 2 and one line.
+"""Random bad command lines and YAML files: onejit train never shows a traceback, always exit code 2
+and one line.
 
-500 of them in `make test-all`, few in `make test`. Two kinds: what is bad by construction has to be refused, and the
-line names the field; what is random may be refused or taken, but nothing else may happen. No training begins: whatever
-gets as far as a program that could be compiled has been taken.
+500 of them in `make test-all`, few in `make test`. Two kinds: what is bad by construction has to be
+refused, and the line names the field; what is random may be refused or taken, but nothing else may
+happen. No training begins: whatever gets as far as a program that could be compiled has been taken.
 """
 
 import contextlib
@@ -52,15 +53,16 @@ def take(script, config, names, size, options):
 
 
 def run(script, args, names) -> str | None:
-    """What the tool says where it refuses, None where it takes the input. Anything else that it does is raised.
+    """What the tool says where it refuses, None where it takes the input.
+
+    Anything else that it does is raised.
 
     `args` set `names`; flags make the rest a small config, which is good.
     """
     words = flags(small_config(script))
     begins = [i for i, word in enumerate(words) if word.startswith("--")]
-    settings_of = [
-        words[i:j] for i, j in itertools.pairwise([*begins, len(words)])
-    ]  # some take several words
+    # some take several words
+    settings_of = [words[i:j] for i, j in itertools.pairwise([*begins, len(words)])]
     good = [word for each in settings_of if each[0][2:] not in names for word in each]
     original, said = compilation.compile_slice, io.StringIO()
     compilation.compile_slice = take
@@ -142,9 +144,8 @@ def bad_settings(draw, script):
         ending = draw(st.text(string.ascii_letters + "_-.", min_size=1, max_size=5))
         if "".join([field.name, ending]).replace("-", "_") not in vars(script.Config()):
             return field.name + ending, 1
-    if (
-        typing.get_origin(field.type) is Mapping and origin(script) == "brax"
-    ):  # its stand-in takes any argument
+    # its stand-in takes any argument
+    if typing.get_origin(field.type) is Mapping and origin(script) == "brax":
         return field.name, draw(st.integers())
     return field.name, draw(bad_values(field.name, field.type))
 

@@ -1,7 +1,8 @@
-"""Each script, alone in an empty folder, trains with `uv run`, which installs what its header names and nothing else.
+"""Each script, alone in an empty folder, trains with `uv run`, which installs what its header names
+and nothing else.
 
-The fast tier starts one script per distinct header, the slow tier all of them. uv downloads the packages once and keeps
-them in its cache; the first time needs the network.
+The fast tier starts one script per distinct header, the slow tier all of them. uv downloads the
+packages once and keeps them in its cache; the first time needs the network.
 """
 
 import importlib
@@ -63,7 +64,8 @@ def uv():
 def environment(tmp_path_factory):
     """That of a user's shell, without what the tests or this virtual environment have set.
 
-    The limit of the compilation cache makes JAX need filelock, as without JAX_COMPILATION_CACHE_DIR.
+    The limit of the compilation cache makes JAX need filelock, as without
+    JAX_COMPILATION_CACHE_DIR.
     """
     mine = {name: value for name, value in os.environ.items() if not name.startswith(OF_MINE)}
     cache = os.path.join(os.environ["JAX_COMPILATION_CACHE_DIR"], "headers")
@@ -72,15 +74,16 @@ def environment(tmp_path_factory):
         "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         "JAX_NUM_CPU_DEVICES": "1",
-        "PYTHONPYCACHEPREFIX": str(
-            tmp_path_factory.mktemp("bytecode")
-        ),  # the packages are compiled for all scripts once
+        # the packages are compiled for all scripts once
+        "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode")),
     }
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory, uv, environment):
-    """Where a script lies while it is tested. uv keeps an environment per path and makes it what the header says."""
+    """Where a script lies while it is tested. uv keeps an environment per path and makes it what
+    the header says.
+    """
     path = tmp_path_factory.mktemp("alone") / "script.py"
     yield path
     folder = environment_of(path, uv, environment)
@@ -110,7 +113,8 @@ def test_script_trains_with_the_packages_of_its_header(name, path, uv, environme
     assert done.returncode == 0, (
         f"uv cannot install the header of {name}.py; it needs the network:\n{done.stderr}"
     )
-    # Python 3.12 and later get a newer JAX by the header, which may have lost these flags and then dies of them.
+    # Python 3.12 and later get a newer JAX by the header, which may have lost these flags and then
+    # dies of them.
     known = list(environment_of(path, uv, environment).glob("lib/python*/site-packages/jax-0.10.*"))
     train = [
         *flags(small_config(importlib.import_module(name), 1)),

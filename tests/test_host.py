@@ -1,4 +1,6 @@
-"""Environments outside JAX: one call per step and device, in order, with the ends and resets of the library's own."""
+"""Environments outside JAX: one call per step and device, in order, with the ends and resets of the
+library's own.
+"""
 
 import dataclasses
 import functools
@@ -27,7 +29,10 @@ LIMIT, KEY, TEXT = 5, jax.random.key(0), dict(capture_output=True, text=True)
 
 
 class Echo(host.Batch):
-    """Rewards are the actions; observations are (seed % 1000, episode, step). Episodes end by action 3 or LIMIT."""
+    """Rewards are the actions; observations are (seed % 1000, episode, step).
+
+    Episodes end by action 3 or LIMIT.
+    """
 
     calls: ClassVar = []  # the number of rows of each step
 
@@ -70,7 +75,9 @@ def echo_env(name="Echo", limit=LIMIT):
 
 @pytest.fixture(autouse=True)
 def registry():
-    """Names that a test registers are forgotten after it: EnvPool and Gymnasium have a CartPole-v1 of their own."""
+    """Names that a test registers are forgotten after it: EnvPool and Gymnasium have a CartPole-v1
+    of their own.
+    """
     known, factories = list(gymnax.registered_envs), dict(gymnax.registration._registry)
     modules = {name for name in sys.modules if name.startswith("onejit.envs")}
     Echo.calls.clear()
@@ -84,7 +91,9 @@ def registry():
 
 
 def rollout(env, keys, actions):
-    """Steps of `actions` [T, N] from `keys` [N]: obs, final observation, reward, terminated, truncated, each [T, N]."""
+    """Steps of `actions` [T, N] from `keys` [N]: obs, final observation, reward, terminated,
+    truncated, each [T, N].
+    """
     obs, state = jax.vmap(env.reset, (0, None))(keys, env.default_params)
 
     def step(state, action):
@@ -153,7 +162,9 @@ print("one call per step and device")
 
 
 def test_each_device_has_a_batch_of_its_own():
-    """The counts would differ if a call were elided, repeated or made for each seed; Echo's rewards are its actions."""
+    """The counts would differ if a call were elided, repeated or made for each seed; Echo's rewards
+    are its actions.
+    """
     command = [sys.executable, "-c", SHARDED]
     environment = {"JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
@@ -244,7 +255,10 @@ def small(**changes):
 
 
 def test_agents_are_evaluated_in_environments_of_their_own():
-    """All play the same episodes, in environments that are closed at the end; training goes on with its own."""
+    """All play the same episodes, in environments that are closed at the end.
+
+    Training goes on with its own.
+    """
     config = small()
     init, update = (jax.jit(jax.vmap(each)) for each in ppo.make_learner(config))
     state = init(jax.random.split(jax.random.key(0), 3))
@@ -285,7 +299,9 @@ def test_evaluations_play_whole_games_with_their_own_score():
 
 
 def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
-    """The environment that plays the actions again for pictures has no option of the training either."""
+    """The environment that plays the actions again for pictures has no option of the training
+    either.
+    """
     drawn = []
     register(
         ["Short"], lambda name, episodic_life=False: echo_env(limit=2 if episodic_life else LIMIT)
@@ -296,7 +312,8 @@ def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
 
     monkeypatch.setattr(formats, "save_episode", remember)
     monkeypatch.setattr(evaluation, "make_player", as_if_action_2(evaluation.make_player))
-    words = "--num-envs 2 --num-steps 8 --num-minibatches 1 --total-timesteps 16 --num-seeds 1 --eval-episodes 0"
+    words = "--num-envs 2 --num-steps 8 --num-minibatches 1 --total-timesteps 16"
+    words += " --num-seeds 1 --eval-episodes 0"
     words += f" --env-name Short --env-params episodic_life True --run-dir {tmp_path / 'run'}"
     render.main(train.main(["ppo", *words.split()]), formats=("gif",))
     assert drawn == [(LIMIT, LIMIT)]
@@ -479,9 +496,8 @@ def test_dictionaries_become_vectors():
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["BabyAI-GoToRedBall-v0", "CliffWalking-v0"]
-)  # EnvPool says 0 and 2**31 - 1
+# EnvPool says 0 and 2**31 - 1
+@pytest.mark.parametrize("name", ["BabyAI-GoToRedBall-v0", "CliffWalking-v0"])
 def test_an_environment_without_a_time_limit(name):
     assert make("envpool", name).default_params.max_steps_in_episode == host.NO_LIMIT
 
@@ -514,7 +530,8 @@ import gymnasium, gymnax, jax, numpy as np
 from onejit.envs.gymnasium import register_ids
 
 class Mine(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(3)
     def reset(self, seed=None, options=None):
         return np.zeros(2, np.float32), {}
     def step(self, action):
@@ -531,14 +548,17 @@ env, params = gymnax.make("Mine-v0", vectorization_mode="async")
 for action in range(3):
     _, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 3))
     try:
-        print(jax.vmap(env.step, (None, 0, 0))(jax.random.key(0), state, np.array([0, action, 0]))[2])
+        step = jax.vmap(env.step, (None, 0, 0))
+        print(step(jax.random.key(0), state, np.array([0, action, 0]))[2])
     except Exception as error:
         print(error)
 """
 
 
 def test_processes_report_errors_and_end(tmp_path):
-    """An error, also with a "%" in it, and a process that dies; Ctrl-C (SIGINT) does not reach the processes."""
+    """An error, also with a "%" in it, and a process that dies; Ctrl-C (SIGINT) does not reach the
+    processes.
+    """
     pytest.importorskip("gymnasium")
     (tmp_path / "processes.py").write_text(PROCESSES)
     command = [sys.executable, tmp_path / "processes.py"]

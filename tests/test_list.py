@@ -125,5 +125,6 @@ def test_no_runs(tmp_path, capsys):
             __main__.main(["list", str(folder)])
         said = capsys.readouterr().err
         assert stop.value.code == 2 and said == (
-            f"onejit list: error: folder = {folder}: contains no run of a script, onejit train or onejit sweep\n"
+            f"onejit list: error: folder = {folder}: "
+            "contains no run of a script, onejit train or onejit sweep\n"
         )

@@ -60,7 +60,10 @@ def parse(script, *words):
 
 
 def toys_that_it_takes(script) -> list[str]:
-    """Those of the two toy environments whose actions are of the script's kind; few scripts take both kinds."""
+    """Those of the two toy environments whose actions are of the script's kind.
+
+    Few scripts take both kinds.
+    """
     if origin(script) == "script":
         pytest.skip("knows only its own environment")
     taken = []
@@ -82,7 +85,9 @@ def compile_quickly():
 
 @pytest.fixture
 def refuses(script, tmp_path, capfd):
-    """A function that runs `main`, sees it stop as it should for bad input, and looks for words in the message."""
+    """A function that runs `main`, sees it stop as it should for bad input, and looks for words in
+    the message.
+    """
 
     def check(args, *words):
         with pytest.raises(SystemExit) as stop:
@@ -95,9 +100,8 @@ def refuses(script, tmp_path, capfd):
                 tmp_path / "run",
                 *args,
             )
-        message = re.sub(
-            r"[\s\u2500-\u257f]+", " ", capfd.readouterr().err
-        )  # tyro wraps lines and draws boxes
+        # tyro wraps lines and draws boxes
+        message = re.sub(r"[\s\u2500-\u257f]+", " ", capfd.readouterr().err)
         assert stop.value.code == 2 and "Traceback" not in message
         for word in words:
             assert str(word).replace("_", "-") in message.replace("_", "-"), (
@@ -375,12 +379,10 @@ def test_mean_return_by_hand(script):
 
 @pytest.mark.common
 def test_interval_by_hand(script):
-    mean, margin = script.mean_and_margin(
-        np.array([1.0, 2.0, 3.0])
-    )  # standard deviation 1, over the root of 3
-    np.testing.assert_allclose(
-        [mean, margin], [2.0, 4.302653 / np.sqrt(3)], rtol=1e-6
-    )  # Student's t, 2 degrees
+    # standard deviation 1, over the root of 3
+    mean, margin = script.mean_and_margin(np.array([1.0, 2.0, 3.0]))
+    # Student's t, 2 degrees
+    np.testing.assert_allclose([mean, margin], [2.0, 4.302653 / np.sqrt(3)], rtol=1e-6)
     mean, margin = script.mean_and_margin(np.array([5.0]))
     assert mean == 5.0 and np.isnan(margin)
 
@@ -483,7 +485,9 @@ def test_how_many_seeds_would_use_all_devices(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.common
 def test_diverged_agents_are_counted(script, tmp_path, capsys):
-    """argmax over logits that are no numbers is action 0, whose return is finite: the parameters tell."""
+    """argmax over logits that are no numbers is action 0, whose return is finite: the parameters
+    tell.
+    """
     rates = [name for name in ("lr", "policy_lr", "q_lr") if name in field_names(script)]
     config = small_config(script, **dict.fromkeys(rates, 1e38))
     script.main(config, num_seeds=3, run_dir=tmp_path / "run")

@@ -1,4 +1,6 @@
-"""What an agent needs at its peak, as its docs page says, in the program that XLA makes for a CPU."""
+"""What an agent needs at its peak, as its docs page says, in the program that XLA makes for a
+CPU.
+"""
 
 import dataclasses
 import re
@@ -47,7 +49,9 @@ def test_peak_of_the_default_run(name):
 
 @pytest.mark.parametrize("name", ["dqn", "apex_dqn", slow("rainbow")])
 def test_a_warm_up_needs_little_beside_the_replay(name):
-    """It goes through pictures a few steps at a time: all of them at once took more than the replay itself."""
+    """It goes through pictures a few steps at a time: all of them at once took more than the replay
+    itself.
+    """
     script = load_script(name)
     config = dataclasses.replace(
         script.Config(), env_name="Breakout-MinAtar", buffer_dtype="bool", torso="grid"

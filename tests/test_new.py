@@ -1,4 +1,6 @@
-"""`onejit new`: a copy trains at once, under its own name, from a checkout and from an installed package."""
+"""`onejit new`: a copy trains at once, under its own name, from a checkout and from an installed
+package.
+"""
 
 import ast
 import os
@@ -27,7 +29,9 @@ def start(*words, folder, **environment):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_is_copied(name, tmp_path):
-    """The header and the code are the same; the docstring has a new first line and starts the copy."""
+    """The header and the code are the same; the docstring has a new first line and starts the
+    copy.
+    """
     path = new.main(name, tmp_path / "mine.py")
     old, text = ((ROOT / f"{name}.py").read_text(), path.read_text())
     assert text.split('"""')[0] == old.split('"""')[0] and text.startswith("# /// script")
@@ -93,7 +97,9 @@ def test_list(capsys):
 
 
 def test_where_scripts_lie(tmp_path, monkeypatch):
-    """Next to the package in a checkout, inside of it where it is installed: then not what lies next to it."""
+    """Next to the package in a checkout, inside of it where it is installed: then not what lies
+    next to it.
+    """
     package = tmp_path / "onejit"
     package.mkdir()
     (tmp_path / "ppo.py").write_text("")

@@ -1,7 +1,9 @@
-"""The running statistics of observations and rewards: what updates them, and that everything is normalized by them.
+"""The running statistics of observations and rewards: what updates them, and that everything is
+normalized by them.
 
-An environment is compared with a copy that shows other units: each observation times 3 plus 5, each reward times 7.
-Where statistics begin in those units too, training must be the same. A place that sees raw numbers would show.
+An environment is compared with a copy that shows other units: each observation times 3 plus 5, each
+reward times 7. Where statistics begin in those units too, training must be the same. A place that
+sees raw numbers would show.
 """
 
 import dataclasses
@@ -47,21 +49,17 @@ def other_units(environment):
 for toy in (toys.ValueContinuous, toys.ValueDiscrete):
     gymnax.register(f"{toy.__name__}OtherUnits", other_units(toy))
 
-SCRIPTS = [
-    slow(ppo),
-    ppo_continuous,
-    slow(dpo_continuous),
-    ppo_rnn,
-    reppo,
-    sac,
-    slow(td3),
-]  # slow: much like another
+# slow: much like another
+SCRIPTS = [slow(ppo), ppo_continuous, slow(dpo_continuous), ppo_rnn, reppo, sac, slow(td3)]
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 
 
 @functools.cache
 def learner(script, units="", **settings):
-    """A config, its `init` and `update`. Episodes of 5 steps end by the time limit; the sign and the step are seen."""
+    """A config, its `init` and `update`.
+
+    Episodes of 5 steps end by the time limit; the sign and the step are seen.
+    """
     name = "ValueDiscrete" if script in (ppo, ppo_rnn) else "ValueContinuous"
     params = {"shows_time": True, "reward": "sign", "max_steps_in_episode": LIMIT}
     config = script.Config(
@@ -105,11 +103,12 @@ def begin(script, init, in_other_units=False):
 
 @each_script
 def test_training_is_the_same_in_other_units(script):
-    """Where it acts, learns and bootstraps from the last observation of an episode, which is seen at no other time."""
+    """Where it acts, learns and bootstraps from the last observation of an episode, which is seen
+    at no other time.
+    """
     config, init, update = learner(script)
-    more = (
-        {"reward_scale": 1.0 / REWARD} if script in (sac, td3) else {}
-    )  # which do not normalize rewards
+    # which do not normalize rewards
+    more = {"reward_scale": 1.0 / REWARD} if script in (sac, td3) else {}
     other_config, other_init, other_update = learner(script, "OtherUnits", **more)
     state, other = begin(script, init), begin(script, other_init, True)
     for _ in range(3):
@@ -142,7 +141,9 @@ def memory(script, config):
 
 @each_script
 def test_statistics_are_of_the_observations_that_were_acted_on(script):
-    """The step of the episode, the second entry, counts from 0 to 4 and begins anew, in all environments alike."""
+    """The step of the episode, the second entry, counts from 0 to 4 and begins anew, in all
+    environments alike.
+    """
     config, init, update = learner(script)  # compiled before
     state = begin(script, init)
     first = int(np.asarray(state.env_state.env_state.time)[0])  # replay scripts have warmed up
@@ -160,16 +161,18 @@ def test_statistics_are_of_the_observations_that_were_acted_on(script):
 @each_script
 @pytest.mark.parametrize("end", ["truncated", slow("terminated")])
 def test_discounted_returns_begin_anew_with_each_episode(script, end):
-    """An episode of 5 steps pays its sign in each step. After 12 steps the third episode has had two of them."""
+    """An episode of 5 steps pays its sign in each step.
+
+    After 12 steps the third episode has had two of them.
+    """
     length = (
         {"length": LIMIT, "max_steps_in_episode": 1000}
         if end == "terminated"
         else {"max_steps_in_episode": LIMIT}
     )
     params = {"shows_time": True, "reward": "sign"} | length
-    given = (
-        {"env_params": FrozenDict(params)} if end == "terminated" else {}
-    )  # the other program is compiled already
+    # the other program is compiled already
+    given = {"env_params": FrozenDict(params)} if end == "terminated" else {}
     config, init, update = learner(script, **given)
     if "return_statistics" not in script.RunnerState._fields:
         pytest.skip("does not normalize rewards")

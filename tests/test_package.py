@@ -1,4 +1,6 @@
-"""What pyproject.toml says of the package, the command line of `onejit`, and what stands at the repository's root."""
+"""What pyproject.toml says of the package, the command line of `onejit`, and what stands at the
+repository's root.
+"""
 
 import re
 import subprocess
@@ -16,7 +18,9 @@ EXTRAS = {"tools": "tools", "gpu": "gpu", "envs": "environments", "docs": "docs"
 
 
 def required(name: str) -> list[str]:
-    """The lines of a requirements file, without comments and without those that name another file."""
+    """The lines of a requirements file, without comments and without those that name another
+    file.
+    """
     lines = [line.split("  #")[0].strip() for line in (ROOT / name).read_text().splitlines()]
     return [line for line in lines if line and not line.startswith(("#", "-"))]
 
@@ -63,10 +67,21 @@ def test_each_command_is_a_module_with_a_main():
         assert "\ndef main(" in file.read_text(), name
 
 
-@pytest.mark.parametrize("words", [["trian"], ["train", "q_learning_gridwold"], ["new", "ppoo"], ["list", "nowhere"],
-                                   ["render", "nowhere"], ["play", "nowhere"], ["compare", "nowhere"],
-                                   ["export", "nowhere"], ["sweep"],
-                                   ["plan", "q_learning_gridworld", "--gpu=h10"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trian"],
+        ["train", "q_learning_gridwold"],
+        ["new", "ppoo"],
+        ["list", "nowhere"],
+        ["render", "nowhere"],
+        ["play", "nowhere"],
+        ["compare", "nowhere"],
+        ["export", "nowhere"],
+        ["sweep"],
+        ["plan", "q_learning_gridworld", "--gpu=h10"],
+    ],
+)
 def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
@@ -77,7 +92,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypat
 
 def test_help_starts_quickly_and_lists_the_commands(tmp_path):
     """Without importing JAX."""
-    code = "import sys\nfrom onejit.__main__ import main\ntry: main(['--help'])\nfinally: assert 'jax' not in sys.modules"
+    code = "import sys\nfrom onejit.__main__ import main\n"
+    code += "try: main(['--help'])\nfinally: assert 'jax' not in sys.modules"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )

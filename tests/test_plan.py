@@ -1,4 +1,6 @@
-"""`onejit plan`: programs read and counted against counts by hand, what it refuses, and a training compiled."""
+"""`onejit plan`: programs read and counted against counts by hand, what it refuses, and a training
+compiled.
+"""
 
 import importlib.util
 import json
@@ -15,8 +17,8 @@ import sac
 from onejit import errors, memory, plan
 from onejit.plan import program
 
-# As XLA prints programs, shortened: `train` runs a step of an environment and an inner loop three times, each kernel
-# once. What a kernel moves stands beside it, operands first.
+# As XLA prints programs, shortened: `train` runs a step of an environment and an inner loop three
+# times, each kernel once. What a kernel moves stands beside it, operands first.
 PROGRAM = """HloModule jit_train, is_scheduled=true
 
 FileNames
@@ -142,9 +144,8 @@ def test_bytes_against_a_count_by_hand(loops):
     matrix, row, index = 8 * 8 * 2, 8 * 4, 4
     assert moved["product"] == 2 * matrix  # its operand is read once; the workspace is no result
     assert moved["read"] == row + index + row  # of ten rows one
-    assert (
-        moved["written"] == index + row + row + row
-    )  # in place: the others stay; and a second result
+    # in place: the others stay; and a second result
+    assert moved["written"] == index + row + row + row
     assert moved["grad"] == 2 * row and moved["copy.1"] == 2 * row
     inside = moved["read"] + moved["written"] + 3 * 2 * row + 5 * moved["grad"]
     assert loops[0].total(lambda _, size: size) == moved["product"] + moved["copied"] + 3 * inside
@@ -279,9 +280,8 @@ def test_a_training_compiled(tmp_path, script):
         len(loop["own"]) for loop in found["loops"]
     )
     assert f"{whole['kernels']:,} in the whole training" in done.stdout
-    assert max(whole["kernels"] * 2e-6, whole["bytes"] / 1.008e12) <= whole["seconds"] * (
-        1 + 1e-9
-    )  # of rounding
+    # of rounding
+    assert max(whole["kernels"] * 2e-6, whole["bytes"] / 1.008e12) <= whole["seconds"] * (1 + 1e-9)
     update = next(loop for loop in loops if loop["loop"].startswith("train ("))
     assert update["trips"] == update["runs"] == 3 and not any(loop["notes"] for loop in loops)
     step = found["steps"]["environment"]

@@ -1,4 +1,6 @@
-"""The mathematics of the PPO scripts against NumPy, and what they learn on environments of known value."""
+"""The mathematics of the PPO scripts against NumPy, and what they learn on environments of known
+value.
+"""
 
 import dataclasses
 
@@ -19,7 +21,9 @@ REAL = {ppo_discrete: "CartPole-v1", ppo_continuous: "Pendulum-v1"}
 
 
 class TimelessBrax(toys.ValueBrax):
-    """Never done, and shows no clock: at the limit one would show a time at which no action is ever taken."""
+    """Never done, and shows no clock: at the limit one would show a time at which no action is ever
+    taken.
+    """
 
     def step(self, state, action):
         return state.replace(reward=jnp.ones(()))
@@ -127,7 +131,9 @@ def test_value_loss_by_hand(ppo):
 
 
 def learn(ppo, env_name, num_updates=150, env_params=(), **overrides):
-    """Train one agent: its config, final state and metrics, and a function from raw observations to values."""
+    """Train one agent: its config, final state and metrics, and a function from raw observations to
+    values.
+    """
     config = ppo.Config(
         env_name=env_name,
         env_params=dict(env_params),
@@ -202,7 +208,9 @@ def test_truncation_is_bootstrapped(ppo, name):
 
 
 def test_truncation_is_bootstrapped_from_the_last_observation(ppo):
-    """Not from the first one of the next episode, whose sign, and with it the return, may be the other."""
+    """Not from the first one of the next episode, whose sign, and with it the return, may be the
+    other.
+    """
     arguments = {"reward": "sign", "max_steps_in_episode": LIMIT}
     *_, value = learn(ppo, VALUE[ppo], env_params=arguments, num_updates=300)
     np.testing.assert_allclose(value([1, 1], [-1, 1]), [ENDLESS, -ENDLESS], rtol=0.05)
@@ -232,7 +240,9 @@ def test_ratio_is_one_in_the_first_minibatch(ppo):
 
 @pytest.mark.parametrize("dtype", ["bool", "int32"])
 def test_acting_sees_what_is_stored(dtype):
-    """Else the ratio is not 1 before any gradient step: CartPole's observations are not whole numbers."""
+    """Else the ratio is not 1 before any gradient step: CartPole's observations are not whole
+    numbers.
+    """
     config = ppo_discrete.Config(
         update_epochs=1, num_minibatches=1, buffer_dtype=dtype, total_timesteps=512
     )
@@ -271,7 +281,9 @@ def test_normalization_is_of_all_that_one_agent_saw(ppo):
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "FourRooms-misc", "MetaMaze-misc"])
 def test_environments_are_made_inside_a_jit(name):
-    """As a sweep does it, where floats of the config are traced: two of them look at numbers of their own when made."""
+    """As a sweep does it, where floats of the config are traced: two of them look at numbers of
+    their own when made.
+    """
     config = ppo_discrete.Config(env_name=name, total_timesteps=512)
     shapes = jax.eval_shape(
         lambda lr: ppo_discrete.make_train(dataclasses.replace(config, lr=lr))(jax.random.key(0)),

@@ -1,4 +1,7 @@
-"""The continuous environments: brax behind gymnax's interface, bounds of actions; and one run with a config."""
+"""The continuous environments: brax behind gymnax's interface, bounds of actions.
+
+And one run with a config.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -29,7 +32,9 @@ def test_pendulum_is_learned_with_its_config():
 
 @pytest.mark.parametrize("shape", [(64, 64), (11, 64), (64, 3), (3, 1), (1, 1)])
 def test_orthogonal_initialization(shape):
-    """Orthogonal, and of no preferred direction: the mean over many is 0, no entry larger than another on average."""
+    """Orthogonal, and of no preferred direction: the mean over many is 0, no entry larger than
+    another on average.
+    """
     keys = jax.random.split(jax.random.key(0), 2000 if max(shape) < 64 else 200)
     ours = (
         np.asarray(
@@ -112,7 +117,9 @@ def test_brax_termination_is_not_truncation():
 
 
 def test_brax_step_that_is_not_finite_terminates():
-    """With a reward of 0 and a finite observation, so that neither statistics nor networks are spoilt."""
+    """With a reward of 0 and a finite observation, so that neither statistics nor networks are
+    spoilt.
+    """
     env, env_params, _, env_state = brax_env(env_params={"nan_after": 3})
     for i, (obs, reward, terminated, _, info) in enumerate(steps_of(env, env_params, env_state, 8)):
         ended = (i + 1) % 3 == 0
@@ -147,7 +154,9 @@ def test_start_states_are_made_once_and_only_for_a_reset():
 
 
 def test_rewards_are_normalized_and_clipped():
-    """Long without a reward the running deviation is tiny: the first reward would come out as 35."""
+    """Long without a reward the running deviation is tiny: the first reward would come out as
+    35.
+    """
     env_params = {"reward": "last", "length": 1196, "max_steps_in_episode": 2000}
     config = ppo.Config(
         env_name="ValueContinuous",
@@ -161,9 +170,8 @@ def test_rewards_are_normalized_and_clipped():
     )
     metrics = jit_quickly(ppo.make_train(config))(jax.random.key(0))["metrics"]
     assert metrics["episodic_return"][-1] == 1.0
-    np.testing.assert_allclose(
-        metrics["value_loss"][-1], 0.5 * 10.0**2 / 26, rtol=0.2
-    )  # the value is about 0
+    # the value is about 0
+    np.testing.assert_allclose(metrics["value_loss"][-1], 0.5 * 10.0**2 / 26, rtol=0.2)
 
 
 def test_no_clipping_of_the_gradient_at_zero():
@@ -178,9 +186,8 @@ def test_no_clipping_of_the_gradient_at_zero():
         for limit in (0.0, 1e9)
     )
     assert_close(out, other)
-    assert (
-        np.abs(out["runner_state"].params["actor"]["params"]["log_std"]).max() > 1e-4
-    )  # it began at 0
+    # it began at 0
+    assert np.abs(out["runner_state"].params["actor"]["params"]["log_std"]).max() > 1e-4
 
 
 def test_initial_standard_deviation_of_the_actions():

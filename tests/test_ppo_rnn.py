@@ -37,7 +37,9 @@ def make_config(**overrides):
 
 @functools.cache
 def start_and_update(static):
-    """Programs for a config whose floats may change, so that one compilation serves all learning rates."""
+    """Programs for a config whose floats may change, so that one compilation serves all learning
+    rates.
+    """
     del static  # tells apart what has to be compiled anew
     start = jit_quickly(lambda config, key: ppo_rnn.make_learner(config)[0](key))
     return start, jit_quickly(lambda config, state: ppo_rnn.make_learner(config)[1](state))
@@ -48,7 +50,8 @@ def programs(config):
 
 
 def make_network(config):
-    """`(init, apply, step)`: the body, the actor and the critic as one network, over a sequence or over one step of it.
+    """`(init, apply, step)`: the body, the actor and the critic as one network, over a sequence or
+    over one step of it.
 
     They return the memory after each step, the policies and the values.
     """
@@ -158,7 +161,9 @@ def test_gru_is_that_of_flax():
 
 
 def random_cell(name):
-    """A cell with a memory of 5 units, its parameters and a nonzero memory, for sequences of 3 environments."""
+    """A cell with a memory of 5 units, its parameters and a nonzero memory, for sequences of 3
+    environments.
+    """
     cell, keys = getattr(ppo_rnn, name)(5), jax.random.split(jax.random.key(0), 3)
     hidden = jax.random.normal(keys[0], (3, 5))
     params = jit_quickly(cell.init)(keys[1], hidden, jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), bool))
@@ -171,14 +176,18 @@ def random_cell(name):
 
 @pytest.fixture
 def parallel(monkeypatch, request):
-    """On CPUs the memory of a MinGru takes one step after another; a GPU's way has to be asked for."""
+    """On CPUs the memory of a MinGru takes one step after another; a GPU's way has to be asked
+    for.
+    """
     if request.param:
         monkeypatch.setattr(ppo_rnn, "stepwise_recurrence", ppo_rnn.parallel_recurrence)
 
 
 @pytest.mark.parametrize("parallel", [False, True], indirect=True)
 def test_mingru_against_a_loop(parallel):
-    """With a reset before each of the steps, before none and before some, from a memory that is not zero."""
+    """With a reset before each of the steps, before none and before some, from a memory that is not
+    zero.
+    """
     (cell, params, start), rng = random_cell("MinGru"), np.random.default_rng(0)
     apply, x = jit_quickly(cell.apply), rng.normal(size=(9, 3, 4))
     layers = [jax.tree.map(np.asarray, params["params"][f"Dense_{i}"]) for i in range(2)]
@@ -213,7 +222,9 @@ def test_recurrence_against_a_loop(name):
     "name, parallel", [("Gru", False), ("MinGru", False), ("MinGru", True)], indirect=["parallel"]
 )
 def test_gradients_do_not_cross_a_reset(name, parallel):
-    """The memory at step 6 depends on the steps since its episode began, at step 4 or before the sequence."""
+    """The memory at step 6 depends on the steps since its episode began, at step 4 or before the
+    sequence.
+    """
     cell, params, start = random_cell(name)
     x = jax.random.normal(jax.random.key(1), (9, 3, 4))
     first = jnp.zeros((9, 3), bool).at[4, 0].set(True)
@@ -247,7 +258,9 @@ def test_a_sequence_is_its_steps_one_after_the_other(cell):
 
 
 def clock(steps, length):
-    """What is seen, whether it is the first of an episode, and what follows before a reset, in a toy environment."""
+    """What is seen, whether it is the first of an episode, and what follows before a reset, in a
+    toy environment.
+    """
     time = np.arange(steps) % length
     see = lambda time: np.stack([time / 5, np.ones(len(time))], axis=-1).astype(np.float32)  # noqa: E731
     return see(time), time == 0, see(time + 1)
@@ -255,7 +268,8 @@ def clock(steps, length):
 
 @pytest.mark.parametrize("limit", [3, slow(0)])
 def test_updates_against_a_loop(limit):
-    """The toy environment terminates after 5 steps, or is cut off after 3; nothing that is seen depends on actions.
+    """The toy environment terminates after 5 steps, or is cut off after 3; nothing that is seen
+    depends on actions.
 
     Without a learning rate the value loss is half the mean square of the advantages.
     """
@@ -299,14 +313,15 @@ REAL = {"CartPole-v1": {}, "Pendulum-v1": {"max_steps_in_episode": 11}}
     "name, cell", [("CartPole-v1", "gru"), ("CartPole-v1", "mingru"), slow("Pendulum-v1", "gru")]
 )
 def test_ratio_is_one_while_the_policy_is_the_same(name, cell):
-    """In all minibatches of all passes, without a learning rate: each is of whole sequences, each with its memory."""
+    """In all minibatches of all passes, without a learning rate: each is of whole sequences, each
+    with its memory.
+    """
     config = make_config(env_name=name, env_params=REAL[name], cell=cell, clip_eps=1e-3)
     config = dataclasses.replace(config, normalize_obs=True, normalize_reward=True)
     start, update = programs(config)
     state, episodes = start(config, jax.random.key(0)), 0
-    for _ in range(
-        20
-    ):  # so that the policy is not that of the start, which is almost the same everywhere
+    # so that the policy is not that of the start, which is almost the same everywhere
+    for _ in range(20):
         state, metrics = update(config, state)
         assert metrics["clip_fraction"] > 0
     state = state._replace(params=larger(state.params))
@@ -323,7 +338,9 @@ def test_ratio_is_one_while_the_policy_is_the_same(name, cell):
 
 
 def play(config, actions):
-    """Observations, rewards, ends and final observations under these actions: [len(actions) + 1, ...] and so on."""
+    """Observations, rewards, ends and final observations under these actions: [len(actions) + 1,
+    ...] and so on.
+    """
     env, env_params = ppo_rnn.make_env(config)
     obs, state = env.reset(jax.random.key(0), env_params)
     seen, rewards, dones, finals = [obs], [], [], []
@@ -353,9 +370,8 @@ def test_previous_action_and_reward():
         finals, np.column_stack([[0.2, 0.4, 0.6, 0.2, 0.4], one_hot, rewards]), rtol=1e-6
     )
     time = np.array([0, 0.2, 0.4, 0, 0.2, 0.4])
-    previous = (
-        np.column_stack([one_hot, rewards]) * ~dones[:, None]
-    )  # zeros after the end of an episode
+    # zeros after the end of an episode
+    previous = np.column_stack([one_hot, rewards]) * ~dones[:, None]
     np.testing.assert_allclose(
         seen, np.column_stack([time, np.vstack([np.zeros(4), previous])]), rtol=1e-6
     )
@@ -390,10 +406,8 @@ def test_numbers_of_states_are_one_hot():
     [
         ({"observe": (0, 2)}, ["observe", "(0, 2)", "2 entries"]),
         ({"observe": (-1,)}, ["observe", "-1"]),
-        (
-            {"num_minibatches": 8},
-            ["num_minibatches", "8", "num_envs"],
-        ),  # divides the batch of 4 * 8, not the sequences
+        # divides the batch of 4 * 8, not the sequences
+        ({"num_minibatches": 8}, ["num_minibatches", "8", "num_envs"]),
     ],
 )
 def test_configs_that_cannot_train(overrides, words):
@@ -422,7 +436,8 @@ def learn(num_updates, keys=None, **overrides):
 
 @pytest.mark.parametrize("cell", ["gru", slow("mingru"), slow("none")])
 def test_recall_needs_memory(cell):
-    """What was seen in the first of four steps tells which action is rewarded in the last; `act` remembers.
+    """What was seen in the first of four steps tells which action is rewarded in the last; `act`
+    remembers.
 
     About one agent in fifteen has not found it out yet; without memory none can.
     """

@@ -19,7 +19,9 @@ VALUE = toys.ValueDiscrete.__name__
 
 
 def mixture_of_n_step_returns(rewards, next_values, terminated, truncated, gamma, q_lambda):
-    """The lambda-return as it is defined: a weighted sum of n-step returns, the last of which gets what is left."""
+    """The lambda-return as it is defined: a weighted sum of n-step returns, the last of which gets
+    what is left.
+    """
     num_steps, num_envs = rewards.shape
     targets = np.zeros_like(rewards)
     for env in range(num_envs):
@@ -56,7 +58,8 @@ def test_targets_by_hand():
     """Three steps, gamma 1/2, lambda 1/2; the second is truncated, then terminated."""
     rewards, next_values = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([[8.0], [16.0], [32.0]])
     ends, never = jnp.array([[False], [True], [False]]), jnp.zeros((3, 1), bool)
-    # The last: 4 + 16. The second: 2 + 8 where it is truncated, 2 where it terminated. The first: 1 + (that + 8) / 4.
+    # The last: 4 + 16. The second: 2 + 8 where it is truncated, 2 where it terminated. The first: 1
+    # + (that + 8) / 4.
     truncated = pqn.q_lambda_target(rewards, next_values, never, ends, 0.5, 0.5)
     np.testing.assert_allclose(truncated[:, 0], [1 + (10 + 8) / 4, 10, 20])
     for also in (never, ends):
@@ -94,7 +97,9 @@ def test_random_order():
 
 
 def test_each_epoch_sees_each_step_once(monkeypatch):
-    """A linear network whose weights count how often each pair of state and action was learned from."""
+    """A linear network whose weights count how often each pair of state and action was learned
+    from.
+    """
     config = pqn.Config(
         env_name="FrozenLake-misc", total_timesteps=64, num_envs=4, num_steps=16, update_epochs=3
     )
@@ -173,7 +178,9 @@ def make_config(num_updates=150, env_params=(), **overrides):
 
 
 def learn(*args, **settings):
-    """Train one agent: its config, final state and metrics, and a function from observations to values of actions."""
+    """Train one agent: its config, final state and metrics, and a function from observations to
+    values of actions.
+    """
     config = make_config(*args, **settings)
     out = train(config, jax.random.key(0))
     network = pqn.make_network(config, *pqn.make_env(config))
@@ -213,7 +220,9 @@ def test_value_depends_on_the_action():
 
 @pytest.mark.parametrize("epsilon", [slow(0.0), 0.4, slow(1.0)])
 def test_epsilon_is_the_share_of_random_actions(epsilon):
-    """An agent that does not learn: a reward of 1 for one of three actions, which greedy steps always or never take."""
+    """An agent that does not learn: a reward of 1 for one of three actions, which greedy steps
+    always or never take.
+    """
     config = make_config(env_params={"length": 1, "reward": "action"}, total_timesteps=4 * 8 * 256)
     config = dataclasses.replace(
         config, lr=0.0, epsilon_start=epsilon, epsilon_finish=epsilon, num_steps=256
@@ -230,7 +239,9 @@ def test_epsilon_is_the_share_of_random_actions(epsilon):
 
 @pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
 def test_truncation_is_bootstrapped(q_lambda):
-    """From the last observation, not from the first one of the next episode, whose sign may be the other."""
+    """From the last observation, not from the first one of the next episode, whose sign may be the
+    other.
+    """
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
     _, _, metrics, q = learn(env_params=env_params, num_updates=300, q_lambda=q_lambda)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)

@@ -1,4 +1,6 @@
-"""Runs as people start them: killed and resumed, on several devices, and what carries over in every script."""
+"""Runs as people start them: killed and resumed, on several devices, and what carries over in every
+script.
+"""
 
 import json
 import os
@@ -115,7 +117,9 @@ def test_killed_and_resumed(script, whole, how, tmp_path):
 
 @pytest.mark.common("ppo", "ppo_rnn", "apex_dqn")
 def test_every_script_resumes(script, tmp_path):
-    """What each carries comes back from a checkpoint bit for bit, replay, statistics, optimizer, keys, and can play."""
+    """What each carries comes back from a checkpoint bit for bit, replay, statistics, optimizer,
+    keys, and can play.
+    """
 
     config = small_config(script, 2)
     program = compilation.compile_slice(
@@ -165,7 +169,8 @@ from onejit import compilation, run_directory, train
 run_dir = train.main(sys.argv[1:])
 script, config, agent = run_directory.load_run(run_dir)
 options = train.Options(eval_episodes=2)
-open("program.txt", "w").write(compilation.compile_slice(script, config, [], 4, options).advance.as_text())
+program = compilation.compile_slice(script, config, [], 4, options)
+open("program.txt", "w").write(program.advance.as_text())
 """
 
 

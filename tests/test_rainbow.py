@@ -1,4 +1,6 @@
-"""Rainbow's six parts against NumPy, each switched off alone, and what it learns on environments of known value."""
+"""Rainbow's six parts against NumPy, each switched off alone, and what it learns on environments of
+known value.
+"""
 
 import dataclasses
 import functools
@@ -18,8 +20,8 @@ import apex_dqn
 import rainbow
 
 VALUE = toys.ValueDiscrete.__name__
-SHARED = """select exploration init_sum_tree set_priorities total_priority sample_sum_tree importance_weights
-    add_to_replay sample_replay update_towards"""
+SHARED = """select exploration init_sum_tree set_priorities total_priority sample_sum_tree
+    importance_weights add_to_replay sample_replay update_towards"""
 
 
 @pytest.mark.parametrize("name", [name for name in SHARED.split() if hasattr(rainbow, name)])
@@ -116,7 +118,9 @@ def test_losses_and_surprises():
 
 @pytest.mark.parametrize("distribution", ["none", "categorical", "quantile"])
 def test_bellman_targets(distribution):
-    """Mean of the target is R + discount times the mean of what follows, and R alone after a termination."""
+    """Mean of the target is R + discount times the mean of what follows, and R alone after a
+    termination.
+    """
     rng, support = np.random.default_rng(0), jnp.linspace(-20.0, 20.0, 9)
     outputs = jnp.asarray(rng.normal(0, 2, (5, 1 if distribution == "none" else 9)), jnp.float32)
     returns, discount = (
@@ -158,7 +162,9 @@ def noisy_network(**overrides):
 
 
 def test_noisy_layer_by_hand():
-    """y = x (mu + sigma * f(p) f(q)^T) + mu_b + sigma_b f(q), arXiv 1706.10295, equations 9 to 11."""
+    """y = x (mu + sigma * f(p) f(q)^T) + mu_b + sigma_b f(q), arXiv 1706.10295, equations 9 to
+    11.
+    """
     layer, x = rainbow.NoisyDense(3, 0.5), jax.random.normal(jax.random.key(0), (7, 2))
     params = layer.init(jax.random.key(1), x)
     noise = jnp.array([0.3, -2.0, 1.0, 0.5, -0.7])
@@ -181,7 +187,9 @@ def test_noisy_layer_by_hand():
 
 
 def test_noise_is_of_the_papers_distribution():
-    """f(x) = sign(x) sqrt|x|: mean 0, E f^2 = E|x| = sqrt(2 / pi), half of them negative, nothing shared by layers."""
+    """f(x) = sign(x) sqrt|x|: mean 0, E f^2 = E|x| = sqrt(2 / pi), half of them negative, nothing
+    shared by layers.
+    """
     _, params, _ = noisy_network()
     noise = rainbow.draw_noise(jax.random.key(2), params, (4000,))["noise"]
     assert (
@@ -220,7 +228,9 @@ def test_policy_is_silent_and_greedy():
 
 
 def test_acting_draws_new_noise_in_each_step():
-    """With weights that are noise alone, actions of one observation follow coins: each step tosses one for all."""
+    """With weights that are noise alone, actions of one observation follow coins: each step tosses
+    one for all.
+    """
     config = rainbow.Config(
         env_name="FrozenLake-misc", num_envs=4, num_steps=400, distribution="none", dueling=False
     )
@@ -244,13 +254,14 @@ def test_acting_draws_new_noise_in_each_step():
     assert (
         (counts - 100.0) ** 2 / 100.0
     ).sum() < 21  # chi-square with 3 degrees of freedom: 99.99 %
-    assert (
-        60 < (actions[1:, 0] == actions[:-1, 0]).sum() < 140
-    )  # about a quarter of the steps repeat an action
+    # about a quarter of the steps repeat an action
+    assert 60 < (actions[1:, 0] == actions[:-1, 0]).sum() < 140
 
 
 def test_gradient_steps_have_noise_of_their_own(monkeypatch):
-    """Noise of the loss, of the choice and of the target network's values: each alone changes the loss in its way."""
+    """Noise of the loss, of the choice and of the target network's values: each alone changes the
+    loss in its way.
+    """
     config = rainbow.Config(
         num_envs=4, learning_starts=40, n_step=1, buffer_size=44, gradient_steps=2, batch_size=16
     )
@@ -280,7 +291,9 @@ def test_gradient_steps_have_noise_of_their_own(monkeypatch):
 
 
 def learn(num_updates=400, env_params=(), **overrides):
-    """Train one agent: its final state and metrics, and a function from observations to the values of actions."""
+    """Train one agent: its final state and metrics, and a function from observations to the values
+    of actions.
+    """
     config = rainbow.Config(
         env_name=VALUE,
         env_params=dict(env_params),
@@ -351,8 +364,13 @@ def test_value_depends_on_the_action_with_noise_alone():
 
 
 OFF = {
-    "double": False, "dueling": False, "n_step": 1, "priority_exponent": 0.0, "noisy": False, "distribution": "none",
-}  # fmt: skip
+    "double": False,
+    "dueling": False,
+    "n_step": 1,
+    "priority_exponent": 0.0,
+    "noisy": False,
+    "distribution": "none",
+}
 
 
 @functools.cache

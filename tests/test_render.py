@@ -154,7 +154,10 @@ def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode
 
 
 def test_a_run_of_a_script_itself(copied, capsys):
-    """It has no run.json, script, checkpoints or evaluation; the agents play the same episodes, by onejit's script."""
+    """It has no run.json, script, checkpoints or evaluation.
+
+    The agents play the same episodes, by onejit's script.
+    """
     shutil.rmtree(copied / "checkpoints")
     for name in ("run.json", "evaluation.npy", "q_learning_gridworld.py"):
         (copied / name).unlink()
@@ -178,7 +181,10 @@ def test_neither_checkpoints_nor_replay_are_read(copied):
 
 
 def test_only_the_runs_own_copy_of_the_script_is_executed(copied, tmp_path, monkeypatch, refuses):
-    """Not the file that it was copied from, nor one of its name in the working directory. If edited, with --force."""
+    """Not the file that it was copied from, nor one of its name in the working directory.
+
+    If edited, with --force.
+    """
     script, args = copied / "q_learning_gridworld.py", [copied, "--agents", 0, "--max-steps", 1]
     other = tmp_path / script.name
     other.write_text("raise RuntimeError('this is not the script of the run')")
@@ -204,14 +210,17 @@ if "Elsewhere-v0" not in gymnax.registered_envs:
 
 
 def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
-    """It lies where the run was started, or next to the script; `render` is started somewhere else."""
+    """It lies where the run was started, or next to the script; `render` is started somewhere
+    else.
+    """
     place, project = tmp_path / "somewhere", tmp_path / "project"
     for folder in (place, project):
         folder.mkdir()
     (project / "env_of_a_test.py").write_text(ENVIRONMENT)
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1 --update-epochs 1 --hidden-sizes 8"
+    small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1"
+    small += " --update-epochs 1 --hidden-sizes 8"
     run_dir = train.main(
         [
             "ppo",
@@ -264,13 +273,16 @@ def test_one_agent_needs_no_metrics(copied):
 
 
 def test_agents_that_do_not_fit_the_script(copied, refuses):
-    """As after a change of the networks: without a check, an index into a smaller table is silently the last one."""
+    """As after a change of the networks: without a check, an index into a smaller table is silently
+    the last one.
+    """
     path = copied / "agent.safetensors"
     ((name, table),) = run_directory.read_agents(path)[0].items()
     harm_agents(path, lambda arrays: {name: table[:, :-1]})
     refuses(
         [copied],
-        f"{path}: does not fit {copied / 'q_learning_gridworld.py'}: {name} is (39, 4), but (40, 4)",
+        f"{path}: does not fit {copied / 'q_learning_gridworld.py'}: "
+        f"{name} is (39, 4), but (40, 4)",
     )
     harm_agents(path, lambda arrays: {"another": table})
     refuses([copied], f"{path}: does not fit", "another is (40, 4), but missing")
@@ -293,9 +305,8 @@ def test_grid_world_by_pixels():
     first, second = figures.grid_world_frames(env, states, np.zeros(2), range(2))
     blue, dark, red = (31, 119, 180), (77, 77, 77), (222, 120, 110)
 
-    def share(
-        frame, color, rows, columns
-    ):  # of a part of the picture, by eighths of the width and of the height
+    # of a part of the picture, by eighths of the width and of the height
+    def share(frame, color, rows, columns):
         height, width = frame.shape[:2]
         part = frame[
             int(rows[0] * height) : int(rows[1] * height),
@@ -383,9 +394,8 @@ def test_gymnax_environments(name, monkeypatch):
 
 def test_mp4(tmp_path):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    frames = [
-        np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)
-    ]  # odd sizes, which H.264 does not have
+    # odd sizes, which H.264 does not have
+    frames = [np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)]
     with (tmp_path / "film.mp4").open("wb") as file:
         formats.save_mp4(lambda: iter(frames), 0.1, file)
     reader = imageio_ffmpeg.read_frames(str(tmp_path / "film.mp4"))
@@ -433,11 +443,15 @@ def no_packages(monkeypatch, tmp_path):
 
 
 def test_page_holds_all_that_it_imports(pendulum, no_packages):
-    """With stand-ins for the packages: each import of each module is one of the page's own, none is an address."""
+    """With stand-ins for the packages: each import of each module is one of the page's own, none is
+    an address.
+    """
     env, states = pendulum
     stand_ins = {
         "three/build/three.module.js": "export class Scene {}",
-        "three/examples/jsm/controls/OrbitControls.js": "import { Scene } from 'three';\nexport class OrbitControls {}",
+        "three/examples/jsm/controls/OrbitControls.js": (
+            "import { Scene } from 'three';\nexport class OrbitControls {}"
+        ),
         "lil-gui/dist/lil-gui.esm.min.js": "export class GUI {}",
     }
     for name, source in stand_ins.items():
@@ -546,8 +560,12 @@ def brax_run(tmp_path_factory):
     ):
         done = subprocess.run(
             [sys.executable, *command],
-            cwd=folder, env=os.environ | {"MUJOCO_GL": ""}, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+            cwd=folder,
+            env=os.environ | {"MUJOCO_GL": ""},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         if "cannot draw without a screen" in done.stderr and not ctypes.util.find_library("OSMesa"):
             pytest.skip(done.stderr)
         assert done.returncode == 0, done.stderr
@@ -577,7 +595,10 @@ def test_brax_pictures(brax_run):
 
 @pytest.mark.slow
 def test_page_in_a_browser(brax_run, tmp_path):
-    """No failed request, no request to elsewhere, no error; the canvas shows something, and it moves."""
+    """No failed request, no request to elsewhere, no error.
+
+    The canvas shows something, and it moves.
+    """
     sync_api = pytest.importorskip("playwright.sync_api")
     browser_path = next(
         filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -606,9 +627,8 @@ def test_page_in_a_browser(brax_run, tmp_path):
         page.on("request", lambda request: requests.append(request.url))
         page.goto(page_path.as_uri())
         page.wait_for_selector("canvas")
-        page.evaluate(
-            "window.brax.camera.follow = false"
-        )  # what moves from now on is the body, not the view
+        # what moves from now on is the body, not the view
+        page.evaluate("window.brax.camera.follow = false")
         time.sleep(2)
         for name in ("first", "second"):
             page.screenshot(path=tmp_path / f"{name}.png")

@@ -18,11 +18,13 @@ import ppo_rnn
 import pqn
 
 
-@pytest.mark.parametrize(
-    "length", [1, 8, 21]
-)  # less than what is unrolled, as much, and no multiple of it
+# less than what is unrolled, as much, and no multiple of it
+@pytest.mark.parametrize("length", [1, 8, 21])
 def test_unrolled_scan_is_what_scan_gives(length, monkeypatch):
-    """Under `vmap` and with gradients, also by what the step closes over; both as CPUs and as GPUs run it."""
+    """Under `vmap` and with gradients, also by what the step closes over.
+
+    Both as CPUs and as GPUs run it.
+    """
 
     def final(weights, xs, scan):
         def step(carry, x):
@@ -73,7 +75,10 @@ def test_only_gpus_unroll(platform, steps):
     ],
 )
 def test_loops_that_are_unrolled(name, loops, monkeypatch):
-    """Those of the learning, and of rollouts whose steps are small; by `unroll` where the config has it."""
+    """Those of the learning, and of rollouts whose steps are small.
+
+    By `unroll` where the config has it.
+    """
     script, found = importlib.import_module(name), {}
 
     def scan(step, carry, xs, unroll=8):
@@ -106,7 +111,9 @@ def start(script):
     "script", [ppo, ppo_continuous, ppo_rnn, pqn], ids=lambda script: script.__name__
 )
 def test_learning_rate_of_each_update(script, anneal, monkeypatch):
-    """With steps of size 1 in place of Adam's, an update moves each parameter down by its gradient steps' rates."""
+    """With steps of size 1 in place of Adam's, an update moves each parameter down by its gradient
+    steps' rates.
+    """
     ones = optax.GradientTransformation(
         lambda params: (),
         lambda updates, state, params=None: (jax.tree.map(jnp.ones_like, updates), state),

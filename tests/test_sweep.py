@@ -1,4 +1,6 @@
-"""`onejit sweep`: what it refuses, what it compiles, what it computes, and going on after a kill."""
+"""`onejit sweep`: what it refuses, what it compiles, what it computes, and going on after a
+kill.
+"""
 
 import csv
 import dataclasses
@@ -76,7 +78,9 @@ def metrics_of(run_dir) -> dict:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples():
-    """Intervals of so few draws are rough, and quick: most of a small sweep's time went into them."""
+    """Intervals of so few draws are rough, and quick: most of a small sweep's time went into
+    them.
+    """
     usual, statistics.RESAMPLES = statistics.RESAMPLES, 40
     yield
     statistics.RESAMPLES = usual
@@ -174,7 +178,9 @@ def test_static_fields_make_groups(tmp_path, capsys):
 
 
 def test_trial_that_is_not_finite_disturbs_no_other(tmp_path, capfd):
-    """One program with another rate in one trial: the other trial has to be the same bit for bit."""
+    """One program with another rate in one trial: the other trial has to be the same bit for
+    bit.
+    """
     for name, rate in (("good", "0.5"), ("bad", "1e30")):
         sweep.main([*SMALL, "--num-seeds=2", "--lr", "0.1", rate, f"--run-dir={tmp_path / name}"])
         assert ("not finite: trial 1 (lr = 1e+30)" in capfd.readouterr().err) == (name == "bad")
@@ -271,12 +277,8 @@ def test_what_is_left_in_the_directory(finished):
         "best.yaml",
         ".lock",
     }
-    assert names == {
-        *files,
-        *plots,
-        "q_learning_gridworld.py",
-        "agents",
-    }  # metrics are kept once: no slices
+    # metrics are kept once: no slices
+    assert names == {*files, *plots, "q_learning_gridworld.py", "agents"}
     for name in plots:
         assert (finished[0] / name).read_bytes().startswith(b"\x89PNG")
     script = scripts.load_script("q_learning_gridworld")
@@ -347,8 +349,17 @@ def test_agents_that_cannot_be_kept_leave_the_disk(tmp_path, monkeypatch, keep, 
 @pytest.mark.usefixtures("quick_pictures")
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboardX")
-    run_dir = sweep.main([*SMALL, "--lr", "0.1", "0.5", "--num-seeds=2", "--track=tensorboard",
-                          f"--run-dir={tmp_path / 'run'}"])  # fmt: skip
+    run_dir = sweep.main(
+        [
+            *SMALL,
+            "--lr",
+            "0.1",
+            "0.5",
+            "--num-seeds=2",
+            "--track=tensorboard",
+            f"--run-dir={tmp_path / 'run'}",
+        ]
+    )
     rows = rows_of(run_dir)
     for trial, rate in enumerate((0.1, 0.5)):
         found = {
@@ -384,14 +395,15 @@ def test_heat_map_and_copy_of_a_script(tmp_path):
     assert (tmp_path / "run" / "heat_map.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((tmp_path / "run" / "results.csv").open()))
     assert [row["random_starts"] for row in rows] == ["True"] * 4 + ["False"] * 4
-    assert [row["lr"] for row in rows[:4]] == [
-        row["lr"] for row in rows[4:]
-    ]  # the same draws at each point
+    # the same draws at each point
+    assert [row["lr"] for row in rows[:4]] == [row["lr"] for row in rows[4:]]
 
 
 @pytest.fixture
 def fake_sweep(tmp_path, monkeypatch):
-    """A function that writes results of trials without training: `returns` [trials, seeds] of every update."""
+    """A function that writes results of trials without training: `returns` [trials, seeds] of every
+    update.
+    """
 
     def write(script, swept, returns, weights=None, **more):
         config = dataclasses.replace(script.Config(), total_timesteps=20_000)
@@ -514,7 +526,9 @@ def test_interval_of_one_trial_is_the_ordinary_bootstrap(monkeypatch):
 
 
 def test_interval_draws_the_seeds_of_all_trials_jointly():
-    """Trials that are all alike are no evidence beyond the one: a seed is good or bad luck in all of them."""
+    """Trials that are all alike are no evidence beyond the one: a seed is good or bad luck in all
+    of them.
+    """
     values = np.random.default_rng(1).normal(size=16)
     one, many = (pictures.interval_over_trials(np.tile(values, (n, 1))) for n in (1, 20))
     np.testing.assert_allclose(one, many)
@@ -545,7 +559,9 @@ def test_draws():
 
 
 def test_draws_near_one():
-    """For a discount: 1 - gamma is what matters, so that as many lie between 0.99 and 0.999 as between 0.9 and 0.99."""
+    """For a discount: 1 - gamma is what matters, so that as many lie between 0.99 and 0.999 as
+    between 0.9 and 0.99.
+    """
     words = {"gamma": ["one-minus-log-uniform", "0.9", "0.999"]}
     gammas = np.array(
         [trial["gamma"] for trial in make_trials(scripts.load_script("ppo"), words, 1000, 0)]
@@ -572,7 +588,10 @@ def test_parameters_of_environments():
 
 
 def test_config_file(tmp_path):
-    """Its values are those of all trials; what is swept on the command line wins. A resumed sweep needs no file."""
+    """Its values are those of all trials; what is swept on the command line wins.
+
+    A resumed sweep needs no file.
+    """
     file = tmp_path / "some.yaml"
     file.write_text(
         "lr: 0.3\nnum_steps: 50\nhidden_sizes: [8, 8]\nenv_params: {max_steps_in_episode: 9}\n"
@@ -585,15 +604,18 @@ def test_config_file(tmp_path):
     assert "--config" not in words and sweep.read_request(["ppo", *words], None)[:2] == request[:2]
 
 
-@pytest.mark.parametrize("fixed, each, total, step, memory, size", [
-    (0, 10, 100, 1, 1000, 100),
-    (0, 10, 100, 1, 999, 50),  # two slices of 50 rather than one of 99 and one of 1
-    (300, 10, 100, 1, 700, 34),  # 40 fit: three slices
-    (300, 10, 100, 8, 700, 40),
-    (0, 10, 3, 8, 80, 8),
-    (0, 10, 7, 1, 15, 1),
-    (900, 1, 1000, 1, 1000, 100),  # two guesses in proportion would be far off
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fixed, each, total, step, memory, size",
+    [
+        (0, 10, 100, 1, 1000, 100),
+        (0, 10, 100, 1, 999, 50),  # two slices of 50 rather than one of 99 and one of 1
+        (300, 10, 100, 1, 700, 34),  # 40 fit: three slices
+        (300, 10, 100, 8, 700, 40),
+        (0, 10, 3, 8, 80, 8),
+        (0, 10, 7, 1, 15, 1),
+        (900, 1, 1000, 1, 1000, 100),  # two guesses in proportion would be far off
+    ],
+)
 def test_largest_slice(fixed, each, total, step, memory, size):
     compiled = []
 
@@ -613,9 +635,8 @@ def test_memory_of_a_program():
         return program_bytes(jax.jit(function, **how).lower(argument).compile(), held) / size
 
     assert 2.0 <= needs(lambda x: x + 1.0) < 2.2  # the argument and the output
-    assert (
-        1.0 <= needs(lambda x: x + 1.0, donate_argnums=0) < 1.2
-    )  # the output takes the argument's place
+    # the output takes the argument's place
+    assert 1.0 <= needs(lambda x: x + 1.0, donate_argnums=0) < 1.2
     assert 2.0 <= needs(lambda x: jnp.sort(x)[7]) < 4.2  # the argument, and what is sorted
     assert needs(lambda x: x + 1.0, held=5 * size, donate_argnums=0) >= 5.0
 
@@ -632,53 +653,68 @@ def test_memory_grows_with_runs():
 # --- what it refuses ---
 
 
-@pytest.mark.parametrize("args, words", [
-    ([], "SCRIPT"),
-    (["--lr", "1", "2"], "SCRIPT"),
-    (["no_such_script"], "script no_such_script"),
-    (["pppo", "--lr", "0.1", "0.2"], "pppo ppo"),
-    (["tests/toys.py", "--lr", "0.1", "0.2"], "script toys.py Config"),
-    (["README.md", "--lr", "0.1", "0.2"], "script README.md"),
-    ([*SMALL], "nothing to sweep"),
-    ([*SMALL, "--lr"], "lr"),
-    ([*SMALL, "--lr", "0.1", "fast"], "lr fast"),
-    ([*SMALL, "--lr", "0.1", "0.10"], "lr twice"),
-    ([*SMALL, "--lr", "0.1", "0.2", "--lr=0.3"], "lr twice"),
-    ([*SMALL, "--gama", "0.1", "0.2"], "gama mean gamma"),
-    ([*SMALL, "stray", "--lr", "0.1", "0.2"], "max-steps-in-episode stray"),
-    ([SMALL[0], "stray", "--lr", "0.1", "0.2"], "stray"),
-    ([*SMALL, "--lr", "0.1", "0.2", "--config=none.yaml"], "none.yaml"),
-    ([SMALL[0], "--lr", "0.1", "0.2", "--env-name=Nowhere"], "env-name Nowhere"),
-    (["ppo", "--env-name", "CartPole-v1", "Nowhere"], "env_name Nowhere"),
-    ([SMALL[0], "--num-steps", "200", "0", "--total-timesteps=2000"], "num_steps 1"),
-    ([SMALL[0], "--num-steps", "200", "3000", "--total-timesteps=2000"], "total_timesteps 3000"),
-    ([SMALL[0], "--num-steps", "log-uniform", "10", "20", "--samples=2"], "num_steps float"),
-    ([*SMALL, "--lr", "uniform", "0.1", "--samples=2"], "lr HIGH"),
-    ([*SMALL, "--lr", "uniform", "0.2", "0.1", "--samples=2"], "lr 0.2 0.1"),
-    ([*SMALL, "--lr", "log-uniform", "0", "0.1", "--samples=2"], "lr log-uniform 0"),
-    ([*SMALL, "--lr", "one-minus-log-uniform", "0.9", "1", "--samples=2"], "lr one-minus-log-uniform 1"),
-    ([*SMALL, "--lr", "log-uniform", "0.1", "0.2"], "lr --samples"),
-    ([*SMALL, "--lr", "0.1", "0.2", "--samples=2"], "samples uniform"),
-    ([*SMALL, "--lr", "uniform", "0.1", "0.2", "--samples=0"], "samples 0"),
-    ([*SMALL, "--lr", "uniform", "0.1", "0.2", "--samples=few"], "samples few"),
-    ([*SWEEP[:-1], "--num-seeds=0"], "num_seeds 0"),
-    ([*SWEEP, "--seed=-1"], "seed -1"),
-    ([*SWEEP, "--eval-episodes=3"], "eval-episodes"),
-    ([*SWEEP, "--optuna=tpe"], "samples --samples"),
-    ([*SWEEP, "--batch=4"], "batch 4 --optuna"),
-    ([*SWEEP, "--optuna=bohb", "--samples=4"], "optuna bohb"),
-    ([*SWEEP, "--optuna=tpe", "--samples=4", "--batch=0"], "batch 0"),
-    ([*SMALL, "--lr", "uniform", "0.1", "1", "--optuna=cmaes", "--samples=4"], "cmaes two tpe"),
-    ([*SWEEP, "--random-starts", "True", "False", "--optuna=tpe", "--samples=4"], "random_starts float"),
-    ([*SWEEP, "--track=paper"], "track paper"),
-    ([*SWEEP, "--keep=-1"], "keep -1"),
-    ([*SWEEP, "--memory=0"], "memory 0"),
-    ([*SWEEP, "--memory=1e-9"], "memory GiB"),
-    ([*SWEEP, "--process-id=0"], "coordinator"),
-    ([*SWEEP, "--coordinator=here", "--num-processes=2", "--process-id=0"], "coordinator here HOST:PORT"),
-    ([*SWEEP, "--coordinator=here:1", "--num-processes=2", "--process-id=2"], "process_id 2"),
-    ([*SWEEP, "--coordinator=here:1", "--distributed"], "distributed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ([], "SCRIPT"),
+        (["--lr", "1", "2"], "SCRIPT"),
+        (["no_such_script"], "script no_such_script"),
+        (["pppo", "--lr", "0.1", "0.2"], "pppo ppo"),
+        (["tests/toys.py", "--lr", "0.1", "0.2"], "script toys.py Config"),
+        (["README.md", "--lr", "0.1", "0.2"], "script README.md"),
+        ([*SMALL], "nothing to sweep"),
+        ([*SMALL, "--lr"], "lr"),
+        ([*SMALL, "--lr", "0.1", "fast"], "lr fast"),
+        ([*SMALL, "--lr", "0.1", "0.10"], "lr twice"),
+        ([*SMALL, "--lr", "0.1", "0.2", "--lr=0.3"], "lr twice"),
+        ([*SMALL, "--gama", "0.1", "0.2"], "gama mean gamma"),
+        ([*SMALL, "stray", "--lr", "0.1", "0.2"], "max-steps-in-episode stray"),
+        ([SMALL[0], "stray", "--lr", "0.1", "0.2"], "stray"),
+        ([*SMALL, "--lr", "0.1", "0.2", "--config=none.yaml"], "none.yaml"),
+        ([SMALL[0], "--lr", "0.1", "0.2", "--env-name=Nowhere"], "env-name Nowhere"),
+        (["ppo", "--env-name", "CartPole-v1", "Nowhere"], "env_name Nowhere"),
+        ([SMALL[0], "--num-steps", "200", "0", "--total-timesteps=2000"], "num_steps 1"),
+        (
+            [SMALL[0], "--num-steps", "200", "3000", "--total-timesteps=2000"],
+            "total_timesteps 3000",
+        ),
+        ([SMALL[0], "--num-steps", "log-uniform", "10", "20", "--samples=2"], "num_steps float"),
+        ([*SMALL, "--lr", "uniform", "0.1", "--samples=2"], "lr HIGH"),
+        ([*SMALL, "--lr", "uniform", "0.2", "0.1", "--samples=2"], "lr 0.2 0.1"),
+        ([*SMALL, "--lr", "log-uniform", "0", "0.1", "--samples=2"], "lr log-uniform 0"),
+        (
+            [*SMALL, "--lr", "one-minus-log-uniform", "0.9", "1", "--samples=2"],
+            "lr one-minus-log-uniform 1",
+        ),
+        ([*SMALL, "--lr", "log-uniform", "0.1", "0.2"], "lr --samples"),
+        ([*SMALL, "--lr", "0.1", "0.2", "--samples=2"], "samples uniform"),
+        ([*SMALL, "--lr", "uniform", "0.1", "0.2", "--samples=0"], "samples 0"),
+        ([*SMALL, "--lr", "uniform", "0.1", "0.2", "--samples=few"], "samples few"),
+        ([*SWEEP[:-1], "--num-seeds=0"], "num_seeds 0"),
+        ([*SWEEP, "--seed=-1"], "seed -1"),
+        ([*SWEEP, "--eval-episodes=3"], "eval-episodes"),
+        ([*SWEEP, "--optuna=tpe"], "samples --samples"),
+        ([*SWEEP, "--batch=4"], "batch 4 --optuna"),
+        ([*SWEEP, "--optuna=bohb", "--samples=4"], "optuna bohb"),
+        ([*SWEEP, "--optuna=tpe", "--samples=4", "--batch=0"], "batch 0"),
+        ([*SMALL, "--lr", "uniform", "0.1", "1", "--optuna=cmaes", "--samples=4"], "cmaes two tpe"),
+        (
+            [*SWEEP, "--random-starts", "True", "False", "--optuna=tpe", "--samples=4"],
+            "random_starts float",
+        ),
+        ([*SWEEP, "--track=paper"], "track paper"),
+        ([*SWEEP, "--keep=-1"], "keep -1"),
+        ([*SWEEP, "--memory=0"], "memory 0"),
+        ([*SWEEP, "--memory=1e-9"], "memory GiB"),
+        ([*SWEEP, "--process-id=0"], "coordinator"),
+        (
+            [*SWEEP, "--coordinator=here", "--num-processes=2", "--process-id=0"],
+            "coordinator here HOST:PORT",
+        ),
+        ([*SWEEP, "--coordinator=here:1", "--num-processes=2", "--process-id=2"], "process_id 2"),
+        ([*SWEEP, "--coordinator=here:1", "--distributed"], "distributed"),
+    ],
+)
 def test_refuses(args, words, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as stop:
@@ -740,7 +776,10 @@ def compiled_in_order(monkeypatch, call):
 
 @pytest.mark.usefixtures("quick_pictures")
 def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
-    """Inside a directory that is there and locked; the program of a group is gone before the next one compiles."""
+    """Inside a directory that is there and locked.
+
+    The program of a group is gone before the next one compiles.
+    """
     run_dir, seen, programs, train_slice = tmp_path / "run", [], [], slices.train_slice
 
     def look(size, config):
@@ -798,7 +837,9 @@ def test_no_group_trains_where_one_cannot(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("quick_pictures")
 def test_stopped_while_a_group_compiles(tmp_path, monkeypatch, capfd):
-    """Its slices keep their size whatever memory there is later, and what is finished does not compile again."""
+    """Its slices keep their size whatever memory there is later, and what is finished does not
+    compile again.
+    """
     args = [SMALL[0], SIZES[1], *GRID, "--num-steps", "100", "200", "--num-seeds=4"]
     whole = sweep.main([*args, f"--run-dir={tmp_path / 'whole'}"])
     with monkeypatch.context() as patch:
@@ -875,7 +916,9 @@ def test_stopped_by_a_signal_and_resumed(finished, stop_at, tmp_path, capfd, num
 
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
-    """Killed with a slice on disk and another half trained, then resumed: as if nothing had been."""
+    """Killed with a slice on disk and another half trained, then resumed: as if nothing had
+    been.
+    """
     args = [
         SMALL[0],
         "--lr",
@@ -894,9 +937,8 @@ def test_killed_and_resumed(tmp_path):
     sweep.main([*args, f"--run-dir={whole}"])
     assert record_of(whole)["slices"] == [4]
     command = [sys.executable, "-m", "onejit", "sweep", *args, f"--run-dir={killed}"]
-    one_device = os.environ | {
-        "JAX_NUM_CPU_DEVICES": "1"
-    }  # as here: the slices' size depends on it
+    # as here: the slices' size depends on it
+    one_device = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}
     with subprocess.Popen(
         command, start_new_session=True, stderr=subprocess.DEVNULL, env=one_device
     ) as process:
@@ -1004,7 +1046,9 @@ LR_AND_GAMMA = [
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "random"])
 def test_optuna_proposes(sampler):
-    """Within the bounds, the same ones each time, and after some batches better ones, where returns are looked at."""
+    """Within the bounds, the same ones each time, and after some batches better ones, where returns
+    are looked at.
+    """
     words = [*LR_AND_GAMMA, f"--optuna={sampler}", "--samples=60", "--batch=12"]
 
     def returns_of(trial):  # best at 1e-2 and 0.99; a fifth of the range is not finite
@@ -1026,8 +1070,10 @@ def test_optuna_proposes(sampler):
 
 
 def test_optuna_chooses_listed_values():
-    trials = propose(["--lr", "0.1", "0.5", "--gamma", "uniform", "0.5", "1", "--optuna=tpe", "--samples=20"],
-                     lambda trial: trial["lr"])  # fmt: skip
+    trials = propose(
+        ["--lr", "0.1", "0.5", "--gamma", "uniform", "0.5", "1", "--optuna=tpe", "--samples=20"],
+        lambda trial: trial["lr"],
+    )
     rates = [trial["lr"] for trial in trials]
     assert set(rates) == {0.1, 0.5} and rates[8:].count(0.5) > rates[8:].count(0.1)
 
@@ -1041,7 +1087,10 @@ def test_optuna_resumed_with_another_version(tmp_path):
 
 @pytest.mark.usefixtures("quick_pictures")
 def test_optuna_stopped_and_resumed(stop_at, tmp_path, monkeypatch):
-    """Stopped in the second of three batches: the same trials and the same numbers. One compilation each time."""
+    """Stopped in the second of three batches: the same trials and the same numbers.
+
+    One compilation each time.
+    """
     args, compiled = (
         [*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=14", "--batch=6", "--num-seeds=2"],
         [],
@@ -1085,7 +1134,10 @@ def test_package_that_is_missing(option, package, monkeypatch, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_disk_full(small_disk, tmp_path, capfd):
-    """The second slice does not fit on the disk. With more room, the sweep goes on after the first."""
+    """The second slice does not fit on the disk.
+
+    With more room, the sweep goes on after the first.
+    """
     args = [SMALL[0], SIZES[0], *GRID, "--total-timesteps=1000000"]
     script = scripts.load_script(SMALL[0])
     config = config_of(script, args[1:])
@@ -1113,7 +1165,8 @@ def test_disk_full(small_disk, tmp_path, capfd):
 def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path, capfd):
     """Checkpoints grow as metrics, at first zeros, fill up. The last that was committed stays good.
 
-    The limit lies at about 520 updates. A chunk is at most 8 times the one before, so one ends between there and 6000.
+    The limit lies at about 520 updates. A chunk is at most 8 times the one before, so one ends
+    between there and 6000.
     """
     args = [
         SMALL[0],
@@ -1131,7 +1184,9 @@ def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1 and f"cannot be written: {cause}" in message, message
     del stop
-    gc.collect()  # or it meets Orbax's failed tasks while Python parses; their report parses too: a SystemError in 3.11
+    # Else it meets Orbax's failed tasks while Python parses; their report parses too: a
+    # SystemError in 3.11.
+    gc.collect()
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
     sweep.main(["--resume", copy])
     assert re.search(

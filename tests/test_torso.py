@@ -1,4 +1,6 @@
-"""What comes before the dense layers where observations are images, in all scripts with discrete actions."""
+"""What comes before the dense layers where observations are images, in all scripts with discrete
+actions.
+"""
 
 import dataclasses
 import math
@@ -21,19 +23,37 @@ import pqn
 import rainbow
 
 SCRIPTS = [ppo, dqn, pqn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
-LARGE = {
-    "flat": 84 * 84,
-    "grid": 82 * 82 * 16,
-    "nature": 7 * 7 * 64,
-}  # features of an image [84, 84, 1]
+# features of an image [84, 84, 1]
+LARGE = {"flat": 84 * 84, "grid": 82 * 82 * 16, "nature": 7 * 7 * 64}
 CLASSIC = {"flat": 63 * 63 * 3, "grid": 61 * 61 * 16, "nature": 4 * 4 * 64}  # of one [63, 63, 3]
 SIZES = {  # settings of short trainings; a script takes the fields that its Config has
-    "num_envs": 8, "num_steps": 8, "inner_envs": 8, "inner_steps": 8, "update_epochs": 2, "num_minibatches": 2,
-    "buffer_size": 512, "batch_size": 32, "learning_starts": 64, "target_update_interval": 8, "gradient_steps": 2,
-    "population_size": 2, "inner_seeds": 1, "num_generations": 1, "drift_size": 2, "n_step": 1, "cell_size": 8,
-    "hidden_sizes": (8,), "activation": "relu", "lr": 1e-3, "anneal_lr": False, "exploration_fraction": 0.1,
-    "normalize_obs": False, "normalize_reward": False, "actor_sync_interval": 2, "fitness_episodes": 4,
-}  # fmt: skip
+    "num_envs": 8,
+    "num_steps": 8,
+    "inner_envs": 8,
+    "inner_steps": 8,
+    "update_epochs": 2,
+    "num_minibatches": 2,
+    "buffer_size": 512,
+    "batch_size": 32,
+    "learning_starts": 64,
+    "target_update_interval": 8,
+    "gradient_steps": 2,
+    "population_size": 2,
+    "inner_seeds": 1,
+    "num_generations": 1,
+    "drift_size": 2,
+    "n_step": 1,
+    "cell_size": 8,
+    "hidden_sizes": (8,),
+    "activation": "relu",
+    "lr": 1e-3,
+    "anneal_lr": False,
+    "exploration_fraction": 0.1,
+    "normalize_obs": False,
+    "normalize_reward": False,
+    "actor_sync_interval": 2,
+    "fitness_episodes": 4,
+}
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 
 
@@ -77,9 +97,8 @@ def network(script, config):
 
 
 @pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1)])
-@pytest.mark.parametrize(
-    "shape", [(84, 84, 4), (63, 50, 3), (9, 11, 2)]
-)  # the stride divides some of them
+# the stride divides some of them
+@pytest.mark.parametrize("shape", [(84, 84, 4), (63, 50, 3), (9, 11, 2)])
 def test_a_dense_layer_on_patches_is_a_convolution(size, stride, shape):
     rng = np.random.default_rng(0)
     x, kernel = rng.normal(size=(2, 3, *shape)), rng.normal(size=(size, size, shape[-1], 5))
@@ -158,9 +177,8 @@ def test_bytes_are_stored_as_bytes(script, torso):
         state = jax.eval_shape(init, jax.random.key(0))
         stored = [*jax.tree.leaves(state), *scanned(jax.make_jaxpr(update)(state).jaxpr)]
         images = [leaf for leaf in stored if leaf.shape[-3:] == (84, 84, 1)]
-        images = [
-            leaf for leaf in images if math.prod(leaf.shape[:-3]) >= 8
-        ]  # fewer are statistics
+        # fewer are statistics
+        images = [leaf for leaf in images if math.prod(leaf.shape[:-3]) >= 8]
         assert max(math.prod(leaf.shape[:-3]) for leaf in images) >= 64  # rollouts
         assert all(leaf.dtype == jnp.uint8 for leaf in images)
 
@@ -232,7 +250,10 @@ def test_entries_of_images_are_vectors(overrides):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_learns_from_pictures(script, num_updates, overrides):
-    """The bright half tells the right action. Training changes the kernels of all layers, convolutions included."""
+    """The bright half tells the right action.
+
+    Training changes the kernels of all layers, convolutions included.
+    """
     config = make_config(script, num_updates=num_updates, **overrides)
     initial = jit_quickly(lambda key: script.make_learner(config)[0](key).agent["params"])(
         jax.random.key(0)
@@ -242,9 +263,8 @@ def test_learns_from_pictures(script, num_updates, overrides):
     agent, picture = out["runner_state"].agent, toys.Brightness().picture
     assert [int(act(agent, start(), picture(sign))[0]) for sign in (-1, 1)] == [0, 1]
     initial, learned = flatten_dict(initial), flatten_dict(agent["params"])
-    layers = [
-        path for path in initial if path[-1] == "kernel"
-    ]  # episodes of one step teach the memory itself nothing
+    # episodes of one step teach the memory itself nothing
+    layers = [path for path in initial if path[-1] == "kernel"]
     assert len(layers) >= 5 and all(
         np.abs(initial[path] - learned[path]).max() > 1e-4 for path in layers
     )

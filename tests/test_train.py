@@ -1,4 +1,6 @@
-"""`onejit train`: as `main`, in slices, tracked, resumed, and on several processes that are joined."""
+"""`onejit train`: as `main`, in slices, tracked, resumed, and on several processes that are
+joined.
+"""
 
 import contextlib
 import dataclasses
@@ -227,7 +229,9 @@ def test_record_of_the_commit(tmp_path):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def recorded():
-        return run_directory.make_record("train", script, script.Config(), train.Options(), [])["commit"]
+        return run_directory.make_record("train", script, script.Config(), train.Options(), [])[
+            "commit"
+        ]
 
     path = shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "copied_for_its_commit.py")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "-am", "b", "v1"]):
@@ -302,7 +306,9 @@ def test_progress_in_a_log_file_is_lines(capfd, monkeypatch):
 def test_speed_in_a_log_file_is_of_the_updates_of_this_session(
     finished, tmp_path, capfd, monkeypatch
 ):
-    """Compiling and restoring take a thousand seconds here, each new update two, and 4 x 100 steps."""
+    """Compiling and restoring take a thousand seconds here, each new update two, and 4 x 100
+    steps.
+    """
     copy = shutil.copytree(finished, tmp_path / "run")
     now, restore, make_reader = [0.0], slices.restore, slices.make_reader
 
@@ -383,9 +389,8 @@ def test_script_of_ones_own(tmp_path, monkeypatch):
         .read_text()
         .replace("register(toy.__name__", 'register("My" + toy.__name__')
     )
-    (own / "toys_of_my_own.py").write_text(
-        toys
-    )  # which other tests have registered under their own names
+    # other tests have registered them under their own names
+    (own / "toys_of_my_own.py").write_text(toys)
     args = [
         "--env-name=toys_of_my_own:MyToyContinuous",
         "--num-envs=4",
@@ -527,7 +532,9 @@ def test_seconds_add_up_over_all_processes(interrupted):
 
 
 def test_resume_takes_the_copy_of_the_script(finished, interrupted, tmp_path):
-    """The original may have changed or moved, or another script of its name may lie in the working directory."""
+    """The original may have changed or moved, or another script of its name may lie in the working
+    directory.
+    """
     record = record_of(interrupted[0])
     moved = {"path": str(tmp_path / "gone.py"), "folders": [str(tmp_path / "gone")]}
     (interrupted[0] / "run.json").write_text(json.dumps(record | moved))
@@ -720,9 +727,8 @@ def test_resume_of_what_cannot_be(finished, by_main, tmp_path, capfd):
     assert "RUN_DIR" in one_line(capfd, ["--resume"])
     assert "is not a run directory" in one_line(capfd, ["--resume", tmp_path])
     assert "was not started by onejit train" in one_line(capfd, ["--resume", by_main])
-    assert "--lr" in one_line(
-        capfd, ["--resume", finished, "--lr=1"]
-    )  # all else comes from the run
+    # all else comes from the run
+    assert "--lr" in one_line(capfd, ["--resume", finished, "--lr=1"])
 
 
 def test_checkpoints_hold_no_pickled_code(finished):
@@ -734,7 +740,9 @@ def test_checkpoints_hold_no_pickled_code(finished):
 
 
 def start_and_signal(folder, number, *flags):
-    """Start a long run, send it a signal when it has trained for a while, and return its exit code and what it said."""
+    """Start a long run, send it a signal when it has trained for a while, and return its exit code
+    and what it said.
+    """
     command = [
         sys.executable,
         "-m",
@@ -748,9 +756,8 @@ def start_and_signal(folder, number, *flags):
         [*command, "--run-dir=run"], cwd=folder, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + TIME_LIMIT
-    while (
-        not (folder / "run" / "checkpoints").exists() and time.monotonic() < deadline
-    ):  # signals are caught by then
+    # signals are caught by then
+    while not (folder / "run" / "checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(number)
@@ -761,9 +768,8 @@ def start_and_signal(folder, number, *flags):
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), slow(signal.SIGINT, 130)])
 def test_a_signal_ends_training_at_a_checkpoint(number, code, tmp_path):
     """Also with --checkpoint-interval 0: the promise that --resume goes on is kept."""
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # which a shell's background jobs ignore
+    # a shell's background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     returned, said = start_and_signal(tmp_path, number, "--checkpoint-interval=0")
     assert returned == code, said
     last = said.splitlines()[-1]
@@ -784,7 +790,9 @@ def test_a_signal_ends_training_at_a_checkpoint(number, code, tmp_path):
 
 
 def cgroup(folder, version, limits, used, cached):
-    """Files of control groups as Linux has them: the group of this process, `/a/b`, and those above it."""
+    """Files of control groups as Linux has them: the group of this process, `/a/b`, and those above
+    it.
+    """
     root, own = folder / "cgroup", folder / "own"
     top, prefix = (root, "") if version == 2 else (root / "memory", "total_")
     names = (
@@ -804,7 +812,10 @@ def cgroup(folder, version, limits, used, cached):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_memory_of_the_own_control_group(version, tmp_path):
-    """The tightest limit of the process's group and of those above it; what the kernel holds of files is free."""
+    """The tightest limit of the process's group and of those above it.
+
+    What the kernel holds of files is free.
+    """
     assert cgroup(tmp_path, version, ("max", 1000, 2000), used=900, cached=100) == 1000 - 900 + 200
     assert cgroup(tmp_path, version, ("max", 3000, 2000), used=900, cached=100) == 2000 - 900 + 200
     assert cgroup(tmp_path, version, ("max", "max", "max"), used=900, cached=100) == float("inf")
@@ -843,53 +854,78 @@ def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
 # --- mistakes ---
 
 
-@pytest.mark.parametrize("args, words", [
-    ([], "SCRIPT"),
-    (["--lr=1"], "SCRIPT"),
-    (["no_such_script"], "script no_such_script"),
-    (["q_learning_gridwold"], "did you mean q_learning_gridworld"),
-    ([*SMALL, "--gama=0.9"], "--gama did you mean --gamma"),
-    ([*SMALL, "stray"], "stray"),
-    ([*SMALL, "--lr=fast"], "--lr fast"),
-    ([*SMALL, "--lr", "0.1", "0.2"], "--lr 0.2"),
-    ([*SMALL, "--lr"], "--lr"),
-    ([*SMALL, "--random-starts=3"], "--random-starts 3 True False"),
-    ([*SMALL, "--start=1"], "--start"),
-    ([*SMALL, "--num-steps=3e9", "--total-timesteps=1e12"], "num_steps = 3000000000"),
-    ([*SMALL, "--total-timesteps=10"], "total_timesteps"),
-    ([*SMALL[:-1], "--num-seeds=0"], "num_seeds = 0"),
-    ([*SMALL, "--seed=-1"], "seed = -1"),
-    ([*SMALL, "--eval-episodes=-1"], "eval_episodes = -1"),
-    ([*SMALL, "--checkpoint-interval=-1"], "checkpoint_interval = -1"),
-    ([SMALL[0], "--env-name=Nowhere"], "--env-name Nowhere"),
-    (["ppo_continuous", "--env-name=Nowhere"], "env_name = Nowhere"),
-    (["ppo_continuous", "--env-name=halfchetah"], "env_name = halfchetah did you mean halfcheetah?"),
-    (["ppo", "--env-name=Cartpole-v1"], "env_name = Cartpole-v1 did you mean CartPole-v1?"),
-    (["ppo", "--env-name=Acrobot-v1", "--hidden-sizes", "8", "-8"], "hidden_sizes"),
-    (["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "noise", "loud"], "env_params noise loud"),
-    (["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "wings", "2"], "env_params wings"),
-    ([*SMALL, "--config"], "--config"),
-    ([*SMALL, "--config=none.yaml"], "--config none.yaml"),
-    ([*SMALL, "--memory=1e-9"], "memory GiB"),
-    ([*SMALL, "--memory=much"], "memory much"),
-    ([*SMALL, "--memory=-1"], "memory = -1"),
-    ([*SMALL, "--track=paper"], "--track paper"),
-    ([*SMALL, "--num-processes=2"], "coordinator"),
-    ([*SMALL, "--coordinator=here", "--num-processes=2", "--process-id=0"], "coordinator = here HOST:PORT"),
-    ([*SMALL, "--coordinator=a:1", "--num-processes=2", "--process-id=2"], "process_id = 2"),
-    ([*SMALL, "--distributed"], "distributed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ([], "SCRIPT"),
+        (["--lr=1"], "SCRIPT"),
+        (["no_such_script"], "script no_such_script"),
+        (["q_learning_gridwold"], "did you mean q_learning_gridworld"),
+        ([*SMALL, "--gama=0.9"], "--gama did you mean --gamma"),
+        ([*SMALL, "stray"], "stray"),
+        ([*SMALL, "--lr=fast"], "--lr fast"),
+        ([*SMALL, "--lr", "0.1", "0.2"], "--lr 0.2"),
+        ([*SMALL, "--lr"], "--lr"),
+        ([*SMALL, "--random-starts=3"], "--random-starts 3 True False"),
+        ([*SMALL, "--start=1"], "--start"),
+        ([*SMALL, "--num-steps=3e9", "--total-timesteps=1e12"], "num_steps = 3000000000"),
+        ([*SMALL, "--total-timesteps=10"], "total_timesteps"),
+        ([*SMALL[:-1], "--num-seeds=0"], "num_seeds = 0"),
+        ([*SMALL, "--seed=-1"], "seed = -1"),
+        ([*SMALL, "--eval-episodes=-1"], "eval_episodes = -1"),
+        ([*SMALL, "--checkpoint-interval=-1"], "checkpoint_interval = -1"),
+        ([SMALL[0], "--env-name=Nowhere"], "--env-name Nowhere"),
+        (["ppo_continuous", "--env-name=Nowhere"], "env_name = Nowhere"),
+        (
+            ["ppo_continuous", "--env-name=halfchetah"],
+            "env_name = halfchetah did you mean halfcheetah?",
+        ),
+        (["ppo", "--env-name=Cartpole-v1"], "env_name = Cartpole-v1 did you mean CartPole-v1?"),
+        (["ppo", "--env-name=Acrobot-v1", "--hidden-sizes", "8", "-8"], "hidden_sizes"),
+        (
+            ["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "noise", "loud"],
+            "env_params noise loud",
+        ),
+        (
+            ["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "wings", "2"],
+            "env_params wings",
+        ),
+        ([*SMALL, "--config"], "--config"),
+        ([*SMALL, "--config=none.yaml"], "--config none.yaml"),
+        ([*SMALL, "--memory=1e-9"], "memory GiB"),
+        ([*SMALL, "--memory=much"], "memory much"),
+        ([*SMALL, "--memory=-1"], "memory = -1"),
+        ([*SMALL, "--track=paper"], "--track paper"),
+        ([*SMALL, "--num-processes=2"], "coordinator"),
+        (
+            [*SMALL, "--coordinator=here", "--num-processes=2", "--process-id=0"],
+            "coordinator = here HOST:PORT",
+        ),
+        ([*SMALL, "--coordinator=a:1", "--num-processes=2", "--process-id=2"], "process_id = 2"),
+        ([*SMALL, "--distributed"], "distributed"),
+    ],
+)
 def test_refuses(args, words, tmp_path, capfd):
     message = one_line(capfd, [*args, f"--run-dir={tmp_path / 'run'}"] if args else args)
     assert all(word in message for word in words.split()), message
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text, word", [
-    ("gama: 0.9", "--gama"), ("lr: [1, 2]", "--lr"), ("lr: {a: 1}", "--lr"), ("lr: true", "--lr"), ("lr:", "--lr"),
-    ("height: 4.5", "--height"), ("- lr", "--config"), ("lr: [1", "--config"), ("", "--config"),
-    ("lr: !!python/object:os.system {}", "--config"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, word",
+    [
+        ("gama: 0.9", "--gama"),
+        ("lr: [1, 2]", "--lr"),
+        ("lr: {a: 1}", "--lr"),
+        ("lr: true", "--lr"),
+        ("lr:", "--lr"),
+        ("height: 4.5", "--height"),
+        ("- lr", "--config"),
+        ("lr: [1", "--config"),
+        ("", "--config"),
+        ("lr: !!python/object:os.system {}", "--config"),
+    ],
+)
 def test_refuses_yaml(text, word, tmp_path, capfd):
     (tmp_path / "bad.yaml").write_text(text)
     message = one_line(
@@ -962,14 +998,19 @@ def test_help(script, capsys):
 
 @pytest.mark.parametrize(("kind", "size"), [("files", 36_000), slow("disk", 160_000)])
 def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path, capfd):
-    """Checkpoints grow as metrics, at first zeros, fill up. The last that was committed stays good."""
+    """Checkpoints grow as metrics, at first zeros, fill up.
+
+    The last that was committed stays good.
+    """
     args = [*without("--total-timesteps"), "--total-timesteps=400000", "--checkpoint-interval=1e-9"]
     with full_disk(kind, size) as (disk, cause), pytest.raises(SystemExit) as stop:
         train.main([*args, f"--run-dir={disk / 'run'}"])
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1 and message.endswith(f"cannot be written: {cause}"), message
     del stop
-    gc.collect()  # or it meets Orbax's failed tasks while Python parses; their report parses too: a SystemError in 3.11
+    # Else it meets Orbax's failed tasks while Python parses; their report parses too: a
+    # SystemError in 3.11.
+    gc.collect()
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
     train.main(["--resume", copy])
     assert " of 4000 updates are done" in capfd.readouterr().err
@@ -1077,9 +1118,8 @@ def test_curves_by_hand(script):
     }
     evaluation = np.array([[1.0, 3.0], [5.0, 5.0], [8.0, 8.0]])
     values = tracking.curves(metrics, range(3), evaluation)
-    mean, low, high = statistics.mean_interval(
-        np.array([2.0, 1 / 3])
-    )  # the third seed has no number
+    # the third seed has no number
+    mean, low, high = statistics.mean_interval(np.array([2.0, 1 / 3]))
     expected = dict(
         zip(("mean", "low", "high", "worst_seed"), (mean, low, high, 1 / 3), strict=True)
     )
@@ -1128,9 +1168,8 @@ def test_interval_by_hand():
     values = np.array([4.0, 1.0, 3.0, 100.0])
     mean, low, high = statistics.interval(values)
     assert mean == 3.5 and 1.0 <= low < mean < high <= 100.0  # the middle half of 1, 3, 4, 100
-    np.testing.assert_array_equal(
-        statistics.interval(np.array([7.0])), [7.0, np.nan, np.nan]
-    )  # one seed has none
+    # one seed has none
+    np.testing.assert_array_equal(statistics.interval(np.array([7.0])), [7.0, np.nan, np.nan])
     both = np.stack([values, 2 * values], axis=1)
     np.testing.assert_array_equal(statistics.interval(both), np.outer([mean, low, high], [1, 2]))
 
@@ -1155,7 +1194,9 @@ def test_interval_covers_the_mean_as_often_as_it_says():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_seeds_that_diverged_are_not_left_out(bad, capsys):
-    """They count as the worst there is: one of eight lies outside the middle half, half of all do not."""
+    """They count as the worst there is: one of eight lies outside the middle half, half of all do
+    not.
+    """
     mean, low, high = statistics.interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
     assert mean == (2.0 + 3 + 4 + 5) / 4 and low <= mean <= high
     lost = np.array([False, True, False, False])
@@ -1183,7 +1224,10 @@ def test_diverged_by_hand():
 
 @pytest.mark.parametrize("seeds", [2, 4, 8, 16])
 def test_intervals_of_the_mean_hold_it_as_often_as_they_say(seeds):
-    """Of 20,000 experiments whose true mean is 3. With 1.96 in place of Student's t it is 69 % for two seeds."""
+    """Of 20,000 experiments whose true mean is 3.
+
+    With 1.96 in place of Student's t it is 69 % for two seeds.
+    """
     samples = np.random.default_rng(0).normal(3.0, 2.0, size=(seeds, 20_000))
     mean, low, high = statistics.mean_interval(samples)
     np.testing.assert_allclose(mean, samples.mean(axis=0))
@@ -1267,9 +1311,8 @@ def test_two_processes(finished, tmp_path):
     assert_agree(metrics_of(tmp_path / "run"), metrics_of(finished))
     assert all(len(leaf) == 4 for leaf in agents_of(tmp_path / "run").values())
     assert "steps_per_second" in record_of(tmp_path / "run")
-    left = {path.name for path in finished.iterdir()} - {
-        "q_values.png"
-    }  # for which all agents have to be here
+    # it needs all agents here
+    left = {path.name for path in finished.iterdir()} - {"q_values.png"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == left
 
 

@@ -1,4 +1,6 @@
-"""docs/walkthrough.ipynb: has run from its first cell to its last, shows its pictures, and runs again (slow)."""
+"""docs/walkthrough.ipynb: has run from its first cell to its last, shows its pictures, and runs
+again (slow).
+"""
 
 import ast
 import base64
@@ -31,7 +33,9 @@ def texts(cell) -> str:
 
 
 def check_outputs(notebook):
-    """Run in order, without errors or messages on stderr, and a picture from each cell that draws one."""
+    """Run in order, without errors or messages on stderr, and a picture from each cell that draws
+    one.
+    """
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     for cell in cells:
@@ -84,7 +88,10 @@ def test_links_lead_somewhere(notebook):
 
 @pytest.mark.slow
 def test_it_runs(notebook, monkeypatch):
-    """All of it, as a reader would run it; here from the root of the repository, `docs/` is where it was run last."""
+    """All of it, as a reader would run it.
+
+    Here from the root of the repository, `docs/` is where it was run last.
+    """
     for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     again = nbformat.from_dict(notebook)

@@ -77,10 +77,14 @@ class ValueParams(environment.EnvParams):
 
 @dataclasses.dataclass(frozen=True)
 class ValueContinuous(environment.Environment):
-    """Its arguments tell what an episode is. Observes a sign drawn at the start, and 1 or the step."""
+    """Its arguments tell what an episode is.
+
+    Observes a sign drawn at the start, and 1 or the step.
+    """
 
     length: int = 1_000_000  # steps until it terminates
-    reward: str = "one"  # "one"; "sign", what is observed; "last", 1 in the last step; "action", highest at 4 or at 2
+    # "one"; "sign", what is observed; "last", 1 in the last step; "action", highest at 4 or at 2
+    reward: str = "one"
     shows_time: bool = False
 
     @property
@@ -124,7 +128,10 @@ class ValueDiscrete(ValueContinuous):
 
 
 class Recall(ValueDiscrete):
-    """Four steps. The sign is seen in the first alone; in the last the action that it tells is rewarded by 1."""
+    """Four steps.
+
+    The sign is seen in the first alone; in the last the action that it tells is rewarded by 1.
+    """
 
     def observe(self, key, state, action, params):
         return jnp.stack([jnp.where(state.time == 0, state.sign, 0.0), state.time * 1.0])
@@ -137,7 +144,9 @@ class Recall(ValueDiscrete):
 
 
 class ValueBrax(Env):
-    """A reward of 1 in each step; done after `length` steps. Observes a number drawn at the start, and the step.
+    """A reward of 1 in each step; done after `length` steps.
+
+    Observes a number drawn at the start, and the step.
 
     The observation and the reward of the step `nan_after` are not finite, as where physics blew up.
     """
@@ -160,7 +169,9 @@ class ValueBrax(Env):
 
 
 class Brightness(environment.Environment):
-    """Episodes of one step. Half of a picture is bright: the upper one asks for action 1, the lower one for action 0.
+    """Episodes of one step.
+
+    Half of a picture is bright: the upper one asks for action 1, the lower one for action 0.
 
     With `dtype` float32 pictures are in [0, 1].
     """

@@ -10,18 +10,20 @@ from jaxmarl.environments.spaces import Box, Discrete
 
 @struct.dataclass
 class State(BaseState):
-    age: (
-        jax.Array
-    )  # steps since the start of the episode; `step` is the clock, which a test may turn back
+    # steps since the start of the episode; `step` is the clock, which a test may turn back
+    age: jax.Array
     sign: jax.Array  # drawn at the start
     action: jax.Array  # [A], the last ones, so that a played episode shows what the agents did
 
 
 class ToyTeam(MultiAgentEnv):
-    """Terminates after `length` steps, or ends by its clock after `max_steps`. Agent i is paid i + 1 in each step.
+    """Terminates after `length` steps, or ends by its clock after `max_steps`.
 
-    Agents observe the sign and a fifth of the step. With `masks` only action 2 is available to agent 1 in odd steps.
-    The last agent dies after `dies` steps: it sees zeros and can only take action 0.
+    Agent i is paid i + 1 in each step.
+
+    Agents observe the sign and a fifth of the step. With `masks` only action 2 is available to
+    agent 1 in odd steps. The last agent dies after `dies` steps: it sees zeros and can only take
+    action 0.
     """
 
     def __init__(
