@@ -1,4 +1,6 @@
-"""docs/your_own_objective.md: its diff applies to ppo.py, is short, is the objective that it says, and trains."""
+"""docs/your_own_objective.md: its diff applies to ppo.py, is short, is the objective that it says,
+and trains.
+"""
 
 import csv
 import re
@@ -78,7 +80,7 @@ def test_objective_and_its_gradient_against_numpy(spo, clip_eps):
     np.testing.assert_allclose(
         loss, plain_loss(log_prob, old_log_prob, advantage, clip_eps), rtol=1e-4
     )
-    assert metrics.keys() == {"approx_kl", "clip_fraction"}
+    assert metrics.keys() == {"policy_loss", "approx_kl", "clip_fraction"}
     gradient = jax.grad(
         lambda x: spo.policy_loss(x, jnp.asarray(old_log_prob), jnp.asarray(advantage), clip_eps)[0]
     )
@@ -91,7 +93,9 @@ def test_objective_and_its_gradient_against_numpy(spo, clip_eps):
 
 
 def test_the_best_ratio_is_one_plus_or_minus_epsilon(spo):
-    """The gradient leads there from both sides, also from beyond the clip range, where that of PPO is zero."""
+    """The gradient leads there from both sides, also from beyond the clip range, where that of PPO
+    is zero.
+    """
     eps, advantage = 0.2, jnp.array([1.0, -1.0])  # as they are normalized
 
     def slopes(script, ratio):  # of the loss by each log-probability
