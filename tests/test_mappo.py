@@ -54,14 +54,29 @@ def awake(state):
 
 def captured(monkeypatch, name, update, state):
     """The arguments of a function of the script within `update(state)`, as numbers."""
-    called, function = [], getattr(mappo, name)
-    monkeypatch.setattr(mappo, name, lambda *args: called.append(args) or function(*args))
+    called = []
+    function = getattr(mappo, name)
+
+    def recording(*args, **named):
+        called.append((*args, *named.values()))
+        return function(*args, **named)
+
+    monkeypatch.setattr(mappo, name, recording)
 
     def run(state):
         update(state)
         return called[-1]
 
     return jit_quickly(run)(state)
+
+
+def observe(obs, available=None):
+    """What agents see that are alive and, if not told otherwise, free to act. obs: [..., A, 2]."""
+    if available is None:
+        available = jnp.ones((*obs.shape[:-1], 3), bool)
+    state = obs.reshape(*obs.shape[:-2], -1)
+    alive = jnp.ones(obs.shape[:-1], bool)
+    return mappo.Observation(obs=obs, available=available, alive=alive, state=state)
 
 
 # --- mathematics ---
@@ -137,9 +152,10 @@ def test_agents_are_told_apart_by_their_number(agent_ids):
     ]  # the critic sees the observations of both
     config = make_config(agent_ids=agent_ids)
     actor, _ = mappo.make_networks(config, *mappo.make_env(config))
-    logits, _ = actor.apply(
-        awake(state).params["actor"], jnp.zeros((2, 0)), jnp.ones((1, 2, 2)), jnp.zeros(1, bool)
+    policy, _ = actor.apply(
+        awake(state).params["actor"], (), observe(jnp.ones((1, 2, 2))), jnp.zeros(1, bool)
     )
+    logits = policy.logits
     assert np.allclose(logits[0, 0], logits[0, 1]) != agent_ids
     if agent_ids:  # the last rows of the kernel belong to the agents' numbers
         layers = awake(state).params["actor"]["params"]
@@ -147,6 +163,7 @@ def test_agents_are_told_apart_by_their_number(agent_ids):
             x = np.concatenate([np.ones(2), np.eye(2)[agent]])
             hidden = np.tanh(x @ layers["Dense_0"]["kernel"] + layers["Dense_0"]["bias"])
             expected = hidden @ layers["Dense_1"]["kernel"] + layers["Dense_1"]["bias"]
+            expected = jax.nn.log_softmax(expected)
             np.testing.assert_allclose(logits[0, agent], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -167,7 +184,7 @@ def episode(env, env_params, steps, action=0):
 @pytest.mark.parametrize("settings, last, truncated", [
     ({"length": 5, "max_steps": 12}, 5, False),
     ({"length": 99, "max_steps": 4}, 4, True),  # by its own clock
-    ({"length": 99, "max_steps": 99, "max_steps_in_episode": 3}, 3, True),  # by the limit of gymnax's interface
+    ({"length": 99, "max_steps": 99, "max_steps_in_episode": 3}, 3, True),  # by gymnax's limit
     ({"length": 4, "max_steps": 4}, 4, False),  # both at once: it is decided
 ])  # fmt: skip
 def test_ends_of_episodes(settings, last, truncated):
@@ -224,9 +241,14 @@ def test_agents_of_unlike_sizes():
 
 
 @pytest.mark.parametrize("env_name, env_params, words", [
-    ("MPE_simple_facmac_v1", {}, "discrete"), ("Nowhere", {}, "Nowhere"), ("toys_team:Nobody", {}, "Nobody"),
-    ("overcooked", {"layout": "kitchen"}, "kitchen"), ("HeuristicEnemySMAX", {"scenario": "4m"}, "4m"),
-    (TEAM, {"wings": 2}, "wings"), (TEAM, {"noise": "loud"}, "loud"), ("CartPole-v1", {}, "CartPole"),
+    ("MPE_simple_facmac_v1", {}, "discrete"),
+    ("Nowhere", {}, "Nowhere"),
+    ("toys_team:Nobody", {}, "Nobody"),
+    ("overcooked", {"layout": "kitchen"}, "kitchen"),
+    ("HeuristicEnemySMAX", {"scenario": "4m"}, "4m"),
+    (TEAM, {"wings": 2}, "wings"),
+    (TEAM, {"noise": "loud"}, "loud"),
+    ("CartPole-v1", {}, "CartPole"),
     (TEAM, {"max_steps_in_episode": "many"}, "many"),
 ])  # fmt: skip
 def test_environments_that_cannot_be(env_name, env_params, words):
@@ -238,8 +260,9 @@ def test_environments_that_cannot_be(env_name, env_params, words):
 
 
 @pytest.mark.parametrize("settings, words", [
-    ({"num_envs": 0}, "num_envs, .* at least 1"), ({"num_minibatches": 5}, "num_minibatches = 5: must divide 32"),
-    ({"cell": "gru", "num_minibatches": 8}, "num_minibatches = 8: must divide 4"),
+    ({"num_envs": 0}, "num_envs = 0: must be at least 1"),
+    ({"num_minibatches": 5}, "num_minibatches = 5: must divide the 32"),
+    ({"cell": "gru", "num_minibatches": 8}, "num_minibatches = 8: must divide the 4 "),
 ])  # fmt: skip
 def test_configs_that_cannot_train(settings, words):
     with pytest.raises(ValueError, match=words):
@@ -247,7 +270,7 @@ def test_configs_that_cannot_train(settings, words):
 
 
 def test_what_advantages_are_made_of(monkeypatch):
-    """Rewards with their shaping, values after each step in the episode of the step, ends of episodes."""
+    """Rewards with their shaping, values after each step in its episode, ends of episodes."""
     env_params = {"length": 5, "max_steps": 3}
     config, state, update = tiny(
         4, env_params=env_params, shaping_fraction=0.5, centralized_critic=False
@@ -267,7 +290,7 @@ def test_what_advantages_are_made_of(monkeypatch):
     _, critic = mappo.make_networks(config, *mappo.make_env(config))
     sign = state.obs.obs[0, 0, 0]  # of the first episode of the first environment
     obs = jnp.array([[[sign, time / 5]] * 2 for time in range(4)])
-    expected, _ = critic.apply(state.params["critic"], jnp.zeros((2, 0)), obs, jnp.zeros(4, bool))
+    expected, _ = critic.apply(state.params["critic"], (), observe(obs), jnp.zeros(4, bool))
     np.testing.assert_allclose(values[:3, 0], expected[:3], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(next_values[:3, 0], expected[1:], rtol=1e-4, atol=1e-5)
     assert np.ptp(expected, axis=0).min() > 0
@@ -286,7 +309,9 @@ def test_shaping_decays(fraction, progress, weight):
     [("gru", True), slow("gru", False), slow("none", True), slow("none", False)],
 )
 def test_the_loss_sees_what_the_rollout_saw(cell, centralized_critic):
-    """In the first gradient step the ratio is 1: same masks, same memory, reset at the same steps; old values, too.
+    """In the first gradient step the ratio is 1, and the values are the old ones.
+
+    Masks and memory are the same, and the memory is reset at the same steps.
 
     An episode has 5 steps and a rollout 8, so that five updates have ends at each of the places.
     """
@@ -307,14 +332,19 @@ def test_the_loss_sees_what_the_rollout_saw(cell, centralized_critic):
 
 @pytest.mark.parametrize("settings", [{"dies": 2}, slow({"max_steps": 5, "length": 99})])
 def test_memory_is_of_the_episode_alone(settings):
-    """After each rollout it is what acting from the start of the episode gives. A death on the way changes nothing."""
+    """After each rollout it is what acting from the start of the episode gives.
+
+    A death on the way changes nothing.
+    """
     config, state, update = tiny(cell="gru", lr=0.0, env_params=settings, centralized_critic=False)
     state, update = awake(state), jit_quickly(update)
     start, act = mappo.make_policy(config)
     _, critic = mappo.make_networks(config, *mappo.make_env(config))
     params = state.params["critic"]
     see = jit_quickly(
-        lambda memory, obs: critic.apply(params, memory, obs[None], jnp.zeros(1, bool))[1][0]
+        lambda memory, obs: critic.apply(params, memory, mappo.add_time(obs), jnp.zeros(1, bool))[
+            1
+        ][0]
     )
     act = jit_quickly(act)
     team = toys_team.ToyTeam(**settings)
@@ -332,7 +362,7 @@ def test_memory_is_of_the_episode_alone(settings):
                 for each in (team.get_obs(inner), team.get_avail_actions(inner))
             ]
             obs = mappo.Observation(*seen, team.alive(inner), jnp.zeros(4))
-            (_, memory), critic_memory = act(state.agent, memory, obs), see(critic_memory, obs.obs)
+            (_, memory), critic_memory = act(state.agent, memory, obs), see(critic_memory, obs)
         if steps:
             np.testing.assert_allclose(state.memory["actor"][0], memory, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(
@@ -342,7 +372,10 @@ def test_memory_is_of_the_episode_alone(settings):
 
 
 def test_memory_of_the_critic_is_of_the_episode_alone(monkeypatch):
-    """Values after a reset do not depend on what came before: those of two episodes with the same sign are alike."""
+    """Values after a reset do not depend on what came before.
+
+    Those of two episodes with the same sign are alike.
+    """
     _, state, update = tiny(cell="gru", num_steps=10, centralized_critic=False)
     _, values, next_values, *_ = captured(monkeypatch, "gae", update, awake(state))
     signs = np.stack([values[:5], values[5:]])  # two episodes in each environment, [2, 5, 4, 2]
@@ -383,7 +416,10 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 
 @functools.cache
 def learn(num_updates=150, env_params=(), **overrides):
-    """Train a team without entropy: config, final state, and the critic's values of steps [T] with sign 1, [T, A]."""
+    """Train a team without entropy.
+
+    Returns config, final state, and the critic's values of steps with sign 1, [T, A].
+    """
     settings = dict(
         num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, hidden_sizes=(16, 16), lr=3e-3
     )
@@ -397,9 +433,8 @@ def learn(num_updates=150, env_params=(), **overrides):
     out = jit_quickly(mappo.make_train(config))(jax.random.key(0))
     _, critic = mappo.make_networks(config, *mappo.make_env(config))
     obs = jnp.stack([jnp.ones(LIMIT), jnp.arange(LIMIT) / 5], axis=-1)  # [T, 2]
-    seen = jnp.tile(obs, 2) if config.centralized_critic else obs
+    seen = observe(jnp.broadcast_to(obs[:, None], (LIMIT, 2, 2)))
     memory = mappo.start_memory(config, 2)
-    seen = jnp.broadcast_to(seen[:, None], (LIMIT, 2, seen.shape[-1]))
     values, _ = critic.apply(
         out["runner_state"].params["critic"], memory, seen, jnp.zeros(LIMIT, bool)
     )
@@ -422,7 +457,7 @@ def test_termination_is_not_bootstrapped(settings):
 
 @pytest.mark.parametrize("settings", EACH)
 def test_truncation_is_bootstrapped_from_the_last_observation(settings):
-    """Not from the first one of the next episode, whose sign, and with it the return, may be the other."""
+    """Not from the first one of the next episode, whose sign, and so its return, may differ."""
     *_, values = learn(
         600, env_params=(("length", 99), ("max_steps", LIMIT), ("pays", "sign")), **settings
     )
