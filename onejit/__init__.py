@@ -3,4 +3,4 @@
 The scripts themselves never import this package.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
