@@ -1,4 +1,4 @@
-"""Ape-X's mathematics, its sum tree and its replay against NumPy, and what it learns on environments of known value."""
+"""Ape-X's mathematics, its sum tree, its replay, and what it learns where values are known."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ def test_transitions_against_a_loop(n_step):
     terminated, truncated = rng.random((2, length, num_envs)) < 0.2
     reward, q, obs, next_obs = rng.normal(size=(4, length, num_envs)).astype(np.float32)
     action = rng.integers(0, 4, (length, num_envs))
-    given = dict(obs=obs, action=action, q=q, reward=reward, next_obs=next_obs)
+    given = dict(obs=obs, action=action, q_taken=q, reward=reward, next_obs=next_obs)
     steps = apex_dqn.Step(
         **jax.tree.map(jnp.asarray, given | dict(terminated=terminated, truncated=truncated))
     )
@@ -42,25 +42,44 @@ def test_transitions_against_a_loop(n_step):
                     break
             if terminated[t + k, env]:
                 discount = 0.0
-            np.testing.assert_allclose(made["return"][t, env], total, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(made["discount"][t, env], discount, rtol=1e-5)
-            assert made["next_obs"][t, env] == next_obs[t + k, env]
-            for name, given in {"obs": obs, "action": action, "q": q}.items():
-                assert made[name][t, env] == given[t, env]
+            np.testing.assert_allclose(made.n_step_return[t, env], total, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(made.discount[t, env], discount, rtol=1e-5)
+            assert made.next_obs[t, env] == next_obs[t + k, env]
+            assert made.obs[t, env] == obs[t, env]
+            assert made.action[t, env] == action[t, env]
 
 
-def test_loss_by_hand():
-    q, target, weight = (
-        jnp.array([0.0, 1.0, 1.0]),
-        jnp.array([0.5, 1.0, -2.0]),
-        jnp.array([1.0, 1.0, 0.5]),
-    )
-    np.testing.assert_allclose(
-        apex_dqn.td_loss(q, target, weight, "squared"), (0.125 + 0.0 + 2.25) / 3, rtol=1e-6
-    )
-    np.testing.assert_allclose(
-        apex_dqn.td_loss(q, target, weight, "huber"), (0.125 + 0.0 + 1.25) / 3, rtol=1e-6
-    )
+@pytest.mark.parametrize("discount", [0.9, 0.0])
+def test_target_by_hand(discount):
+    """The online network chooses the action that the target network values: double Q-learning."""
+    next_q, next_q_online = jnp.array([[5.0, 7.0, 1.0]]), jnp.array([[0.0, 1.0, 2.0]])
+    target = apex_dqn.q_target(jnp.array([3.0]), jnp.array([discount]), next_q, next_q_online)
+    np.testing.assert_allclose(target, 3.0 + discount * 1.0, rtol=1e-6)
+
+
+def test_streams_are_combined_by_hand():
+    advantage = jnp.array([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]])
+    q = apex_dqn.dueling_q(jnp.array([[10.0], [0.0]]), advantage)
+    np.testing.assert_allclose(q, [[8.0, 9.0, 13.0], [-1.0, 0.0, 1.0]])
+
+
+@pytest.mark.parametrize("rollout_size", [1, 3, 14, 64, 256])
+def test_multiples_of_an_interval(rollout_size):
+    """True once for each rollout that reaches a multiple of 30, however the sizes fit."""
+    for count in range(1, 40):
+        steps = range((count - 1) * rollout_size + 1, count * rollout_size + 1)
+        reached = any(step % 30 == 0 for step in steps)
+        assert apex_dqn.is_due(count * rollout_size, 30, rollout_size) == reached
+
+
+def replay_of(x):
+    """Transitions of which each field is x."""
+    return apex_dqn.Transition(*[x for _ in apex_dqn.Transition._fields])
+
+
+def flatten(replay, size):
+    """[num_rollouts, num_steps, num_envs, ...] -> NumPy's [size, ...]."""
+    return jax.tree.map(lambda x: np.asarray(x).reshape(size, *x.shape[3:]), replay)
 
 
 def test_priorities_and_weights_by_hand():
@@ -76,23 +95,23 @@ def test_priorities_and_weights_by_hand():
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("exponent", [0.0, 2.0, 100.0])
 def test_priorities_of_any_exponent_can_be_drawn_from(exponent, scale):
-    """None is 0 or infinite, neither are their sum and the weights; what surprises more is not drawn less often."""
+    """Priorities, their sum and the weights are finite, and priorities rise with the error."""
     size = 500
     priority = apex_dqn.priority_of(scale * jnp.linspace(0.1, 10.0, size), exponent)
     assert (priority > 0).all() and np.isfinite(priority).all() and (np.diff(priority) >= 0).all()
     tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(512), jnp.arange(size), priority)
     assert 0 < apex_dqn.total_priority(tree) < math.inf
-    replay = {"obs": jnp.arange(512.0).reshape(64, 4, 2)}
+    replay = replay_of(jnp.arange(512.0).reshape(64, 4, 2))
     for importance in (0.0, 1.0, 100.0):
-        batch = apex_dqn.sample_replay(jax.random.key(0), replay, tree, size, 100, importance)
-        assert (batch["index"] < size).all() and batch["weight"].max() == 1.0
-        assert np.isfinite(batch["weight"]).all() and (batch["weight"] >= 0).all()
+        _, index, weight = apex_dqn.sample(jax.random.key(0), replay, tree, size, 100, importance)
+        assert (index < size).all() and weight.max() == 1.0
+        assert np.isfinite(weight).all() and (weight >= 0).all()
 
 
-def test_ladder_by_hand():
-    ladder = apex_dqn.exploration_ladder(8, 0.4, 7.0)
-    np.testing.assert_allclose(ladder, 0.4 ** np.arange(1, 9), rtol=1e-5)
-    np.testing.assert_allclose(apex_dqn.exploration_ladder(1, 0.4, 7.0), [0.4], rtol=1e-6)
+def test_epsilons_by_hand():
+    epsilons = apex_dqn.actor_epsilons(8, 0.4, 7.0)
+    np.testing.assert_allclose(epsilons, 0.4 ** np.arange(1, 9), rtol=1e-5)
+    np.testing.assert_allclose(apex_dqn.actor_epsilons(1, 0.4, 7.0), [0.4], rtol=1e-6)
 
 
 # --- the sum tree ---
@@ -161,36 +180,36 @@ def test_sampling_follows_the_priorities():
     tree = apex_dqn.init_sum_tree(512)
     priority = apex_dqn.priority_of(jnp.asarray(td_error), alpha)
     tree = apex_dqn.set_priorities(tree, jnp.arange(size), priority)
-    replay = {"obs": jnp.arange(512.0).reshape(64, 4, 2)}
-    draw = lambda key: apex_dqn.sample_replay(key, replay, tree, size, batch, 1.0)  # noqa: E731
-    batches = jax.jit(lambda: jax.lax.map(draw, jax.random.split(jax.random.key(0), draws)))()
-    counts = np.bincount(np.asarray(batches["index"]).reshape(-1), minlength=512)
+    replay = replay_of(jnp.arange(512.0).reshape(64, 4, 2))
+    draw = lambda key: apex_dqn.sample(key, replay, tree, size, batch, 1.0)  # noqa: E731
+    batches, index, weight = jax.jit(
+        lambda: jax.lax.map(draw, jax.random.split(jax.random.key(0), draws))
+    )()
+    counts = np.bincount(np.asarray(index).reshape(-1), minlength=512)
     expected = np.abs(td_error) ** alpha / (np.abs(td_error) ** alpha).sum() * batch * draws
     assert not counts[size:].any()
     assert (
         (counts[:size] - expected) ** 2 / expected
     ).sum() < 400  # 99.99 % of chi-square with 299 degrees are below
-    np.testing.assert_allclose(batches["obs"], batches["index"])
-    weight = np.asarray(batches["weight"])
-    inverse = 1 / np.asarray(priority)[np.asarray(batches["index"])]
+    np.testing.assert_allclose(batches.obs, index)
+    weight = np.asarray(weight)
+    inverse = 1 / np.asarray(priority)[np.asarray(index)]
     np.testing.assert_allclose(weight, inverse / inverse.max(axis=1, keepdims=True), rtol=1e-4)
 
 
 def test_replay_wraps_around():
     num_rollouts, num_steps, num_envs = 3, 2, 3
-    replay = {name: jnp.zeros((num_rollouts, num_steps, num_envs)) for name in ("obs", "return")}
+    replay = replay_of(jnp.zeros((num_rollouts, num_steps, num_envs)))
     for count in range(8):
         rows = (count * 6 + jnp.arange(6.0)).reshape(num_steps, num_envs)
-        replay = apex_dqn.add_to_replay(
-            replay, {"obs": rows, "return": rows + 1, "q": rows}, jnp.int32(count)
-        )
-    assert set(replay) == {"obs", "return"}
-    np.testing.assert_array_equal(replay["obs"].reshape(-1), [*range(36, 48), *range(30, 36)])
-    np.testing.assert_array_equal(replay["return"], replay["obs"] + 1)
+        new = replay_of(rows)._replace(n_step_return=rows + 1)
+        replay = apex_dqn.add_rollout(replay, new, jnp.int32(count))
+    np.testing.assert_array_equal(replay.obs.reshape(-1), [*range(36, 48), *range(30, 36)])
+    np.testing.assert_array_equal(replay.n_step_return, replay.obs + 1)
 
 
 def test_priorities_are_of_the_transitions_that_they_stand_beside():
-    """Also where the ring has wrapped around. Nothing is learned: `batch_size` 1 of a learning rate of 0."""
+    """Also where the ring has wrapped around. Nothing is learned: the learning rate is 0."""
     config = apex_dqn.Config(
         num_envs=4, num_steps=3, n_step=2, learning_starts=40, gradient_steps=1, batch_size=1
     )
@@ -200,17 +219,11 @@ def test_priorities_are_of_the_transitions_that_they_stand_beside():
     for _ in range(7):  # 4 rollouts of the warm-up and 7 for the ring's 5
         state, _ = update(state)
     network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-    replay = {
-        name: np.asarray(ring).reshape(60, *ring.shape[3:]) for name, ring in state.replay.items()
-    }
-    q, next_q = (
-        np.asarray(network.apply(state.params, replay[name])) for name in ("obs", "next_obs")
-    )
-    td_error = (
-        replay["return"]
-        + replay["discount"] * next_q.max(axis=-1)
-        - q[np.arange(60), replay["action"]]
-    )
+    replay = flatten(state.replay, 60)
+    q = np.asarray(network.apply(state.params, replay.obs))
+    next_q = np.asarray(network.apply(state.params, replay.next_obs))
+    target = replay.n_step_return + replay.discount * next_q.max(axis=-1)
+    td_error = target - q[np.arange(60), replay.action]
     priorities = sums(state.tree)[:60]
     expected = np.asarray(apex_dqn.priority_of(td_error, config.priority_exponent))
     np.testing.assert_allclose(priorities, expected, rtol=1e-3)
@@ -235,7 +248,7 @@ def test_replay_is_written_in_place(seeds):
 
 
 def test_replay_has_every_transition_once():
-    """Of all actors, from the first step of the warm-up on, up to the n_step - 1 that are not whole yet."""
+    """Of all actors, from the first step of the warm-up on, but for the last n_step - 1 steps."""
     n_step, num_envs, num_steps, updates = 3, 4, 2, 30
     config = apex_dqn.Config(
         num_envs=num_envs, num_steps=num_steps, n_step=n_step, learning_starts=40
@@ -249,16 +262,15 @@ def test_replay_has_every_transition_once():
     for _ in range(updates):
         state, _ = update(state)
     rows = 10 + updates * num_steps
-    assert state.update_count == updates
-    replay = {
-        name: np.asarray(ring).reshape(100, num_envs, *ring.shape[3:])
-        for name, ring in state.replay.items()
-    }
-    assert not replay["obs"][rows:].any()
+    assert state.rollout_count == config.warmup_rollouts + updates
+    replay = jax.tree.map(
+        lambda x: np.asarray(x).reshape(100, num_envs, *x.shape[3:]), state.replay
+    )
+    assert not replay.obs[rows:].any()
     assert (sums(state.tree)[: rows * num_envs] > 0).all() and not sums(state.tree)[
         rows * num_envs :
     ].any()
-    obs, next_obs, discount = (replay[name][:rows] for name in ("obs", "next_obs", "discount"))
+    obs, next_obs, discount = (x[:rows] for x in (replay.obs, replay.next_obs, replay.discount))
     lengths = np.round(
         np.log(np.where(discount > 0, discount, np.nan)) / np.log(config.gamma)
     )  # nan: terminated
@@ -283,8 +295,9 @@ def test_nothing_carried_is_empty(n_step):
     assert jax.tree.structure(jax.eval_shape(update, begun)[0]) == jax.tree.structure(begun)
 
 
-@pytest.mark.parametrize("gradient_steps, interval", [slow(1, 3), slow(4, 6), (4, 2)])
+@pytest.mark.parametrize("gradient_steps, interval", [slow(1, 24), slow(4, 12), (4, 4)])
 def test_actors_and_target_are_refreshed_now_and_then(gradient_steps, interval):
+    """The intervals count environment steps after the warm-up, of which an update takes 8."""
     config = apex_dqn.Config(
         num_envs=8, gradient_steps=gradient_steps, batch_size=4, hidden_sizes=(4,)
     )
@@ -299,18 +312,15 @@ def test_actors_and_target_are_refreshed_now_and_then(gradient_steps, interval):
     actor = target = state.params
     for i in range(1, 13):
         state, _ = update(state)
-        passed = {
-            k: i * gradient_steps // k > (i - 1) * gradient_steps // k
-            for k in (interval, 2 * interval)
-        }
+        passed = {k: i * 8 // k > (i - 1) * 8 // k for k in (interval, 2 * interval)}
         actor = state.params if passed[interval] else actor
         target = state.params if passed[2 * interval] else target
         for expected, got in ((actor, state.actor_params), (target, state.target_params)):
             jax.tree.map(np.testing.assert_array_equal, expected, got)
 
 
-def test_actors_act_by_their_ladder():
-    """Observations, actions and Q of a long rollout: each explorer departs from the best action at its own rate."""
+def test_actors_act_by_their_epsilons():
+    """In a long rollout each actor departs from the best action at its own rate."""
     config = apex_dqn.Config(
         num_envs=4, num_steps=2000, learning_starts=0, buffer_size=8000, total_timesteps=10_000
     )
@@ -321,8 +331,8 @@ def test_actors_act_by_their_ladder():
     state = jit_quickly(init)(jax.random.key(0))
     after, _ = jit_quickly(update)(state)
     network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-    best = network.apply(state.actor_params, after.replay["obs"]).argmax(axis=-1)
-    departed = (best != after.replay["action"]).reshape(2000, 4)
+    best = network.apply(state.actor_params, after.replay.obs).argmax(axis=-1)
+    departed = (best != after.replay.action).reshape(2000, 4)
     np.testing.assert_allclose(
         departed.mean(axis=0), 0.4 ** (1 + 2 * np.arange(4) / 3) / 2, atol=0.04
     )
@@ -333,23 +343,18 @@ def test_priorities_of_new_and_of_learned():
     config = apex_dqn.Config(
         num_envs=4, learning_starts=36, gradient_steps=1, batch_size=64, hidden_sizes=(4,)
     )
-    config = dataclasses.replace(
-        config, buffer_size=400, lr=0.0, actor_sync_interval=1, double=False, n_step=2
-    )
+    config = dataclasses.replace(config, buffer_size=400, lr=0.0, actor_sync_interval=1, n_step=2)
     init, update = apex_dqn.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
     for learned in (0.0, 1.0):
         params = jax.tree.map(partial(jnp.add, 0.5 * learned), state.params)
         after = jit_quickly(update)(state._replace(params=params, target_params=params))[0]
         count = 10 * 4  # of 11 steps of 4 actors all but the last one's
-        replay = {
-            name: np.asarray(ring).reshape(400, *ring.shape[3:])[:count]
-            for name, ring in after.replay.items()
-        }
+        replay = apex_dqn.Transition(*[x[:count] for x in flatten(after.replay, 400)])
         network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-        q, next_q = network.apply(params, replay["obs"]), network.apply(params, replay["next_obs"])
-        chosen = q[np.arange(count), replay["action"]]
-        td_error = replay["return"] + replay["discount"] * next_q.max(axis=-1) - chosen
+        q, next_q = network.apply(params, replay.obs), network.apply(params, replay.next_obs)
+        chosen = q[np.arange(count), replay.action]
+        td_error = replay.n_step_return + replay.discount * next_q.max(axis=-1) - chosen
         given = sums(after.tree)[:count]
         expected = (np.abs(td_error) + 1e-6) ** 0.6
         agree = np.isclose(given, expected, rtol=1e-3)
@@ -362,7 +367,7 @@ def test_priorities_of_new_and_of_learned():
 
 
 def learn(num_updates=400, env_params=(), **overrides):
-    """Train one agent: its final state and metrics, and a function from observations to the values of actions."""
+    """Train one agent: config, final state, metrics, and the function from observations to Q."""
     config = apex_dqn.Config(
         env_name=VALUE,
         env_params=dict(env_params),
@@ -373,7 +378,8 @@ def learn(num_updates=400, env_params=(), **overrides):
         buffer_size=2000,
         learning_starts=200,
         total_timesteps=200 + num_updates * 16,
-        target_update_interval=16,
+        actor_sync_interval=64,
+        target_update_interval=64,
         lr=1e-2,
         gamma=0.9,
         hidden_sizes=(16, 16),
@@ -393,7 +399,6 @@ def learn(num_updates=400, env_params=(), **overrides):
 def test_value_is_discounted():
     *_, q = learn(
         env_params={"length": 2, "reward": "last", "shows_time": True},
-        loss="huber",
         tau=0.3,
         n_step=2,
     )
@@ -416,7 +421,7 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 
 @pytest.mark.parametrize("n_step", [slow(1), 3])
 def test_truncation_is_bootstrapped(n_step):
-    """From the last observation, not from the first one of the next episode, whose sign may be the other."""
+    """From the last observation, not from the next episode's first, whose sign may differ."""
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
     _, _, metrics, q = learn(env_params=env_params, num_updates=600, n_step=n_step)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
@@ -453,17 +458,26 @@ def test_training_without_hidden_layers_and_with_the_largest_exponent():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(out["runner_state"].params))
 
 
-def test_configs_that_cannot_train():
-    with pytest.raises(
-        ValueError, match="total_timesteps = 10000: the warm-up and one update take 10496"
-    ):
-        apex_dqn.make_learner(apex_dqn.Config(total_timesteps=10_000))
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ({"total_timesteps": 10_000}, "total_timesteps = 10000: .* one update take 10496"),
+        ({"buffer_size": 127}, "buffer_size = 127: one update adds 128"),
+        ({"n_step": 0}, "n_step = 0: must be at least 1"),
+        ({"actor_sync_interval": 0}, "actor_sync_interval = 0: must be at least 1"),
+        ({"target_update_interval": 0}, "target_update_interval = 0: must be at least 1"),
+        ({"learning_starts": -1}, "learning_starts = -1: must be at least 0"),
+    ],
+)
+def test_configs_that_cannot_train(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        apex_dqn.make_learner(dataclasses.replace(apex_dqn.Config(), **overrides))
 
 
 def test_nothing_is_bootstrapped_after_a_termination():
-    """Not even 0 times what is no number: here every step ends an episode, and the target network is broken."""
+    """Not even 0 times NaN: every step ends an episode, and the target network is broken."""
     config = apex_dqn.Config(
-        env_name="ValueDiscrete", env_params={"length": 1}, num_envs=4, batch_size=8, double=False
+        env_name="ValueDiscrete", env_params={"length": 1}, num_envs=4, batch_size=8
     )
     config = dataclasses.replace(config, hidden_sizes=(4,), learning_starts=16, buffer_size=64)
     init, update = apex_dqn.make_learner(config)

@@ -81,7 +81,8 @@ class Twin:
         config = self.config
         num_envs = config.num_envs
         for step_key in jax.random.split(key, num_steps):
-            explore_key, action_key, env_key = jax.random.split(step_key, 3)
+            action_key, env_key = jax.random.split(step_key)
+            explore_key, action_key = jax.random.split(action_key)
             uniform = jax.random.uniform(explore_key, (num_envs,))
             random_action = jax.random.randint(action_key, (num_envs,), 0, 3)
             obs = np.array(self.environments.obs)
