@@ -1,7 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "filelock>=3.20",
 #     "flax>=0.12.8",
 #     "gymnax>=1.0.1",
 #     "jax>=0.10.2,<0.11",
@@ -12,7 +11,6 @@
 #     "pgx>=2.6.0",
 #     "pyyaml>=6.0",
 #     "safetensors>=0.8",
-#     "scipy>=1.15",
 #     "six>=1.17",
 #     "tqdm>=4.67",
 #     "tyro>=1.0.17",
@@ -22,46 +20,39 @@
 # ///
 """Gumbel AlphaZero for board games of two players, the whole training in one jit.
 
-Silver et al. 2017, "Mastering Chess and Shogi by Self-Play with a General Reinforcement Learning Algorithm" (arXiv
-1712.01815): one network predicts a policy and a value, a tree search that uses the network plays against itself, and
-the network learns the result of the search and the outcome of the game (equation 1). The search is Danihelka et al.
-2022, "Policy improvement by planning with Gumbel" (openreview.net/forum?id=bERaNdoegnO), by DeepMind's mctx: Gumbel
-noise and sequential halving choose the actions at the root, and equation 11 gives the target of the policy.
+Silver et al. 2017, "Mastering Chess and Shogi by Self-Play with a General Reinforcement Learning
+Algorithm" (arXiv 1712.01815): one network predicts a policy and a value, a tree search that uses
+the network plays against itself, and the network learns the result of the search and the outcome of
+the game (equation 1). The search is Danihelka et al. 2022, "Policy improvement by planning with
+Gumbel" (openreview.net/forum?id=bERaNdoegnO), by DeepMind's mctx: Gumbel noise and sequential
+halving choose the actions at the root, and equation 11 gives the target of the policy.
 
-Differences from the papers: moves are sampled in proportion to visit counts, because self-play with the action that
-the search returns can collapse to one game; there is no replay; a game that the end of a rollout cuts off is
-bootstrapped with the value of a search; the residual network has layer instead of batch normalization.
+Differences from the papers: moves are sampled in proportion to visit counts, because self-play with
+the action that the search returns can collapse to one game; there is no replay; a game that the end
+of a rollout cuts off is bootstrapped with the value of a search; the residual network has layer
+instead of batch normalization.
 
     python alphazero.py --env-name tic_tac_toe --num-seeds 2
 
     out = jax.jit(jax.vmap(make_train(Config())))(jax.random.split(jax.random.key(0), 4))
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import math
 import os
-import platform
+import re
+import signal
 import sys
 import time
-import traceback
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
 
-os.environ.setdefault(  # one device per core of this process, for seeds to spread over
-    "JAX_NUM_CPU_DEVICES",
-    str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-)
-os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_MAX_SIZE",
-    str(-1 if "JAX_COMPILATION_CACHE_DIR" in os.environ else 2**31),
-)
-os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_DIR", os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
-)
+# Before JAX is imported: each core of this process is a device, and compiled programs are kept.
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/onejit/jax"))
 
 import flax.linen as nn
 import jax
@@ -70,7 +61,6 @@ import mctx
 import numpy as np
 import optax
 import pgx
-import scipy.special
 import tyro
 import yaml
 from flax.traverse_util import flatten_dict
@@ -78,16 +68,18 @@ from gymnax.environments import environment, spaces
 from gymnax.wrappers import LogWrapper
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
-from safetensors.flax import save_file
+from safetensors.flax import save
 from tqdm import tqdm
 
+# --- config: float fields may be traced, all others are static (shared) ---
 
-# --- block config: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
+
 def register_config(cls):
-    """A frozen dataclass as a pytree: float fields are leaves, which may be traced; all others are static."""
-    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
-    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
-    return jax.tree_util.register_dataclass(cls, leaves, static)
+    """Make a frozen dataclass a pytree whose leaves are its float fields."""
+    hints = get_type_hints(cls)
+    floats = [name for name in hints if hints[name] is float]
+    others = [name for name in hints if hints[name] is not float]
+    return jax.tree_util.register_dataclass(cls, data_fields=floats, meta_fields=others)
 
 
 # --- hyperparameters ---
@@ -98,15 +90,13 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for tic_tac_toe on two CPU cores."""
 
-    env_name: str = "tic_tac_toe"  # Pgx game of two players with perfect information; MODULE:NAME is your own game
+    env_name: str = "tic_tac_toe"  # Pgx game of two players; MODULE:NAME is your own game
     total_timesteps: int = 400_000  # moves of self-play per agent
     num_envs: int = 128  # games that are played at the same time
     num_steps: int = 16  # moves per game and update
     simulations: int = 32  # simulations of each search in self-play
     max_considered_actions: int = 16  # actions that a search considers at its root
-    sampled_moves: int = (
-        30  # number of first moves sampled by visit counts; the search chooses the later moves
-    )
+    sampled_moves: int = 30  # first moves of a game that are sampled by visit counts
     update_epochs: int = 2  # passes over the batch of num_envs * num_steps moves
     num_minibatches: int = 8  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
@@ -114,62 +104,61 @@ class Config:
     gamma: float = 1.0  # discount factor per move; 1 counts a late win as much as an early one
     vf_coef: float = 1.0  # weight of the value loss
     weight_decay: float = 1e-4  # weight decay per gradient step, multiplied by the learning rate
-    network: Literal["mlp", "residual"] = (
-        "mlp"  # mlp: only hidden layers; residual: residual blocks before them
-    )
+    network: Literal["mlp", "residual"] = "mlp"  # residual: with blocks before the hidden layers
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     channels: int = 64  # channels of the residual network
     num_blocks: int = 4  # blocks of the residual network, each with two convolutions
-    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = (
-        "relu"  # activation function of the hidden layers
-    )
-    opponent_simulations: int = (
-        32  # simulations of the opponent's plain MCTS in evaluations; 0 for random moves alone
-    )
-    eval_simulations: int = (
-        0  # simulations of the greedy policy's search; 0 plays by the network alone
-    )
-    eval_games: int = (
-        16  # games that are played at the same time against each opponent during training
-    )
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
+    opponent_simulations: int = 32  # of the opponent's plain MCTS in evaluations; 0: random moves
+    eval_simulations: int = 0  # of the greedy policy's search; 0 plays by the network alone
+    eval_games: int = 16  # games at the same time against each opponent during training
     eval_steps: int = 2  # moves of the agent per update in each evaluation game
 
     @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
     def num_updates(self) -> int:
-        return self.total_timesteps // (self.num_envs * self.num_steps)
-
-
-# --- block orthogonal: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120) by matrix products alone: flax's QR can hang under `vmap` on CPUs."""
-
-    def init(key, shape, dtype=jnp.float32):
-        x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
-        # Newton-Schulz; multi_dot begins with the smaller of x @ x.T and x.T @ x.
-        return scale * jax.lax.fori_loop(
-            0, 50, lambda _, x: 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x]), x
-        )
-
-    return init
+        return self.total_timesteps // self.batch_size
 
 
 # --- networks ---
 
 
-def neighborhoods(
-    x,
-):  # a dense layer on neighborhoods is a convolution that `orthogonal` can initialize
-    """The squares of 3 x 3 around each point, with zeros outside: [..., H, W, C] -> [..., H, W, 9 * C]."""
-    h, w = x.shape[-3:-1]
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120), by matrix products alone.
+
+    flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
+    """
+
+    def newton_schulz(_, x):
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # first the smaller of x x', x' x
+
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)
+        return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
+
+    return init
+
+
+def neighborhoods(x):
+    """The 3 x 3 squares around each point, zeros outside: [..., H, W, C] -> [..., H, W, 9 * C].
+
+    A dense layer on neighborhoods is a convolution that `orthogonal` can initialize.
+    """
+    height, width = x.shape[-3:-1]
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
-    return jnp.concatenate(
-        [x[..., i : i + h, j : j + w, :] for i in range(3) for j in range(3)], axis=-1
-    )
+    shifted = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
+    return jnp.concatenate(shifted, axis=-1)
 
 
 class Network(nn.Module):
-    """Logits of the policy [..., num_actions] and the value for the player to move [...], in [-1, 1]."""
+    """Boards [..., H, W, planes], as the player to move sees them -> the player's policy and value.
+
+    Logits [..., num_actions] and values [...] in [-1, 1].
+    """
 
     network: str
     hidden_sizes: tuple[int, ...]
@@ -179,27 +168,37 @@ class Network(nn.Module):
     num_actions: int
 
     @nn.compact
-    def __call__(self, obs):  # [..., H, W, planes]
-        activation, scale = getattr(nn, self.activation), orthogonal(math.sqrt(2))
-        x, flat = obs.astype(jnp.float32), obs.shape[:-3]
-        if (
-            self.network == "residual"
-        ):  # He et al. 2016 (arXiv 1603.05027): normalize, activate, convolve, add
+    def __call__(self, obs):
+        activation = getattr(nn, self.activation)
+        scale = orthogonal(math.sqrt(2))
+        x = obs.astype(jnp.float32)
+        if self.network == "residual":
             x = nn.Dense(self.channels, kernel_init=scale)(neighborhoods(x))
             for _ in range(self.num_blocks):
-                y = nn.Dense(self.channels, kernel_init=scale)(
-                    neighborhoods(activation(nn.LayerNorm()(x)))
-                )
-                y = nn.Dense(self.channels, kernel_init=scale)(
-                    neighborhoods(activation(nn.LayerNorm()(y)))
-                )
+                y = x  # normalize, activate, convolve, add: He et al. 2016 (arXiv 1603.05027)
+                for _ in range(2):
+                    y = activation(nn.LayerNorm()(y))
+                    y = nn.Dense(self.channels, kernel_init=scale)(neighborhoods(y))
                 x = x + y
-            x = activation(nn.Dense(8, kernel_init=scale)(activation(nn.LayerNorm()(x))))
-        x = x.reshape(*flat, -1)
+            x = activation(nn.LayerNorm()(x))
+            x = activation(nn.Dense(8, kernel_init=scale)(x))
+        x = x.reshape(*obs.shape[:-3], -1)
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=scale)(x))
         logits = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)
-        return logits, jnp.tanh(nn.Dense(1, kernel_init=orthogonal(0.01))(x)).squeeze(-1)
+        value = nn.Dense(1, kernel_init=orthogonal(0.01))(x)
+        return logits, jnp.tanh(value).squeeze(-1)
+
+
+def make_network(config: Config, game) -> Network:
+    return Network(
+        network=config.network,
+        hidden_sizes=config.hidden_sizes,
+        channels=config.channels,
+        num_blocks=config.num_blocks,
+        activation=config.activation,
+        num_actions=game.num_actions,
+    )
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -211,24 +210,38 @@ def mask_logits(logits, legal):
 
 
 def value_targets(rewards, discounts, last_value):
-    """The outcome of the game for the player to move, z_t = r_t + d_t z_{t+1}. [T, N], [T, N], [N] -> [T, N].
+    """The outcome of the game for the player to move, z_t = r_t + d_t z_{t+1}.
 
-    r_t is the reward of the player who moved. d_t is 0 if the move ended the game, -gamma if the opponent moves next,
-    gamma if the same player does. `last_value` is the value of the position after the last move for the player to
-    move. It bootstraps the games that the end of the rollout cuts off, instead of calling them draws.
+    rewards [T, N] are of the player who moved. discounts [T, N] are 0 if the move ended the game,
+    -gamma if the opponent moves next, gamma if the same player does. last_value [N] is the value of
+    the position after the last move for the player to move: it bootstraps the games that the end of
+    the rollout cuts off, instead of calling them draws. Returns z [T, N].
     """
 
-    def step(target, inputs):
-        reward, discount = inputs
-        target = reward + discount * target
+    def step(next_target, reward_and_discount):
+        reward, discount = reward_and_discount
+        target = reward + discount * next_target
         return target, target
 
-    return jax.lax.scan(step, last_value, (rewards, discounts), reverse=True)[1]
+    _, targets = jax.lax.scan(step, last_value, (rewards, discounts), reverse=True)
+    return targets
 
 
 def policy_loss(logits, legal, weights):
-    """Cross entropy between the search's improved policy and the network's (Gumbel paper, equation 12). -> [B]."""
-    return -(weights * jax.nn.log_softmax(mask_logits(logits, legal))).sum(axis=-1)
+    """Cross entropy of the network's policy and the search's (Gumbel paper, equation 12). -> [B]"""
+    log_policy = jax.nn.log_softmax(mask_logits(logits, legal))
+    return -(weights * log_policy).sum(axis=-1)
+
+
+def sample_by_visits(key, visit_counts):
+    """An action in proportion to the visits of the root's children (arXiv 1712.01815, page 3).
+
+    [N, num_actions] -> [N].
+    """
+    return jax.random.categorical(key, jnp.log(visit_counts)).astype(jnp.int32)
+
+
+# --- games and searches ---
 
 
 def select(condition, state, other):
@@ -236,135 +249,173 @@ def select(condition, state, other):
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), state, other)
 
 
-def one(state):
-    """A batch of a single state."""
-    return jax.tree.map(lambda leaf: leaf[None], state)
+def add_batch_axis(state):
+    return jax.tree.map(lambda x: x[None], state)
 
 
-def sample_by_visits(key, visit_counts):
-    """An action in proportion to the visits of the root's children (arXiv 1712.01815, page 3). [N, A] -> [N]."""
-    return jax.random.categorical(key, jnp.log(visit_counts)).astype(jnp.int32)
+def random_move(key, state):
+    logits = jnp.where(state.legal_action_mask, 0.0, -jnp.inf)
+    return jax.random.categorical(key, logits).astype(jnp.int32)
 
 
-# --- search ---
+def playout(game, key, state):
+    """The outcome for the player to move if both players move at random; 0 after the end."""
+
+    def is_running(carry):
+        _, state, _ = carry
+        return ~state.terminated
+
+    def move(carry):
+        key, later_state, outcome = carry
+        key, move_key = jax.random.split(key)
+        later_state = game.step(later_state, random_move(move_key, later_state))
+        return key, later_state, outcome + later_state.rewards[state.current_player]
+
+    _, _, outcome = jax.lax.while_loop(is_running, move, (key, state, jnp.float32(0.0)))
+    return outcome
 
 
 def play_move(game, state, action, gamma):
-    """`(next state, reward of the player who moved, discount)` of one game; see `value_targets`."""
-    after = game.step(state, action)
-    sign = jnp.where(after.current_player == state.current_player, 1.0, -1.0)
-    return (
-        after,
-        after.rewards[state.current_player],
-        jnp.where(after.terminated, 0.0, sign * gamma),
-    )
+    """`(next state, reward of the player who moved, discount)` of a game; see `value_targets`."""
+    next_state = game.step(state, action)
+    reward = next_state.rewards[state.current_player]
+    sign = jnp.where(next_state.current_player == state.current_player, 1.0, -1.0)
+    discount = jnp.where(next_state.terminated, 0.0, sign * gamma)
+    return next_state, reward, discount
 
 
-def make_search(algorithm, game, evaluate, gamma, **settings):
-    """`search(params, key, states, **more) -> mctx's output` for states [N, ...], by an algorithm of mctx.
+def make_tree_functions(game, evaluate, gamma):
+    """What mctx asks for: `root(params, key, states)` and `expand(params, key, actions, states)`.
 
-    `evaluate(params, key, states) -> logits [N, A], values [N]` is for the player to move.
+    `evaluate(params, key, states) -> logits [N, num_actions], values [N]` is for the player to
+    move. `states` are [N, ...].
     """
 
-    def look(params, key, states):
+    def evaluate_legal(params, key, states):
         logits, values = evaluate(params, key, states)
-        return mask_logits(logits, states.legal_action_mask), jnp.where(
-            states.terminated, 0.0, values
-        )
+        logits = mask_logits(logits, states.legal_action_mask)
+        return logits, jnp.where(states.terminated, 0.0, values)
 
-    def expand(
-        params, key, actions, states
-    ):  # a game that has ended stays ended: its discount and value are 0
-        states, rewards, discounts = jax.vmap(play_move, (None, 0, 0, None))(
-            game, states, actions, gamma
-        )
-        logits, values = look(params, key, states)
-        return mctx.RecurrentFnOutput(
+    def root(params, key, states):
+        logits, values = evaluate_legal(params, key, states)
+        return mctx.RootFnOutput(prior_logits=logits, value=values, embedding=states)
+
+    def move(state, action):
+        return play_move(game, state, action, gamma)
+
+    def expand(params, key, actions, states):
+        """A game that has ended stays ended: its discount and value are 0."""
+        states, rewards, discounts = jax.vmap(move)(states, actions)
+        logits, values = evaluate_legal(params, key, states)
+        output = mctx.RecurrentFnOutput(
             reward=rewards, discount=discounts, prior_logits=logits, value=values
-        ), states
+        )
+        return output, states
 
-    def search(params, key, states, **more):
+    return root, expand
+
+
+def make_gumbel_search(game, evaluate, gamma, simulations: int, max_considered_actions: int):
+    """`search(params, key, states) -> mctx's output`, by the policy and the value of `evaluate`.
+
+    `action_weights` are softmax(logits + sigma(completed Q)), equation 11 of the Gumbel paper.
+    """
+    root, expand = make_tree_functions(game, evaluate, gamma)
+
+    def search(params, key, states, gumbel_scale=1.0):
         root_key, key = jax.random.split(key)
-        logits, values = look(params, root_key, states)
-        root = mctx.RootFnOutput(prior_logits=logits, value=values, embedding=states)
-        return algorithm(
-            params, key, root, expand, invalid_actions=~states.legal_action_mask, **settings, **more
+        return mctx.gumbel_muzero_policy(
+            params,
+            key,
+            root(params, root_key, states),
+            expand,
+            num_simulations=simulations,
+            invalid_actions=~states.legal_action_mask,
+            max_num_considered_actions=max_considered_actions,
+            gumbel_scale=gumbel_scale,
         )
 
     return search
 
 
-def make_gumbel_search(config, game, network, simulations: int):
-    """A search by the network. `action_weights` are softmax(logits + sigma(completed Q)), Gumbel paper, equation 11."""
+def make_network_search(config: Config, game, simulations: int):
+    """A Gumbel search by the network, whose parameters it takes."""
+    network = make_network(config, game)
 
-    def evaluate(params, _, states):
+    def evaluate(params, key, states):
         return network.apply(params, states.observation)
 
-    settings = {
-        "num_simulations": simulations,
-        "max_num_considered_actions": config.max_considered_actions,
-    }
-    return make_search(mctx.gumbel_muzero_policy, game, evaluate, config.gamma, **settings)
+    return make_gumbel_search(
+        game, evaluate, config.gamma, simulations, config.max_considered_actions
+    )
 
 
 def make_mcts(game, simulations: int):
-    """`choose(key, state) -> move` of plain MCTS: equal priors, and one game of random moves as the value of a leaf."""
+    """`choose(key, state) -> move` of plain MCTS.
 
-    def evaluate(_, key, states):
-        values = jax.vmap(functools.partial(playout, game))(
-            jax.random.split(key, len(states.terminated)), states
+    All moves have equal priors, and the value of a leaf is the outcome of one game at random.
+    """
+
+    def evaluate(params, key, states):
+        num_states, num_actions = states.legal_action_mask.shape
+        keys = jax.random.split(key, num_states)
+        values = jax.vmap(functools.partial(playout, game))(keys, states)
+        return jnp.zeros((num_states, num_actions)), values
+
+    root, expand = make_tree_functions(game, evaluate, gamma=1.0)
+
+    def choose(key, state):
+        root_key, key = jax.random.split(key)
+        states = add_batch_axis(state)
+        output = mctx.muzero_policy(
+            (),  # no parameters
+            key,
+            root((), root_key, states),
+            expand,
+            num_simulations=simulations,
+            invalid_actions=~states.legal_action_mask,
+            dirichlet_fraction=0.0,
+            temperature=0.0,
         )
-        return jnp.zeros(states.legal_action_mask.shape), values
+        return output.action[0].astype(jnp.int32)
 
-    settings = {"num_simulations": simulations, "dirichlet_fraction": 0.0, "temperature": 0.0}
-    search = make_search(mctx.muzero_policy, game, evaluate, 1.0, **settings)
-    return lambda key, state: search((), key, one(state)).action[0].astype(jnp.int32)
-
-
-def playout(game, key, state):
-    """The outcome for the player to move if both players move at random, and 0 if the game has ended."""
-
-    def move(carry):
-        key, after, outcome = carry
-        key, move_key = jax.random.split(key)
-        after = game.step(after, random_move(move_key, after))
-        return key, after, outcome + after.rewards[state.current_player]
-
-    return jax.lax.while_loop(
-        lambda carry: ~carry[1].terminated, move, (key, state, jnp.float32(0.0))
-    )[2]
-
-
-def random_move(key, state):
-    return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)).astype(
-        jnp.int32
-    )
+    return choose
 
 
 # --- training ---
 
 
 class Transition(NamedTuple):
-    """One move in each game, or, with leading axes [num_steps, num_envs], a rollout."""
+    """One move in all games, [num_envs, ...]. A rollout is [num_steps, num_envs, ...]."""
 
     obs: jax.Array  # the board as the player to move sees it
-    legal: jax.Array  # whether an action is legal, [num_actions]
-    weights: jax.Array  # the search's improved policy, [num_actions]
+    legal: jax.Array  # [num_actions], whether an action is legal
+    weights: jax.Array  # [num_actions], the search's improved policy
     search_value: jax.Array  # the search's value for the player to move
     reward: jax.Array  # of the player who moved
     discount: jax.Array  # 0 if the move ended the game; negative if the opponent moves next
     terminated: jax.Array
 
 
+class Batch(NamedTuple):
+    """What the losses take: the moves of a rollout, [num_steps * num_envs, ...]."""
+
+    obs: jax.Array
+    legal: jax.Array
+    weights: jax.Array
+    target: jax.Array
+
+
 class RunnerState(NamedTuple):
     """All that training carries from one update to the next."""
 
-    params: dict
+    params: Any
     opt_state: Any
-    update_count: jax.Array  # updates so far
-    game_state: Any  # games of self-play, [num_envs, ...]
+    game_state: Any  # of the games of self-play, [num_envs, ...]
     matches: dict  # `(obs, env_state)` of the games against each opponent, [eval_games, ...]
     key: jax.Array
+
+    episode_fields = ("game_state", "matches")  # belong to the running episodes
 
     @property
     def agent(self) -> dict:
@@ -372,279 +423,328 @@ class RunnerState(NamedTuple):
         return {"params": self.params}
 
 
-def make_network(config: Config, game):
-    layers = (
-        config.network,
-        config.hidden_sizes,
-        config.channels,
-        config.num_blocks,
-        config.activation,
-    )
-    return Network(*layers, num_actions=game.num_actions)
-
-
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`; metrics are scalars."""
-    batch_size = config.num_envs * config.num_steps
-    sizes = [
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    for name in (
         "num_envs",
         "num_steps",
         "update_epochs",
         "num_minibatches",
+        "channels",
         "eval_games",
         "eval_steps",
-        "channels",
-    ]
-    if min(getattr(config, name) for name in sizes) < 1:
-        raise ValueError(f"{', '.join(sizes)}: must all be at least 1")
-    if min(config.simulations, config.max_considered_actions) < 2:
-        raise ValueError(
-            "simulations, max_considered_actions: must both be at least 2, for moves to be compared"
-        )
+    ):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+    for name in ("simulations", "max_considered_actions"):
+        if getattr(config, name) < 2:
+            raise ValueError(
+                f"{name} = {getattr(config, name)}: must be at least 2, for moves to be compared"
+            )
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update takes {batch_size}"
+            f"total_timesteps = {config.total_timesteps}: one update takes {config.batch_size}"
         )
-    if batch_size % config.num_minibatches:
-        raise ValueError(f"num_minibatches = {config.num_minibatches}: must divide {batch_size}")
+    minibatch_size, remainder = divmod(config.batch_size, config.num_minibatches)
+    if remainder:
+        raise ValueError(
+            f"num_minibatches = {config.num_minibatches}: must divide the {config.batch_size} "
+            "moves of an update"
+        )
     game = make_game(config.env_name)
     network = make_network(config, game)
-    search = make_gumbel_search(config, game, network, config.simulations)
+    search = make_network_search(config, game, config.simulations)
     _, act = make_policy(config)
     opponents = {"random": make_env(dataclasses.replace(config, opponent_simulations=0))}
-    opponents |= {"mcts": make_env(config)} if config.opponent_simulations else {}
-    optimizer = optax.scale_by_adam()
-    new_games, play_moves = jax.vmap(game.init), jax.vmap(play_move, (None, 0, 0, None))
+    if config.opponent_simulations:
+        opponents["mcts"] = make_env(config)
+
+    def learning_rate(gradient_step_count):
+        """Constant within an update, linear over the training."""
+        update_count = gradient_step_count // (config.update_epochs * config.num_minibatches)
+        return config.lr * jnp.maximum(0.0, 1.0 - update_count / config.num_updates)
+
+    optimizer = optax.adamw(
+        learning_rate if config.anneal_lr else config.lr, weight_decay=config.weight_decay
+    )
+
+    def start_games(key):
+        return jax.vmap(game.init)(jax.random.split(key, config.num_envs))
 
     def init(rng):
         network_key, game_key, match_key, key = jax.random.split(rng, 4)
-        game_state = new_games(jax.random.split(game_key, config.num_envs))
-        params, matches = network.init(network_key, game_state.observation), {}
+        game_state = start_games(game_key)
+        params = network.init(network_key, game_state.observation)
+        matches = {}
         for i, (name, (env, env_params)) in enumerate(opponents.items()):
             keys = jax.random.split(jax.random.fold_in(match_key, i), config.eval_games)
-            matches[name] = jax.vmap(env.reset, (0, None))(keys, env_params)
+            matches[name] = jax.vmap(env.reset, in_axes=(0, None))(keys, env_params)
         return RunnerState(
-            params, optimizer.init(params), jnp.zeros((), jnp.int32), game_state, matches, key
+            params=params,
+            opt_state=optimizer.init(params),
+            game_state=game_state,
+            matches=matches,
+            key=key,
         )
 
-    def collect(state, key):
-        """Play `num_steps` moves of each game. Also returns the search's values of the positions after them."""
+    def move(state, action):
+        return play_move(game, state, action, config.gamma)
 
-        def step(states, key):
+    def collect(state, key):
+        """Play `num_steps` moves of each game. Also returns values of the positions after them."""
+
+        def step(game_state, key):
             search_key, action_key, game_key = jax.random.split(key, 3)
-            found = search(state.params, search_key, states)
-            root = found.search_tree.summary()
-            sampled = sample_by_visits(action_key, root.visit_counts)
-            action = jnp.where(states._step_count < config.sampled_moves, sampled, found.action)
-            after, reward, discount = play_moves(game, states, action, config.gamma)
-            ended, new = after.terminated, new_games(jax.random.split(game_key, config.num_envs))
-            seen = states.observation, states.legal_action_mask
+            output = search(state.params, search_key, game_state)
+            root = output.search_tree.summary()
+            sampled_action = sample_by_visits(action_key, root.visit_counts)
+            is_early = game_state._step_count < config.sampled_moves
+            action = jnp.where(is_early, sampled_action, output.action)
+
+            next_state, reward, discount = jax.vmap(move)(game_state, action)
             transition = Transition(
-                *seen, found.action_weights, root.value, reward, discount, ended
+                obs=game_state.observation,
+                legal=game_state.legal_action_mask,
+                weights=output.action_weights,
+                search_value=root.value,
+                reward=reward,
+                discount=discount,
+                terminated=next_state.terminated,
             )
-            # A new game keeps nothing of the old one. With the old flag `terminated` a search would find no value.
-            return jax.vmap(select)(ended, new, after), transition
+            # A new game keeps nothing of the old one: with the old flag `terminated`, as in Pgx's
+            # auto_reset, a search would find no value.
+            new_games = start_games(game_key)
+            next_state = jax.vmap(select)(next_state.terminated, new_games, next_state)
+            return next_state, transition
 
         keys = jax.random.split(key, config.num_steps + 1)
         game_state, rollout = jax.lax.scan(step, state.game_state, keys[:-1])
-        last = search(state.params, keys[-1], game_state)
-        return state._replace(game_state=game_state), rollout, last.search_tree.summary().value
+        output = search(state.params, keys[-1], game_state)
+        last_value = output.search_tree.summary().value
+        return state._replace(game_state=game_state), rollout, last_value
 
-    def loss(params, batch):
-        logits, value = network.apply(params, batch["obs"])
-        actor_loss = policy_loss(logits, batch["legal"], batch["weights"]).mean()
-        critic_loss = jnp.square(value - batch["target"]).mean()
-        entropy = (
-            jax.scipy.special.entr(jax.nn.softmax(mask_logits(logits, batch["legal"])))
-            .sum(axis=-1)
-            .mean()
+    def make_batch(rollout, last_value):
+        """Estimate value targets, and flatten the rollout."""
+        batch = Batch(
+            obs=rollout.obs,
+            legal=rollout.legal,
+            weights=rollout.weights,
+            target=value_targets(rollout.reward, rollout.discount, last_value),
         )
+        return jax.tree.map(lambda x: x.reshape(config.batch_size, *x.shape[2:]), batch)
+
+    def loss_fn(params, batch):
+        """The loss without weight decay (arXiv 1712.01815, equation 1)."""
+        logits, value = network.apply(params, batch.obs)
+        actor_loss = policy_loss(logits, batch.legal, batch.weights).mean()
+        critic_loss = jnp.square(value - batch.target).mean()
+        policy = jax.nn.softmax(mask_logits(logits, batch.legal))
+        entropy = jax.scipy.special.entr(policy).sum(axis=-1).mean()
         metrics = {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
-        return (
-            actor_loss + config.vf_coef * critic_loss,
-            metrics,
-        )  # arXiv 1712.01815, equation 1, without weight decay
+        return actor_loss + config.vf_coef * critic_loss, metrics
+
+    def gradient_step(carry, minibatch):
+        params, opt_state = carry
+        grads, metrics = jax.grad(loss_fn, has_aux=True)(params, minibatch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, opt_state), metrics
 
     def learn(state, batch, key):
-        """`update_epochs` passes over the batch, each in a new order."""
-        remaining = jnp.maximum(0.0, 1.0 - state.update_count / config.num_updates)
-        lr = config.lr * remaining if config.anneal_lr else config.lr
-
-        def gradient_step(carry, indices):
-            params, opt_state = carry
-            minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
-            grads, metrics = jax.grad(loss, has_aux=True)(params, minibatch)
-            updates, opt_state = optimizer.update(grads, opt_state, params)
-            decayed = jax.tree.map(
-                lambda param, step: step + config.weight_decay * param, params, updates
-            )
-            return (
-                jax.tree.map(lambda param, step: param - lr * step, params, decayed),
-                opt_state,
-            ), metrics
+        """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, batch_size)
-            return jax.lax.scan(gradient_step, carry, order.reshape(config.num_minibatches, -1))
+            order = jax.random.permutation(key, config.batch_size)
+            order = order.reshape(config.num_minibatches, minibatch_size)
 
+            def gradient_step_on(carry, indices):
+                return gradient_step(carry, jax.tree.map(lambda x: x[indices], batch))
+
+            return jax.lax.scan(gradient_step_on, carry, order)
+
+        carry = (state.params, state.opt_state)
         keys = jax.random.split(key, config.update_epochs)
-        (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
-        state = state._replace(
-            params=params, opt_state=opt_state, update_count=state.update_count + 1
-        )
-        return state, jax.tree.map(jnp.mean, metrics)
+        (params, opt_state), metrics = jax.lax.scan(epoch, carry, keys)
+        return state._replace(params=params, opt_state=opt_state), jax.tree.map(jnp.mean, metrics)
 
-    def evaluate(state, key):
-        """Continue the greedy games against each opponent. A game lasts several updates, which share its cost."""
-        matches, metrics = {}, {}
-        for i, (name, (env, env_params)) in enumerate(opponents.items()):
+    def play_match(state, key, name):
+        """Continue the games of the greedy policy against an opponent."""
+        env, env_params = opponents[name]
 
-            def step(match, key, env=env, env_params=env_params):
-                obs, env_state = match
-                action, _ = jax.vmap(act, (None, None, 0))(state.agent, (), obs)
-                keys = jax.random.split(key, config.eval_games)
-                after = jax.vmap(env.step, (0, 0, 0, None))(keys, env_state, action, env_params)
-                return after[:2], {
-                    key: each for key, each in after[-1].items() if key.startswith("returned")
-                }
-
-            keys = jax.random.split(jax.random.fold_in(key, i), config.eval_steps)
-            matches[name], info = jax.lax.scan(step, state.matches[name], keys)
-            ended, returns, lengths = (
-                info[f"returned_episode{each}"] for each in ("", "_returns", "_lengths")
+        def step(match, key):
+            obs, env_state = match
+            action, _ = jax.vmap(act, in_axes=(None, None, 0))(state.agent, (), obs)
+            keys = jax.random.split(key, config.eval_games)
+            obs, env_state, _, _, _, info = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
+                keys, env_state, action, env_params
             )
-            metrics |= {  # the episodes are the games against the last, strongest opponent
-                "episodic_return": jnp.where(ended, returns, 0.0).sum() / ended.sum(),
-                "episodic_length": jnp.where(ended, lengths, 0).sum() / ended.sum(),
-                "episodes": ended.sum(),
-                f"{name}_wins": (ended & (returns > 0)).sum(),
-                f"{name}_draws": (ended & (returns == 0)).sum(),
-                f"{name}_losses": (ended & (returns < 0)).sum(),
-            }
+            del info["final_observation"], info["positions"]
+            return (obs, env_state), info
+
+        keys = jax.random.split(key, config.eval_steps)
+        match, info = jax.lax.scan(step, state.matches[name], keys)
+        ended = info["returned_episode"]
+        returns = info["returned_episode_returns"]
+        outcomes = {
+            f"{name}_wins": (ended & (returns > 0)).sum(),
+            f"{name}_draws": (ended & (returns == 0)).sum(),
+            f"{name}_losses": (ended & (returns < 0)).sum(),
+        }
+        return match, outcomes | episode_metrics(info)
+
+    def play_matches(state, key):
+        """Some moves against each opponent. A game lasts several updates, which share its cost."""
+        matches = {}
+        metrics = {}
+        for i, name in enumerate(opponents):
+            match, match_metrics = play_match(state, jax.random.fold_in(key, i), name)
+            matches[name] = match
+            metrics |= match_metrics  # the episodes are those of the last, strongest opponent
         return state._replace(matches=matches), metrics
 
     def update(state, _=None):
         key, collect_key, learn_key, match_key = jax.random.split(state.key, 4)
         state, rollout, last_value = collect(state._replace(key=key), collect_key)
-        targets = value_targets(rollout.reward, rollout.discount, last_value)
-        batch = {
-            "obs": rollout.obs,
-            "legal": rollout.legal,
-            "weights": rollout.weights,
-            "target": targets,
-        }
-        batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+        batch = make_batch(rollout, last_value)
         state, metrics = learn(state, batch, learn_key)
         metrics["value"] = rollout.search_value.mean()
         metrics["self_play_games"] = rollout.terminated.sum()
         metrics["self_play_draws"] = (rollout.terminated & (rollout.reward == 0)).sum()
-        state, match_metrics = evaluate(state, match_key)
+        state, match_metrics = play_matches(state, match_key)
         return state, metrics | match_metrics
 
     return init, update
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`, the whole training; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
     init, update = make_learner(config)
 
     def train(rng):
-        runner_state, metrics = jax.lax.scan(update, init(rng), None, config.num_updates)
+        runner_state, metrics = jax.lax.scan(update, init(rng), length=config.num_updates)
         return {"runner_state": runner_state, "metrics": metrics}
 
     return train
 
 
+# --- acting ---
+
+
 def make_policy(config: Config):
-    """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)`, greedy; here there is no memory.
+    """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)`, the greedy policy.
 
     `obs` is the state of the game, which has the board, the legal actions and what a search needs.
     """
     game = make_game(config.env_name)
     network = make_network(config, game)
-    search = make_gumbel_search(config, game, network, config.eval_simulations)
+    search = make_network_search(config, game, config.eval_simulations)
+
+    def start():
+        return ()  # no memory
 
     def act(agent, memory, obs):
         if config.eval_simulations:
-            found = search(
-                agent["params"], jax.random.key(0), one(obs), gumbel_scale=0.0
-            )  # nothing is random
-            return found.action[0].astype(jnp.int32), memory
-        logits, _ = network.apply(agent["params"], obs.observation)
-        return mask_logits(logits, obs.legal_action_mask).argmax(axis=-1).astype(jnp.int32), memory
+            key = jax.random.key(0)  # without Gumbel noise nothing is random
+            output = search(agent["params"], key, add_batch_axis(obs), gumbel_scale=0.0)
+            action = output.action[0]
+        else:
+            logits, _ = network.apply(agent["params"], obs.observation)
+            action = mask_logits(logits, obs.legal_action_mask).argmax(axis=-1)
+        return action.astype(jnp.int32), memory
 
-    return (lambda: ()), act
+    return start, act
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Draw a game of the first agent against itself and the value of its positions for the first player."""
-    game, (_, act) = make_game(config.env_name), make_policy(config)
-    agent = jax.tree.map(lambda leaf: leaf[0], runner_state.agent)
+    """Draw a game of the first agent against itself and its values for the first player."""
+    game = make_game(config.env_name)
+    network = make_network(config, game)
+    _, act = make_policy(config)
+    agent = jax.tree.map(lambda x: x[0], runner_state.agent)
     start = game.init(jax.random.key(0))
+    first_player = start.current_player
 
-    def move(state, _):
-        _, value = make_network(config, game).apply(agent["params"], state.observation)
-        sign = jnp.where(state.current_player == start.current_player, 1.0, -1.0)
-        value = jnp.where(state.terminated, state.rewards[start.current_player], sign * value)
-        return game.step(state, act(agent, (), state)[0]), (state, value)
+    def step(state, _):
+        _, value = network.apply(agent["params"], state.observation)
+        value = jnp.where(state.current_player == first_player, value, -value)
+        value = jnp.where(state.terminated, state.rewards[first_player], value)
+        action, _ = act(agent, (), state)
+        return game.step(state, action), (state, value)
 
-    _, (states, values) = jax.jit(lambda: jax.lax.scan(move, start, None, game.longest + 1))()
-    length = int(jnp.argmax(states.terminated)) + 1 if states.terminated.any() else len(values)
+    def play():
+        return jax.lax.scan(step, start, length=game.longest + 1)
+
+    _, (states, values) = jax.jit(play)()
+    length = len(values)
+    if states.terminated.any():
+        length = int(jnp.argmax(states.terminated)) + 1
     if config.env_name in LONGEST:  # Pgx draws its own games
-        jax.tree.map(lambda leaf: leaf[:length], states).save_svg(run_dir / "game.svg")
+        states = jax.tree.map(lambda x: x[:length], states)
+        states.save_svg(run_dir / "game.svg")
     axes = Figure(layout="constrained").subplots()
     axes.plot(values[:length], marker="o", markersize=3)
-    axes.set(
-        title=f"{config.env_name}: agent 0 against itself",
-        xlabel="moves",
-        ylabel="value for the first player",
-    )
+    axes.set(title=f"{config.env_name}: agent 0 against itself")
+    axes.set(xlabel="moves", ylabel="value for the first player")
     axes.figure.savefig(run_dir / "game_value.png", dpi=150)
 
 
-# --- environment ---
+# --- environments ---
 
-LONGEST = {  # moves of both players in the longest game; Pgx itself ends long games after this many moves
-    "tic_tac_toe": 9, "connect_four": 42, "othello": 128, "hex": 122, "animal_shogi": 256, "gardner_chess": 256,
-    "chess": 512, "shogi": 512, "go_9x9": 162, "go_19x19": 722,
-}  # fmt: skip
+LONGEST = {  # moves of both players in the longest game, after which Pgx itself ends it
+    "tic_tac_toe": 9,
+    "connect_four": 42,
+    "othello": 128,
+    "hex": 122,
+    "animal_shogi": 256,
+    "gardner_chess": 256,
+    "chess": 512,
+    "shogi": 512,
+    "go_9x9": 162,
+    "go_19x19": 722,
+}
 
 
 @functools.cache
 @jax.ensure_compile_time_eval()  # making a game needs concrete numbers, also inside a jit
-def make_game(name: str):
-    """A game with Pgx's interface, and the moves of its `longest` game. MODULE:NAME calls NAME() of a module."""
-    module, _, own = name.rpartition(":")
-    if not module and name not in LONGEST:
+def make_game(env_name: str):
+    """A game with Pgx's interface, and `longest`, the moves of its longest game.
+
+    MODULE:NAME calls NAME() of a module.
+    """
+    module, _, name = env_name.rpartition(":")
+    if module:
+        own_module = importlib.import_module(module)
+        if not hasattr(own_module, name):
+            raise ValueError(f"env_name = {env_name}: {module} has no {name}")
+        game = getattr(own_module, name)()
+    elif name in LONGEST:
+        game = pgx.make(name)
+    else:
         raise ValueError(
-            f"env_name = {name}: must be one of {', '.join(LONGEST)}, or MODULE:NAME of your own game"
+            f"env_name = {name}: must be one of {', '.join(LONGEST)}, or MODULE:NAME of your game"
         )
-    make = (
-        getattr(importlib.import_module(module), own, None)
-        if module
-        else functools.partial(pgx.make, name)
-    )
-    game = make() if make else None
     if getattr(game, "num_players", None) != 2:
-        raise ValueError(f"env_name = {name}: must be a game of Pgx's interface with two players")
-    game.longest = getattr(game, "longest", LONGEST.get(name, 512))
+        raise ValueError(f"env_name = {env_name}: must be a game of two players in Pgx's form")
+    if not hasattr(game, "longest"):
+        game.longest = LONGEST.get(name, 512)
     return game
 
 
 class Match:
-    """A game against an opponent, for one agent behind gymnax's interface. The agent is Pgx's player 0.
+    """A game against an opponent, for one agent behind gymnax's interface.
 
-    The observation is the state of the game in which the agent is to move. The rules choose who begins. The opponent
-    plays by `simulations` of plain MCTS, or at random. If it begins, its first turn is random, to vary the games.
+    The agent is Pgx's player 0. The observation is the state of the game in which the agent is to
+    move. The rules choose who begins. The opponent plays by `simulations` of plain MCTS, or at
+    random. If it begins, its first turn is random, to vary the games.
     """
 
     def __init__(self, game, simulations: int):
-        self.game, self.choose = game, make_mcts(game, simulations) if simulations else random_move
+        self.game = game
+        self.choose = make_mcts(game, simulations) if simulations else random_move
 
     def observation_space(self, params):
-        return spaces.Box(
-            -jnp.inf, jnp.inf, self.game.observation_shape
-        )  # the board within the state
+        """Of the board within the state."""
+        return spaces.Box(-jnp.inf, jnp.inf, self.game.observation_shape)
 
     def action_space(self, params):
         return spaces.Discrete(self.game.num_actions)
@@ -652,25 +752,30 @@ class Match:
     def reset(self, key, params):
         init_key, opening_key = jax.random.split(key)
         state, _ = self.reply(opening_key, self.game.init(init_key), random_move)
-        return state, (state, jnp.zeros((), jnp.int32))
+        return state, (state, jnp.int32(0))
 
     def step(self, key, state, action, params):
+        game_state, time = state
         reply_key, reset_key = jax.random.split(key)
-        after, time = self.game.step(state[0], action), state[1] + 1
-        replied, reward = self.reply(reply_key, after, self.choose)
-        terminated, truncated = replied.terminated, time >= params.max_steps_in_episode
-        info = {"final_observation": replied, "positions": (after, replied)}
-        new, ended = self.reset(reset_key, params), terminated | truncated
-        return (
-            *select(ended, new, (replied, (replied, time))),
-            after.rewards[0] + reward,
-            terminated,
-            truncated,
-            info,
-        )
+        after_move = self.game.step(game_state, action)
+        after_reply, reply_reward = self.reply(reply_key, after_move, self.choose)
+        time = time + 1
+
+        reward = after_move.rewards[0] + reply_reward
+        terminated = after_reply.terminated
+        truncated = time >= params.max_steps_in_episode
+        info = {"final_observation": after_reply, "positions": (after_move, after_reply)}
+        start = self.reset(reset_key, params)
+        running = (after_reply, (after_reply, time))
+        obs, state = select(terminated | truncated, start, running)
+        return obs, state, reward, terminated, truncated, info
 
     def reply(self, key, state, choose):
         """Moves of the opponent until the agent is to move, and the agent's reward for them."""
+
+        def is_opponent_to_move(carry):
+            _, state, _ = carry
+            return (state.current_player != 0) & ~state.terminated
 
         def move(carry):
             key, state, reward = carry
@@ -678,221 +783,215 @@ class Match:
             state = self.game.step(state, choose(move_key, state))
             return key, state, reward + state.rewards[0]
 
-        def is_to_move(carry):
-            return (carry[1].current_player != 0) & ~carry[1].terminated
-
-        return jax.lax.while_loop(is_to_move, move, (key, state, jnp.float32(0.0)))[1:]
+        carry = (key, state, jnp.float32(0.0))
+        _, state, reward = jax.lax.while_loop(is_opponent_to_move, move, carry)
+        return state, reward
 
 
 def make_env(config):
-    """`(env, env_params)`: gymnax's interface for one agent against an opponent, statistics of episodes in `info`."""
-    if min(config.opponent_simulations, config.eval_simulations) < 0:
-        raise ValueError("opponent_simulations, eval_simulations: must not be negative")
+    """`(env, env_params)`: a match in gymnax's interface, statistics of episodes in `info`."""
+    for name in ("opponent_simulations", "eval_simulations"):
+        if getattr(config, name) < 0:
+            raise ValueError(f"{name} = {getattr(config, name)}: must not be negative")
     game = make_game(config.env_name)
-    return LogWrapper(Match(game, config.opponent_simulations)), environment.EnvParams(game.longest)
+    env_params = environment.EnvParams(max_steps_in_episode=game.longest)
+    return LogWrapper(Match(game, config.opponent_simulations)), env_params
 
 
-# --- block main: the same in every script, by tests/sync_blocks.py; rename this banner to make it yours ---
-def mean_return(metrics) -> np.ndarray:
-    """Mean return of the episodes that ended, NaN where none did. {name: [num_seeds, updates]} -> [num_seeds]."""
-    episodes = metrics["episodes"]
-    with np.errstate(invalid="ignore"):
-        return np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(
-            axis=1
-        ) / episodes.sum(axis=1)
-
-
-@np.errstate(invalid="ignore")
-def mean_and_margin(values):
-    """The mean over the first axis, and half the width of its 95 % interval by Student's t, NaN for a single value."""
-    degrees = len(values) - 1
-    return values.mean(axis=0), scipy.special.stdtrit(degrees, 0.975) * values.std(
-        axis=0
-    ) / np.sqrt(degrees)
-
-
-def save_results(config, seed, agent, metrics, run_dir: Path) -> None:
-    """Write metrics [num_seeds, updates], the agents, and a picture: a line per seed, the mean with its interval."""
-    script, steps = Path(__file__).stem, config.num_envs * config.num_steps
-    settings = {
-        key: dict(value) if isinstance(value, Mapping) else value
-        for key, value in vars(config).items()
+def episode_metrics(info) -> dict:
+    """Means over the episodes that ended in this update, NaN where none did."""
+    ended = info["returned_episode"]  # [num_steps, num_envs]
+    episodes = ended.sum()
+    returns = jnp.where(ended, info["returned_episode_returns"], 0.0).sum()
+    lengths = jnp.where(ended, info["returned_episode_lengths"], 0).sum()
+    return {
+        "episodic_return": returns / episodes,
+        "episodic_length": lengths / episodes,
+        "episodes": episodes,
     }
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    np.savez_compressed(run_dir / "metrics.npz", **metrics)
-    agent = {name: np.asarray(leaf) for name, leaf in flatten_dict(agent, sep=".").items()}
-    save_file(agent, run_dir / "agent.safetensors", {"script": script, "seed": str(seed)})
-    pieces = np.array_split(
-        np.arange(metrics["episodes"].shape[1]), min(100, metrics["episodes"].shape[1])
-    )
-    curve = np.stack(
-        [mean_return({name: each[:, piece] for name, each in metrics.items()}) for piece in pieces]
-    )
-    timesteps = [
-        getattr(config, "warmup_timesteps", 0) + (piece[-1] + 1) * steps for piece in pieces
-    ]
-    mean, margin = mean_and_margin(curve.T)
-    axes = Figure(layout="constrained").subplots()
-    axes.plot(timesteps, curve, color="tab:blue", linewidth=0.5, alpha=0.5)
-    axes.plot(timesteps, mean, color="tab:blue")
-    axes.fill_between(timesteps, mean - margin, mean + margin, color="tab:blue", alpha=0.25)
-    axes.set(
-        title=f"{script} on {config.env_name}", xlabel="environment steps", ylabel="episodic return"
-    )
-    axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
-def main(
-    config: tyro.conf.OmitArgPrefixes[tyro.conf.FlagConversionOff[Config]],
-    num_seeds: int = 4,
-    seed: int = 0,
-    run_dir: Path | None = None,
-) -> Path:
-    """Train agents; write their hyperparameters, metrics, learning curve and networks.
+# --- main (shared) ---
 
-    Args:
-        config: hyperparameters. --config FILE.yaml reads them from a file, such as one of configs/; flags override it.
-        num_seeds: number of agents to train at once, on the largest number of devices that divides it
-        seed: seed of the random key that the agents' keys are split from
-        run_dir: new directory for the results; by default a directory in runs/SCRIPT that names environment and time
-    """
-    name, env_name = Path(__file__).stem, config.env_name.rpartition(":")[2]
-    run_dir = run_dir or Path(
-        "runs", name, f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    )
-    try:
-        if num_seeds < 1:
-            raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
-        keys = jax.random.split(jax.random.key(seed), num_seeds)
-        init, update = map(jax.jit, make_learner(config))  # each is traced once
-        run_dir.mkdir(parents=True)  # fails if it exists: no run is overwritten
-    except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
-        *_, place = traceback.extract_tb(error.__traceback__)
-        advice = (
-            "; no run is overwritten, choose another --run-dir"
-            if isinstance(error, FileExistsError)
-            else ""
-        )
-        fail(
-            f"{error}{advice} ({type(error).__name__}, {Path(place.filename).name} line {place.lineno})"
-        )
-    updates, steps = config.num_updates, config.num_envs * config.num_steps
+
+def mean_return(metrics) -> np.ndarray:
+    """Mean return of the episodes that ended, NaN where none did. [seeds, updates] -> [seeds]."""
+    episodes = metrics["episodes"]
+    total = np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1)
+    count = episodes.sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def spread_over_devices(function, num_seeds: int):
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
-    devices = f"{num_devices} of {jax.device_count()} devices"
-    print(
-        f"{name} on {env_name}: {num_seeds} seeds on {devices}, {updates} updates of {steps} steps"
-    )
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
-    over_seeds = functools.partial(
-        jax.shard_map, mesh=mesh, out_specs=PartitionSpec("seed"), check_vma=False
-    )
+
+    def for_one_seed(tree, *args):  # `vmap` over one seed would copy a replay in each update
+        result = function(jax.tree.map(lambda x: x[0], tree), *args)
+        return jax.tree.map(lambda x: x[None], result)
+
+    def for_each_seed(tree, *args):
+        return jax.vmap(lambda one: function(one, *args))(tree)
+
+    def for_all_seeds(tree, *args):
+        on_each_device = for_one_seed if num_seeds == num_devices else for_each_seed
+        return jax.shard_map(
+            on_each_device,
+            mesh=mesh,
+            in_specs=(PartitionSpec("seed"), *[PartitionSpec()] * len(args)),
+            out_specs=PartitionSpec("seed"),
+            check_vma=False,
+        )(tree, *args)
+
+    return jax.jit(for_all_seeds, donate_argnums=0)
+
+
+def catch_signals() -> list:
+    """A list that Ctrl-C and SIGTERM are added to; a second signal ends the program at once."""
+    signals = []
+
+    def catch(number, frame):
+        signals.append(number)
+        signal.signal(number, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, catch)
+    signal.signal(signal.SIGTERM, catch)
+    return signals
+
+
+def train_seeds(config: Config, num_seeds: int, seed: int):
+    """Train all seeds at once, with a progress bar. After Ctrl-C it returns what there is.
+
+    Returns the runner state, with leaves [seeds, ...], and the metrics {name: [seeds, updates]}.
+    """
+    init, update = make_learner(config)
+    update = jax.jit(update)  # traced once
 
     def start(key):
         state = init(key)
-        return state, {
-            name: jnp.zeros(updates, x.dtype)
-            for name, x in jax.eval_shape(update, state)[1].items()
-        }
+        _, shapes = jax.eval_shape(update, state)
+        metrics = jax.tree.map(lambda x: jnp.zeros(config.num_updates, x.dtype), shapes)
+        return state, metrics
 
-    def advance(carry, first, last):  # one program for chunks of any length
+    def advance(carry, first, last):
+        """Do the updates from `first` to `last`. All chunks share this one program."""
+
         def body(i, carry):
-            state, metrics = update(carry[0])
-            return state, {name: carry[1][name].at[i].set(metrics[name]) for name in metrics}
+            state, metrics = carry
+            state, new = update(state)
+            return state, jax.tree.map(lambda row, x: row.at[i].set(x), metrics, new)
 
         return jax.lax.fori_loop(first, last, body, carry)
 
-    def alone(
-        f, _=0
-    ):  # one seed per device: `vmap` is slower, and with a seed axis each update would copy the replay
-        return lambda tree, *args: jax.tree.map(
-            lambda x: x[None], f(jax.tree.map(lambda x: x[0], tree), *args)
-        )
+    keys = jax.random.split(jax.random.key(seed), num_seeds)
+    carry = spread_over_devices(start, num_seeds)(keys)
+    advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    vmap = jax.vmap if num_seeds > num_devices else alone
-    carry = jax.jit(over_seeds(vmap(start), in_specs=PartitionSpec("seed")))(keys)
-    advance = over_seeds(
-        vmap(advance, (0, None, None)), in_specs=(PartitionSpec("seed"), None, None)
-    )
-    advance = (
-        jax.jit(advance, donate_argnums=0).lower(carry, 0, 1).compile()
-    )  # before the progress bar's clock starts
-    done, chunk = 0, 1
-    bar = tqdm(total=updates * steps * num_seeds, unit="step", unit_scale=True, desc=name)
-    with bar, contextlib.suppress(KeyboardInterrupt):  # after Ctrl-C the results so far are written
-        while done < updates:
-            begun, last = time.perf_counter(), min(done + chunk, updates)
-            carry = advance(carry, done, last)
-            returns = mean_return(
-                {key: np.asarray(each)[:, done:last] for key, each in carry[1].items()}
-            )
-            if np.isfinite(returns).any():
-                bar.set_postfix(
-                    episodic_return=f"{returns[np.isfinite(returns)].mean():.4g}", refresh=False
-                )
-            bar.update((last - done) * steps * num_seeds)
-            done, chunk = (
-                last,
-                max(1, round(chunk * min(10.0, 1.0 / (time.perf_counter() - begun)))),
-            )  # about a second
-    if not done:
-        raise SystemExit("stopped before the first update was done: there are no results")
-    metrics = {key: np.asarray(each)[:, :done] for key, each in carry[1].items()}
-    save_results(config, seed, carry[0].agent, metrics, run_dir)
-    report(config, carry[0], run_dir)
-    final = mean_return({key: each[:, done * 9 // 10 :] for key, each in metrics.items()})
-    finite = [
-        np.isfinite(leaf).reshape(num_seeds, -1).all(axis=1)
-        for leaf in jax.tree.leaves(carry[0].agent)
-    ]
-    diverged, ended = ~np.all(finite, axis=0), np.isfinite(final)
-    if len(good := final[ended & ~diverged]):
-        mean, margin = mean_and_margin(good)
-        interval = (
-            f" (95 % interval {mean - margin:.4g} to {mean + margin:.4g})" if len(good) > 1 else ""
-        )
-        print(
-            f"final return {mean:.4g}{interval}, worst agent {good.min():.4g}, {len(good)} of {num_seeds} seeds"
-        )
-    if len(good) < num_seeds:
-        print(
-            f"{diverged.sum()} seeds diverged, {(~ended & ~diverged).sum()} ended no episode late in training"
-        )
+    steps = config.num_envs * config.num_steps * num_seeds  # of an update
+    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    signals = catch_signals()
+    done = 0
+    chunk = 1
+    with progress:
+        while done < config.num_updates and not signals:
+            started = time.perf_counter()
+            last = min(done + chunk, config.num_updates)
+            carry = advance_all(carry, done, last)
+            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            if new["episodes"].any():
+                progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
+            progress.update((last - done) * steps)
+            if time.perf_counter() - started < 0.5:
+                chunk = 2 * chunk
+            done = last
+    state, metrics = carry
+    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+
+
+def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
+    """Write the config, the metrics, the agents and a picture with a line for each seed."""
+    settings = dict(vars(config))
+    if "env_params" in settings:
+        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    np.savez_compressed(run_dir / "metrics.npz", **metrics)
+    about = {"script": Path(__file__).stem, "seed": str(seed)}
+    tensors = save(flatten_dict(agent, sep="."), metadata=about)
+    (run_dir / "agent.safetensors").write_bytes(tensors)
+
+    num_updates = metrics["episodes"].shape[1]
+    chunks = np.array_split(np.arange(num_updates), min(100, num_updates))
+    curve = [mean_return({name: x[:, chunk] for name, x in metrics.items()}) for chunk in chunks]
+    steps = np.array([chunk[-1] + 1 for chunk in chunks]) * config.num_envs * config.num_steps
+    axes = Figure(layout="constrained").subplots()
+    axes.plot(getattr(config, "warmup_timesteps", 0) + steps, curve, linewidth=0.7)
+    axes.set(title=config.env_name, xlabel="environment steps", ylabel="episodic return")
+    axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
+
+
+def print_final_return(agent, metrics) -> None:
+    """Mean and worst return over the last tenth of training, of the seeds that are finite."""
+    num_updates = metrics["episodes"].shape[1]
+    final = mean_return({name: x[:, num_updates * 9 // 10 :] for name, x in metrics.items()})
+    finite = np.isfinite(final)
+    for x in jax.tree.leaves(agent):
+        finite &= np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+    if finite.any():
+        print(f"final return: mean {final[finite].mean():.4g}, worst {final[finite].min():.4g}")
+    if not finite.all():
+        print(f"{(~finite).sum()} of {len(final)} seeds diverged, or ended no episode at the end")
+
+
+def main(
+    config: Config = Config(), num_seeds: int = 4, seed: int = 0, run_dir: Path | None = None
+) -> None:
+    """Train agents; write config, metrics, learning curve and networks into a new directory.
+
+    Args:
+        config: hyperparameters. `--config FILE.yaml`, before all flags, reads them from a file
+        num_seeds: agents to train, all at once, on the largest number of devices that divides it
+        seed: seed of all random numbers
+        run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-PROCESS
+    """
+    if num_seeds < 1:
+        raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
+    if run_dir is None:
+        env_name = config.env_name.rpartition(":")[2]
+        name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        run_dir = Path("runs", Path(__file__).stem, name)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if any(run_dir.iterdir()):
+        raise ValueError(f"run_dir = {run_dir}: is not empty, and no run is overwritten")
+    state, metrics = train_seeds(config, num_seeds, seed)
+    save_results(config, seed, state.agent, metrics, run_dir)
+    report(config, state, run_dir)
+    print_final_return(state.agent, metrics)
     print(f"results in {run_dir}")
-    return run_dir
 
 
-def read_flags(words) -> list[str]:
-    """The command line after the flags of --config FILE, which it overrides; 5e5 becomes a whole number."""
-    words = [
-        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
-    ]
-    if "--config" in words:
-        place = words.index("--config")
-        given = yaml.safe_load(Path(words[place + 1]).read_text()).items()
-        values = {
-            name: [*value.items()] if isinstance(value, dict) else value for name, value in given
-        }
-        flags = [
-            word
-            for name, value in values.items()
-            for word in (f"--{name}", *map(str, np.ravel(value)))
-        ]
-        words = flags + words[:place] + words[place + 2 :]
-    whole = {field.name for field in dataclasses.fields(Config) if field.type is int}
-    for i, flag in enumerate(words[:-1]):
-        if flag.strip("-").replace("-", "_") in whole:
-            with contextlib.suppress(ValueError):
-                words[i + 1] = f"{float(words[i + 1]):.16g}"
-    return words
+def read_flags(words: list[str]) -> list[str]:
+    """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
+    if words[:1] == ["--config"]:
+        flags = []
+        for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
+            if isinstance(value, dict):
+                value = list(value.items())
+            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+        words = flags + words[2:]
 
+    def whole_number(word):
+        """5e5 may stand for a whole number."""
+        flag, equals, value = word.rpartition("=")
+        if re.fullmatch(r"\d+(\.\d+)?e\d+", value):
+            value = f"{float(value):.16g}"
+        return flag + equals + value
 
-def fail(error):
-    sys.exit(print(f"{Path(__file__).name}: error: {error}", file=sys.stderr) or 2)
+    return [whole_number(word) for word in words]
 
 
 if __name__ == "__main__":
-    try:
-        flags = read_flags(sys.argv[1:])
-    except (OSError, ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
-        fail(f"--config FILE: {error}")
-    tyro.cli(main, args=flags, description=__doc__)
+    markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
+    tyro.cli(main, args=read_flags(sys.argv[1:]), config=markers, description=__doc__)

@@ -176,10 +176,10 @@ def searcher(again):
     def evaluate(lie, key, states):
         return jnp.zeros((len(states.pile), 3)), lie * states.terminated
 
-    settings = {"num_simulations": 200, "max_num_considered_actions": 3, "gumbel_scale": 0.0}
-    return jit_quickly(
-        alphazero.make_search(alphazero.mctx.gumbel_muzero_policy, game, evaluate, 1.0, **settings)
+    search = alphazero.make_gumbel_search(
+        game, evaluate, gamma=1.0, simulations=200, max_considered_actions=3
     )
+    return jit_quickly(functools.partial(search, gumbel_scale=0.0))
 
 
 @GAMES
@@ -281,9 +281,7 @@ def test_rollout_ends_begins_and_is_bootstrapped():
     since = np.where(ended.any(axis=0), ended[::-1].argmax(axis=0), 4)
     np.testing.assert_array_equal(state.game_state._step_count, since)
     game = nim()
-    search = alphazero.make_gumbel_search(
-        config, game, alphazero.make_network(config, game), config.simulations
-    )
+    search = alphazero.make_network_search(config, game, config.simulations)
     _, collect_key, *_ = jax.random.split(before.key, 4)
     key = jax.random.split(collect_key, config.num_steps + 1)[-1]
     values = jit_quickly(search)(before.params, key, state.game_state).search_tree.summary().value
@@ -398,12 +396,15 @@ def test_policy_is_legal_and_search_improves_it(simulations):
 @pytest.mark.parametrize("settings, words", [
     ({"env_name": "nowhere"}, "env_name = nowhere: must be one of tic_tac_toe"),
     ({"env_name": "backgammon"}, "env_name = backgammon: must be one of"),
-    ({"env_name": "board_games:Missing"}, "must be a game of Pgx's interface"),
-    ({"num_envs": 0}, "num_envs, .* at least 1"), ({"eval_games": 0}, "eval_games, .* at least 1"),
-    ({"simulations": 1}, "simulations, max_considered_actions: must both be at least 2"),
-    ({"opponent_simulations": -1}, "opponent_simulations, eval_simulations: must not be negative"),
+    ({"env_name": "board_games:Missing"}, "env_name = board_games:Missing: board_games has no"),
+    ({"num_envs": 0}, "num_envs = 0: must be at least 1"),
+    ({"eval_games": 0}, "eval_games = 0: must be at least 1"),
+    ({"simulations": 1}, "simulations = 1: must be at least 2"),
+    ({"max_considered_actions": 1}, "max_considered_actions = 1: must be at least 2"),
+    ({"opponent_simulations": -1}, "opponent_simulations = -1: must not be negative"),
+    ({"eval_simulations": -1}, "eval_simulations = -1: must not be negative"),
     ({"total_timesteps": 31}, "total_timesteps = 31: one update takes 32"),
-    ({"num_minibatches": 5}, "num_minibatches = 5: must divide 32"),
+    ({"num_minibatches": 5}, "num_minibatches = 5: must divide the 32 moves"),
 ])  # fmt: skip
 def test_configs_that_cannot_train(settings, words):
     with pytest.raises(ValueError, match=words):
@@ -501,7 +502,9 @@ def test_sampling_by_visits_explores_more_than_the_action_of_the_search():
 def finished(tmp_path_factory):
     """Two agents of a few updates."""
     config = small_config(alphazero)
-    return alphazero.main(config, num_seeds=2, run_dir=tmp_path_factory.mktemp("alphazero") / "run")
+    run_dir = tmp_path_factory.mktemp("alphazero") / "run"
+    alphazero.main(config, num_seeds=2, run_dir=run_dir)
+    return run_dir
 
 
 @pytest.mark.slow
