@@ -272,11 +272,10 @@ def policy_loss(log_prob, old_log_prob, advantage, clip_eps):
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     loss = -jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+    approx_kl = (ratio - 1.0 - log_ratio).mean()  # k3 of http://joschu.net/blog/kl-approx.html
     metrics = {
         "policy_loss": loss,
-        "approx_kl": (
-            ratio - 1.0 - log_ratio
-        ).mean(),  # k3 of http://joschu.net/blog/kl-approx.html
+        "approx_kl": approx_kl,
         "clip_fraction": (jnp.abs(ratio - 1.0) > clip_eps).mean(),
     }
     return loss, metrics

@@ -1,4 +1,4 @@
-"""What scripts share in their loops: unrolled on GPUs, and the learning rate of each update."""
+"""The loop over time of a memory, unrolled on GPUs, and the learning rate of each update."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from support.compilation import jit_quickly
-from support.small import field_names, small_config
+from support.small import small_config
 
 import ppo
 import ppo_continuous
@@ -20,7 +20,7 @@ import pqn
 
 # less than what is unrolled, as much, and no multiple of it
 @pytest.mark.parametrize("length", [1, 8, 21])
-def test_unrolled_scan_is_what_scan_gives(length, monkeypatch):
+def test_scan_over_time_is_what_scan_gives(length, monkeypatch):
     """Under `vmap` and with gradients, also by what the step closes over.
 
     Both as CPUs and as GPUs run it.
@@ -41,9 +41,9 @@ def test_unrolled_scan_is_what_scan_gives(length, monkeypatch):
         return jit_quickly(jax.vmap(gradient, (None, 0)))(jnp.asarray([0.5, -1.5]), xs)
 
     xs = jax.random.normal(jax.random.key(0), (3, length, 2))
-    expected, as_cpus = run(jax.lax.scan), run(ppo.unrolled_scan)
+    expected, as_cpus = run(jax.lax.scan), run(ppo_rnn.scan_over_time)
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
-    for found in (as_cpus, run(ppo.unrolled_scan)):
+    for found in (as_cpus, run(ppo_rnn.scan_over_time)):
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected
         )
@@ -54,49 +54,25 @@ def test_only_gpus_unroll(platform, steps):
     """The program as it is given to XLA, in which a step is a function."""
 
     def run(x):
-        return ppo.unrolled_scan(
-            lambda carry, x: (carry @ carry + x, None), jnp.eye(3), x, unroll=8
-        )[0]
+        return ppo_rnn.scan_over_time(lambda carry, x: (carry @ carry + x, None), jnp.eye(3), x)[0]
 
     lowered = jax.jit(run).trace(jnp.zeros((24, 3, 3))).lower(lowering_platforms=(platform,))
     assert lowered.as_text().count("call @closed_call(") == steps
 
 
-@pytest.mark.parametrize(
-    ("name", "loops"),
-    [
-        ("ppo", {"step": 5}),
-        ("pqn", {"step": 5, "gradient_step": 5}),
-        ("ppo_rnn", {"step": 8}),
-        ("dqn", {"step": 8}),
-        ("sac", {"gradient_step": 8}),
-        ("td3", {"critic_step": 8, "gradient_steps": 8}),
-        ("evolve_objective", {"step": 8}),
-    ],
-)
-def test_loops_that_are_unrolled(name, loops, monkeypatch):
-    """Those of the learning, and of rollouts whose steps are small.
+@pytest.mark.parametrize("name", ["ppo_rnn", "mappo"])
+def test_only_the_memory_is_unrolled(name, monkeypatch):
+    script = importlib.import_module(name)
+    unrolled = []
 
-    By `unroll` where the config has it.
-    """
-    script, found = importlib.import_module(name), {}
+    def scan_over_time(step, memory, inputs):
+        unrolled.append(step.__qualname__)
+        return jax.lax.scan(step, memory, inputs)
 
-    def scan(step, carry, xs, unroll=8):
-        found[step.__name__] = unroll
-        return jax.lax.scan(step, carry, xs)
-
-    monkeypatch.setattr(script, "unrolled_scan", scan)
-    config = small_config(script, **{"unroll": 5} if "unroll" in field_names(script) else {})
-    init, update = script.make_learner(config)
+    monkeypatch.setattr(script, "scan_over_time", scan_over_time)
+    init, update = script.make_learner(small_config(script, cell="gru"))
     jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
-    assert found == loops
-
-
-@pytest.mark.parametrize("script", [ppo, pqn], ids=lambda script: script.__name__)
-def test_unroll_is_at_least_one(script):
-    """JAX would take 0 for the whole loop."""
-    with pytest.raises(ValueError, match="unroll: must all be at least 1"):
-        script.make_learner(small_config(script, unroll=0))
+    assert set(unrolled) == {"Gru.__call__.<locals>.step"}
 
 
 @functools.cache
@@ -118,8 +94,12 @@ def test_learning_rate_of_each_update(script, anneal, monkeypatch):
         lambda params: (),
         lambda updates, state, params=None: (jax.tree.map(jnp.ones_like, updates), state),
     )
-    monkeypatch.setattr(script.optax, "scale_by_adam", lambda **_: ones)
-    monkeypatch.setattr(script.optax, "scale_by_radam", lambda **_: ones)
+
+    def steps_of_size_one(learning_rate, **_):
+        return optax.chain(ones, optax.scale_by_learning_rate(learning_rate))
+
+    monkeypatch.setattr(script.optax, "adam", steps_of_size_one)
+    monkeypatch.setattr(script.optax, "radam", steps_of_size_one)
     config = dataclasses.replace(small_config(script, num_updates=3), lr=1e-3, anneal_lr=anneal)
     _, update = script.make_learner(config)
     state, advance = start(script), jit_quickly(update)
