@@ -23,39 +23,26 @@ VALUE = toys.ValueDiscrete.__name__
 # --- mathematics ---
 
 
-@pytest.mark.parametrize("n_step", [1, 2, 5])
 @pytest.mark.parametrize("double", [False, True])
-def test_targets_against_a_loop(n_step, double):
-    gamma, batch, actions, rng = 0.9, 60, 4, np.random.default_rng(n_step)
-    rewards, terminated, truncated = (
-        rng.normal(size=(batch, n_step)),
-        *(rng.random((2, batch, n_step)) < 0.2),
+def test_targets_against_a_loop(double):
+    gamma = 0.9
+    rng = np.random.default_rng(0)
+    reward = rng.normal(size=60)
+    terminated = rng.random(60) < 0.2
+    q, target_q = rng.normal(size=(2, 60, 4))  # of the observations after the steps
+    expected = reward.copy()
+    for i in range(60):
+        choice = np.argmax((q if double else target_q)[i])
+        if not terminated[i]:
+            expected[i] += gamma * target_q[i, choice]
+    target = dqn.q_target(
+        jnp.asarray(reward),
+        terminated,
+        next_q=jnp.asarray(target_q),
+        next_q_online=jnp.asarray(q if double else target_q),
+        gamma=gamma,
     )
-    # of what each step led to, before any reset
-    q, target_q = rng.normal(size=(2, batch, n_step, actions))
-    expected = np.zeros(batch)
-    for b in range(batch):
-        for k in range(n_step):
-            expected[b] += gamma**k * rewards[b, k]
-            if terminated[b, k] or truncated[b, k] or k == n_step - 1:
-                choice = np.argmax((q if double else target_q)[b, k])
-                expected[b] += (
-                    0.0 if terminated[b, k] else gamma ** (k + 1) * target_q[b, k, choice]
-                )
-                break
-    done = terminated | truncated
-    last = np.where(done.any(axis=1), done.argmax(axis=1), n_step - 1)
-    rows = np.arange(batch), last
-    next_value = dqn.double_q(
-        jnp.asarray(target_q[rows]), jnp.asarray((q if double else target_q)[rows])
-    )
-    target = dqn.n_step_target(jnp.asarray(rewards), last, terminated[rows], next_value, gamma)
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_streams_are_combined_by_hand():
-    q = dqn.dueling_q(jnp.array([[10.0], [0.0]]), jnp.array([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]]))
-    np.testing.assert_allclose(q, [[8.0, 9.0, 13.0], [-1.0, 0.0, 1.0]])
 
 
 def test_losses_by_hand():
@@ -92,29 +79,49 @@ def test_epsilon_falls_in_the_updates(num_envs, num_steps):
     np.testing.assert_allclose(epsilon, 0.9 - 0.8 * np.minimum(1.0, share / 0.5), rtol=1e-5)
 
 
-@pytest.mark.parametrize("tau", [1.0, 0.3])
 @pytest.mark.parametrize("num_envs, num_steps", [(1, 1), (3, 1), (7, 2), (10, 1), (64, 4)])
-def test_target_network_counts_environment_steps(num_envs, num_steps, tau):
-    """Twenty updates, `params` = 1, 2, ...: the target network moves once for each multiple of 30
-    that was passed.
-    """
-    stride, expected, target = num_envs * num_steps, 0.0, {"w": jnp.zeros(3)}
-    for i in range(20):
-        for step in range(i * stride + 1, (i + 1) * stride + 1):
-            expected += (tau * (i + 1 - expected)) * (step % 30 == 0)
-        params = {"w": jnp.full(3, i + 1.0)}
-        target = dqn.update_towards(target, params, jnp.int32(i + 1), stride, 30, tau)
-        np.testing.assert_allclose(target["w"], expected, rtol=1e-4)
+def test_target_network_counts_environment_steps(num_envs, num_steps):
+    """It is due where an update passed a multiple of 30 steps, and in each update of more steps."""
+    rollout_size = num_envs * num_steps
+    for i in range(1, 60):
+        steps = range((i - 1) * rollout_size + 1, i * rollout_size + 1)
+        due = any(step % 30 == 0 for step in steps)
+        assert dqn.is_due(jnp.int32(i * rollout_size), 30, rollout_size) == due
 
 
 def test_target_network_beyond_two_to_the_31_steps():
-    """7 steps per update, of which every thirtieth counts: as Python's integers have it, which do
-    not overflow.
-    """
-    for count in [2**31 // 7 + i for i in range(-40, 40)] + [2**31 - 2 - i for i in range(40)]:
-        due = count * 7 // 30 > (count - 1) * 7 // 30
-        target = dqn.update_towards(jnp.zeros(()), jnp.ones(()), jnp.int32(count), 7, 30, 1.0)
-        assert target == due
+    """Where the count of steps overflows one interval differs in length, and none is longer."""
+    counts = np.arange(2**31 - 2100, 2**31 + 2100, 7).astype(np.int32)
+    assert (counts < 0).any()
+    due = dqn.is_due(jnp.asarray(counts), 30, 7)
+    steps_between = 7 * np.diff(np.flatnonzero(due))
+    assert steps_between.max() <= 35  # 30, rounded up to whole updates
+    assert (steps_between < 28).sum() <= 1
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.3])
+def test_polyak_factor(tau):
+    """Every update is due: the target network moves by `tau` to the parameters learned in it."""
+    config = dqn.Config(
+        batch_size=4,
+        hidden_sizes=(4,),
+        buffer_size=100,
+        learning_starts=25,
+        total_timesteps=100,
+        target_update_interval=1,
+        tau=tau,
+    )
+    init, update = dqn.make_learner(config)
+    before = jit_quickly(init)(jax.random.key(0))
+    after, _ = jit_quickly(update)(before)
+    expected = jax.tree.map(
+        lambda old, new: old + tau * (new - old), before.target_params, after.params
+    )
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7),
+        after.target_params,
+        expected,
+    )
 
 
 @pytest.mark.parametrize("num_envs", [3, 10])
@@ -137,7 +144,8 @@ def test_target_network_is_copied_in_training(num_envs):
         kept = jax.tree.map(
             lambda a, b: bool((a == b).all()), state.target_params, before.target_params
         )
-        due = int(state.update_count) * num_envs // 30 > int(before.update_count) * num_envs // 30
+        count = int(state.rollout_count) - config.warmup_rollouts
+        due = count * num_envs // 30 > (count - 1) * num_envs // 30
         assert all(jax.tree.leaves(copied if due else kept))
         assert not all(jax.tree.leaves(kept if due else copied))
 
@@ -148,19 +156,17 @@ def test_target_network_is_copied_in_training(num_envs):
 def counting_rollout(count, num_steps, num_envs):
     """Steps whose every entry tells which step it is, and of which environment.
 
-    One in 5 ends an episode.
+    One in 10 ends an episode.
     """
     # [T, N]
     number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs))
     obs = jnp.stack([number, -number], axis=-1) * 1.0
-    terminated, truncated = number // 100 % 10 == 3, number // 100 % 10 == 7
     return dqn.Transition(
         obs=obs,
         action=number,
         reward=number * 2.0,
         next_obs=obs + 0.5,
-        terminated=terminated,
-        truncated=truncated,
+        terminated=number // 100 % 10 == 3,
     )
 
 
@@ -169,40 +175,33 @@ def filled_replay(num_rollouts, num_envs, num_steps, writes):
     replay = jax.tree.map(
         lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout
     )
-    add = jax.jit(dqn.add_to_replay)
+    add = jax.jit(dqn.add_rollout)
     for i in range(writes):
         replay = add(replay, counting_rollout(i * num_steps, num_steps, num_envs), jnp.int32(i))
     return replay
 
 
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps, n_step):
+def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps):
     num_rollouts = 10 // num_steps
-    sample = jax.jit(
-        jax.vmap(partial(dqn.sample_replay, batch_size=6000, n_step=n_step), (0, None, 0))
-    )
-    for writes in {math.ceil(n_step / num_steps), num_rollouts, num_rollouts + 1, 31}:
-        replay, count = filled_replay(num_rollouts, num_envs, num_steps, writes), writes * num_steps
-        keys, counts = jax.random.split(jax.random.key(writes), 2), jnp.full(2, writes)
-        steps = jax.tree.map(lambda leaf: np.asarray(leaf[1]), sample(keys, replay, counts))
-        number, last = steps["action"], steps["last"]
-        starts = range(max(0, count - num_rollouts * num_steps), count - n_step + 1)
+    sample = jax.jit(jax.vmap(partial(dqn.sample, batch_size=6000), (0, None, 0)))
+    for writes in {1, num_rollouts, num_rollouts + 1, 31}:
+        replay = filled_replay(num_rollouts, num_envs, num_steps, writes)
+        count = writes * num_steps
+        keys = jax.random.split(jax.random.key(writes), 2)
+        batches = sample(keys, replay, jnp.full(2, writes))
+        batch = jax.tree.map(lambda leaf: np.asarray(leaf[1]), batches)
+        number = batch.action
+        starts = range(max(0, count - num_rollouts * num_steps), count)
         valid = {step * 100 + env for step in starts for env in range(num_envs)}
-        found, times = np.unique(number, return_counts=True)
-        assert set(found.tolist()) == valid
+        drawn, times = np.unique(number, return_counts=True)
+        assert set(drawn.tolist()) == valid
         assert np.abs(times - 6000 / len(valid)).max() < 5 * math.sqrt(6000 / len(valid))  # uniform
-        run = number[..., None] + 100 * np.arange(n_step)  # of one environment
-        ends = np.isin(run // 100 % 10, (3, 7))
-        ends[..., -1] = True
-        np.testing.assert_array_equal(steps["rewards"], run * 2.0)
-        np.testing.assert_array_equal(last, ends.argmax(axis=-1))
-        reached = number + 100 * last
-        np.testing.assert_array_equal(steps["terminated"], reached // 100 % 10 == 3)
-        np.testing.assert_array_equal(steps["obs"], np.stack([number, -number], axis=-1))
-        np.testing.assert_array_equal(
-            steps["next_obs"], np.stack([reached, -reached], axis=-1) + 0.5
-        )
+        obs = np.stack([number, -number], axis=-1)
+        np.testing.assert_array_equal(batch.obs, obs)
+        np.testing.assert_array_equal(batch.next_obs, obs + 0.5)
+        np.testing.assert_array_equal(batch.reward, number * 2.0)
+        np.testing.assert_array_equal(batch.terminated, number // 100 % 10 == 3)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_replay_after_the_warm_up():
     init, update = dqn.make_learner(config)
     state = jax.jit(init)(jax.random.key(0))
     # rounded up to a multiple of 4 * 3
-    assert config.warmup_timesteps == 204 and state.replay_count == 17 and state.update_count == 0
+    assert config.warmup_timesteps == 204 and state.rollout_count == 17
     assert state.replay.reward.shape == (33, 3, 4)  # and the replay down
     obs, action = state.replay.obs, state.replay.action
     assert (obs[:17] != 0).any(axis=-1).all() and (obs[17:] == 0).all()
@@ -246,22 +245,20 @@ def test_replay_after_the_warm_up():
     replay = jax.tree.map(
         lambda leaf: np.roll(leaf, -4, axis=0).reshape(99, *leaf.shape[2:]), state.replay
     )
-    done = replay.terminated | replay.truncated
+    done = replay.terminated  # no episode reaches the time limit
     follows = (replay.next_obs[:-1] == replay.obs[1:]).all(axis=-1)
     # next_obs is not the first one of the next episode
     np.testing.assert_array_equal(follows, ~done[:-1])
     assert done.any() and (state.obs == replay.next_obs[-1])[~done[-1]].all()
 
 
-def test_warm_up_takes_what_a_target_needs():
-    """`n_step` steps in each environment, also where less was asked for; otherwise whole
-    updates.
-    """
+def test_warm_up_is_whole_updates():
+    """At least one, and enough for `learning_starts` steps."""
     settings = dict(num_envs=4, num_steps=2, total_timesteps=1000)
-    assert dqn.Config(learning_starts=0, n_step=5, **settings).warmup_timesteps == 24
-    assert dqn.Config(learning_starts=30, n_step=5, **settings).warmup_timesteps == 32
-    with pytest.raises(ValueError, match="buffer_size = 16"):
-        dqn.make_learner(dqn.Config(buffer_size=16, learning_starts=0, n_step=5, **settings))
+    assert dqn.Config(learning_starts=0, **settings).warmup_timesteps == 8
+    assert dqn.Config(learning_starts=30, **settings).warmup_timesteps == 32
+    with pytest.raises(ValueError, match="buffer_size = 7"):
+        dqn.make_learner(dqn.Config(buffer_size=7, learning_starts=0, **settings))
 
 
 # --- environments of known value ---
@@ -299,9 +296,8 @@ def learn(num_updates=250, env_params=(), **overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dueling", [False, True])
-def test_value_of_a_constant_reward(dueling):
-    *_, metrics, q = learn(env_params={"length": 1}, dueling=dueling)
+def test_value_of_a_constant_reward():
+    *_, metrics, q = learn(env_params={"length": 1})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), 1.0, atol=0.05)
     np.testing.assert_allclose(metrics["q_value"][-1], 1.0, atol=0.05)
 
@@ -313,7 +309,7 @@ def test_value_depends_on_the_observation():
 
 @pytest.mark.parametrize(
     "settings",
-    [slow({"double": False}), {"n_step": 2, "tau": 0.3}, slow({"loss": "huber"})],
+    [slow({"double": False}), {"tau": 0.3}, slow({"loss": "huber"})],
     ids=str,
 )
 def test_value_is_discounted(settings):
@@ -322,9 +318,8 @@ def test_value_is_discounted(settings):
     np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
 
 
-@pytest.mark.parametrize("dueling", [slow(False), True])
-def test_value_depends_on_the_action(dueling):
-    config, state, _, q = learn(env_params={"length": 1, "reward": "action"}, dueling=dueling)
+def test_value_depends_on_the_action():
+    config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
     start, act = dqn.make_policy(config)
     action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
@@ -336,20 +331,18 @@ ENDLESS = 1 / (1 - GAMMA)
 FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
 
 
-@pytest.mark.parametrize("n_step", [slow(1), 3])
-def test_truncation_is_bootstrapped(n_step):
+def test_truncation_is_bootstrapped():
     """From the last observation, not from the first one of the next episode, whose sign may be the
     other.
     """
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    _, _, metrics, q = learn(env_params=env_params, num_updates=500, n_step=n_step)
+    _, _, metrics, q = learn(env_params=env_params, num_updates=500)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
 
 
-@pytest.mark.parametrize("n_step", [slow(1), 3])
-def test_termination_is_not_bootstrapped(n_step):
-    *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=500, n_step=n_step)
+def test_termination_is_not_bootstrapped():
+    *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=500)
     learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
     np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.3)
 
@@ -377,10 +370,9 @@ def test_observations_of_all_kinds(name, stored):
 
 
 @pytest.mark.parametrize("script", [dqn, apex_dqn])
-@pytest.mark.parametrize("dueling", [False, True])
-def test_network_without_hidden_layers(script, dueling):
+def test_network_without_hidden_layers(script):
     """Values are linear in the observation."""
-    config = script.Config(hidden_sizes=(), dueling=dueling)
+    config = script.Config(hidden_sizes=())
     network = script.make_network(config, *script.make_env(config))
     obs = jax.random.normal(jax.random.key(0), (3, 4))
     params = network.init(jax.random.key(1), obs)
