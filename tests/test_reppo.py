@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
+import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +26,7 @@ VALUE = toys.ValueContinuous.__name__
 
 
 def ends_at_every_step(steps=6):
-    """`terminated, truncated` [T, N]: an environment for each step and kind of end, one without, and random ones."""
+    """`terminated, truncated` [T, N]: an environment for each step and kind of end, and others."""
     rng = np.random.default_rng(0)
     terminated, truncated = rng.random((2, steps, 3 * steps + 9)) < 0.3
     terminated[:, : 3 * steps + 1] = truncated[:, : 3 * steps + 1] = False
@@ -36,7 +38,7 @@ def ends_at_every_step(steps=6):
 
 
 def test_targets_against_their_definition():
-    """The sum over later steps k of what remains of the trace, times the reward and what is bootstrapped at k."""
+    """The sum over later steps k of the trace, times the reward and what is bootstrapped at k."""
     terminated, truncated = ends_at_every_step()
     rewards, next_q, log_prob = np.random.default_rng(1).normal(size=(3, *terminated.shape))
     ent_coef, gamma, q_lambda = 0.3, 0.9, 0.8
@@ -72,7 +74,7 @@ def test_a_terminal_state_has_no_value_and_no_entropy():
     "v_min, v_max, num_bins", [(-10.0, 10.0, 51), (0.0, 150.0, 151), (-3.0, 1.0, 8)]
 )
 def test_hl_gauss_against_numerical_integration(v_min, v_max, num_bins):
-    """The integral of the density over each bin, which is cut off outside of all bins; 0.75 bins are its deviation."""
+    """The integral over each bin of a density cut off outside; 0.75 bins are its deviation."""
     width = (v_max - v_min) / (num_bins - 1)
     targets = np.array(
         [v_min - 5.0, v_min, 0.7 * v_min + 0.3 * v_max, v_max - 0.4 * width, v_max, v_max + 1e4]
@@ -136,27 +138,32 @@ def test_hidden_layers_are_normalized():
 # --- the policy and its constraints ---
 
 
+def gaussian(mean, std):
+    return distrax.MultivariateNormalDiag(jnp.array(mean), jnp.array(std))
+
+
 def test_divergence_against_samples_of_squashed_actions():
-    """tanh leaves the divergence as it is: the closed form before it is the mean of log-ratios after it."""
-    old, new = (
-        (jnp.array([0.3, -0.8]), jnp.array([-0.5, 0.1])),
-        (jnp.array([0.1, -0.5]), jnp.array([-0.2, 0.2])),
-    )
-    noise = jax.random.normal(jax.random.key(0), (200_000, 2))
-    _, log_prob = reppo.squashed_gaussian(*old, noise)
-    same_actions = (old[0] + jnp.exp(old[1]) * noise - new[0]) / jnp.exp(new[1])
-    _, new_log_prob = reppo.squashed_gaussian(*new, same_actions)
-    kl = reppo.gaussian_kl(*old, *new)
-    np.testing.assert_allclose(kl, (log_prob - new_log_prob).mean(), rtol=0.02)
-    assert kl != reppo.gaussian_kl(*new, *old)
-    assert reppo.gaussian_kl(*old, *old) == 0
+    """tanh leaves the divergence as it is: before it, it is the mean of log-ratios after it."""
+    old = gaussian([0.3, -0.8], [0.6, 1.1])
+    new = gaussian([0.1, -0.5], [0.8, 1.2])
+    shape = (200_000,)
+    key = jax.random.key(0)
+    action, log_prob = reppo.squash(old).sample_and_log_prob(seed=key, sample_shape=shape)
+    log_ratio = log_prob - reppo.squash(new).log_prob(action)
+    log_ratio = log_ratio[jnp.abs(action).max(axis=-1) < 0.9999]  # elsewhere tanh has no inverse
+    kl = old.kl_divergence(new)
+    np.testing.assert_allclose(kl, log_ratio.mean(), rtol=0.02)
+    assert kl != new.kl_divergence(old)
+    assert old.kl_divergence(old) == 0
 
 
 def test_squashed_gaussian_is_that_of_sac():
-    mean, log_std, noise = jax.random.normal(jax.random.key(0), (3, 50, 4))
-    for a, b in zip(
-        *(each.squashed_gaussian(3 * mean, log_std, noise) for each in (reppo, sac)), strict=True
-    ):
+    mean, log_std = jax.random.normal(jax.random.key(0), (2, 50, 4))
+    policy = gaussian(3 * mean, jnp.exp(log_std))
+    key = jax.random.key(1)
+    of_reppo = reppo.squash(policy).sample_and_log_prob(seed=key)
+    of_sac = sac.squash(policy).sample_and_log_prob(seed=key)
+    for a, b in zip(of_reppo, of_sac, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -179,17 +186,13 @@ def test_each_state_is_gated_by_its_own_divergence():
     np.testing.assert_allclose(of_kl, np.array([0.0, 0.7, 0.0]) / 3, rtol=1e-6)
 
 
-def test_loss_of_the_coefficients_by_hand():
-    """d/dlog alpha is alpha (H - target), d/dlog beta is beta (bound - KL); neither moves the policy."""
-    log_coefs = jnp.log(jnp.array([0.2, 0.7]))
-    loss, gradient = jax.value_and_grad(reppo.coef_loss)(log_coefs, 0.5, -1.0, 0.3, 0.1)
-    np.testing.assert_allclose(loss, 0.2 * 1.5 - 0.7 * 0.2, rtol=1e-5)
-    np.testing.assert_allclose(
-        gradient, [0.2 * 1.5, -0.7 * 0.2], rtol=1e-5
-    )  # alpha falls, beta rises
-    gradient = jax.grad(reppo.coef_loss)(log_coefs, -2.0, -1.0, 0.05, 0.1)
-    np.testing.assert_allclose(gradient, [-0.2, 0.7 * 0.05], rtol=1e-5)  # alpha rises, beta falls
-    assert jax.grad(reppo.coef_loss, (1, 3))(log_coefs, 0.5, -1.0, 0.3, 0.1) == (0.0, 0.0)
+def test_loss_of_a_coefficient_by_hand():
+    """d/dlog alpha is alpha (H - target), d/dlog beta is beta (bound - KL)."""
+    log_coef = jnp.log(0.2)
+    loss, gradient = jax.value_and_grad(reppo.coef_loss)(log_coef, 1.5)
+    np.testing.assert_allclose([loss, gradient], 0.2 * 1.5, rtol=1e-5)  # it falls
+    np.testing.assert_allclose(jax.grad(reppo.coef_loss)(log_coef, -1.0), -0.2, rtol=1e-5)
+    assert jax.grad(reppo.coef_loss, 1)(log_coef, 1.5) == 0.0  # the policy is not moved
 
 
 # --- one update ---
@@ -210,7 +213,7 @@ def tiny(**overrides):
 
 
 def awake(state):
-    """The same state, its networks unlike the first ones, which see hardly any difference between observations."""
+    """The same state with other networks: the first ones hardly tell observations apart."""
 
     def change(path, leaf):
         name = jax.tree_util.keystr(path)
@@ -221,20 +224,27 @@ def awake(state):
 
 
 def test_coefficients_move_towards_their_constraints():
-    """Adam's steps have the size of the learning rate: 4 of them in an update, against the gradient."""
+    """Adam's steps have the size of the learning rate: 4 in an update, against the gradient."""
+
+    def moved(state, after):
+        names = ("log_ent_coef", "log_kl_coef")
+        return [after.params["policy"][x] - state.params["policy"][x] for x in names]
+
     for target, direction in (
         (-5.0, -1),
         (5.0, 1),
     ):  # the entropy, which begins near 0.6, is above or below
-        _, state, update = tiny(target_entropy=target, lr=1e-4, kl_bound=1.0, max_grad_norm=0.0)
+        _, state, update = tiny(
+            target_entropy=target, lr=1e-4, kl_bound=1.0, max_grad_norm=math.inf
+        )
         after, metrics = jit_quickly(update)(state)
-        moved = after.params["policy"]["log_coefs"] - state.params["policy"]["log_coefs"]
-        np.testing.assert_allclose(moved, [direction * 4e-4, -4e-4], rtol=0.02)
+        np.testing.assert_allclose(moved(state, after), [direction * 4e-4, -4e-4], rtol=0.02)
         assert 0.3 < metrics["entropy"] < 0.7 and metrics["outside_kl_bound"] == 0
-    _, state, update = tiny(kl_bound=-1.0, lr=1e-4, max_grad_norm=0.0)  # every state is outside
+    _, state, update = tiny(
+        kl_bound=-1.0, lr=1e-4, max_grad_norm=math.inf
+    )  # every state is outside
     after, metrics = jit_quickly(update)(state)
-    moved = after.params["policy"]["log_coefs"] - state.params["policy"]["log_coefs"]
-    np.testing.assert_allclose(moved[1], 4e-4, rtol=0.02)
+    np.testing.assert_allclose(moved(state, after)[1], 4e-4, rtol=0.02)
     assert metrics["outside_kl_bound"] == 1
 
 
@@ -247,7 +257,7 @@ def test_divergence_is_0_in_the_first_minibatch_and_not_later():
 
 
 def test_divergence_is_from_the_old_policy_to_the_new():
-    """The divergence is 0 in the first of two gradient steps. The second step sees the policy after the first."""
+    """The first of two gradient steps has no divergence, the second that of the first."""
     settings = dict(
         env_name="ToyContinuous", num_minibatches=1, normalize_obs=False, kl_bound=10.0, lr=0.1
     )
@@ -261,13 +271,14 @@ def test_divergence_is_from_the_old_policy_to_the_new():
         )  # alike in all environments
         policies += [actor.apply(each.params["policy"]["actor"], obs) for each in (state, after)]
     old, new = policies[:2]
-    expected, reverse = reppo.gaussian_kl(*old, *new).mean(), reppo.gaussian_kl(*new, *old).mean()
+    expected = old.kl_divergence(new).mean()
+    reverse = new.kl_divergence(old).mean()
     np.testing.assert_allclose(2 * metrics["kl"], expected, rtol=1e-3)
     assert abs(reverse / expected - 1) > 0.05
 
 
 def test_policy_follows_the_critic_after_its_update():
-    """With hardly any noise and no entropy, the loss of the only gradient step is the negative mean of the new Q."""
+    """With hardly any noise and no entropy, the loss of the only step is -mean of the new Q."""
     settings = dict(
         env_name="ToyContinuous",
         num_minibatches=1,
@@ -285,7 +296,7 @@ def test_policy_follows_the_critic_after_its_update():
     obs = jnp.array(
         [[time % 5 / 5, 1.0] for time in range(config.num_steps)]
     )  # alike in all environments
-    action = jnp.tanh(actor.apply(state.params["policy"]["actor"], obs)[0])
+    action = jnp.tanh(actor.apply(state.params["policy"]["actor"], obs).mode())
     old, new = (
         critic.apply(each.params["critic"], obs, action)[1].mean() for each in (state, after)
     )
@@ -298,44 +309,37 @@ def test_targets_are_of_the_rollout(monkeypatch):
     env_params = {"reward": "sign", "length": 7, "max_steps_in_episode": 5, "shows_time": True}
     settings = dict(env_params=env_params, ent_coef=0.25, kl_coef=0.5, gamma=0.9, q_lambda=0.7)
     config, state, update = tiny(**settings, normalize_obs=False, normalize_reward=False)
-    called, target, squash = {}, reppo.soft_q_lambda_target, reppo.squashed_gaussian
-    monkeypatch.setattr(
-        reppo, "soft_q_lambda_target", lambda *args: target(*called.setdefault("target", args))
-    )
+    actor, critic = reppo.make_networks(config, *reppo.make_env(config))
+    target = reppo.soft_q_lambda_target
+    called = {}
 
-    def squashed_gaussian(*args):
-        out = squash(*args)
-        if not isinstance(out[0], jax.core.Tracer):
-            called["next"] = args, out
-        return out
+    def spy(rewards, next_q, next_log_prob, **named):
+        called.update(named, rewards=rewards, next_q=next_q, next_log_prob=next_log_prob)
+        return target(rewards, next_q, next_log_prob, **named)
 
-    monkeypatch.setattr(reppo, "squashed_gaussian", squashed_gaussian)
+    monkeypatch.setattr(reppo, "soft_q_lambda_target", spy)
     state = awake(jit_quickly(update)(state)[0])
-    policy = state.params["policy"] | {"log_coefs": jnp.log(jnp.array([0.25, 0.5]))}
+    policy = state.params["policy"] | {"log_ent_coef": jnp.log(0.25), "log_kl_coef": jnp.log(0.5)}
     state = state._replace(params=state.params | {"policy": policy})
     called.clear()
     update(state)
-    rewards, next_q, next_log_prob, terminated, truncated, ent_coef, gamma, q_lambda = called[
-        "target"
-    ]
-    np.testing.assert_allclose([ent_coef, gamma, q_lambda], [0.25, 0.9, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(
+        [called[name] for name in ("ent_coef", "gamma", "q_lambda")], [0.25, 0.9, 0.7], rtol=1e-6
+    )
     time = np.asarray(state.env_state.env_state.time)[0] + np.arange(config.num_steps)
-    np.testing.assert_array_equal(truncated, np.tile(time[:, None] % 5 == 4, 4))
-    assert not terminated.any()
+    np.testing.assert_array_equal(called["truncated"], np.tile(time[:, None] % 5 == 4, 4))
+    assert not called["terminated"].any()
+    rewards = called["rewards"]
     assert set(np.unique(rewards)) == {-1.0, 1.0}
-    (mean, log_std, _), (action, log_prob) = called["next"]
-    np.testing.assert_array_equal(next_log_prob, log_prob)
-    actor, critic = reppo.make_networks(config, *reppo.make_env(config))
-    next_obs = jnp.stack(
-        [rewards, np.tile(time[:, None] % 5 + 1.0, 4)], axis=-1
-    )  # the sign, and the step before a reset
-    expected = actor.apply(state.params["policy"]["actor"], next_obs)
-    np.testing.assert_allclose(
-        jnp.stack([mean, log_std]), jnp.stack(expected), rtol=1e-4, atol=1e-5
-    )
-    np.testing.assert_allclose(
-        next_q, critic.apply(state.params["critic"], next_obs, action)[1], rtol=1e-4, atol=1e-5
-    )
+
+    # the sign, and the step before a reset
+    next_obs = jnp.stack([rewards, np.tile(time[:, None] % 5 + 1.0, 4)], axis=-1)
+    _, _, batch_key, _ = jax.random.split(state.key, 4)
+    next_policy = reppo.squash(actor.apply(state.params["policy"]["actor"], next_obs))
+    next_action, next_log_prob = next_policy.sample_and_log_prob(seed=batch_key)
+    _, next_q = critic.apply(state.params["critic"], next_obs, next_action)
+    np.testing.assert_allclose(called["next_log_prob"], next_log_prob, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(called["next_q"], next_q, rtol=1e-4, atol=1e-5)
     assert np.ptp(next_q) > 0
 
 
@@ -346,14 +350,14 @@ def test_share_of_targets_outside_of_the_support():
         assert jit_quickly(update)(state)[1]["outside_support"] == share
 
 
-def test_no_clipping_of_the_gradient_at_zero():
-    """`max_grad_norm` 0 means none: not a network that is frozen."""
+def test_no_clipping_of_the_gradient_at_infinity():
+    """`max_grad_norm` inf means none."""
     config, _, _ = tiny(total_timesteps=2 * 32)
     out, other, clipped = (
         jit_quickly(reppo.make_train(dataclasses.replace(config, max_grad_norm=limit)))(
             jax.random.key(0)
         )
-        for limit in (0.0, 1e9, 1e-9)
+        for limit in (math.inf, 1e9, 1e-9)
     )
     assert_close(out, other)
     before = jit_quickly(reppo.make_learner(config)[0])(jax.random.key(0))
@@ -365,9 +369,10 @@ def test_no_clipping_of_the_gradient_at_zero():
 
 
 @pytest.mark.parametrize("settings, words", [
-    ({"num_envs": 0}, "num_envs, .* at least 1"), ({"num_bins": 1}, "num_bins at least 2"),
+    ({"num_envs": 0}, "num_envs = 0: must be at least 1"),
+    ({"num_bins": 1}, "num_bins = 1: must be at least 2"),
     ({"total_timesteps": 31}, "total_timesteps = 31: one update takes 32"),
-    ({"num_minibatches": 5}, "num_minibatches = 5: must divide 32"),
+    ({"num_minibatches": 5}, "num_minibatches = 5: must divide the 32 steps"),
 ])  # fmt: skip
 def test_configs_that_cannot_train(settings, words):
     with pytest.raises(ValueError, match=words):
@@ -384,7 +389,7 @@ def train():
 
 
 def learn(num_updates=150, env_params=(), **overrides):
-    """Train one agent without entropy: config, final state, metrics, and Q of raw observations and greedy actions."""
+    """Train without entropy: config, final state, metrics, and Q of greedy actions."""
     config = reppo.Config(
         env_name=VALUE,
         env_params=dict(env_params),
@@ -411,8 +416,8 @@ def learn(num_updates=150, env_params=(), **overrides):
     def q(*obs):
         obs = jnp.asarray(obs, float)
         obs = reppo.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
-        mean, _ = actor.apply(state.params["policy"]["actor"], obs)
-        return critic.apply(state.params["critic"], obs, jnp.tanh(mean))[1]
+        action = jnp.tanh(actor.apply(state.params["policy"]["actor"], obs).mode())
+        return critic.apply(state.params["critic"], obs, action)[1]
 
     return config, state, out["metrics"], q
 
@@ -444,7 +449,7 @@ FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step
 
 
 def test_truncation_is_bootstrapped_from_the_last_observation():
-    """Not from the first one of the next episode, whose sign, and with it the return, may be the other."""
+    """Not from the first one of the next episode, whose sign and return may be the other."""
     *_, metrics, q = learn(300, {"reward": "sign", "max_steps_in_episode": LIMIT})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [ENDLESS, -ENDLESS], rtol=0.05)
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
