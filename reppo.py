@@ -765,9 +765,10 @@ def make_env(config):
 
 def mean_return(metrics) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did. [seeds, updates] -> [seeds]."""
-    episodes = metrics["episodes"].sum(axis=1)
-    total = np.nansum(metrics["episodes"] * metrics["episodic_return"], axis=1)
-    return np.where(episodes > 0, total / np.maximum(episodes, 1), np.nan)
+    episodes = metrics["episodes"]
+    total = np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1)
+    count = episodes.sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def spread_over_devices(function, num_seeds: int):
@@ -859,7 +860,9 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
     """Write the config, the metrics, the agents and a picture with a line for each seed."""
-    settings = vars(config) | {"env_params": dict(config.env_params)}
+    settings = dict(vars(config))
+    if "env_params" in settings:
+        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
     about = {"script": Path(__file__).stem, "seed": str(seed)}
@@ -895,6 +898,7 @@ def main(
     """Train agents; write config, metrics, learning curve and networks into a new directory.
 
     Args:
+        config: hyperparameters. `--config FILE.yaml`, before all flags, reads them from a file
         num_seeds: agents to train, all at once, on the largest number of devices that divides it
         seed: seed of all random numbers
         run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-PROCESS
