@@ -556,11 +556,8 @@ def make_learner(config: Config):
         def epoch(carry, key):
             order = jax.random.permutation(key, config.batch_size)
             order = order.reshape(config.num_minibatches, minibatch_size)
-
-            def gradient_step_on(carry, indices):
-                return gradient_step(carry, jax.tree.map(lambda x: x[indices], batch))
-
-            return jax.lax.scan(gradient_step_on, carry, order)
+            minibatches = jax.tree.map(lambda x: x[order], batch)
+            return jax.lax.scan(gradient_step, carry, minibatches)
 
         carry = (state.params, state.opt_state)
         keys = jax.random.split(key, config.update_epochs)

@@ -1,4 +1,4 @@
-"""Additions to `mkdocs build` (mkdocs.yml): links out of docs/, links of function names to their lines, equations."""
+"""Additions to `mkdocs build`: links out of docs/, links of function names, equations."""
 
 import ast
 import html
@@ -17,7 +17,7 @@ FENCE = re.compile(r"(?ms)^```.*?^```")
 
 
 def targets(text: str, folder: str):
-    """Links of a page in `folder` to what is in the repository: `(as written, anchor, path from the root)`."""
+    """Links of a page in `folder`: `(as written, anchor, path from the root)`."""
     for match in LINK.finditer(FENCE.sub("", text)):
         path = normpath(f"{folder}/{match[1]}")
         if "://" not in match[1] and not path.startswith("..") and (ROOT / path).exists():
@@ -36,7 +36,7 @@ def page_of(path: str) -> str:
 
 
 def lines_of(path: Path) -> dict[tuple[str, ...], int]:
-    """The line of each function and class of a script, by `(name,)` and by `(name, a function around it)`."""
+    """The lines of functions and classes, by `(name,)` and by `(name, a function around it)`."""
     found = {}
 
     def visit(node, around):
@@ -86,7 +86,8 @@ def shown(path: str) -> str:
     if file.is_file():
         try:
             language = LANGUAGES.get(file.suffix, "text")
-            return f'{head}````{{.{language} linenums="1"}}\n{file.read_text(encoding="utf-8")}\n````\n'
+            text = file.read_text(encoding="utf-8")
+            return f'{head}````{{.{language} linenums="1"}}\n{text}\n````\n'
         except UnicodeDecodeError:  # a picture, or weights
             return f"{head}{file.stat().st_size:,} bytes, not text.\n"
     files = sorted(each.name for each in file.iterdir() if each.is_file())
