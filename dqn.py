@@ -34,6 +34,7 @@ import dataclasses
 import importlib
 import math
 import os
+import platform
 import re
 import signal
 import sys
@@ -45,7 +46,8 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 # Before JAX is imported: each core of this process is a device, and compiled programs are kept.
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/onejit/jax"))
+cache = os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
 
 import flax.linen as nn
 import gymnax

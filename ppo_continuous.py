@@ -43,6 +43,7 @@ import importlib
 import io
 import math
 import os
+import platform
 import re
 import signal
 import sys
@@ -55,7 +56,8 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 # Before JAX is imported: each core of this process is a device, and compiled programs are kept.
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/onejit/jax"))
+cache = os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
 
 import distrax
 import flax.linen as nn

@@ -11,6 +11,7 @@ OLD_FIELDS = {
     "dueling": "rainbow.py has the dueling network; delete it if it is False",
     "clip_value": "use vf_clip_eps, the clip range of the value function; inf does not clip",
     "conv_features": "use torso: 16 is now grid, and 0 is flat",
+    "snapshot_interval": "delete it; docs/q_learning_gridworld.md shows how to keep Q",
 }
 
 # {(field, value): what to do}, for scripts that come with onejit. Copies of older scripts keep the
@@ -21,7 +22,8 @@ OLD_VALUES = {
 
 # {script: what else has changed}. Added to the message, because these fields kept their names.
 CHANGED_MEANINGS = {
-    "apex_dqn": "target_update_interval counts environment steps from 0.3.0 on, not gradient steps",
+    "apex_dqn": "actor_sync_interval and target_update_interval count environment steps from 0.3.0 "
+    "on, not gradient steps",
     "rainbow": "target_update_interval counts environment steps from 0.3.0 on, not gradient steps",
 }
 

@@ -108,8 +108,6 @@ def test_names_of_the_contract_in_order(script):
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert [name for name in defined if name in CONTRACT] == CONTRACT
     assert tree.body[-1].test.left.id == "__name__"  # main runs under `if __name__ == "__main__"`
-    # what tools use beside these
-    assert {"mean_return", "read_flags", "save_results"} < set(defined)
 
 
 # --- the config ---
@@ -185,6 +183,21 @@ def test_metrics(script):
     for name, metric in out["metrics"].items():
         assert metric.shape == (4, 6), name
         assert metric.dtype in (jnp.float32, jnp.int32), name
+
+
+def test_fields_that_begin_anew_with_an_episode(script):
+    """`episode_fields` names fields of the runner state, the environments' states among them.
+
+    It is no field itself. What is learned is none of them.
+    """
+    state = trained(script)["runner_state"]
+    names = state.episode_fields
+    assert isinstance(names, tuple) and "episode_fields" not in state._fields
+    assert len(set(names)) == len(names) and set(names) < set(state._fields)
+    if "num_generations" not in field_names(script):  # whose episodes begin anew in each update
+        assert {"env_state", "game_state"} & set(names)
+    kept = {"params", "opt_state", "target_params", "obs_statistics", "return_statistics", "key"}
+    assert not kept & set(names)
 
 
 def test_losses_are_finite_and_parameters_change(script):

@@ -62,16 +62,11 @@ def uv():
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """That of a user's shell, without what the tests or this virtual environment have set.
-
-    The limit of the compilation cache makes JAX need filelock, as without
-    JAX_COMPILATION_CACHE_DIR.
-    """
+    """That of a user's shell, without what the tests or this virtual environment have set."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith(OF_MINE)}
     cache = os.path.join(os.environ["JAX_COMPILATION_CACHE_DIR"], "headers")
     return mine | {
         "JAX_COMPILATION_CACHE_DIR": cache,
-        "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         "JAX_NUM_CPU_DEVICES": "1",
         # the packages are compiled for all scripts once

@@ -25,14 +25,10 @@ MASTER = ROOT / "ppo_continuous.py"
 SCRIPTS = repository_files("*.py")
 CONFIGS = repository_files("configs/**/*.*")
 REQUIREMENTS = repository_files("requirements*.txt")
-ALSO_NEEDED = {
-    "distrax": "tfp-nightly",
-    "gymnax": "six",
-}  # by the package, which does not pin it or does not name it
-DISTRIBUTIONS = {
-    "yaml": "pyyaml",
-    "orbax": "orbax-checkpoint",
-}  # where it is not called what its module is called
+# By the package, which does not pin it or does not name it.
+ALSO_NEEDED = {"distrax": "tfp-nightly", "gymnax": "six"}
+# Where a distribution is not called what its module is called.
+DISTRIBUTIONS = {"PIL": "pillow", "orbax": "orbax-checkpoint", "yaml": "pyyaml"}
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda file: file.stem)
 
@@ -207,12 +203,19 @@ def test_script_metadata_names_what_is_imported(path):
     modules = top_names(source) - set(sys.stdlib_module_names)
     needed = {DISTRIBUTIONS.get(module, module) for module in modules}
     needed |= {other for package, other in ALSO_NEEDED.items() if package in needed}
-    if "JAX_COMPILATION_CACHE_MAX_SIZE" in source:
-        needed.add("filelock")
     known = requirements()
     assert needed <= set(known), f"not in requirements.txt: {sorted(needed - set(known))}"
     assert metadata["requires-python"] == ">=3.11"
     assert metadata["dependencies"] == sorted(known[name] for name in needed)
+
+
+def test_each_requirement_is_imported():
+    """By a script or by onejit, or a package that one of them imports needs it."""
+    files = SCRIPTS + repository_files("onejit/**/*.py")
+    modules = set().union(*(top_names(path.read_text()) for path in files))
+    needed = {DISTRIBUTIONS.get(module, module) for module in modules}
+    needed |= {other for package, other in ALSO_NEEDED.items() if package in needed}
+    assert set(requirements()) <= needed, sorted(set(requirements()) - needed)
 
 
 @each_script

@@ -8,6 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import distrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,6 +162,12 @@ def draw_dqn():
         jax.random.key(0), (2, 20_000, 18)
     )  # errors of two networks; true values are 0
     counts = range(1, 19)
+
+    def double_q(next_q, next_q_online):
+        """The target of a reward of 0 with a discount of 1."""
+        zeros = jnp.zeros(len(next_q))
+        return dqn.q_target(zeros, zeros > 0, next_q, next_q_online, gamma=1.0)
+
     axes[1].plot(
         counts,
         [noise[:, :n].max(axis=1).mean() for n in counts],
@@ -168,7 +175,7 @@ def draw_dqn():
     )
     axes[1].plot(
         counts,
-        [dqn.double_q(other[:, :n], noise[:, :n]).mean() for n in counts],
+        [double_q(other[:, :n], noise[:, :n]).mean() for n in counts],
         label="double Q-learning",
     )
     axes[1].set(
@@ -211,10 +218,10 @@ def draw_apex_dqn():
     )
     axes[0].text(-0.02, 0.5, "parameters", rotation=90, va="center", fontsize=9)
     config = apex_dqn.Config()
-    ladder = apex_dqn.exploration_ladder(
+    epsilons = apex_dqn.actor_epsilons(
         config.num_envs, config.epsilon_base, config.epsilon_exponent
     )
-    axes[1].semilogy(ladder, ".")
+    axes[1].semilogy(epsilons, ".")
     axes[1].set(title="epsilon of each actor", xlabel="actor")
     errors = jnp.linspace(0.0, 2.0, 100)
     for exponent in (0.0, 0.6, 1.0):
@@ -313,8 +320,10 @@ def draw_sac():
     figure, axes = panels(2)
     noise = jnp.linspace(-5.0, 5.0, 2001)[:, None]
     for std in (0.3, 0.9, 2.0):
-        action, log_prob = sac.squashed_gaussian(jnp.array([0.5]), jnp.log(jnp.array([std])), noise)
-        axes[0].plot(action, jnp.exp(log_prob), label=f"std {std:g} before tanh")
+        gaussian = distrax.MultivariateNormalDiag(jnp.array([0.5]), jnp.array([std]))
+        action = jnp.tanh(0.5 + std * noise)
+        density = jnp.exp(sac.squash(gaussian).log_prob(jnp.clip(action, -0.9999, 0.9999)))
+        axes[0].plot(action, density, label=f"std {std:g} before tanh")
     axes[0].set(title="density of actions between -1 and 1", xlabel="action", ylim=(0, 3))
     actions = jnp.linspace(-1.0, 1.0, 401)
     q = jnp.exp(-jnp.square((actions - 0.5) / 0.25)) + 0.8 * jnp.exp(
@@ -350,7 +359,7 @@ def draw_td3():
     axes[0].plot(actions, smooth, label="its mean over smoothed actions")
     axes[0].set(title="target policy smoothing", xlabel="action", ylabel="Q")
     errors = 0.5 * jax.random.normal(jax.random.key(1), (2, 50_000))
-    targets = td3.clipped_double_target(1.0, False, errors, 0.99)
+    targets = td3.q_target(1.0, False, errors, 0.99)
     axes[1].hist(
         1.0 + 0.99 * errors[0], 80, density=True, alpha=0.5, color="0.6", label="one critic"
     )
