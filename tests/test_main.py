@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 import os
+import platform
 import pty
 import re
 import runpy
@@ -570,7 +571,7 @@ def test_devices_are_the_cores_that_may_be_used_and_programs_are_kept(tmp_path):
     code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
     code += "import q_learning_gridworld, jax\n"
     code += "print(jax.device_count(), jax.config.jax_compilation_cache_dir)"
-    usual = tmp_path / ".cache" / "onejit" / "jax"
+    usual = tmp_path / ".cache" / "onejit" / f"jax-{platform.node()}"
     mine = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
     for cache, expected in (({}, usual), (mine, tmp_path)):
         env = {
