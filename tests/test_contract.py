@@ -190,7 +190,8 @@ def test_fields_that_begin_anew_with_an_episode(script):
 
     It is no field itself. What is learned is none of them.
     """
-    state = trained(script)["runner_state"]
+    init, _ = script.make_learner(small_config(script))
+    state = jax.eval_shape(init, jax.random.key(0))
     names = state.episode_fields
     assert isinstance(names, tuple) and "episode_fields" not in state._fields
     assert len(set(names)) == len(names) and set(names) < set(state._fields)
