@@ -1,5 +1,6 @@
-"""The running statistics of observations and rewards: what updates them, and that everything is
-normalized by them.
+"""Everything is normalized by the running statistics of observations and rewards.
+
+What updates them is compared with the twins (tests/test_*_twin.py).
 
 An environment is compared with a copy that shows other units: each observation times 3 plus 5, each
 reward times 7. Where statistics begin in those units too, training must be the same. A place that
@@ -15,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from flax.core import FrozenDict
 from support.compilation import jit_quickly
 from support.tiers import slow
 from support.trees import arrays
@@ -137,47 +137,3 @@ def test_training_is_the_same_in_other_units(script):
 def memory(script, config):
     start, _ = script.make_policy(config)
     return start()
-
-
-@each_script
-def test_statistics_are_of_the_observations_that_were_acted_on(script):
-    """The step of the episode, the second entry, counts from 0 to 4 and begins anew, in all
-    environments alike.
-    """
-    config, init, update = learner(script)  # compiled before
-    state = begin(script, init)
-    first = int(np.asarray(state.env_state.env_state.time)[0])  # replay scripts have warmed up
-    for _ in range(3):
-        state, _ = update(state)
-    steps = np.arange(first, first + 3 * config.num_steps) % LIMIT
-    seen = np.repeat(steps, config.num_envs).astype(np.float32)[:, None]
-    before = script.RunningMeanStd(jnp.array([1.7]), jnp.array([2.5]), jnp.asarray(10.0))
-    expected = script.update_mean_std(before, jnp.asarray(seen))
-    np.testing.assert_allclose(state.obs_statistics.mean[1], expected.mean[0], rtol=1e-3)
-    np.testing.assert_allclose(state.obs_statistics.var[1], expected.var[0], rtol=1e-3)
-    np.testing.assert_allclose(state.obs_statistics.count, expected.count, rtol=1e-5)
-
-
-@each_script
-@pytest.mark.parametrize("end", ["truncated", slow("terminated")])
-def test_discounted_returns_begin_anew_with_each_episode(script, end):
-    """An episode of 5 steps pays its sign in each step.
-
-    After 12 steps the third episode has had two of them.
-    """
-    length = (
-        {"length": LIMIT, "max_steps_in_episode": 1000}
-        if end == "terminated"
-        else {"max_steps_in_episode": LIMIT}
-    )
-    params = {"shows_time": True, "reward": "sign"} | length
-    # the other program is compiled already
-    given = {"env_params": FrozenDict(params)} if end == "terminated" else {}
-    config, init, update = learner(script, **given)
-    if "return_statistics" not in script.RunnerState._fields:
-        pytest.skip("does not normalize rewards")
-    state = init(jax.random.key(0))
-    for _ in range(3):
-        state, _ = update(state)
-    expected = state.env_state.env_state.sign * (1.0 + config.gamma)
-    np.testing.assert_allclose(state.discounted_return, expected, rtol=1e-5)

@@ -1,21 +1,16 @@
-"""The loop over time of a memory, unrolled on GPUs, and the learning rate of each update."""
+"""The loop over time of a memory, unrolled on GPUs."""
 
-import dataclasses
 import functools
 import importlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from support.compilation import jit_quickly
 from support.small import small_config
 
-import ppo
-import ppo_continuous
 import ppo_rnn
-import pqn
 
 
 # less than what is unrolled, as much, and no multiple of it
@@ -73,41 +68,3 @@ def test_only_the_memory_is_unrolled(name, monkeypatch):
     init, update = script.make_learner(small_config(script, cell="gru"))
     jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
     assert set(unrolled) == {"Gru.__call__.<locals>.step"}
-
-
-@functools.cache
-def start(script):
-    """Of the test below, in whose configs all but the learning rate is the same."""
-    init, _ = script.make_learner(small_config(script, num_updates=3))
-    return jit_quickly(init)(jax.random.key(0))
-
-
-@pytest.mark.parametrize("anneal", [True, False])
-@pytest.mark.parametrize(
-    "script", [ppo, ppo_continuous, ppo_rnn, pqn], ids=lambda script: script.__name__
-)
-def test_learning_rate_of_each_update(script, anneal, monkeypatch):
-    """With steps of size 1 in place of Adam's, an update moves each parameter down by its gradient
-    steps' rates.
-    """
-    ones = optax.GradientTransformation(
-        lambda params: (),
-        lambda updates, state, params=None: (jax.tree.map(jnp.ones_like, updates), state),
-    )
-
-    def steps_of_size_one(learning_rate, **_):
-        return optax.chain(ones, optax.scale_by_learning_rate(learning_rate))
-
-    monkeypatch.setattr(script.optax, "adam", steps_of_size_one)
-    monkeypatch.setattr(script.optax, "radam", steps_of_size_one)
-    config = dataclasses.replace(small_config(script, num_updates=3), lr=1e-3, anneal_lr=anneal)
-    _, update = script.make_learner(config)
-    state, advance = start(script), jit_quickly(update)
-    for i in range(3):
-        after, _ = advance(state)
-        rate = 1e-3 * (1 - i / 3 if anneal else 1) * config.update_epochs * config.num_minibatches
-        for old, new in zip(
-            jax.tree.leaves(state.params), jax.tree.leaves(after.params), strict=True
-        ):
-            np.testing.assert_allclose(old - new, rate, rtol=1e-2, atol=1e-6)
-        state = after
