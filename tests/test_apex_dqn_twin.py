@@ -216,6 +216,9 @@ class Twin:
         adam = twin.adam_state(state.opt_state)
         twin.assert_trees(adam.mu, self.optimizer.mean, "mu")
         twin.assert_trees(adam.nu, self.optimizer.square, "nu")
+        self.check_replay(state)
+
+    def check_replay(self, state) -> None:
         priorities = np.asarray(state.tree[0]).reshape(-1)
         for (place, i), transition in self.replay.items():
             rollout, step = divmod(place, self.config.num_steps)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +21,11 @@ import apex_dqn
 import rainbow
 
 VALUE = toys.ValueDiscrete.__name__
-SHARED = """select exploration init_sum_tree set_priorities total_priority sample_sum_tree
-    importance_weights add_to_replay sample_replay update_towards"""
+SHARED = """select epsilon_greedy is_due n_step_transitions init_sum_tree set_priorities
+    total_priority sample_sum_tree importance_weights add_rollout sample"""
 
 
-@pytest.mark.parametrize("name", [name for name in SHARED.split() if hasattr(rainbow, name)])
+@pytest.mark.parametrize("name", SHARED.split())
 def test_replay_and_tree_are_those_of_apex(name):
     """tests/test_apex_dqn.py tests them."""
     assert inspect.getsource(getattr(rainbow, name)) == inspect.getsource(getattr(apex_dqn, name))
@@ -92,28 +93,22 @@ def test_minimum_of_the_quantile_loss_are_the_quantiles():
     np.testing.assert_allclose(found, 20 * scipy.special.ndtri([0.1, 0.3, 0.5, 0.7, 0.9]), atol=0.5)
 
 
-def test_losses_and_surprises():
+def test_losses_and_errors():
     outputs, target = jnp.array([[0.0], [1.0]]), jnp.array([[-3.0], [1.5]])
-    for loss, expected in (("squared", [4.5, 0.125]), ("huber", [2.5, 0.125])):
-        losses, surprise = rainbow.loss_and_surprise(outputs, target, "none", loss)
-        np.testing.assert_allclose(losses, expected)
-        np.testing.assert_allclose(surprise, [3.0, 0.5])
+    loss, error = rainbow.loss_and_error(outputs, target, "none")
+    np.testing.assert_allclose(loss, [4.5, 0.125])
+    np.testing.assert_allclose(error, [3.0, 0.5])
     rng = np.random.default_rng(0)
     logits, target = rng.normal(size=(6, 4)), rng.dirichlet(np.ones(4), 6)
     target[0] = [0.0, 1.0, 0.0, 0.0]
-    losses, surprise = rainbow.loss_and_surprise(
-        jnp.asarray(logits), jnp.asarray(target), "categorical", "squared"
-    )
+    outputs, targets = jnp.asarray(logits), jnp.asarray(target)
+    loss, error = rainbow.loss_and_error(outputs, targets, "categorical")
     expected = scipy.special.rel_entr(target, scipy.special.softmax(logits, axis=-1)).sum(axis=-1)
-    np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(losses, surprise)
-    losses, surprise = rainbow.loss_and_surprise(
-        jnp.asarray(logits), jnp.asarray(target), "quantile", "squared"
-    )
-    np.testing.assert_allclose(
-        losses, rainbow.quantile_huber_loss(jnp.asarray(logits), jnp.asarray(target))
-    )
-    np.testing.assert_array_equal(losses, surprise)
+    np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(loss, error)
+    loss, error = rainbow.loss_and_error(outputs, targets, "quantile")
+    np.testing.assert_allclose(loss, rainbow.quantile_huber_loss(outputs, targets))
+    np.testing.assert_array_equal(loss, error)
 
 
 @pytest.mark.parametrize("distribution", ["none", "categorical", "quantile"])
@@ -161,55 +156,83 @@ def noisy_network(**overrides):
     return network, network.init(jax.random.key(0), obs), obs
 
 
-def test_noisy_layer_by_hand():
-    """y = x (mu + sigma * f(p) f(q)^T) + mu_b + sigma_b f(q), arXiv 1706.10295, equations 9 to
-    11.
+def factors_of(layer, params, inputs, key):
+    """f(p) [inputs] and f(q) [outputs] of a noisy layer, read off its outputs.
+
+    With means of 0 and deviations of 1 the bias is f(q), and the input e_i adds f(p_i) f(q).
     """
+    ones = {name: jnp.full_like(x, 1.0 * ("std" in name)) for name, x in params["params"].items()}
+    x = jnp.concatenate([jnp.zeros((1, inputs)), jnp.eye(inputs)])
+    outputs = layer.apply({"params": ones}, x, rngs={"noise": key})
+    q = outputs[0]
+    best = jnp.abs(q).argmax()  # division by a small number would be inexact
+    return (outputs[1:, best] - q[best]) / q[best], q
+
+
+def test_noisy_layer_by_hand():
+    """y = x (mu + sigma * f(p) f(q)^T) + mu_b + sigma_b f(q), arXiv 1706.10295, section 3."""
     layer, x = rainbow.NoisyDense(3, 0.5), jax.random.normal(jax.random.key(0), (7, 2))
-    params = layer.init(jax.random.key(1), x)
-    noise = jnp.array([0.3, -2.0, 1.0, 0.5, -0.7])
-    found = layer.apply(params | {"noise": {"sample": noise}}, x)
+    params, key = layer.init(jax.random.key(1), x), jax.random.key(2)
+    actual = layer.apply(params, x, rngs={"noise": key})
     leaves = {name: np.asarray(leaf) for name, leaf in params["params"].items()}
-    p, q = np.split(np.asarray(noise), [2])
+    p, q = factors_of(layer, params, 2, key)
     kernel = leaves["kernel"] + leaves["kernel_std"] * np.outer(p, q)
     np.testing.assert_allclose(
-        found, x @ kernel + leaves["bias"] + leaves["bias_std"] * q, rtol=1e-5, atol=1e-6
+        actual, x @ kernel + leaves["bias"] + leaves["bias_std"] * q, rtol=1e-4, atol=1e-5
     )
     np.testing.assert_allclose(
         layer.apply(params, x), x @ leaves["kernel"] + leaves["bias"], rtol=1e-5, atol=1e-6
     )
     np.testing.assert_allclose(leaves["kernel_std"], 0.5 / np.sqrt(2), rtol=1e-6)
     np.testing.assert_allclose(leaves["bias_std"], 0.5 / np.sqrt(2), rtol=1e-6)
-    assert (
-        np.abs(leaves["kernel"]).max() <= 2**-0.5
-        and leaves["kernel"].min() < 0 < leaves["kernel"].max()
-    )
+    kernel = leaves["kernel"]
+    assert np.abs(kernel).max() <= 2**-0.5 and kernel.min() < 0 < kernel.max()
 
 
 def test_noise_is_of_the_papers_distribution():
-    """f(x) = sign(x) sqrt|x|: mean 0, E f^2 = E|x| = sqrt(2 / pi), half of them negative, nothing
-    shared by layers.
-    """
-    _, params, _ = noisy_network()
-    noise = rainbow.draw_noise(jax.random.key(2), params, (4000,))["noise"]
-    assert (
-        set(noise) == {name for name in params["params"] if name.startswith("NoisyDense")}
-        and len(noise) == 5
-    )
-    for name, each in noise.items():
-        assert each["sample"].shape == (4000, sum(params["params"][name]["kernel_std"].shape))
-    together = np.concatenate([each["sample"] for each in noise.values()], axis=-1)
-    np.testing.assert_allclose(together.mean(axis=0), 0.0, atol=0.07)
-    np.testing.assert_allclose((together**2).mean(axis=0), np.sqrt(2 / np.pi), atol=0.07)
-    correlation = np.corrcoef(together.T) - np.eye(together.shape[1])
+    """f(x) = sign(x) sqrt|x|: mean 0, E f^2 = E|x| = sqrt(2 / pi), and all entries independent."""
+    layer = rainbow.NoisyDense(3, 0.5)
+    params = layer.init(jax.random.key(1), jnp.zeros((1, 2)))
+    keys = jax.random.split(jax.random.key(2), 4000)
+    factors = jax.vmap(lambda key: jnp.concatenate(factors_of(layer, params, 2, key)))(keys)
+    np.testing.assert_allclose(factors.mean(axis=0), 0.0, atol=0.07)
+    np.testing.assert_allclose((factors**2).mean(axis=0), np.sqrt(2 / np.pi), atol=0.07)
+    correlation = np.corrcoef(factors.T) - np.eye(5)
     assert np.abs(correlation).max() < 0.09
+
+
+def test_layers_share_no_noise():
+    """The biases' noise of the five layers, one layer switched on at a time."""
+    network, params, obs = noisy_network(activation="tanh")
+    layers = params["params"]
+    assert set(layers) == {f"NoisyDense_{i}" for i in range(5)}
+    keys = jax.random.split(jax.random.key(3), 2000)
+    seen = {}
+
+    def record(next_call, args, kwargs, context):
+        if isinstance(context.module, rainbow.NoisyDense) and context.method_name == "__call__":
+            y = next_call(*args, **kwargs)
+            seen[context.module.name] = y[0, 0] - context.module.get_variable("params", "bias")[0]
+            return y
+        return next_call(*args, **kwargs)
+
+    def noise(key):
+        with nn.intercept_methods(record):
+            zeros = jax.tree.map(jnp.zeros_like, layers)
+            for name in zeros:
+                zeros[name]["bias_std"] = jnp.ones_like(zeros[name]["bias_std"])
+            network.apply({"params": zeros}, obs, rngs={"noise": key})
+        return jnp.stack([seen[name] for name in sorted(seen)])
+
+    samples = jax.vmap(noise)(keys)
+    assert samples.shape == (2000, 5)
+    assert np.abs(np.corrcoef(samples.T) - np.eye(5)).max() < 0.1
 
 
 def test_no_noise_without_noisy_layers():
     network, params, obs = noisy_network(noisy=False)
-    noise = rainbow.draw_noise(jax.random.key(2), params, (3,))
-    assert noise == {"noise": {}}
-    np.testing.assert_array_equal(network.apply(params | noise, obs), network.apply(params, obs))
+    outputs = network.apply(params, obs, rngs={"noise": jax.random.key(2)})
+    np.testing.assert_array_equal(outputs, network.apply(params, obs))
 
 
 def test_policy_is_silent_and_greedy():
@@ -248,7 +271,7 @@ def test_acting_draws_new_noise_in_each_step():
         for name, leaf in layer.items()
     }
     state = state._replace(params={"params": {"NoisyDense_0": ones}})
-    actions = np.asarray(jit_quickly(update)(state)[0].replay["action"]).reshape(400, 4)
+    actions = np.asarray(jit_quickly(update)(state)[0].replay.action).reshape(400, 4)
     assert (actions == actions[:, :1]).all()  # the environments share the noise
     counts = np.bincount(actions[:, 0], minlength=4)
     assert (
@@ -259,32 +282,43 @@ def test_acting_draws_new_noise_in_each_step():
 
 
 def test_gradient_steps_have_noise_of_their_own(monkeypatch):
-    """Noise of the loss, of the choice and of the target network's values: each alone changes the
-    loss in its way.
-    """
+    """Noise of the loss, of the target's values and of the choice: each alone changes the loss."""
     config = rainbow.Config(
         num_envs=4, learning_starts=40, n_step=1, buffer_size=44, gradient_steps=2, batch_size=16
     )
     config = dataclasses.replace(
-        config, lr=0.0, hidden_sizes=(6,), distribution="none", total_timesteps=100
+        config, lr=0.0, hidden_sizes=(6,), distribution="none", total_timesteps=100, noisy_std=5.0
     )
     init, update = rainbow.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
-    original, drawn = rainbow.draw_noise, []
+    original = rainbow.QNetwork.apply
 
-    def loss_with(factors):  # of the three
-        def draw_noise(key, params, shape):
-            noise = original(key, params, shape)
-            drawn.append(shape)
-            factor = jnp.asarray(factors)[:, None] if shape == (2, 3) else 0.0
-            return jax.tree.map(lambda sample: 10.0 * factor * sample, noise)
+    def loss_with(kept):  # of the three; None for no noise
+        calls = itertools.count()
 
-        monkeypatch.setattr(rainbow, "draw_noise", draw_noise)
+        def apply(self, variables, obs, rngs):
+            if len(obs) != 16 or next(calls) % 3 != kept:
+                return original(self, variables, obs)
+            return original(self, variables, obs, rngs=rngs)
+
+        monkeypatch.setattr(rainbow.QNetwork, "apply", apply)
         return float(jit_quickly(lambda state: update(state))(state)[1]["td_loss"])
 
-    losses = [loss_with(factors) for factors in np.vstack([np.zeros(3), np.eye(3)])]
+    losses = [loss_with(kept) for kept in (None, 0, 1, 2)]
     assert len(set(np.round(losses, 5))) == 4
-    assert drawn == 4 * [(1,), (2, 3)]  # steps of the rollout, and the gradient steps
+
+    keys = []
+
+    def apply(self, variables, obs, rngs):
+        jax.debug.callback(
+            lambda key: keys.append(tuple(key.tolist())), jax.random.key_data(rngs["noise"])
+        )
+        return original(self, variables, obs, rngs=rngs)
+
+    monkeypatch.setattr(rainbow.QNetwork, "apply", apply)
+    jax.block_until_ready(jit_quickly(lambda state: update(state))(state))
+    jax.effects_barrier()
+    assert len(set(keys)) == 1 + 2 * 3  # a step of the rollout, and the gradient steps
 
 
 # --- training ---
@@ -304,7 +338,7 @@ def learn(num_updates=400, env_params=(), **overrides):
         buffer_size=2000,
         learning_starts=200,
         total_timesteps=200 + 16 + num_updates * 16,
-        target_update_interval=16,
+        target_update_interval=64,
         lr=1e-2,
         gamma=0.9,
         v_min=-12.0,
@@ -318,7 +352,7 @@ def learn(num_updates=400, env_params=(), **overrides):
     out = jit_quickly(rainbow.make_train(config))(jax.random.key(0))
     network, support = (
         rainbow.make_network(config, *rainbow.make_env(config)),
-        rainbow.support_of(config),
+        rainbow.make_support(config),
     )
     params = out["runner_state"].params
 
@@ -455,8 +489,10 @@ def test_floats_are_mapped_over():
     [
         ({"num_atoms": 1}, "num_atoms = 1: must be at least 2"),
         ({"total_timesteps": 2000}, "total_timesteps = 2000: the warm-up and one update take 2048"),
-        ({"buffer_size": 15}, "buffer_size = 15: one update writes 16"),
-        ({"n_step": 0}, "n_step, target_update_interval: must all be at least 1"),
+        ({"buffer_size": 15}, "buffer_size = 15: one update adds 16"),
+        ({"n_step": 0}, "n_step = 0: must be at least 1"),
+        ({"target_update_interval": 0}, "target_update_interval = 0: must be at least 1"),
+        ({"learning_starts": -1}, "learning_starts = -1: must be at least 0"),
     ],
 )
 def test_configs_that_cannot_train(overrides, message):
