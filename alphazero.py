@@ -111,8 +111,8 @@ class Config:
     channels: int = 64  # channels of the residual network
     num_blocks: int = 4  # blocks of the residual network, each with two convolutions
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
-    opponent_simulations: int = 32  # of the opponent's plain MCTS in evaluations; 0: random moves
-    eval_simulations: int = 0  # of the greedy policy's search; 0 plays by the network alone
+    opponent_simulations: int = 32  # simulations of the opponent's plain MCTS; 0: random moves
+    eval_simulations: int = 0  # simulations of the greedy policy; 0 plays by the network alone
     eval_games: int = 16  # games at the same time against each opponent during training
     eval_steps: int = 2  # moves of the agent per update in each evaluation game
 

@@ -108,9 +108,7 @@ class Config:
     env_params: Mapping[str, bool | int | float | str] = FrozenDict()
     total_timesteps: int = 1_000_000  # environment steps per seed; in each step all agents act
     num_envs: int = 16  # environments per seed
-    num_steps: int = (
-        128  # steps per environment and update; a memory is trained through all of them
-    )
+    num_steps: int = 128  # steps per environment and update, over which gradients flow to a memory
     update_epochs: int = 4  # passes over the batch of num_envs * num_steps steps
     num_minibatches: int = 4  # gradient steps per pass; with a memory on whole rollouts
     lr: float = 2.5e-4  # Adam's learning rate

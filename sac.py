@@ -706,6 +706,7 @@ class RescaleAction(GymnaxWrapper):
         unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
         action = space.low + unit * (space.high - space.low)
         action = jnp.clip(action, space.low, space.high)  # rounding may have left the bounds
+        action = action.astype(float)  # in 64-bit mode the environment's state has 64 bits too
         obs, state, reward, *ends = self._env.step(key, state, action, params)
         return obs, state, jnp.asarray(reward, jnp.float32), *ends
 

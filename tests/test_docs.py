@@ -488,12 +488,14 @@ def test_environment_names_are_written_by_the_command(tmp_path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_field_has_a_help_text_that_stands_alone(name):
-    """The comment behind a field of `Config` is its text in `--help`."""
+    """The comment behind a field of `Config`, or above it, is its text in `--help`."""
     source = (
         (ROOT / f"{name}.py").read_text().partition("\nclass Config:")[2].partition("\n    def ")[0]
     )
-    texts = dict(re.findall(r"(?m)^    (\w+): .*?  # (.*)$", source))
-    assert set(texts) == fields(name), "a field without a comment, or a comment on another line"
+    behind = re.findall(r"(?m)^    (\w+): .*?  # (.*)$", source)
+    above = [(field, text) for text, field in re.findall(r"(?m)^    # (.*)\n    (\w+): ", source)]
+    texts = dict(above + behind)
+    assert set(texts) == fields(name), "a field without a comment"
     for field, text in texts.items():
         assert not re.match(r"(and|of|or|the same|likewise|as above)\b", text), (
             f"{name}.py: {field}: {text}"
