@@ -434,7 +434,7 @@ def make_learner(config: Config):
         def step(carry, key):
             raw_obs, env_state, obs_statistics = carry
             action_key, env_key = jax.random.split(key)
-            if config.normalize_obs:
+            if config.normalize_obs:  # the statistics include the observation that they normalize
                 obs_statistics = update_mean_std(obs_statistics, raw_obs)
             obs = normalize_obs(obs_statistics, raw_obs)
             policy = actor.apply(state.params["actor"], obs)
@@ -479,6 +479,7 @@ def make_learner(config: Config):
     def make_batch(params, rollout):
         """Estimate advantages and value targets, and flatten the rollout."""
         value = critic.apply(params["critic"], rollout.obs)
+        # `next_obs` is not the next `obs` where an episode ended: its value is computed apart.
         next_value = critic.apply(params["critic"], rollout.next_obs)
         advantage, target = gae(
             rollout.reward,

@@ -589,7 +589,7 @@ def make_learner(config: Config):
         def step(carry, key):
             raw_obs, first, memory, env_state, obs_statistics = carry
             action_key, env_key = jax.random.split(key)
-            if config.normalize_obs:
+            if config.normalize_obs:  # the statistics include the observation that they normalize
                 obs_statistics = update_mean_std(obs_statistics, raw_obs)
             obs = normalize_obs(obs_statistics, raw_obs)
             memory = body.apply(state.params["body"], memory, obs[None], first[None])[0]

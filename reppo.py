@@ -439,7 +439,7 @@ def make_learner(config: Config):
         def step(carry, key):
             raw_obs, env_state, obs_statistics = carry
             action_key, env_key = jax.random.split(key)
-            if config.normalize_obs:
+            if config.normalize_obs:  # the statistics include the observation that they normalize
                 obs_statistics = update_mean_std(obs_statistics, raw_obs)
             obs = normalize_obs(obs_statistics, raw_obs)
             gaussian = actor.apply(state.params["policy"]["actor"], obs)
