@@ -42,10 +42,9 @@ def flags_of(command) -> list[str]:
 
 def flag_before(word: str, words: list[str]) -> list[str]:
     """The flag whose values are followed by `word`, which is one too many, or nothing."""
-    place = 0
-    for i in range(1, len(words)):
-        if words[i] == word and not words[i - 1].startswith("--"):
-            place = i
+    places = [i for i in range(1, len(words)) if words[i] == word]
+    after_a_value = [i for i in places if not words[i - 1].startswith("--")]
+    place = (after_a_value or places or [0])[-1]
     flags = [other for other in words[:place] if other.startswith("--")]
     return flags[-1:]
 

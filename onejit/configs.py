@@ -35,7 +35,7 @@ def read_yaml(file: str) -> dict:
         settings = yaml.safe_load(Path(file).read_text())
         if not isinstance(settings, dict):
             raise ValueError("must have lines of the form FIELD: VALUE")
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except Exception as error:  # of files, and many kinds of PyYAML's: of a wrong tag, of deep nesting
         raise ValueError(f"--config {file}: {type(error).__name__}: {error}") from error
     return settings
 
@@ -53,7 +53,10 @@ def flags_of_yaml(file: str) -> list[str]:
     """The flags that mean the same as a YAML file. Raises ValueError."""
     words = []
     for name, value in read_yaml(file).items():
-        words += [f"--{name}", *as_words(value)]
+        try:
+            words += [f"--{name}", *as_words(value)]
+        except RecursionError:
+            raise ValueError(f"--config {file}: {name}: contains itself") from None
     return words
 
 
