@@ -35,7 +35,7 @@ def read_yaml(file: str) -> dict:
         settings = yaml.safe_load(Path(file).read_text())
         if not isinstance(settings, dict):
             raise ValueError("must have lines of the form FIELD: VALUE")
-    except Exception as error:  # of files, and many kinds of PyYAML's: of a wrong tag, of deep nesting
+    except Exception as error:  # of files, and the many kinds that PyYAML raises
         raise ValueError(f"--config {file}: {type(error).__name__}: {error}") from error
     return settings
 
