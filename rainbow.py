@@ -213,7 +213,7 @@ class NoisyDense(nn.Module):
     """A dense layer whose weights have factorized Gaussian noise (arXiv 1706.10295, section 3).
 
     The noise of the weight from input i to output j is f(p_i) f(q_j) (equations 10 and 11). A batch
-    shares one sample, which the key "noise" draws. Without this key the layer has no noise.
+    shares one sample, which `draw_noise` draws. Without it the layer has no noise.
     """
 
     features: int
@@ -232,13 +232,31 @@ class NoisyDense(nn.Module):
         bias = self.param("bias", uniform, (self.features,))
         kernel_std = self.param("kernel_std", constant, (inputs, self.features))
         bias_std = self.param("bias_std", constant, (self.features,))
-        if self.has_rng("noise"):
-            normal = jax.random.normal(self.make_rng("noise"), (inputs + self.features,))
-            noise = jnp.sign(normal) * jnp.sqrt(jnp.abs(normal))  # f
-            p, q = jnp.split(noise, [inputs])
+        if self.has_variable("noise", "sample"):
+            p, q = jnp.split(self.get_variable("noise", "sample"), [inputs])  # f(p), f(q)
             kernel += kernel_std * jnp.outer(p, q)
             bias += bias_std * q
         return x @ kernel + bias
+
+
+def draw_noise(key, params):
+    """A sample for each noisy layer, {layer: {"sample": [inputs + features]}}.
+
+    One call draws for all layers. A call in each layer would double the time of a training.
+    """
+    sizes = {}
+    for name in sorted(params["params"]):
+        layer = params["params"][name]
+        if "kernel_std" in layer:
+            sizes[name] = sum(layer["kernel_std"].shape)
+
+    normal = jax.random.normal(key, (sum(sizes.values()),))
+    noise = jnp.sign(normal) * jnp.sqrt(jnp.abs(normal))  # f
+    samples = {}
+    for name, size in sizes.items():
+        samples[name] = {"sample": noise[:size]}
+        noise = noise[size:]
+    return samples
 
 
 class QNetwork(nn.Module):
@@ -661,7 +679,7 @@ def make_learner(config: Config):
         return state
 
     def noisy_outputs(params, obs, noise_key):
-        return network.apply(params, obs, rngs={"noise": noise_key})
+        return network.apply(params | {"noise": draw_noise(noise_key, params)}, obs)
 
     def collect(state, key, num_steps, epsilon):
         """Act epsilon-greedily on noisy values for `num_steps` steps."""

@@ -156,6 +156,11 @@ def noisy_network(**overrides):
     return network, network.init(jax.random.key(0), obs), obs
 
 
+def noise_of(key, params):
+    """The noise of a network that is one layer."""
+    return rainbow.draw_noise(key, {"params": {"layer": params["params"]}})["layer"]
+
+
 def factors_of(layer, params, inputs, key):
     """f(p) [inputs] and f(q) [outputs] of a noisy layer, read off its outputs.
 
@@ -163,7 +168,7 @@ def factors_of(layer, params, inputs, key):
     """
     ones = {name: jnp.full_like(x, 1.0 * ("std" in name)) for name, x in params["params"].items()}
     x = jnp.concatenate([jnp.zeros((1, inputs)), jnp.eye(inputs)])
-    outputs = layer.apply({"params": ones}, x, rngs={"noise": key})
+    outputs = layer.apply({"params": ones, "noise": noise_of(key, params)}, x)
     q = outputs[0]
     best = jnp.abs(q).argmax()  # division by a small number would be inexact
     return (outputs[1:, best] - q[best]) / q[best], q
@@ -173,7 +178,7 @@ def test_noisy_layer_by_hand():
     """y = x (mu + sigma * f(p) f(q)^T) + mu_b + sigma_b f(q), arXiv 1706.10295, section 3."""
     layer, x = rainbow.NoisyDense(3, 0.5), jax.random.normal(jax.random.key(0), (7, 2))
     params, key = layer.init(jax.random.key(1), x), jax.random.key(2)
-    actual = layer.apply(params, x, rngs={"noise": key})
+    actual = layer.apply(params | {"noise": noise_of(key, params)}, x)
     leaves = {name: np.asarray(leaf) for name, leaf in params["params"].items()}
     p, q = factors_of(layer, params, 2, key)
     kernel = leaves["kernel"] + leaves["kernel_std"] * np.outer(p, q)
@@ -221,7 +226,7 @@ def test_layers_share_no_noise():
             zeros = jax.tree.map(jnp.zeros_like, layers)
             for name in zeros:
                 zeros[name]["bias_std"] = jnp.ones_like(zeros[name]["bias_std"])
-            network.apply({"params": zeros}, obs, rngs={"noise": key})
+            network.apply({"params": zeros, "noise": rainbow.draw_noise(key, params)}, obs)
         return jnp.stack([seen[name] for name in sorted(seen)])
 
     samples = jax.vmap(noise)(keys)
@@ -230,9 +235,8 @@ def test_layers_share_no_noise():
 
 
 def test_no_noise_without_noisy_layers():
-    network, params, obs = noisy_network(noisy=False)
-    outputs = network.apply(params, obs, rngs={"noise": jax.random.key(2)})
-    np.testing.assert_array_equal(outputs, network.apply(params, obs))
+    _, params, _ = noisy_network(noisy=False)
+    assert rainbow.draw_noise(jax.random.key(2), params) == {}
 
 
 def test_policy_is_silent_and_greedy():
@@ -291,17 +295,18 @@ def test_gradient_steps_have_noise_of_their_own(monkeypatch):
     )
     init, update = rainbow.make_learner(config)
     state = jit_quickly(init)(jax.random.key(0))
-    original = rainbow.QNetwork.apply
+    original = rainbow.draw_noise
 
-    def loss_with(kept):  # of the three; None for no noise
-        calls = itertools.count()
+    def loss_with(kept):  # of the three that a gradient step draws; None for no noise
+        calls = itertools.count(-1)  # the first is the rollout's
 
-        def apply(self, variables, obs, rngs):
-            if len(obs) != 16 or next(calls) % 3 != kept:
-                return original(self, variables, obs)
-            return original(self, variables, obs, rngs=rngs)
+        def draw_noise(key, params):
+            noise = original(key, params)
+            if next(calls) == kept:
+                return noise
+            return jax.tree.map(jnp.zeros_like, noise)
 
-        monkeypatch.setattr(rainbow.QNetwork, "apply", apply)
+        monkeypatch.setattr(rainbow, "draw_noise", draw_noise)
         return float(jit_quickly(lambda state: update(state))(state)[1]["td_loss"])
 
     losses = [loss_with(kept) for kept in (None, 0, 1, 2)]
@@ -309,13 +314,11 @@ def test_gradient_steps_have_noise_of_their_own(monkeypatch):
 
     keys = []
 
-    def apply(self, variables, obs, rngs):
-        jax.debug.callback(
-            lambda key: keys.append(tuple(key.tolist())), jax.random.key_data(rngs["noise"])
-        )
-        return original(self, variables, obs, rngs=rngs)
+    def draw_noise(key, params):
+        jax.debug.callback(lambda key: keys.append(tuple(key.tolist())), jax.random.key_data(key))
+        return original(key, params)
 
-    monkeypatch.setattr(rainbow.QNetwork, "apply", apply)
+    monkeypatch.setattr(rainbow, "draw_noise", draw_noise)
     jax.block_until_ready(jit_quickly(lambda state: update(state))(state))
     jax.effects_barrier()
     assert len(set(keys)) == 1 + 2 * 3  # a step of the rollout, and the gradient steps

@@ -64,9 +64,7 @@ class Twin(apex.Twin):
         self.environments = Environments(script, config)
         env = self.environments.env
         self.network = script.make_network(config, env, self.environments.env_params)
-        self.outputs = jax.jit(
-            lambda params, obs, key: self.network.apply(params, obs, rngs={"noise": key})
-        )
+        self.outputs = jax.jit(self.noisy_outputs)
         params_key, env_key, tail_key, warmup_key, self.key = jax.random.split(rng, 5)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
         self.params = self.network.init(params_key, jnp.array(self.environments.obs))
@@ -88,6 +86,21 @@ class Twin(apex.Twin):
             self.collect(key, config.num_steps, epsilon=1.0)
             self.store()
         self.environments.episode_metrics()  # those of the warm-up are not reported
+
+    def noisy_outputs(self, params, obs, key):
+        """Outputs with factorized noise, arXiv 1706.10295, section 3: one key for all layers."""
+        layers = {
+            name: sum(layer["kernel_std"].shape)
+            for name, layer in sorted(params["params"].items())
+            if "kernel_std" in layer
+        }
+        normal = jax.random.normal(key, (sum(layers.values()),))
+        noise, first = {}, 0
+        for name, size in layers.items():
+            x = normal[first : first + size]
+            noise[name] = {"sample": jnp.where(x < 0, -1, 1) * jnp.sqrt(jnp.abs(x))}
+            first += size
+        return self.network.apply({**params, "noise": noise}, obs)
 
     def values(self, outputs):
         """The mean of each action's distribution. [..., num_actions, K] -> [..., num_actions]."""
@@ -191,7 +204,7 @@ class Twin(apex.Twin):
         return loss, loss
 
     def loss(self, params, batch, noise_key):
-        outputs = self.network.apply(params, batch["obs"], rngs={"noise": noise_key})
+        outputs = self.noisy_outputs(params, batch["obs"], noise_key)
         outputs = jnp.array([outputs[i, batch["action"][i]] for i in range(len(outputs))])
         losses, error = self.losses(outputs, batch["target"])
         loss = (batch["weight"] * losses).mean()

@@ -11,8 +11,11 @@ for `obs`, a doubled constant, a dropped statement. They are drawn at random unt
 count. A mutant counts if the program of a config in the script's twin can be lowered and differs
 from the script's own. It is killed if the twin fails, or else the script's other fast tests.
 
+The twin of the script itself runs once; what it computes is compared with each mutant.
+
 Results are kept in .cache/mutants/SCRIPT.jsonl, a line for each mutant, and what is there is not
-run again while script and twin stay as they are. Exits with 1 if fewer than 95 % are killed.
+run again while this part of the script and the twin stay as they are. Exits with 1 if fewer than
+95 % are killed.
 """
 
 import argparse
@@ -41,6 +44,9 @@ os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax
 from support import twin
+
+# Copies of a twin share its compiled functions.
+copy._deepcopy_dispatch[type(jax.jit(len))] = lambda function, memo: function
 
 RESULTS = ROOT / ".cache" / "mutants"
 OPERATORS = {
@@ -81,11 +87,15 @@ NAMES = [
 
 
 class Mutant:
-    """One change: `apply` makes it in the node number `index` of the tree, in the order of walk."""
+    """One change: `apply` makes it in the node number `index` of the tree, in the order of walk.
 
-    def __init__(self, index: int, line: int, what: str, apply):
+    `place` is its line below the banner of the mathematics and its column.
+    """
+
+    def __init__(self, index: int, line: int, place: str, what: str, apply):
         self.index = index
         self.line = line
+        self.place = place
         self.what = what
         self.apply = apply
 
@@ -174,9 +184,7 @@ def changes_of(node, keys: list[str], assigned: set[str]):
 
 def mutants_of(text: str) -> list[Mutant]:
     """All mutants between the banner of the mathematics and the banner of acting."""
-    lines = text.splitlines()
-    first = next(i for i, line in enumerate(lines, 1) if line.startswith("# --- mathematics"))
-    last = next(i for i, line in enumerate(lines, 1) if line.startswith("# --- acting"))
+    first, last = part_of(text)
     tree = ast.parse(text)
     function_of = {}
     for function in ast.walk(tree):  # outer functions come first, so that the innermost wins
@@ -196,7 +204,7 @@ def mutants_of(text: str) -> list[Mutant]:
         keys = [name for name in dict.fromkeys(stored + arguments) if name.endswith("key")]
         assigned = {name for name in stored if stored.count(name) > 1} | set(arguments)
         for what, apply in changes_of(node, keys, assigned):
-            mutants.append(Mutant(index, line, what, apply))
+            mutants.append(Mutant(index, line, f"{line - first}:{node.col_offset}", what, apply))
     return mutants
 
 
@@ -223,13 +231,63 @@ def same_config(script, config):
     return script.Config(**vars(config))
 
 
-def killed_by_twin(script, tests) -> bool:
-    for config in tests.CASES.values():
-        try:
-            twin.check(script, same_config(script, config), tests.Twin)
-        except AssertionError:
-            return True
-    return False
+class Checks:
+    """The fast cases of a script's twin, as checks of mutants.
+
+    `check` stands in for `twin.check`. With the script itself it keeps copies of the twin after
+    `init` and after each update; with a mutant it compares with them.
+    """
+
+    def __init__(self, script, tests):
+        self.script = script
+        self.tests = tests
+        self.mutant = None
+        self.copies = {}  # {config: [(metrics, copy of the twin), ...]}
+        self.cases = fast_cases(tests.test_twin)
+        self.configs = {}  # filled by `check`
+        twin.check = self.check
+        self.run(None)
+
+    def run(self, mutant) -> None:
+        """Raises AssertionError if the mutant is not the same as the twin."""
+        self.mutant = mutant
+        for case in self.cases:
+            self.case = case
+            self.tests.test_twin(case)
+
+    def check(self, script, config, twin_class, num_updates: int = 3, seed: int = 0) -> None:
+        rng = jax.random.key(seed)
+        if self.mutant is None:
+            self.configs[self.case] = config
+            plain = twin_class(config, rng)
+            copies = [({}, copy.deepcopy(plain))]
+            for _ in range(num_updates):
+                metrics = plain.update()
+                copies.append((metrics, copy.deepcopy(plain)))
+            self.copies[self.case] = copies
+
+        script = self.mutant or self.script
+        init, update = script.make_learner(same_config(script, config))
+        update = jax.jit(update)
+        state = jax.jit(init)(rng)
+        (_, first), *others = self.copies[self.case]
+        first.check(state)
+        for expected, plain in others:
+            state, metrics = update(state)
+            twin.assert_metrics(metrics, expected)
+            plain.check(state)
+
+
+def fast_cases(test) -> list:
+    """The cases of a parametrized test that are not slow."""
+    (mark,) = [mark for mark in test.pytestmark if mark.name == "parametrize"]
+    cases = []
+    for case in mark.args[1]:
+        if not hasattr(case, "marks"):
+            cases.append(case)
+        elif "slow" not in {each.name for each in case.marks}:
+            cases.append(case.values[0])
+    return cases
 
 
 def killed_by_tests(name: str, source: str) -> bool:
@@ -253,36 +311,49 @@ def killed_by_tests(name: str, source: str) -> bool:
         )
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """The lines of the banners of the mathematics and of acting: between them are the mutants."""
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines, 1) if line.startswith("# --- mathematics"))
+    last = next(i for i, line in enumerate(lines, 1) if line.startswith("# --- acting"))
+    return first, last
+
+
+def version_of(name: str, text: str) -> str:
+    """A hash of what mutants and twin depend on."""
+    first, last = part_of(text)
+    parts = text.splitlines()[first:last]
+    for path in (f"tests/test_{name}_twin.py", "tests/support/twin.py"):
+        parts.append((ROOT / path).read_text())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
 def run_script(name: str, count: int, seed: int) -> None:
     text = (ROOT / f"{name}.py").read_text()
     script = importlib.import_module(name)
     tests = importlib.import_module(f"test_{name}_twin")
-    version = hashlib.sha256(
-        b"".join(
-            (ROOT / path).read_bytes()
-            for path in (f"{name}.py", f"tests/test_{name}_twin.py", "tests/support/twin.py")
-        )
-    ).hexdigest()[:12]
+    version = version_of(name, text)
     tree = ast.parse(text)
     mutants = mutants_of(text)
     random.Random(seed).shuffle(mutants)
-    originals = {case: lowered(script, config) for case, config in tests.CASES.items()}
+    checks = Checks(script, tests)
+    originals = {case: lowered(script, config) for case, config in checks.configs.items()}
 
     path = RESULTS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text().splitlines() if path.exists() else []
     known = [record for record in map(json.loads, lines) if record["version"] == version]
-    results = {(record["index"], record["what"]): record for record in known}
+    results = {(record["place"], record["what"]): record for record in known}
     counted = 0
     for mutant in mutants:
         if counted == count:
             break
-        record = results.get((mutant.index, mutant.what))
+        record = results.get((mutant.place, mutant.what))
         if record is None:
-            record = {"version": version, "index": mutant.index, "what": mutant.what}
+            record = {"version": version, "place": mutant.place, "what": mutant.what}
             record |= {"line": mutant.line, "text": text.splitlines()[mutant.line - 1].strip()}
             source = mutant.source(tree)
-            record["result"] = result_of(name, source, originals, tests)
+            record["result"] = result_of(name, source, originals, checks)
             with path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
         if record["result"] != "not counted":
@@ -291,20 +362,21 @@ def run_script(name: str, count: int, seed: int) -> None:
             print(record["result"], f"    {record['text']}", flush=True)
 
 
-def result_of(name: str, source: str, originals: dict, tests) -> str:
+def result_of(name: str, source: str, originals: dict, checks: Checks) -> str:
     try:
         script = load(source, name)
         programs = {
             case: lowered(script, same_config(script, config))
-            for case, config in tests.CASES.items()
+            for case, config in checks.configs.items()
         }
     except Exception:  # of any kind: what cannot be traced is no silent mistake
         return "not counted"
     if programs == originals:
         return "not counted"
     try:
-        if killed_by_twin(script, tests):
-            return "killed by the twin"
+        checks.run(script)
+    except AssertionError:
+        return "killed by the twin"
     except Exception as error:
         return f"killed by an error ({type(error).__name__})"
     return "killed by other tests" if killed_by_tests(name, source) else "SURVIVED"
