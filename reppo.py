@@ -56,7 +56,8 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 # Before JAX is imported: each core of this process is a device, and compiled programs are kept.
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
 cache = os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
 
