@@ -38,6 +38,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import inspect
 import io
 import math
 import os
@@ -586,6 +587,28 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 # --- environments of gymnax (shared) ---
 
 
+TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def read_truth_values(params: dict, constructor, fields: dict) -> dict:
+    """`params` with truth values for words such as `off`, which are strings on the command line.
+
+    Text stays text where the default, of the constructor or of the `fields`, is text. Where the
+    default is a truth value, everything else is refused.
+    """
+    defaults = {p.name: p.default for p in inspect.signature(constructor).parameters.values()}
+    defaults = defaults | fields
+    result = {}
+    for key, value in params.items():
+        default = defaults.get(key)
+        if not isinstance(default, str):
+            value = TRUTH_VALUES.get(str(value).lower(), value)
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise ValueError(f"env_params: {key} = {value}: must be true or false")
+        result[key] = value
+    return result
+
+
 @jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also in a jit
 def make_gymnax_env(env_name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports MODULE, which registers environments.
@@ -600,6 +623,7 @@ def make_gymnax_env(env_name: str, params: dict):
             f"env_name = {name}: is not registered; MODULE:NAME imports a module first"
         )
     _, defaults = gymnax.make(name)
+    params = read_truth_values(params, gymnax.registration._registry[name], vars(defaults))
 
     changes = {}
     arguments = {}
@@ -703,6 +727,7 @@ def make_env(config):
     """`(env, env_params)`: gymnax's interface, actions in [-1, 1], statistics in `info`."""
     params = dict(config.env_params)
     if config.env_name in brax.envs._envs:
+        params = read_truth_values(params, brax.envs._envs[config.env_name], fields={})
         env_params = BraxParams()
         if "max_steps_in_episode" in params:
             env_params = BraxParams(max_steps_in_episode=params.pop("max_steps_in_episode"))
@@ -711,11 +736,13 @@ def make_env(config):
         env, env_params = make_gymnax_env(config.env_name, params)
     with jax.ensure_compile_time_eval():  # the bounds stay concrete numbers, also inside a jit
         space = env.action_space(env_params)
-        if not isinstance(space, spaces.Box) or not np.isfinite([space.low, space.high]).all():
-            raise ValueError(
-                f"env_name = {config.env_name}: must have bounded continuous actions, "
-                "as Pendulum-v1 has"
-            )
+        # bounds near the largest float are none: to rescale actions to them would overflow
+        bounded = isinstance(space, spaces.Box) and (np.abs([space.low, space.high]) < 1e37).all()
+    if not bounded:
+        raise ValueError(
+            f"env_name = {config.env_name}: must have bounded continuous actions, "
+            "as Pendulum-v1 has"
+        )
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
 
 

@@ -39,6 +39,7 @@ of that episode. Actions may be discrete or continuous.
 
 import dataclasses
 import importlib
+import inspect
 import math
 import os
 import platform
@@ -161,6 +162,8 @@ SMALLEST_IMAGE = {"flat": 1, "grid": 3, "nature": 36}
 def convolutions(torso: str, obs_shape: tuple[int, ...]):
     """The convolutions for images [H, W, C]; none for other observations."""
     if len(obs_shape) != 3:
+        if torso == "nature":
+            raise ValueError(f"torso = nature: is for images, observations have shape {obs_shape}")
         return ()
     if min(obs_shape[:2]) < SMALLEST_IMAGE[torso]:
         raise ValueError(
@@ -770,6 +773,28 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 # --- environments of gymnax (shared) ---
 
 
+TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def read_truth_values(params: dict, constructor, fields: dict) -> dict:
+    """`params` with truth values for words such as `off`, which are strings on the command line.
+
+    Text stays text where the default, of the constructor or of the `fields`, is text. Where the
+    default is a truth value, everything else is refused.
+    """
+    defaults = {p.name: p.default for p in inspect.signature(constructor).parameters.values()}
+    defaults = defaults | fields
+    result = {}
+    for key, value in params.items():
+        default = defaults.get(key)
+        if not isinstance(default, str):
+            value = TRUTH_VALUES.get(str(value).lower(), value)
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise ValueError(f"env_params: {key} = {value}: must be true or false")
+        result[key] = value
+    return result
+
+
 @jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also in a jit
 def make_gymnax_env(env_name: str, params: dict):
     """`(env, env_params)` of gymnax. MODULE:NAME imports MODULE, which registers environments.
@@ -784,6 +809,7 @@ def make_gymnax_env(env_name: str, params: dict):
             f"env_name = {name}: is not registered; MODULE:NAME imports a module first"
         )
     _, defaults = gymnax.make(name)
+    params = read_truth_values(params, gymnax.registration._registry[name], vars(defaults))
 
     changes = {}
     arguments = {}
@@ -902,7 +928,8 @@ def make_env(config: Config):
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
     with jax.ensure_compile_time_eval():  # the bounds stay concrete numbers, also inside a jit
         space = env.action_space(env_params)
-        bounded = isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all()
+        # bounds near the largest float are none: to rescale actions to them would overflow
+        bounded = isinstance(space, spaces.Box) and (np.abs([space.low, space.high]) < 1e37).all()
     if not bounded and not isinstance(space, spaces.Discrete):
         raise ValueError(
             f"env_name = {config.env_name}: must have discrete or bounded continuous actions"

@@ -151,10 +151,11 @@ def test_the_smallest_images(script):
 def test_vectors_and_state_numbers_have_no_torso(script):
     for name in ("CartPole-v1", "FrozenLake-misc"):
         found = [
-            kernels(script, make_config(script, torso, env_name=name))
-            for torso in ("flat", "nature")
+            kernels(script, make_config(script, torso, env_name=name)) for torso in ("flat", "grid")
         ]
         assert found[0] == found[1]
+        with pytest.raises(ValueError, match=r"^torso = nature: is for images, .* shape \("):
+            script.make_learner(make_config(script, "nature", env_name=name))
 
 
 # --- bytes ---

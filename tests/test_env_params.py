@@ -1,0 +1,104 @@
+"""Parameters of environments as people write them: words for truth values, bounds that are none."""
+
+import dataclasses
+
+import gymnax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from gymnax.environments import spaces
+
+import ppo
+import ppo_continuous
+import ppo_rnn
+
+FALSE = ("false", "False", "FALSE", "no", "off", "Off", False)
+TRUE = ("true", "True", "yes", "Yes", "on", True)
+WORDS = [(word, False) for word in FALSE] + [(word, True) for word in TRUE]
+
+
+class Switch(toys.ToyContinuous):
+    """Takes whatever it is given, and keeps it."""
+
+    def __init__(self, ramping=False, mode="off", speed=None, **others):
+        self.given = {"ramping": ramping, "mode": mode, "speed": speed} | others
+
+
+class SwitchDiscrete(Switch, toys.ToyDiscrete):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def registry():
+    known = list(gymnax.registered_envs)
+    gymnax.register("Switch", Switch)
+    gymnax.register("SwitchDiscrete", SwitchDiscrete)
+    yield
+    for name in set(gymnax.registered_envs) - set(known):
+        gymnax.registered_envs.remove(name)
+        del gymnax.registration._registry[name]
+
+
+def unwrap(env):
+    while hasattr(env, "_env"):
+        env = env._env
+    return env
+
+
+@pytest.mark.parametrize(("word", "value"), WORDS)
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [(ppo, "SwitchDiscrete"), (ppo_continuous, "Switch"), (ppo_rnn, "Switch")],
+    ids=["ppo", "ppo_continuous", "ppo_rnn"],
+)
+def test_words_for_truth_values(script, name, word, value):
+    """Arguments of a constructor, with and without a default; fields of the parameters."""
+    params = {"ramping": word, "speed": word, "other": word, "mode": "on"}
+    env, _ = script.make_env(script.Config(env_name=name, env_params=params))
+    assert unwrap(env).given == {"ramping": value, "mode": "on", "speed": value, "other": value}
+    if script is ppo_continuous:
+        config = script.Config(env_name="PointRobot-misc", env_params={"dense_reward": word})
+        assert script.make_env(config)[1].dense_reward is value
+
+
+@pytest.mark.parametrize(("word", "value"), WORDS)
+def test_words_for_truth_values_of_brax(word, value):
+    params = {"terminate_when_unhealthy": word, "max_steps_in_episode": 7}
+    config = ppo_continuous.Config(env_name="hopper", env_params=params)
+    env, env_params = ppo_continuous.make_env(config)
+    assert unwrap(env).env._terminate_when_unhealthy is value
+    assert env_params.max_steps_in_episode == 7
+
+
+@pytest.mark.parametrize("word", ["flase", "", 0, 1, 0.0, "0"])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("Switch", "ramping"),
+        ("PointRobot-misc", "dense_reward"),
+        ("hopper", "terminate_when_unhealthy"),
+    ],
+)
+def test_all_else_is_refused_for_a_truth_value(name, field, word):
+    config = ppo_continuous.Config(env_name=name, env_params={field: word})
+    with pytest.raises(ValueError, match=f"^env_params: {field} = {word}: must be true or false"):
+        ppo_continuous.make_env(config)
+
+
+@pytest.mark.parametrize(
+    "bound", [np.inf, np.finfo(np.float32).max, np.finfo(np.float32).max / 2, 1e38, np.nan]
+)
+@pytest.mark.parametrize("script", [ppo_continuous, ppo_rnn], ids=["ppo_continuous", "ppo_rnn"])
+@pytest.mark.parametrize("side", ["low", "high", "both"])
+def test_bounds_near_the_largest_float_are_none(script, bound, side):
+    low = jnp.array([-1.0, -bound if side in ("low", "both") else -1.0])
+    high = jnp.array([1.0, bound if side in ("high", "both") else 1.0])
+
+    class Wide(toys.ToyContinuous):
+        def action_space(self, params=None):
+            return spaces.Box(low, high, (2,))
+
+    gymnax.register("Wide", Wide)
+    with pytest.raises(ValueError, match=r"^env_name = Wide: must have .*bounded continuous"):
+        script.make_env(dataclasses.replace(script.Config(), env_name="Wide"))
