@@ -729,7 +729,8 @@ class Team(environment.Environment):
 
     def step_env(self, key, state, action, params):
         actions = dict(zip(self.env.agents, action, strict=True))
-        obs, inner, rewards, dones, info = self.env.step_env(key, state.inner, actions)
+        with jax.default_matmul_precision("highest"):  # GPUs would round products in the physics
+            obs, inner, rewards, dones, info = self.env.step_env(key, state.inner, actions)
 
         reward = self.stack(rewards).astype(jnp.float32)
         shaped_reward = jnp.zeros_like(reward)
@@ -924,7 +925,7 @@ def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> No
         settings["env_params"] = dict(config.env_params)  # not the FrozenDict
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
-    about = {"script": Path(__file__).stem, "seed": str(seed)}
+    about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
     tensors = save(flatten_dict(agent, sep="."), metadata=about)
     (run_dir / "agent.safetensors").write_bytes(tensors)
 

@@ -837,7 +837,7 @@ def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> No
         settings["env_params"] = dict(config.env_params)  # not the FrozenDict
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     np.savez_compressed(run_dir / "metrics.npz", **metrics)
-    about = {"script": Path(__file__).stem, "seed": str(seed)}
+    about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
     tensors = save(flatten_dict(agent, sep="."), metadata=about)
     (run_dir / "agent.safetensors").write_bytes(tensors)
 

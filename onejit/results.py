@@ -16,7 +16,8 @@ def save_agents(agents, script, seed: int, path: Path) -> None:
     arrays = {}
     for name, leaf in flatten_dict(agents, sep=".").items():
         arrays[name] = np.ascontiguousarray(leaf)
-    metadata = {"script": Path(script.__file__).stem, "seed": str(seed)}
+    # one entry: safetensors writes several in any order, and equal runs get equal files
+    metadata = {"run": yaml.safe_dump({"script": Path(script.__file__).stem, "seed": seed})}
     path.write_bytes(as_safetensors(arrays, metadata))  # its own `save_file` hides the file
 
 

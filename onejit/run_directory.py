@@ -237,7 +237,11 @@ def read_agents(path: Path) -> tuple[dict, dict]:
     """
     with reading(path), safe_open(path, framework="numpy") as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return arrays, file.metadata() or {}
+        metadata = file.metadata() or {}
+        if "run" in metadata:  # versions before 0.3.0 have the entries "script" and "seed"
+            stored = yaml.safe_load(metadata["run"])
+            metadata = {name: str(value) for name, value in stored.items()}
+        return arrays, metadata
 
 
 def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
