@@ -917,7 +917,13 @@ def make_gymnax_env(env_name: str, params: dict):
         env, env_params = gymnax.make(name, **arguments)
     except TypeError as error:
         raise ValueError(f"env_params = {params}: {error}") from error
-    return env, env_params.replace(**changes)
+    env_params = env_params.replace(**changes)
+    if "max_steps_in_episode" not in changes and env_params.max_steps_in_episode == 1:
+        raise ValueError(
+            f"env_name = {name}: episodes have one step, gymnax's default; return "
+            "EnvParams(max_steps_in_episode=N) from default_params, or set it by env_params"
+        )
+    return env, env_params
 
 
 def episode_metrics(info) -> dict:

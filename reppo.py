@@ -681,7 +681,13 @@ def make_gymnax_env(env_name: str, params: dict):
         env, env_params = gymnax.make(name, **arguments)
     except TypeError as error:
         raise ValueError(f"env_params = {params}: {error}") from error
-    return env, env_params.replace(**changes)
+    env_params = env_params.replace(**changes)
+    if "max_steps_in_episode" not in changes and env_params.max_steps_in_episode == 1:
+        raise ValueError(
+            f"env_name = {name}: episodes have one step, gymnax's default; return "
+            "EnvParams(max_steps_in_episode=N) from default_params, or set it by env_params"
+        )
+    return env, env_params
 
 
 def episode_metrics(info) -> dict:
@@ -771,6 +777,11 @@ class RescaleAction(GymnaxWrapper):
 def make_env(config):
     """`(env, env_params)`: gymnax's interface, actions in [-1, 1], statistics in `info`."""
     params = dict(config.env_params)
+    if config.env_name == "swimmer":
+        raise ValueError(
+            "env_name = swimmer: brax 0.14 calls JAX with an argument that JAX has removed; "
+            "onejit.envs.gymnasium:Swimmer-v5 is MuJoCo's"
+        )
     if config.env_name in brax.envs._envs:
         params = read_truth_values(params, brax.envs._envs[config.env_name], fields={})
         env_params = BraxParams()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from gymnax.environments import spaces
+from gymnax.environments import environment, spaces
 
 import ppo
 import ppo_continuous
@@ -102,3 +102,36 @@ def test_bounds_near_the_largest_float_are_none(script, bound, side):
     gymnax.register("Wide", Wide)
     with pytest.raises(ValueError, match=r"^env_name = Wide: must have .*bounded continuous"):
         script.make_env(dataclasses.replace(script.Config(), env_name="Wide"))
+
+
+class PlainContinuous(toys.ToyContinuous):
+    """Leaves gymnax's parameters as they are, of which a time limit of 1 is the default."""
+
+    @property
+    def default_params(self):
+        return environment.EnvParams()
+
+
+class PlainDiscrete(PlainContinuous, toys.ToyDiscrete):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("script", "env"),
+    [(ppo, PlainDiscrete), (ppo_continuous, PlainContinuous), (ppo_rnn, PlainDiscrete)],
+    ids=["ppo", "ppo_continuous", "ppo_rnn"],
+)
+def test_a_time_limit_that_nobody_has_set_is_refused(script, env):
+    """gymnax's default is 1, with which each episode would be truncated after its first step."""
+    gymnax.register("Plain", env)
+    with pytest.raises(ValueError, match=r"^env_name = Plain: .*default_params.*env_params"):
+        script.make_env(script.Config(env_name="Plain"))
+    for limit in (1, 9):  # who writes it, means it
+        params = {"max_steps_in_episode": limit}
+        _, env_params = script.make_env(script.Config(env_name="Plain", env_params=params))
+        assert env_params.max_steps_in_episode == limit
+
+
+def test_what_brax_cannot_start_is_refused():
+    with pytest.raises(ValueError, match=r"^env_name = swimmer: "):
+        ppo_continuous.make_env(ppo_continuous.Config(env_name="swimmer"))
