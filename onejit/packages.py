@@ -7,6 +7,7 @@ import sys
 RECORDED = {
     *("brax", "craftax", "distrax", "envpool", "flax", "gymnasium", "gymnax", "jax", "jaxlib"),
     *("jaxmarl", "jumanji", "mctx", "mujoco", "navix", "numpy", "optax", "pgx", "playground"),
+    "xminigrid",
 }
 
 
