@@ -767,6 +767,11 @@ def make_env(config):
             f"env_name = {config.env_name}: must have bounded continuous actions, "
             "as Pendulum-v1 has"
         )
+    if not isinstance(env.observation_space(env_params), spaces.Box):
+        raise ValueError(
+            f"env_name = {config.env_name}: must observe arrays, no numbers of states; "
+            "make one-hot vectors of these"
+        )
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
 
 

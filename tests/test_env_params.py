@@ -135,3 +135,13 @@ def test_a_time_limit_that_nobody_has_set_is_refused(script, env):
 def test_what_brax_cannot_start_is_refused():
     with pytest.raises(ValueError, match=r"^env_name = swimmer: "):
         ppo_continuous.make_env(ppo_continuous.Config(env_name="swimmer"))
+
+
+def test_numbers_of_states_are_refused_with_continuous_actions():
+    class States(toys.ToyContinuous):
+        def observation_space(self, params):
+            return spaces.Discrete(3)
+
+    gymnax.register("States", States)
+    with pytest.raises(ValueError, match=r"^env_name = States: must observe arrays, no numbers of"):
+        ppo_continuous.make_env(ppo_continuous.Config(env_name="States"))

@@ -13,11 +13,13 @@ import warnings
 
 import numpy as np
 
-from onejit.envs import needs, register
-from onejit.envs.host import NO_LIMIT, Batch, HostEnv, as_gymnax, in_float32
+from onejit.envs import check_truth_values, needs, register
+from onejit.envs.host import NO_LIMIT, Batch, HostEnv, as_gymnax, say_once
 
 with needs("envpool"), warnings.catch_warnings(action="ignore"):
     import envpool
+
+    from onejit.gymnasium_spaces import Actions, Observations
 
 
 def number_of_cores() -> int:
@@ -40,19 +42,17 @@ class Pool(Batch):
             self.envs = envpool.make_gymnasium(
                 name, num_envs=len(seeds), seed=seeds, num_threads=threads, **arguments
             )
-        self.space = self.envs.observation_space
-        self.start = getattr(self.envs.action_space, "start", 0)
-        self.kind = self.envs.action_space.dtype
-        self.first = in_float32(self.space, self.envs.reset()[0])
+        self.observations = env.observations
+        self.actions = env.actions
+        self.first = self.observations.read(self.envs.reset()[0], len(seeds))
 
     def step(self, actions):
-        obs, reward, terminated, truncated, _ = self.envs.step(
-            (actions + self.start).astype(self.kind)
-        )
-        return in_float32(self.space, obs), reward, terminated, truncated
+        obs, reward, terminated, truncated, _ = self.envs.step(self.actions(actions))
+        return self.observations.read(obs, len(actions)), reward, terminated, truncated
 
     def reset_rows(self, rows):
-        return in_float32(self.space, self.envs.reset(rows.astype(np.int32))[0])
+        obs, _ = self.envs.reset(rows.astype(np.int32))
+        return self.observations.read(obs, len(rows))
 
     def frame(self):
         return np.asarray(self.envs.render())[0]
@@ -63,22 +63,39 @@ class Pool(Batch):
 
 
 class EnvPool(HostEnv):
-    """`arguments` are EnvPool's own for this environment, such as `frame_skip`."""
+    """`arguments` are EnvPool's own for this environment, such as `frame_skip`.
 
-    def __init__(self, name: str, **arguments):
+    `image_axes` is "HWC" or "CHW" for images whose axes cannot be told apart.
+    """
+
+    own_thread = False  # EnvPool has threads of its own
+
+    def __init__(self, name: str, **parameters):
+        try:
+            self.prepare(name, **parameters)
+        except Exception as error:
+            if parameters:
+                raise
+            self.failure = error
+
+    def prepare(self, name: str, image_axes: str = "", **arguments):
+        make = functools.partial(Pool, self, name, arguments)
+        super().__init__(make, None, None, limit=NO_LIMIT)
         ours = {"batch_size", "num_envs", "num_threads", "seed"} & set(arguments)
         if ours:
             raise ValueError(f"{', '.join(sorted(ours))}: set by the training, not by env_params")
         with warnings.catch_warnings(action="ignore"):
+            if arguments:
+                check_truth_values(arguments, envpool.make_spec(name).config._asdict())
             spec = envpool.make_spec(name, **arguments)
-            obs_space, action_space = as_gymnax(
-                spec.gymnasium_observation_space, spec.gymnasium_action_space
-            )
+            self.observations = Observations(spec.gymnasium_observation_space, image_axes)
+            self.actions = Actions(spec.gymnasium_action_space)
+        if self.observations.note:
+            say_once(f"{name}: {self.observations.note}")
+        self.spaces = as_gymnax(self.observations, self.actions)
         limit = int(spec.config.max_episode_steps)
-        if not 0 < limit < 2**31 - 1:  # 0 and 2**31 - 1 both say that there is none
-            limit = NO_LIMIT
-        make = functools.partial(Pool, self, name, arguments)
-        super().__init__(make, obs_space, action_space, limit=limit)
+        if 0 < limit < 2**31 - 1:  # 0 and 2**31 - 1 both say that there is none
+            self.limit = limit
 
 
 register(envpool.list_all_envs(), EnvPool)

@@ -12,109 +12,142 @@ The environments step on the CPU. docs/host_environments.md says what is lost co
 environments in JAX.
 """
 
-import contextlib
 import functools
-import signal
-import warnings
+import inspect
+import os
 
-import numpy as np
-
-from onejit.envs import needs, register
-from onejit.envs.host import NO_LIMIT, Batch, HostEnv, as_gymnax, in_float32
+from onejit.envs import check_truth_values, needs, register
+from onejit.envs.host import NO_LIMIT, Batch, HostEnv, Thread, as_gymnax, say_once
 
 with needs("gymnasium"):
     import gymnasium
 
+    from onejit.gymnasium_rows import Processes, Rows
 
-@contextlib.contextmanager
-def without_interrupts():
-    """Processes that begin here do not get Ctrl-C.
 
-    It is for the training, which saves a checkpoint first.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # on Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def number_of_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 class Vector(Batch):
-    """One vector environment of Gymnasium, in which row i has seed i."""
+    """Environments of Gymnasium, in which row i has seed i."""
 
-    def __init__(self, env, name, arguments, seeds, limit, draw=False):
+    def __init__(self, env, seeds, limit, draw=False):
+        arguments = env.arguments
         if limit != NO_LIMIT:
             arguments = arguments | {"max_episode_steps": limit}
         if draw:
             arguments = arguments | {"render_mode": "rgb_array"}
-        mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
-        if arguments["vectorization_mode"] == "async":
-            # its logger fails on a traceback with a "%" in it
-            gymnasium.logger.min_level = gymnasium.logger.ERROR + 1
-        with warnings.catch_warnings(action="ignore"), without_interrupts():
-            self.envs = gymnasium.make_vec(
-                name, num_envs=len(seeds), vector_kwargs=mode, **arguments
-            )
-        self.workers = getattr(self.envs, "processes", [])
-        self.space = self.envs.single_observation_space
-        self.start = getattr(self.envs.single_action_space, "start", 0)
-        self.kind = self.envs.single_action_space.dtype
-        self.first = in_float32(self.space, self.envs.reset(seed=seeds)[0])
+        self.rows = env.make_rows(arguments, len(seeds))
+        try:
+            self.first = self.rows.reset(range(len(seeds)), seeds)
+        except BaseException:
+            self.rows.close()
+            raise
 
     def step(self, actions):
-        try:
-            obs, reward, terminated, truncated, _ = self.envs.step(
-                (actions + self.start).astype(self.kind)
-            )
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            raise RuntimeError(
-                f"a process or connection of the environment has ended: {error!r}"
-            ) from error
-        return in_float32(self.space, obs).copy(), reward, terminated, truncated
+        return self.rows.step(actions)
 
     def reset_rows(self, rows):
-        mask = np.isin(np.arange(self.envs.num_envs), rows)
-        return in_float32(self.space, self.envs.reset(options={"reset_mask": mask})[0])[rows]
+        return self.rows.reset(rows)
 
     def frame(self):
-        return np.asarray(self.envs.render()[0])
+        return self.rows.render()
 
     def close(self):
-        if not self.workers:
-            self.envs.close()
-            return
-        with contextlib.suppress(EOFError, OSError):  # pipes of processes that have died
-            self.envs.close(timeout=1)
-        self.envs.closed = True
-        for worker in self.workers:
-            worker.terminate()
+        self.rows.close()
+
+
+def default_arguments(spec) -> dict:
+    """The defaults of a constructor's arguments; those that cannot be seen are left out."""
+    constructor = spec.entry_point
+    if isinstance(constructor, str):
+        constructor = gymnasium.envs.registration.load_env_creator(constructor)
+    try:
+        parameters = inspect.signature(constructor).parameters.values()
+    except (TypeError, ValueError):  # not of a Python function
+        parameters = ()
+    return {parameter.name: parameter.default for parameter in parameters} | spec.kwargs
 
 
 class Gymnasium(HostEnv):
-    """`arguments` are the environment's own.
+    """`parameters` are the environment's own, and three of the adapter.
 
-    `vectorization_mode` is "sync", or "async" for processes.
+    `vectorization_mode` is "sync", or "async" for `num_processes` processes, by default one for
+    each processor core. `image_axes` is "HWC" or "CHW" for images whose axes cannot be told apart.
     """
 
-    def __init__(self, name: str, vectorization_mode: str = "sync", **arguments):
+    def __init__(self, name: str, **parameters):
+        try:
+            self.prepare(name, **parameters)
+        except Exception as error:
+            if parameters:
+                raise
+            self.failure = error
+
+    def prepare(
+        self,
+        name: str,
+        vectorization_mode: str = "sync",
+        num_processes: int | None = None,
+        image_axes: str = "",
+        **arguments,
+    ):
+        super().__init__(functools.partial(Vector, self), None, None, limit=NO_LIMIT)
         if vectorization_mode not in ("sync", "async"):
             raise ValueError(f"vectorization_mode = {vectorization_mode}: must be sync or async")
+        if num_processes is not None and vectorization_mode == "sync":
+            raise ValueError(f"num_processes = {num_processes}: is for vectorization_mode async")
+        self.spec = gymnasium.spec(name)
+        if self.spec.entry_point is None:
+            raise ValueError(
+                f"env_name: {name} exists only as a vector environment: register the environment "
+                "itself, with an entry_point"
+            )
+        if arguments:
+            check_truth_values(arguments, default_arguments(self.spec))
+        self.arguments = arguments
+        self.image_axes = image_axes
+        self.num_processes = 0
+        if vectorization_mode == "async":
+            self.num_processes = number_of_cores() if num_processes is None else int(num_processes)
+        self.own_thread = vectorization_mode == "sync"
+
+        observations, actions, limit = self.describe()
+        if observations.note:
+            say_once(f"{name}: {observations.note}")
+        self.spaces = as_gymnax(observations, actions)
+        self.limit = limit or NO_LIMIT
+
+    def make_rows(self, arguments, number: int):
+        if self.num_processes:
+            return Processes(self.spec, arguments, self.image_axes, number, self.num_processes)
+        return Rows(self.spec, arguments, self.image_axes, number)
+
+    def describe(self):
+        """What an environment says about itself, in a thread such as it will be stepped in."""
+
+        def make_and_describe():
+            rows = self.make_rows(self.arguments, 1)
+            try:
+                return rows.describe()
+            finally:
+                rows.close()
+
+        thread = Thread()
         try:
-            with warnings.catch_warnings(action="ignore"):
-                one = gymnasium.make(name, **arguments)
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise ValueError(str(error)) from error
-        try:
-            obs_space, action_space = as_gymnax(one.observation_space, one.action_space)
-            limit = one.spec.max_episode_steps or NO_LIMIT
+            return thread.call(make_and_describe)
+        except ValueError as error:
+            if "main thread" not in str(error):
+                raise
+            raise ValueError(
+                f"env_params: vectorization_mode = sync: {error}; async makes environments in the "
+                "main threads of processes"
+            ) from error
         finally:
-            one.close()
-        arguments = arguments | {"vectorization_mode": vectorization_mode}
-        make = functools.partial(Vector, self, name, arguments)
-        super().__init__(make, obs_space, action_space, limit=limit)
+            thread.end()
 
 
 def register_ids(*names: str) -> None:

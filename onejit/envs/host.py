@@ -10,9 +10,13 @@ What is lost: the environments step on the CPU, and their state cannot be saved.
 stepped only once.
 """
 
+import asyncio
 import atexit
 import contextlib
+import functools
 import itertools
+import queue
+import sys
 import threading
 
 import jax
@@ -62,16 +66,100 @@ class HostState(environment.EnvState):
     action: jax.Array  # of the last step, in the bounds of the environment
 
 
-class Open:
-    """A batch that is in use."""
+class Thread:
+    """A thread that calls functions one after the other.
 
-    def __init__(self, env, seeds, limit):
+    Much of what environments use belongs to the thread that made it, such as connections of
+    sqlite3, loops of asyncio and contexts of OpenGL. JAX calls the host from any thread.
+    """
+
+    def __init__(self):
+        self.calls = queue.SimpleQueue()
+        # not joined at exit: `close_all` comes after that
+        threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self):
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        for answer, function, args in iter(self.calls.get, None):
+            try:
+                answer.put((function(*args), None))
+            except BaseException as error:
+                answer.put((None, error))
+        loop.close()
+
+    def call(self, function, *args, timeout: float | None = None):
+        """The function's result, or exception. Raises `queue.Empty` after `timeout` seconds."""
+        answer = queue.SimpleQueue()
+        self.calls.put((answer, function, args))
+        result, error = answer.get(timeout=timeout)
+        if error is not None:
+            raise error
+        return result
+
+    def end(self):
+        self.calls.put(None)
+
+
+class Open:
+    """A batch that is in use, in a thread of its own where the environment wants one."""
+
+    def __init__(self, env, seeds, limit, draw=False):
         self.env = env
         self.seeds = seeds
         self.limit = limit
         self.steps = 0
-        with _making:  # one device at a time: `warnings.catch_warnings` is of the whole process
-            self.batch = env.make(seeds.tolist(), limit)
+        self.thread = Thread() if env.own_thread else None
+        try:
+            with _making:  # one device at a time: few libraries expect threads there
+                self.batch = self.call(env.make, seeds.tolist(), limit, draw)
+        except BaseException:
+            self.end_thread()
+            raise
+        try:
+            self.check(self.batch.first)
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self, obs):
+        """Raise ValueError if the first observations are not of the observation space."""
+        space = self.env.spaces[0]
+        is_bytes = space.dtype == np.uint8
+        if obs.shape != (len(self.seeds), *space.shape) or (obs.dtype == np.uint8) != is_bytes:
+            raise ValueError(
+                f"env_name: {len(self.seeds)} observations of the space {space.shape} "
+                f"{np.dtype(space.dtype)} have shape {obs.shape} and dtype {obs.dtype}"
+            )
+
+    def call(self, function, *args):
+        if self.thread is None:
+            return function(*args)
+        return self.thread.call(function, *args)
+
+    def end_thread(self):
+        if self.thread is not None:
+            self.thread.end()
+
+    def close(self):
+        try:
+            if self.thread is None:
+                self.batch.close()
+            else:
+                with contextlib.suppress(queue.Empty):  # it still does a step, which may never end
+                    self.thread.call(self.batch.close, timeout=10)
+        finally:
+            self.end_thread()
+
+    def step(self, actions):
+        """`(next_obs, obs, reward, terminated, truncated)`, with `obs` from before any reset."""
+        obs, reward, terminated, truncated = self.batch.step(actions)
+        next_obs = obs
+        ended = np.flatnonzero(np.logical_or(terminated, truncated))
+        if ended.size:
+            next_obs = obs.copy()
+            next_obs[ended] = self.batch.reset_rows(ended)
+        return next_obs, obs, reward, terminated, truncated
 
 
 _open: dict[int, Open] = {}
@@ -90,7 +178,7 @@ def _add(entry: Open) -> int:
 def _close(numbers) -> None:
     with contextlib.ExitStack() as closing, _lock:  # closes all, also where one fails
         for number in set(numbers) & set(_open):
-            closing.callback(_open.pop(number).batch.close)
+            closing.callback(_open.pop(number).close)
 
 
 @atexit.register
@@ -127,8 +215,14 @@ def call_host(function, shapes, *args):
 class HostEnv(environment.Environment):
     """gymnax's interface for `make(seeds, limit, draw=False) -> Batch`.
 
-    The spaces are gymnax's, and `limit` is the time limit.
+    The spaces are gymnax's, and `limit` is the time limit. With `own_thread` one thread makes,
+    steps, draws and closes a batch.
     """
+
+    own_thread = True
+    # Why the environment cannot be made without parameters. A script makes it so first, to see
+    # which parameters there are, and only then with those that it was given.
+    failure: Exception | None = None
 
     def __init__(self, make, observation_space, action_space, limit: int):
         self.make = make
@@ -140,9 +234,13 @@ class HostEnv(environment.Environment):
         return environment.EnvParams(max_steps_in_episode=self.limit)
 
     def observation_space(self, params):
+        if self.failure is not None:
+            raise self.failure
         return self.spaces[0]
 
     def action_space(self, params=None):
+        if self.failure is not None:
+            raise self.failure
         return self.spaces[1]
 
     @property
@@ -191,15 +289,16 @@ class HostEnv(environment.Environment):
 
         states: [T], the episode's, before each step.
         """
-        batch = self.make([int(states.seed[0])], max(self.limit, len(states.time)), draw=True)
+        limit = max(self.limit, len(states.time))
+        opened = Open(self, np.asarray(states.seed[:1]), limit, draw=True)
         try:
             for step in range(steps[-1] + 1):
                 if step:
-                    batch.step(np.asarray(states.action[step])[None])
+                    opened.call(opened.batch.step, np.asarray(states.action[step])[None])
                 if step in steps:
-                    yield batch.frame()
+                    yield opened.call(opened.batch.frame)
         finally:
-            batch.close()
+            opened.close()
 
     # --- on the host ---
 
@@ -240,14 +339,8 @@ class HostEnv(environment.Environment):
             rows = np.arange(rows.size)
         inverse = np.argsort(rows)
         flat = action.reshape(-1, *action.shape[len(lead) :])
-        obs, reward, terminated, truncated = opened.batch.step(flat[inverse])
+        results = opened.call(opened.step, flat[inverse])
         opened.steps += 1
-        next_obs = obs
-        ended = np.flatnonzero(np.logical_or(terminated, truncated))
-        if ended.size:
-            next_obs = obs.copy()
-            next_obs[ended] = opened.batch.reset_rows(ended)
-        results = (next_obs, obs, reward, terminated, truncated)
         *out_of_step, out_batch, out_row = out
         for out_array, value in zip(out_of_step, results, strict=True):
             out_array[...] = value[rows].reshape(out_array.shape)
@@ -255,68 +348,18 @@ class HostEnv(environment.Environment):
         out_row[...] = rows.reshape(lead)
 
 
-def in_float32(space, arrays):
-    """Observations of a Gymnasium space as one array [n, *shape].
-
-    Images are [H, W, C] bytes, all others are numbers. A dictionary becomes one vector; text (the
-    "mission" of MiniGrid) is left out.
-    """
-    if isinstance(arrays, dict) or hasattr(arrays, "_fields"):
-        parts = []
-        for name in names(space):
-            part = in_float32(space[name], arrays[name])
-            parts.append(part.reshape(len(part), -1).astype(np.float32))
-        return np.concatenate(parts, axis=1)
-    arrays = np.asarray(arrays)
-    if getattr(space, "start", None) is not None:  # of a Discrete space
-        arrays = arrays - space.start
-    if arrays.ndim == 4:
-        _, channels, height, width = arrays.shape
-        if height == width != channels:  # channels come first in Atari
-            arrays = np.moveaxis(arrays, 1, 3)
-    if arrays.ndim == 4 and arrays.dtype == np.uint8:
-        return arrays
-    return arrays.astype(np.float32)
-
-
-def as_gymnax(observation_space, action_space):
-    """gymnax's spaces for Gymnasium's. Raises ValueError for actions that no script has."""
-    import gymnasium
-
-    kinds = gymnasium.spaces
-    if isinstance(observation_space, kinds.Discrete):
-        obs = spaces.Discrete(int(observation_space.n))
-    elif isinstance(observation_space, kinds.Tuple):
-        raise ValueError(
-            f"env_name: observations of {observation_space} are neither arrays nor dictionaries"
-        )
+def as_gymnax(observations, actions):
+    """gymnax's spaces for `Observations` and `Actions` of Gymnasium's."""
+    if observations.num_states:
+        obs = spaces.Discrete(observations.num_states)
     else:
-        sample = jax.tree.map(lambda x: np.asarray(x)[None], zeros(observation_space))
-        sample = in_float32(observation_space, sample)[0]
-        bounds = (0, 255) if sample.dtype == np.uint8 else (-jnp.inf, jnp.inf)
-        obs = spaces.Box(*bounds, sample.shape, sample.dtype)
-    if isinstance(action_space, kinds.Discrete):
-        return obs, spaces.Discrete(int(action_space.n))
-    if isinstance(action_space, kinds.Box) and np.issubdtype(action_space.dtype, np.floating):
-        low = np.asarray(action_space.low, np.float32)
-        high = np.asarray(action_space.high, np.float32)
-        return obs, spaces.Box(low, high, action_space.shape)
-    raise ValueError(
-        f"env_name: actions of {action_space} are neither one number nor a vector of real numbers"
-    )
+        bounds = (0, 255) if observations.dtype == np.uint8 else (-jnp.inf, jnp.inf)
+        obs = spaces.Box(*bounds, observations.shape, observations.dtype)
+    if actions.num_actions:
+        return obs, spaces.Discrete(actions.num_actions)
+    return obs, spaces.Box(actions.low, actions.high, actions.space.shape)
 
 
-def zeros(space):
-    """An element of a Gymnasium space, all zeros, dictionaries as dictionaries."""
-    if hasattr(space, "spaces"):
-        return {name: zeros(space[name]) for name in names(space)}
-    return np.zeros(space.shape, space.dtype)
-
-
-def names(space) -> list[str]:
-    """The entries of a dictionary that hold numbers."""
-    return [
-        name
-        for name in space
-        if name != "mission" and getattr(space[name].dtype, "kind", "") != "U"
-    ]
+@functools.cache
+def say_once(text: str) -> None:
+    print(text, file=sys.stderr)
