@@ -58,6 +58,17 @@ class NimAgain(Nim):
     again = True
 
 
+class NimDraw(NimAgain):
+    """Whoever takes the last two stones at once draws. A match is cut off after two moves."""
+
+    longest = 2
+
+    def step(self, state, action):
+        after = super().step(state, action)
+        is_draw = (action == 1) & (after.pile == 0)
+        return after.replace(rewards=jnp.where(is_draw, 0.0, after.rewards))
+
+
 def nim_value(pile, again=False):
     """The outcome for the player to move."""
     return max(nim_values(pile, again)) if pile else -1
