@@ -4,13 +4,17 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import os
+import shutil
 import typing
 from typing import Annotated
 
 import tyro
 
-from onejit.configs import field_names, read_flags
-from onejit.text import nearest
+from onejit.configs import field_names, field_of, read_flags
+from onejit.other_names import suggest
+
+NARROWEST = 40  # columns of a terminal: with few of them, tyro's --help does not end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,8 @@ def mistake(event, command, words: list[str]) -> str | None:
     tokens = getattr(event, "tokens", ())
     unknown = [token for token in tokens if token.startswith("--")]
     if unknown:
-        return f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}"
+        known = map(field_of, flags_of(command))
+        return f"{unknown[0]}: is not a flag{suggest(field_of(unknown[0]), known, prefix='--')}"
     if tokens:
         return f"{' '.join([*flag_before(tokens[0], words), *tokens])}: is one word too many"
     argument = getattr(event, "argument", None)
@@ -74,6 +79,8 @@ def parse(command, words: list[str], **options):
         if message is not None:
             raise ValueError(message)
 
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
     module = command.__module__ if inspect.isfunction(command) else ""
     if module.startswith("onejit."):
         options = {"prog": module.replace(".", " ")} | options  # such as "onejit play"
@@ -113,6 +120,19 @@ def check_config(config) -> None:
     for name, value in vars(config).items():
         if type(value) is int and abs(value) >= 2**31 and name != "total_timesteps":
             raise ValueError(f"{name} = {value}: must fit in 32 bits")
+    steps = config.num_envs * config.num_steps
+    if steps >= 2**31:
+        most = (2**31 - 1) // config.num_steps
+        raise ValueError(
+            f"num_envs = {config.num_envs}: {steps:.3g} steps in an update must fit in 32 bits; "
+            f"at most {most:,} environments with num_steps = {config.num_steps}"
+        )
+    with contextlib.suppress(ZeroDivisionError):  # a size of 0, which the script refuses
+        if config.num_updates >= 2**31:
+            raise ValueError(
+                f"total_timesteps = {config.total_timesteps}: makes {config.num_updates:.3g} "
+                f"updates; at most {2**31 - 1:,} are possible"
+            )
 
 
 def check_options(options) -> None:
@@ -139,7 +159,7 @@ def parse_with(script, words: list[str], options, description: str):
     ):
         return config, options, hosts
 
-    words = read_flags(script, words)
+    words = read_flags(script, words, options, Hosts)
     config, options, hosts = parse(
         command, words, description=description, config=(tyro.conf.OmitArgPrefixes,)
     )

@@ -61,12 +61,21 @@ def read_returns(path: str, kind: str) -> np.ndarray:
     return np.where(statistics.diverged(agents), -np.inf, returns)
 
 
+def split_label(argument: str) -> tuple[str, str]:
+    """`(label, directory)` of `DIR` or `LABEL=DIR`, of which both may contain "="."""
+    if Path(argument).exists() or "=" not in argument:
+        return "", argument
+    parts = argument.split("=")
+    splits = [("=".join(parts[:i]), "=".join(parts[i:])) for i in range(1, len(parts))]
+    for label, path in splits:
+        if Path(path).exists():
+            return label, path
+    return splits[0]
+
+
 def read_run(argument: str, kind: str) -> Run:
     """The run of `DIR` or `LABEL=DIR`. Raises ValueError."""
-    label = ""
-    path = argument
-    if not Path(argument).exists():
-        label, _, path = argument.rpartition("=")
+    label, path = split_label(argument)
     record = run_directory.read_record(path)
     if run_directory.kind_of(record) == "sweep":
         raise ValueError(

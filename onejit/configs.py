@@ -9,6 +9,7 @@ import yaml
 
 from onejit.files import write
 from onejit.old_fields import check_old_fields, check_old_values
+from onejit.other_names import suggest
 from onejit.scripts import is_own_script
 
 
@@ -49,10 +50,21 @@ def as_words(value) -> list[str]:
     return [word for part in value for word in as_words(part)]
 
 
-def flags_of_yaml(file: str) -> list[str]:
-    """The flags that mean the same as a YAML file. Raises ValueError."""
+def flags_of_yaml(file: str, script, known: list[str]) -> list[str]:
+    """The flags that mean the same as a YAML file. `known` are all fields and options.
+
+    Raises ValueError, which names the file.
+    """
     words = []
     for name, value in read_yaml(file).items():
+        field = field_of(str(name))
+        try:
+            check_old_fields(Path(script.__file__).stem, known, [field])
+            if field not in known:
+                about = f"is not a field of {Path(script.__file__).name}"
+                raise ValueError(f"{name}: {about}{suggest(field, known)}")
+        except ValueError as error:
+            raise ValueError(f"--config {file}: {error}") from None
         try:
             words += [f"--{name}", *as_words(value)]
         except RecursionError:
@@ -60,12 +72,24 @@ def flags_of_yaml(file: str) -> list[str]:
     return words
 
 
-def read_flags(script, words: list[str]) -> list[str]:
+def as_whole_number(word: str) -> str:
+    """5e5 as 500000. The message about what is no whole number is tyro's."""
+    with contextlib.suppress(ValueError, OverflowError):
+        number = float(word)
+        if number == int(number) and not word.isdecimal():
+            return str(int(number))
+    return word
+
+
+def read_flags(script, words: list[str], *options) -> list[str]:
     """The flags of a command line, where `--config FILE.yaml` may stand anywhere.
 
     The flags of the file come first, and all other flags override them. `--flag=value` becomes two
-    words. 5e5 becomes 500000 if the field is a whole number. Raises ValueError.
+    words. 5e5 becomes 500000 if the field is a whole number. `options` are the dataclasses whose
+    fields are flags, too. Raises ValueError.
     """
+    fields = [field for part in (script.Config, *options) for field in dataclasses.fields(part)]
+    known = [field.name for field in fields]
     separate = []
     for word in words:
         separate += word.split("=", 1) if word.startswith("--") else [word]
@@ -75,19 +99,19 @@ def read_flags(script, words: list[str]) -> list[str]:
         place = words.index("--config")
         if place + 1 == len(words):
             raise ValueError("--config: needs a file, as in --config FILE.yaml")
-        words = flags_of_yaml(words[place + 1]) + words[:place] + words[place + 2 :]
+        from_file = flags_of_yaml(words[place + 1], script, known)
+        words = from_file + words[:place] + words[place + 2 :]
 
     names = [field_of(word) for word in words if word.startswith("--")]
-    check_old_fields(Path(script.__file__).stem, field_names(script), names)
+    check_old_fields(Path(script.__file__).stem, known, names)
 
     settings = {}
-    whole = [field.name for field in dataclasses.fields(script.Config) if field.type is int]
+    whole = [field.name for field in fields if field.type in (int, int | None)]
     for i in range(len(words) - 1):
         if not words[i].startswith("--"):
             continue
         if field_of(words[i]) in whole:
-            with contextlib.suppress(ValueError):  # the message about a wrong value is tyro's
-                words[i + 1] = f"{float(words[i + 1]):.16g}"
+            words[i + 1] = as_whole_number(words[i + 1])
         settings[field_of(words[i])] = words[i + 1]
     if is_own_script(script):
         check_old_values(settings)

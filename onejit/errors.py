@@ -1,20 +1,53 @@
-"""Errors of the commands: a mistake of the user is one line on standard error."""
+"""Errors of the commands: a mistake in flags or fields is one line on standard error.
+
+An error that comes from the user's own code keeps its traceback.
+"""
 
 import contextlib
 import dataclasses
+import errno
 import os
 import sys
+import sysconfig
+import traceback
+from pathlib import Path
 
 import jax
 from jax.experimental import multihost_utils
 
 from onejit.configs import plain
-from onejit.text import nearest
+from onejit.scripts import PACKAGE, known_scripts
+from onejit.text import nearest, printable
+
+STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def is_of_the_user(file: str) -> bool:
+    """Whether a file of a traceback belongs to neither Python, nor a package, nor onejit."""
+    if file.startswith("<"):  # such as <string>
+        return False
+    path = Path(file).resolve()
+    if {"site-packages", "dist-packages"}.intersection(path.parts):
+        return False
+    if path.is_relative_to(STANDARD_LIBRARY) or path.is_relative_to(PACKAGE):
+        return False
+    return path not in known_scripts().values()
+
+
+def comes_from_the_user(error: BaseException) -> bool:
+    """Whether an error that a context manager here has caught passed through the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    called = frames[2:]  # without the context manager and the `with` statement
+    return any(is_of_the_user(frame.filename) for frame in called)
 
 
 @contextlib.contextmanager
 def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), about: str = ""):
-    """Print an exception of these kinds as one line that begins with `about`, and exit."""
+    """Print an exception of these kinds as one line that begins with `about`, and exit.
+
+    An exception that comes from the user's code is raised, unless the disk is full.
+    """
     try:
         yield
         sys.stdout.flush()
@@ -23,7 +56,14 @@ def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), ab
         os.dup2(nowhere, sys.stdout.fileno())  # or Python complains at its end
         raise SystemExit(code) from None
     except kinds as error:
-        print(f"{tool}: error: {about}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        if comes_from_the_user(error) and getattr(error, "errno", None) not in DISK_FULL:
+            if not jax.distributed.is_initialized():
+                raise
+            traceback.print_exc()
+            os._exit(1)  # a normal exit would wait for processes that may be gone
+        text = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        line = f"{tool}: error: {about}{' '.join(text.split())}"
+        print(printable(line), file=sys.stderr, flush=True)
         if jax.distributed.is_initialized():
             os._exit(code)  # a normal exit would wait for processes that may be gone
         raise SystemExit(code) from None
@@ -46,22 +86,30 @@ def failures_in_one_line(tool: str):
         os._exit(1)  # a normal exit would wait for the other processes
 
 
+def exit_as_diverged(tool: str, run_dir: Path) -> None:
+    """Exit with 1, after results without any use have been written."""
+    cause = "all seeds diverged: their parameters are not finite"
+    print(f"{tool}: error: {cause}; the results are in {run_dir}", file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
 @contextlib.contextmanager
 def naming_the_field(script, config):
     """If no program can be made for a config, raise a ValueError that names the field to blame.
 
     A program can be made if this field has its default. If the default config fails as well, the
-    mistake is in the script, and the script's own exception is raised.
+    mistake is in the script, and the script's own exception is raised. So is an exception that
+    comes from the user's code, with a note that names the field.
     """
     try:
         yield
     except Exception as error:  # many kinds: of the script, an environment, JAX for wrong sizes
         values = plain(config)
-        if isinstance(error, ValueError) and str(error).startswith(tuple(values)):
-            similar = similar_environment(config.env_name)
-            if similar and str(error).startswith("env_name = "):
-                raise ValueError(f"{error}{similar}") from error
-            raise
+        if isinstance(error, ValueError) and names_a_field(str(error), values):
+            similar = ""
+            if str(error).startswith("env_name = "):
+                similar = similar_environment(config.env_name)
+            raise ValueError(f"{error}{similar}") from error
         default = script.Config()
         changed = [name for name in values if getattr(config, name) != getattr(default, name)]
         to_blame = []
@@ -72,7 +120,21 @@ def naming_the_field(script, config):
         if not to_blame and not is_possible(script, default):
             raise
         named = ", ".join(f"{name} = {values[name]}" for name in to_blame[:1] or changed)
+        if comes_from_the_user(error) and not is_missing_module(error, config.env_name):
+            error.add_note(f"{named}: a training could start with the default")
+            raise
         raise ValueError(f"{named}: {error} ({type(error).__name__})") from error
+
+
+def names_a_field(message: str, names) -> bool:
+    """Whether a message begins with `FIELD = VALUE` or `FIELD:`."""
+    return message.partition(" = ")[0] in names or message.partition(":")[0] in names
+
+
+def is_missing_module(error: Exception, env_name: str) -> bool:
+    """Whether there is no module of the name in `env_name: MODULE:NAME`."""
+    module = env_name.rpartition(":")[0]
+    return isinstance(error, ModuleNotFoundError) and error.name == module
 
 
 def is_possible(script, config) -> bool:

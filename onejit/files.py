@@ -1,6 +1,8 @@
 """Files that are written completely or not at all, and read with errors that name them."""
 
 import contextlib
+import io
+import sys
 from pathlib import Path
 
 
@@ -20,6 +22,21 @@ def write(path: Path, content) -> None:
         temporary.replace(path)
     except OSError as error:
         raise OSError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def write_picture(path: Path, draw) -> None:
+    """Write the picture that `draw(file)` draws. If it cannot, print one line: results go first.
+
+    Raises OSError if the file cannot be written.
+    """
+    picture = io.BytesIO()
+    try:
+        draw(picture)
+    except Exception as error:  # many kinds, of Matplotlib and NumPy
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"warning: {path.name} cannot be drawn ({cause})", file=sys.stderr)
+        return
+    write(path, lambda file: file.write(picture.getvalue()))
 
 
 @contextlib.contextmanager

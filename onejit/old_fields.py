@@ -14,6 +14,16 @@ OLD_FIELDS = {
     "snapshot_interval": "delete it; docs/q_learning_gridworld.md shows how to keep Q",
 }
 
+# {script: {field: what to do}}, where other scripts still have the field or never had it.
+OLD_FIELDS_OF = {
+    "apex_dqn": {
+        "double": "delete it, because targets are always double",
+        "dueling": "delete it, because the network is always dueling",
+        "loss": "delete it, because the loss is the squared error",
+    },
+    "rainbow": {"loss": "delete it; without a distribution the loss is the squared error"},
+}
+
 # {(field, value): what to do}, for scripts that come with onejit. Copies of older scripts keep the
 # old meaning.
 OLD_VALUES = {
@@ -31,9 +41,10 @@ CHANGED_MEANINGS = {
 def check_old_fields(script_name: str, known, names) -> None:
     """Raise ValueError if one of `names` is a field of an older version. `known` are today's."""
     for name in names:
-        if name in known or name not in OLD_FIELDS:
+        advice = OLD_FIELDS | OLD_FIELDS_OF.get(script_name, {})
+        if name in known or name not in advice:
             continue
-        message = f"{name}: is a field of an older version; {OLD_FIELDS[name]}"
+        message = f"{name}: is a field of an older version; {advice[name]}"
         if script_name in CHANGED_MEANINGS:
             message = f"{message}. Note: {CHANGED_MEANINGS[script_name]}"
         raise ValueError(message)

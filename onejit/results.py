@@ -1,5 +1,6 @@
 """The results of a run: the files that a script's `main` writes, too."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save as as_safetensors
 
 from onejit.configs import plain
+from onejit.files import write_picture
 from onejit.learning_curve import draw_learning_curve
 
 
@@ -30,5 +32,5 @@ def save_results(script, config, seed: int, agents, metrics: dict, folder: Path)
     np.savez_compressed(folder / "metrics.npz", **metrics)
     save_agents(agents, script, seed, folder / "agent.safetensors")
     title = f"{Path(script.__file__).stem} on {config.env_name}"
-    with (folder / "learning_curve.png").open("wb") as file:
-        draw_learning_curve(config, metrics, title, file)
+    draw = partial(draw_learning_curve, config, metrics, title)
+    write_picture(folder / "learning_curve.png", draw)

@@ -5,13 +5,26 @@ import difflib
 
 def nearest(name, known) -> str:
     """'; did you mean NAME?' with the closest known name, or nothing if none is close."""
-    names = [str(other) for other in known]
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    names = {str(other).lstrip("-"): str(other) for other in known}
+    close = difflib.get_close_matches(str(name).lstrip("-"), names, n=1, cutoff=0.7)
+    return f"; did you mean {names[close[0]]}?" if close else ""
+
+
+def printable(text: str) -> str:
+    """Text without control characters, such as a terminal's escape codes: "\\x1b" in words."""
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
+
+
+def plural(number: int, noun: str) -> str:
+    """'1 seed', '2 seeds'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def align(rows: list[list[str]]) -> str:
-    """Align rows of cells as columns of text."""
+    """Align rows of cells as columns of text, without control characters."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -85,6 +85,19 @@ class WeightsAndBiases(NoTracker):
         self.run.finish()
 
 
+def check_login(track: str | None) -> None:
+    """Raise ValueError if Weights & Biases lacks a login, before anything is compiled."""
+    if track != "wandb" or os.environ.get("WANDB_MODE", "online") in ("offline", "disabled"):
+        return
+    import wandb
+
+    try:
+        wandb.login(verify=False)
+    except Exception as error:  # of the settings, or without a login
+        advice = "`wandb login` or WANDB_API_KEY; WANDB_MODE=offline needs none"
+        raise ValueError(f"track = wandb: needs a login: {advice} ({error})") from error
+
+
 def open_tracker(track: str | None, run_dir: Path, record: dict, name: str, steps_done: int):
     """The tracker of a slice or trial `name`, which has done so many steps. Raises OSError."""
     if not track or not is_first():

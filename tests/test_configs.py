@@ -39,7 +39,7 @@ def test_flags_override_the_file_wherever_it_stands(script, tmp_path):
 
 def test_whole_numbers_as_people_write_them(script):
     for word in ("5e5", "500000", "5.0e+05"):
-        config = parse(script, "--total-timesteps", word, "--num-envs=8e0")
+        config = parse(script, "--total-timesteps", word, "--num-envs=8e0", "--num-seeds=1e1")
         assert (config.total_timesteps, config.num_envs) == (500_000, 8)
         assert type(config.total_timesteps) is int
     with pytest.raises(ValueError, match=r"--num-envs: invalid .*4\.5"):
@@ -77,10 +77,18 @@ def test_an_old_field_says_what_replaces_it(script, tmp_path):
     with pytest.raises(ValueError, match=message):
         parse(script, "--clip-value=True")
     (tmp_path / "old.yaml").write_text("lr: 0.1\nclip_value: true\n")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"--config .*old\.yaml: {message}"):
         parse(script, "--config", tmp_path / "old.yaml")
     with pytest.raises(ValueError, match=rf"old\.yaml: is not a config of .*{message}"):
         run_directory.read_config(script, tmp_path / "old.yaml")
+
+
+def test_an_old_field_of_one_script_is_none_of_others():
+    with pytest.raises(ValueError, match=r"dueling: .* the network is always dueling"):
+        old_fields.check_old_fields("apex_dqn", known=["lr"], names=["dueling"])
+    with pytest.raises(ValueError, match=r"dueling: .* rainbow\.py has the dueling network"):
+        old_fields.check_old_fields("dqn", known=["lr"], names=["dueling"])
+    old_fields.check_old_fields("ppo", known=["lr"], names=["loss"])
 
 
 def test_an_old_value_says_what_to_use(script, tmp_path):

@@ -234,7 +234,7 @@ def test_what_is_random(examples, tmp_path):
         ("env_params: &a [*a]", "bad.yaml"),
         ('lr: !!int ""', "bad.yaml"),
         ("lr: !!bool x", "bad.yaml"),
-        ('"a\\nb": 1', "--a b"),
+        ('"a\\nb": 1', "a b: is not a field"),
     ],
     ids=range(6),
 )

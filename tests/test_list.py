@@ -93,6 +93,15 @@ def test_states(tmp_path, capsys):
     assert not (tmp_path / "stopped" / ".lock").exists(), "to look changes nothing"
 
 
+def test_escape_codes_of_a_record_are_shown_as_text(tmp_path, capsys):
+    make_run(tmp_path / "a", env_name="\x1b[31mred\x1b]0;title\x07\r")
+    make_run(tmp_path / "b\x1b[2J")
+    __main__.main(["list", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert said.replace("\n", "").isprintable()
+    assert r"\x1b[31mred\x1b]0;title\x07\r" in said and r"b\x1b[2J" in said
+
+
 def test_progress_counts_the_steps_of_all_updates(script, tmp_path):
     """In evolve_objective `total_timesteps` is of one of the many trainings in a generation."""
     config = small_config(script, num_updates=8)

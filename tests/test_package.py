@@ -8,6 +8,8 @@ import sys
 import tomllib
 
 import pytest
+import yaml
+from packaging.version import Version
 from support.files import ROOT, SCRIPTS
 
 import onejit
@@ -47,6 +49,15 @@ def test_one_version_everywhere():
         re.search(r"(?m)^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text())[1] == onejit.__version__
     )
     assert f"version: {onejit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_public_ci_runs_the_oldest_python_and_a_newer_one():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    oldest, newest = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert PROJECT["project"]["requires-python"] == f">={oldest}"
+    assert Version(newest) > Version(oldest)
+    weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "newest.yml").read_text())
+    assert weekly["jobs"]["newest"]["steps"][-1] == {"run": "make newest"}
 
 
 def test_scripts_do_not_import_the_package():

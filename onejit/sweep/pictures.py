@@ -1,5 +1,7 @@
 """Figures of a sweep. `ranked` holds the results of an environment's trials, best first."""
 
+import math
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -52,10 +54,10 @@ def draw_curves(ranked: list, title: str, file) -> None:
 def place(axes, which: str, name: str, values: list, as_numbers: bool = True) -> np.ndarray:
     """Set up the axis "x" or "y", and return the positions of values.
 
-    They are numbers, or indices of other values.
+    They are numbers, or indices of other values, such as NaN.
     """
     axes.set(**{f"{which}label": name})
-    are_numbers = all(type(value) in (int, float) for value in values)
+    are_numbers = all(type(value) in (int, float) and math.isfinite(value) for value in values)
     if are_numbers and as_numbers:
         is_wide = min(values) > 0 and max(values) / min(values) >= 10
         axes.set(**{f"{which}scale": "log" if is_wide else "linear"})
