@@ -42,7 +42,10 @@ def run_command(name: str, words: list[str]) -> None:
 
         known = ", ".join(COMMANDS)
         raise ValueError(f"{name}: is not a command; commands are {known}{nearest(name, COMMANDS)}")
-    module = importlib.import_module(f"onejit.{name}")
+    from onejit.signals import raising_interrupts
+
+    with raising_interrupts():
+        module = importlib.import_module(f"onejit.{name}")
     if name not in WITH_FLAGS_OF_SCRIPTS:
         from onejit.command_line import parse
 
@@ -68,6 +71,10 @@ def main(words=None) -> None:
     name = words[0]
     if name == "plan":
         prepare_planning()
+    if name in ("train", "sweep"):
+        from onejit.output import survive_closed_output
+
+        survive_closed_output()
     from onejit.errors import errors_in_one_line
 
     tool = f"onejit {name}" if name in COMMANDS else "onejit"

@@ -1,15 +1,98 @@
-"""Checkpoints of a slice of runs."""
+"""Checkpoints of a slice of runs, each with checksums of its files."""
 
+import hashlib
+import json
+import shutil
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from onejit.files import write
+from onejit.hosts import only_first
+
 KNOWN_CAUSES = ("No space left on device", "Read-only file system", "File too large")
+CHECKSUMS = "checksums.json"  # in the directory of a checkpoint: {file: SHA-256}
+
+# --- checksums ---
+
+
+def checksums_of(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a checkpoint. Raises OSError."""
+    checksums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith(CHECKSUMS):
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            checksums[path.relative_to(folder).as_posix()] = digest
+    return checksums
+
+
+def write_checksums(folder: Path) -> None:
+    write(folder / CHECKSUMS, json.dumps(checksums_of(folder), indent=1))
+
+
+def has_checksums(folder: Path) -> bool:
+    return (folder / CHECKSUMS).is_file()
+
+
+def damage_of(folder: Path) -> str:
+    """What is wrong with the files of a checkpoint. Empty if they are as they were written."""
+    if not has_checksums(folder):
+        return "it was not written completely"
+    try:
+        expected = dict(json.loads((folder / CHECKSUMS).read_text()))
+        found = checksums_of(folder)
+    except (OSError, ValueError, TypeError) as error:
+        return f"{CHECKSUMS} cannot be read: {in_one_line(error)}"
+    for name, checksum in expected.items():
+        if name not in found:
+            return f"its file {name} is missing"
+        if found[name] != checksum:
+            return f"its file {name} has another checksum than when it was written"
+    return ""
+
+
+def delete_damaged(directory: Path) -> None:
+    """Delete the checkpoints that are newer than the newest intact one, and say so.
+
+    A checkpoint without checksums counts as intact if no older one has any: it is of a version
+    before 0.3.0, or the first of a run that was killed at once. Raises OSError if none is intact.
+    """
+    folders = [path for path in directory.glob("*") if path.name.isdecimal()]
+    folders.sort(key=lambda path: int(path.name), reverse=True)
+    damaged = {}
+    for i, folder in enumerate(folders):
+        if not has_checksums(folder) and not any(map(has_checksums, folders[i + 1 :])):
+            break
+        damage = damage_of(folder)
+        if not damage:
+            break
+        damaged[folder] = damage
+    intact = folders[len(damaged) :]
+    if damaged and not intact:
+        newest, damage = next(iter(damaged.items()))
+        raise OSError(
+            f"resume: no checkpoint is intact; {directory.name}/{newest.name} is damaged: "
+            f"{damage}. Without the folder {directory} these seeds begin anew"
+        )
+    for folder, damage in damaged.items():
+        shutil.rmtree(folder)
+        print(
+            f"resume: the checkpoint {directory.name}/{folder.name} is damaged: {damage}; it was "
+            f"deleted, and {directory.name}/{intact[0].name} is used",
+            file=sys.stderr,
+        )
+
+
+# --- checkpoints ---
 
 
 def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
+    """The checkpoints in a directory, of which the latest is intact. Raises OSError."""
+    only_first(delete_damaged, Path(directory))
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
     )
@@ -30,6 +113,7 @@ def save(manager, step: int, carry) -> None:
     """Write a checkpoint. Raises OSError."""
     try:
         manager.save(step, args=ocp.args.StandardSave(without_empty(carry)))
+        only_first(write_checksums, Path(manager.directory) / str(step))
     except Exception as error:  # Orbax raises many kinds
         if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):
             raise  # another process is gone

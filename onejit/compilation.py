@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from onejit import evaluation
+from onejit import evaluation, local_modules
 from onejit.devices import shardings, smallest_slice
 from onejit.errors import naming_the_field
 from onejit.memory import GIB, free_memory, program_bytes
+from onejit.text import plural
 
 
 class Program(NamedTuple):
@@ -91,6 +92,25 @@ def training_functions(script, config, names):
     return start, advance
 
 
+def check_observations(script, config) -> None:
+    """Raise ValueError if an environment of a user's module observes what it does not declare."""
+    module = local_modules.module_of(getattr(config, "env_name", ""))
+    if not module or local_modules.is_of_onejit(module):
+        return
+    env, env_params = script.make_env(config)
+    obs, _ = jax.eval_shape(env.reset, jax.random.key(0), env_params)
+    if not isinstance(obs, jax.ShapeDtypeStruct):  # as for the teams of mappo.py
+        return
+    space = env.observation_space(env_params)
+    dtype = jnp.dtype(space.dtype)
+    is_same_kind = dtype.kind == obs.dtype.kind
+    if tuple(space.shape) != obs.shape or not is_same_kind:
+        raise ValueError(
+            f"env_name = {config.env_name}: its observations have shape {obs.shape} and dtype "
+            f"{obs.dtype}, but its observation_space has {tuple(space.shape)} and {dtype}"
+        )
+
+
 def over_one(function):
     """`jax.vmap(function)` for an axis of length 1, which the function's loops do not carry.
 
@@ -131,6 +151,9 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     over_runs = partial(jax.shard_map, mesh=spread.mesh, out_specs=spread.spec, check_vma=False)
 
     with naming_the_field(script, config):
+        # before the compilation, during which a user may edit a file
+        local_modules.read_sources(script, [getattr(config, "env_name", "")])
+        check_observations(script, config)
         start, advance = training_functions(script, config, names)
         if size > len(devices):
             start = jax.vmap(start)
@@ -200,8 +223,12 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
         if program.bytes <= memory:
             return program
         if size == step:
-            needed = f"{step} run(s) at once need {program.bytes / GIB:.3g} GiB on a device"
-            raise ValueError(f"memory: {needed}, {memory / GIB:.3g} GiB are free")
+            runs = "1 run needs" if step == 1 else f"{step} runs at once need"
+            needed = f"{runs} {program.bytes / GIB:.3g} GiB on a device"
+            free = f"{memory / GIB:.3g} GiB are free"
+            raise ValueError(
+                f"memory: {needed}, {free}; smaller sizes, such as num_envs, need less"
+            )
         other_size, other_bytes = smaller
         smaller = (size, program.bytes)
         bytes_of_a_run = max(1.0, (other_bytes - program.bytes) / (other_size - size))
@@ -227,9 +254,12 @@ def compile_slices(
         program = largest_slice(compile_size, total, smallest_slice(total), memory)
     took = time.perf_counter() - begun
     seconds["compile"] += took
-    slices = f"{number_of_slices(total, program.size)} slice(s) of {program.size}"
+    slices = plural(number_of_slices(total, program.size), "slice")
+    if program.size < total:
+        slices = f"{slices} of at most {program.size}"
     needed = f"{program.bytes / GIB:.3g} GiB of {memory / GIB:.3g} free on each"
     if program.bytes > memory:
         needed += " (MORE THAN IS FREE)"
-    description = f"{slices} on {program.num_devices} device(s), {needed}; compiled in {took:.1f} s"
+    devices = plural(program.num_devices, "device")
+    description = f"{slices} on {devices}, {needed}; compiled in {took:.1f} s"
     return program, description

@@ -3,20 +3,22 @@
     onejit export runs/ppo/cartpole
     onejit export runs/ppo/cartpole --out exported/ppo-cartpole --no-video
 
-Nothing is uploaded. The folder can be used without onejit: it contains the script, and the model
-card has the code that loads an agent.
+Nothing is uploaded. The folder can be used without onejit: it contains the script and your own
+modules, and the model card has the code that loads an agent.
 """
 
 import contextlib
 import io
+import keyword
 import math
+import shlex
 import shutil
 from pathlib import Path
 
 import tyro
 import yaml
 
-from onejit import run_directory, statistics
+from onejit import local_modules, run_directory, statistics
 from onejit.files import write
 
 COPIED = (
@@ -50,7 +52,7 @@ The agents were trained with
 To train them again from the files in this folder:
 
 ```bash
-python {script}.py --config config.yaml --num-seeds {num_seeds} --seed {seed}
+{set_path}python {file} --config config.yaml --num-seeds {num_seeds} --seed {seed}
 ```
 
 Commit {commit}. Versions: {versions}. Hardware: {device}.
@@ -69,7 +71,7 @@ import yaml
 from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file
 
-import {script}
+{import_script}
 
 
 def as_tuples(value):  # YAML has lists where the config has tuples
@@ -78,16 +80,39 @@ def as_tuples(value):  # YAML has lists where the config has tuples
 
 settings = yaml.safe_load(Path("config.yaml").read_text())
 settings = {{name: as_tuples(value) for name, value in settings.items()}}
-config = {script}.Config(**settings)
+config = script.Config(**settings)
 agents = unflatten_dict(load_file("agent.safetensors"), sep=".")
 agent = jax.tree.map(lambda leaf: leaf[{best}], agents)  # the best agent
-env, env_params = {script}.make_env(config)
-start, act = {script}.make_policy(config)
+env, env_params = script.make_env(config)
+start, act = script.make_policy(config)
 obs, state = env.reset(jax.random.key(0), env_params)
 action, memory = act(agent, start(), obs)
 print(action)
 ```
 """
+
+# For modules of the user's own environment.
+IMPORT_MODULES = """import sys
+
+sys.path.insert(0, "modules")  # of the environment
+
+"""
+
+# For a file whose name cannot be imported, such as my-ppo.py.
+IMPORT_BY_PATH = """import importlib.util
+import sys
+
+spec = importlib.util.spec_from_file_location("script", {file!r})
+script = importlib.util.module_from_spec(spec)
+sys.modules["script"] = script  # where dataclasses look for it
+spec.loader.exec_module(script)"""
+
+
+def import_of(name: str) -> str:
+    """Python code that imports the script `name` as `script`."""
+    if name.isidentifier() and not keyword.iskeyword(name):
+        return f"import {name} as script"
+    return IMPORT_BY_PATH.format(file=f"{name}.py")
 
 
 def make_table(record: dict) -> str:
@@ -135,34 +160,36 @@ def front_matter(record: dict) -> str:
     return yaml.safe_dump(front, sort_keys=False)
 
 
-def copy_files(run_dir: Path, record: dict, folder: Path) -> str:
-    """Copy the files of a run, and the module of the user's own environment.
-
-    Returns a note for the model card.
-    """
+def copy_files(run_dir: Path, record: dict, folder: Path) -> None:
+    """Copy the files of a run, and the user's own modules."""
     for name in COPIED:
         if (run_dir / name).is_file():
             shutil.copy(run_dir / name, folder / name)
     private = ("path", "folders")  # paths on this machine
     public = {name: value for name, value in record.items() if name not in private}
     run_directory.write_record(folder, public)
-    module = record["settings"]["env_name"].rpartition(":")[0]
-    if not module:
+    modules = local_modules.read_copies(run_dir, record, force=True)  # checked by `load_run`
+    local_modules.write_copies(folder, modules)
+
+
+def note_of_module(record: dict) -> str:
+    """A note for the model card if the environment is in a module that the folder lacks."""
+    module = local_modules.module_of(record["settings"]["env_name"])
+    if not module or module in local_modules.names_of_copies(record):
         return ""
-    for place in record.get("folders", []):
-        file = Path(place, f"{module}.py")
-        if file.is_file():
-            shutil.copy(file, folder)
-            return ""
     return f" The environment needs the module `{module}`."
 
 
-def model_card(record: dict, pictures: str, best: int, note: str) -> str:
+def model_card(record: dict, pictures: str, best: int) -> str:
     settings = record["settings"]
+    has_modules = bool(record.get("modules"))
     versions = [f"{name} {version}" for name, version in record["versions"].items()]
     return CARD.format(
         front=front_matter(record),
         script=settings["script"],
+        file=shlex.quote(f"{settings['script']}.py"),
+        set_path="PYTHONPATH=modules " if has_modules else "",
+        import_script=(IMPORT_MODULES if has_modules else "") + import_of(settings["script"]),
         env_name=settings["env_name"],
         num_seeds=settings["num_seeds"],
         seed=settings["seed"],
@@ -172,19 +199,24 @@ def model_card(record: dict, pictures: str, best: int, note: str) -> str:
         commit=record.get("commit") or "unknown",
         device=record.get("device") or "unknown",
         versions=", ".join(versions),
-        note=note,
+        note=note_of_module(record),
         best=best,
     )
 
 
-def replay(run_dir: Path, agent: int, folder: Path, force: bool) -> None:
+def replay(run_dir: Path, agent: int, folder: Path, force: bool, trust: bool) -> None:
     """Write replay.gif. Raises ValueError."""
     from onejit import render
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it names a file that is renamed
             (path,) = render.main(
-                run_dir, agents=(str(agent),), formats=("gif",), out=folder, force=force
+                run_dir,
+                agents=(str(agent),),
+                formats=("gif",),
+                out=folder,
+                force=force,
+                trust=trust,
             )
     except ValueError as error:
         raise ValueError(f"video: {error}; --no-video exports without it") from error
@@ -196,6 +228,7 @@ def main(
     out: Path | None = None,
     video: bool = True,
     force: tyro.conf.FlagCreatePairsOff[bool] = False,
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> Path:
     """Write the folder, completely or not at all. Returns its path. Raises ValueError.
 
@@ -203,19 +236,22 @@ def main(
         run_dir: a finished run of `onejit train`
         out: new folder; RUN_DIR-export by default
         video: play an episode of the best agent, and add it as replay.gif
-        force: use the run's copy of the script although it was edited
+        force: use the run's copies of the script and of your modules although they were edited
+        trust: execute code outside of the run directory that the run names
     """
+    from onejit.render import check_agents
+
     record = run_directory.read_record(run_dir)
     if "final return" not in record or "finished" not in record:
         raise ValueError(f"run_dir = {run_dir}: is not a finished run of onejit train")
-    script = run_directory.copy_of_script(run_dir, record, force)
-    if script is None:
+    if run_directory.copy_of_script(run_dir, record, force) is None:
         raise ValueError(f"run_dir = {run_dir}: has no copy of its script")
     metrics = run_directory.load_metrics(run_dir)
     out = out or run_dir.with_name(f"{run_dir.name}-export")
     if out.exists():
         raise ValueError(f"out = {out}: already exists")
-    agents, _ = run_directory.read_agents(run_dir / "agent.safetensors")
+    script, config, agents = run_directory.load_run(run_dir, force, trust=trust)
+    check_agents(script, config, agents, run_dir / "agent.safetensors")
     order, _ = statistics.rank_agents(metrics, statistics.diverged(agents))
     best = int(order[-1])
     folder = out.with_name(f"{out.name}.partial")
@@ -223,13 +259,13 @@ def main(
     with contextlib.ExitStack() as at_the_end:
         at_the_end.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        note = copy_files(run_dir, record, folder)
-        shutil.copy(script, folder)
+        copy_files(run_dir, record, folder)
+        shutil.copy(script.__file__, folder)
         pictures = "![learning curve](learning_curve.png)"
         if video:
-            replay(run_dir, best, folder, force)
+            replay(run_dir, best, folder, force, trust)
             pictures = f"![an episode of agent {best}](replay.gif)\n\n{pictures}"
-        write(folder / "README.md", model_card(record, pictures, best, note))
+        write(folder / "README.md", model_card(record, pictures, best))
         folder.replace(out)
     print(f"exported to {out}")
     return out

@@ -135,6 +135,7 @@ def main(
     second: tyro.conf.FlagCreatePairsOff[bool] = False,
     simulations: int | None = None,
     force: tyro.conf.FlagCreatePairsOff[bool] = False,
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> float:
     """Play a game. Returns the person's reward. Raises ValueError.
 
@@ -143,9 +144,10 @@ def main(
         agent: number of the agent, from 0; the best of the end of training by default
         second: let the agent begin
         simulations: of the agent's search; the run's eval_simulations by default, 0 for none
-        force: use the run's copy of the script although it was edited
+        force: use the run's copies of the script and of your modules although they were edited
+        trust: execute code outside of the run directory that the run names
     """
-    script, config, agents = run_directory.load_run(run_dir, force)
+    script, config, agents = run_directory.load_run(run_dir, force, trust=trust)
     env, _ = script.make_env(config)
     game = getattr(unwrap(env), "game", None)
     if game is None:

@@ -18,11 +18,11 @@ import yaml
 from flax.traverse_util import unflatten_dict
 from safetensors import safe_open
 
-from onejit import command_line
+from onejit import command_line, local_modules
 from onejit.configs import plain, read_flags, write_config
 from onejit.files import reading, write
 from onejit.packages import versions
-from onejit.scripts import git, import_from, load_script, source_of
+from onejit.scripts import find_script, git, import_from, known_scripts, load_script, source_of
 
 OF_THE_TASK = ("env_name", "env_params")
 
@@ -35,6 +35,10 @@ def steps_of(config) -> int:
 def total_steps(config, num_seeds: int) -> int:
     """Environment steps of a whole run, without the warm-up."""
     return num_seeds * config.num_updates * steps_of(config)
+
+
+def env_name_of(config) -> str:
+    return getattr(config, "env_name", "")
 
 
 def task_of(settings: dict) -> str:
@@ -66,6 +70,7 @@ def make_record(kind: str, script, config, options, command: list[str]) -> dict:
         "started": now(),
         "device": device,
         "versions": versions(),
+        "random_keys": jax.config.jax_default_prng_impl,
         "commit": commit.strip(),
         "path": str(path),
         "sha256": hashlib.sha256(source_of(script)).hexdigest(),
@@ -74,6 +79,19 @@ def make_record(kind: str, script, config, options, command: list[str]) -> dict:
         "steps_done": 0,
         "steps_total": total_steps(config, options.num_seeds),
     }
+
+
+def check_random_numbers(record: dict) -> None:
+    """Raise ValueError if JAX's kind of random keys is another than when the run began."""
+    import jax
+
+    now = jax.config.jax_default_prng_impl
+    before = record.get("random_keys", now)  # records of versions before 0.3.0 do not say it
+    if before != now:
+        raise ValueError(
+            f"resume: the run has keys of kind {before}, and this process {now}; "
+            f"set JAX_DEFAULT_PRNG_IMPL={before}"
+        )
 
 
 def kind_of(record: dict) -> str:
@@ -100,11 +118,12 @@ def write_record(run_dir: Path, record: dict) -> None:
     write(run_dir / "run.json", json.dumps(record, indent=2))
 
 
-def begin_run(run_dir: Path, config, record: dict, script) -> None:
-    """Make the run directory with config.yaml, run.json and the script. Raises ValueError.
+def begin_run(run_dir: Path, config, record: dict, script, modules: dict[str, bytes]) -> None:
+    """Make the run directory with config.yaml, run.json, the script and the user's modules.
 
     The directory is made completely or not at all. `script.diff` holds the changes of the script
-    since the commit in run.json, unless it was edited meanwhile.
+    since the commit in run.json, unless it was edited meanwhile. `modules` are those of
+    `local_modules.read_sources`. Raises ValueError.
     """
     check_new(run_dir)
     temporary = run_dir.with_name(run_dir.name + ".partial")
@@ -114,6 +133,7 @@ def begin_run(run_dir: Path, config, record: dict, script) -> None:
         write_config(temporary / "config.yaml", config)
         write_record(temporary, record)
         write(temporary / path.name, lambda file: file.write(source))
+        local_modules.write_copies(temporary, modules)
         if path.read_bytes() == source:
             diff = git(path, "diff", "HEAD", "--", path)
             if diff:
@@ -204,8 +224,10 @@ def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
 
     Raises ValueError if it was edited, unless `force`.
     """
-    copy = Path(run_dir, f"{record['settings']['script']}.py")
-    if not copy.is_file():
+    name = str(record["settings"]["script"])
+    copy = Path(run_dir, f"{name}.py")
+    is_bare = Path(name).name == name  # no path to another folder
+    if not is_bare or not local_modules.is_inside(copy, run_dir):
         return None
     if not force and hashlib.sha256(copy.read_bytes()).hexdigest() != record.get("sha256"):
         raise ValueError(
@@ -214,19 +236,42 @@ def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
     return copy
 
 
-def script_of(run_dir, record: dict, force: bool = False):
-    """Import a run's script, from its copy in the run directory.
+def find_other_script(run_dir, record: dict, force: bool, trust: bool) -> Path:
+    """The script of a run directory that has no copy of it, as a script's own `main` leaves it.
 
-    A script's own `main` leaves no copy. Then the file of that name in the working directory or in
-    onejit is used, and a message says this. Raises ValueError if the copy was edited, unless
-    `force`.
+    It is onejit's script of this name. With `trust` it may be any other file. Raises ValueError,
+    also if run.json has the hash of another version, unless `force`.
     """
+    name = str(record["settings"]["script"])
+    if name in known_scripts() and not trust:
+        path = known_scripts()[name]
+    else:
+        path = find_script(name)
+        local_modules.check_trust(run_dir, f"its script, {path}", trust)
+    expected = record.get("sha256")
+    if expected and not force and local_modules.hash_of(path.read_bytes()) != expected:
+        raise ValueError(
+            f"{run_dir}: the copy of its script is missing, and {path} is another version of it; "
+            "--force uses that version"
+        )
+    return path
+
+
+def script_of(run_dir, record: dict, force: bool = False, trust: bool = False):
+    """Import a run's script and the user's own modules, from their copies in the run directory.
+
+    If there is no copy of the script, a message names the script that is used instead. `force`
+    accepts copies that were edited since the run began, and another version of a script. `trust`
+    executes files outside of the run directory. Raises ValueError.
+    """
+    local_modules.import_copies(run_dir, record, force)
     copy = copy_of_script(run_dir, record, force)
     if copy is None:
-        script = load_script(record["settings"]["script"])
-        print(f"{run_dir} has no copy of its script; {script.__file__} is used instead")
-        return script
-    import_from(*[folder for folder in record.get("folders", []) if Path(folder).is_dir()])
+        path = find_other_script(run_dir, record, force, trust)
+        print(f"{run_dir} has no copy of its script; {path} is used instead")
+        return load_script(path)
+    if trust:
+        import_from(*[folder for folder in record.get("folders", []) if Path(folder).is_dir()])
     return load_script(copy)
 
 
@@ -244,11 +289,11 @@ def read_agents(path: Path) -> tuple[dict, dict]:
         return arrays, metadata
 
 
-def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
+def load_run(run_dir, force: bool = False, file: str = "agent.safetensors", trust: bool = False):
     """`(script, config, agents)` of a finished run of a script or of `onejit train`.
 
     `agents` has NumPy leaves [num_seeds, ...]. The `act` of `make_policy` takes one of these
-    agents. Raises ValueError.
+    agents. `force` and `trust` are those of `script_of`. Raises ValueError.
     """
     record = read_record(run_dir)
     if kind_of(record) == "sweep":
@@ -256,8 +301,9 @@ def load_run(run_dir, force: bool = False, file: str = "agent.safetensors"):
             f"{run_dir}: is a sweep; its best trials are runs, in {Path(run_dir) / 'agents'}"
         )
     arrays, _ = read_agents(Path(run_dir) / file)
-    script = script_of(run_dir, record, force)
+    script = script_of(run_dir, record, force, trust)
     config = read_config(script, Path(run_dir) / "config.yaml")
+    local_modules.check_environment(run_dir, record, env_name_of(config), trust)
     return script, config, unflatten_dict(arrays, sep=".")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from onejit.signals import raising_interrupts
 from onejit.text import nearest
 
 PACKAGE = Path(__file__).resolve().parent
@@ -65,10 +66,10 @@ def loaded_module(path: Path):
 
 
 def load_script(name):
-    """Import a script, such as `ppo`, `ppo.py` or `path/to/mine.py`. Raises ValueError.
+    """Import a script, such as `ppo`, `ppo.py` or `path/to/mine.py`.
 
     For `env_name: MODULE:NAME`, the script's folder and the working directory are added to
-    `sys.path`.
+    `sys.path`. Raises ValueError if it is no script, and whatever the user's own file raises.
     """
     path = find_script(name)
     import_from(str(path.parent), os.getcwd())
@@ -85,7 +86,7 @@ def load_script(name):
 
 
 def execute(path: Path, name):
-    """Import a file. Raises ValueError."""
+    """Import a file. An exception of the user's own file keeps its traceback."""
     own_name = module_name(path)
     spec = importlib.util.spec_from_file_location(own_name, path)
     module = importlib.util.module_from_spec(spec)
@@ -93,10 +94,16 @@ def execute(path: Path, name):
     # what is executed; a user may edit the file while a run compiles
     module.SOURCE = path.read_bytes()
     try:
-        exec(spec.loader.source_to_code(module.SOURCE, path), vars(module))
-    except Exception as error:  # of any kind: it is the user's file
+        with raising_interrupts():
+            exec(spec.loader.source_to_code(module.SOURCE, path), vars(module))
+    except BaseException as error:
         del sys.modules[own_name]
-        cause = f"{type(error).__name__}: {error}"
+        if not isinstance(error, Exception):  # Ctrl-C
+            raise
+        if path not in known_scripts().values():
+            error.add_note(f"script = {name}: cannot be imported")
+            raise
+        cause = f"{type(error).__name__}: {error}"  # such as a package that is missing
         raise ValueError(f"script = {name}: cannot be imported ({cause})") from error
     return module
 

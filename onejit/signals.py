@@ -1,11 +1,9 @@
-"""Ctrl-C and SIGTERM end a training after its current chunk, with a checkpoint."""
+"""Ctrl-C, SIGTERM and SIGHUP end a training after its current chunk, with a checkpoint."""
 
 import contextlib
 import os
 import signal
 import sys
-
-import jax
 
 
 class Stopped(Exception):
@@ -29,29 +27,67 @@ def stopping(tool: str, go_on: str):
         code = 130
         text = "stopped at once"
     print(f"{tool}: {text}; {go_on}", file=sys.stderr, flush=True)
+    import jax  # not at the top: `raising_interrupts` is for the imports, too
+
     if jax.distributed.is_initialized():
         os._exit(code)  # a normal exit would wait for processes that may be gone
     raise SystemExit(code)
 
 
+def numbers_to_catch() -> list[int]:
+    """SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under `nohup`."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)  # a terminal or a connection has been closed
+    return numbers
+
+
 @contextlib.contextmanager
 def catching_signals():
-    """Yield a list that receives the first SIGINT or SIGTERM. A second one acts as usual."""
+    """Yield a list that receives the signals.
+
+    A second SIGINT or SIGTERM acts as usual. A second SIGHUP does nothing: a terminal that closes
+    may send several.
+    """
     caught = []
     before = {}
 
-    def restore_handlers():
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
     def note(number, frame):
         caught.append(number)
-        restore_handlers()
+        if number in (signal.SIGINT, signal.SIGTERM):
+            for other in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(other, before[other])
 
     with contextlib.suppress(ValueError):  # signals are only handled in the main thread
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers_to_catch():
             before[number] = signal.signal(number, note)
     try:
         yield caught
     finally:
-        restore_handlers()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def raising_interrupts():
+    """Ctrl-C during imports ends the program, also if something there swallows the exception.
+
+    Python itself does so in a callback of its import system.
+    """
+    caught = []
+
+    def note(number, frame):
+        caught.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before not in (signal.SIG_IGN, None):  # as in a shell's background job
+        with contextlib.suppress(ValueError):  # signals are only handled in the main thread
+            signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, before)
+        if caught:
+            raise KeyboardInterrupt

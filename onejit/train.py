@@ -19,7 +19,9 @@ import dataclasses
 import os
 import re
 import shutil
+import sys
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,6 +34,7 @@ from onejit import (
     command_line,
     compilation,
     hosts,
+    local_modules,
     resuming,
     run_directory,
     slices,
@@ -40,7 +43,7 @@ from onejit import (
 )
 from onejit.checkpoints import open_checkpoints
 from onejit.configs import write_config
-from onejit.errors import errors_in_one_line, failures_in_one_line
+from onejit.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
 from onejit.packages import check_packages
 from onejit.progress import count_restored, progress_bar
 from onejit.results import save_agents, save_results
@@ -83,8 +86,10 @@ class ResumeOptions:
     # more environment steps per agent than before, to extend the run
     total_timesteps: float | None = None
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
-    # use the run's copy of the script although it was edited
+    # use the run's copies of the script and of your modules although they were edited
     force: tyro.conf.FlagCreatePairsOff[bool] = False
+    # execute code outside of the run directory that the run names
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 class Request(NamedTuple):
@@ -121,6 +126,8 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     if options.eval_interval and not options.eval_episodes:
         raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
     check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
+    if options.track_seeds and not options.track:
+        raise ValueError("track_seeds: needs --track tensorboard or --track wandb")
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
     hosts.only_first(run_directory.check_new, run_dir)
     command = ["train", name, *words]
@@ -132,8 +139,11 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
 def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
     """The run of `--resume RUN_DIR`; None if it has finished. Raises ValueError."""
     run_dir, record, given = resuming.read_resumed(words, "train", ResumeOptions, until_the_end)
-    script = run_directory.script_of(run_dir, record, given.force)
+    run_directory.check_random_numbers(record)
+    script = run_directory.script_of(run_dir, record, given.force, given.trust)
     config = run_directory.read_config(script, run_dir / "config.yaml")
+    env_name = run_directory.env_name_of(config)
+    local_modules.check_environment(run_dir, record, env_name, given.trust)
     options = Options(
         num_seeds=record["settings"]["num_seeds"],
         seed=record["settings"]["seed"],
@@ -188,6 +198,7 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
     config = request.config
     options = request.options
     record = request.record
+    hosts.only_first(tracking.check_login, options.track)
     size = record.get("slice")  # a resumed run keeps its slices, and therefore its numbers
     program, description = compilation.compile_slices(
         partial(compilation.compile_slice, script, config, [], options=options),
@@ -200,7 +211,9 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
         hosts.only_first(write_config, request.run_dir / "config.yaml", config)
     else:
         record["slice"] = program.size
-        hosts.only_first(run_directory.begin_run, request.run_dir, config, record, script)
+        modules = local_modules.read_sources(script, [run_directory.env_name_of(config)])
+        record["modules"] = local_modules.hashes_of(modules)
+        hosts.only_first(run_directory.begin_run, request.run_dir, config, record, script, modules)
         until_the_end.enter_context(resuming.holding(request.run_dir))
     if hosts.is_first():
         updates = f"{config.num_updates} updates of {steps_of(config)} steps"
@@ -314,8 +327,11 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
 # --- results ---
 
 
-def finish(request: Request, trained: dict, runner_state) -> None:
-    """Write the results, all of them or none, and the record. Raises OSError."""
+def finish(request: Request, trained: dict, runner_state) -> bool:
+    """Write the results, all of them or none, and the record.
+
+    Returns whether a seed is left that has not diverged. Raises OSError.
+    """
     script = request.script
     config = request.config
     run_dir = request.run_dir
@@ -334,7 +350,7 @@ def finish(request: Request, trained: dict, runner_state) -> None:
         np.save(folder / "evaluation.npy", trained["evaluation"])
         returns["greedy return"] = trained["evaluation"].mean(axis=1)
     if runner_state is not None:
-        script.report(config, runner_state, folder)
+        report(script, config, runner_state, folder)
     for path in folder.iterdir():
         if (run_dir / path.name).is_dir():
             shutil.rmtree(run_dir / path.name)
@@ -347,6 +363,18 @@ def finish(request: Request, trained: dict, runner_state) -> None:
     record["finished"] = run_directory.now()
     write_record(run_dir, record)
     print(f"results in {run_dir}")
+    return not lost.all()
+
+
+def report(script, config, runner_state, folder: Path) -> None:
+    """The script's own figures. A mistake in them costs no results. Raises OSError."""
+    try:
+        script.report(config, runner_state, folder)
+    except OSError:
+        raise
+    except Exception:
+        traceback.print_exc()
+        print(f"{TOOL}: warning: report of {script.__file__} has failed", file=sys.stderr)
 
 
 def save_evaluations(request: Request, during: dict, folder: Path) -> None:
@@ -368,6 +396,7 @@ def main(words) -> Path:
     """Train as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
     with (
+        stopping(TOOL, "nothing was started"),
         errors_in_one_line(TOOL),
         failures_in_one_line(TOOL),
         contextlib.ExitStack() as until_the_end,
@@ -385,5 +414,7 @@ def main(words) -> Path:
     ):
         with stopping(TOOL, f"{TOOL} --resume {run_dir} continues"):
             trained, runner_state = train(request, program)
-        hosts.only_first(finish, request, trained, runner_state)
+        is_any_left = hosts.only_first(finish, request, trained, runner_state)
+    if not is_any_left:
+        exit_as_diverged(TOOL, run_dir)
     return run_dir

@@ -135,6 +135,11 @@ def test_bad_input(copied, tmp_path, capsys):
         )
         assert "is not a finished run of onejit train" in refused(capsys, copied)
     (copied / "run.json").write_text(json.dumps(record))
+    config = (copied / "config.yaml").read_text()
+    (copied / "config.yaml").write_text(config.replace("height: ", "height: 1"))
+    said = refused(capsys, copied, "--no-video")
+    assert "agent.safetensors: does not fit" in said and "in its networks" in said
+    (copied / "config.yaml").write_text(config)
     (copied / "agent.safetensors").write_bytes(b"")
     assert "agent.safetensors: cannot be read" in refused(capsys, copied)
     assert {path.name for path in tmp_path.iterdir()} == {"copy", "there", "forced"}
@@ -177,7 +182,8 @@ def test_networks_and_an_environment_of_ones_own(tmp_path, monkeypatch):
         ]
     )
     out = export.main(run_dir)
-    assert (out / "env_to_export.py").read_text() == ENVIRONMENT
+    assert (out / "modules" / "env_to_export.py").read_text() == ENVIRONMENT
+    assert "PYTHONPATH=modules python ppo.py" in (out / "README.md").read_text()
     shutil.move(out, tmp_path.parent / "elsewhere_of_export")
     (tmp_path / "env_to_export.py").unlink()
     assert run_card(tmp_path.parent / "elsewhere_of_export").strip() in ("0", "1", "2")

@@ -55,8 +55,9 @@ def run(args, folder: Path, **env) -> subprocess.CompletedProcess:
 
 
 def steps(run_dir: Path) -> list[int]:
-    """The committed checkpoints."""
-    return sorted(int(path.name) for path in run_dir.glob("checkpoints/*") if path.name.isdigit())
+    """The complete checkpoints: their checksums are written last."""
+    files = run_dir.glob("checkpoints/*/checksums.json")
+    return sorted(int(path.parent.name) for path in files)
 
 
 def checkpoint(run_dir: Path):
@@ -185,7 +186,7 @@ def test_seeds_spread_over_devices(script, tmp_path):
         f"--run-dir={tmp_path / 'run'}",
     ]
     finished = run(["-c", FOUR_DEVICES, script.__file__, *args], tmp_path, **env)
-    assert "4 on 4 device(s)" in finished.stdout
+    assert "4 seeds in 1 slice on 4 devices" in finished.stdout
     assert np.load(tmp_path / "run" / "evaluation.npy").shape == (4, 2)
     assert_close(
         trained(script) | {"metrics": dict(np.load(tmp_path / "run" / "metrics.npz"))},
@@ -217,7 +218,7 @@ def test_slices_of_different_size_lie_on_different_devices(tmp_path):
     ]
     env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
     finished = run(["-c", UNEVEN, *args], tmp_path, **env)
-    assert "6 seeds in 2 slice(s) of 4 on 4 device(s)" in finished.stdout
+    assert "6 seeds in 2 slices of at most 4 on 4 devices" in finished.stdout
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["slice"] == 4 and record["final return"]["seeds"] == 6
 

@@ -210,9 +210,7 @@ if "Elsewhere-v0" not in gymnax.registered_envs:
 
 
 def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
-    """It lies where the run was started, or next to the script; `render` is started somewhere
-    else.
-    """
+    """The run has a copy of it; `render` is started somewhere else."""
     place, project = tmp_path / "somewhere", tmp_path / "project"
     for folder in (place, project):
         folder.mkdir()
@@ -235,7 +233,8 @@ def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     (path,) = run(run_dir)
     assert path == run_dir / "render" / "best_agent0.gif" and len(frames_of_gif(path)) > 5
-    assert sys.modules.pop("env_of_a_test").__file__ == str(project / "env_of_a_test.py")
+    copy = run_dir / "modules" / "env_of_a_test.py"
+    assert sys.modules.pop("env_of_a_test").__file__ == str(copy)
 
 
 def test_best_agents_of_the_training(copied, capsys, refuses):

@@ -143,7 +143,7 @@ def test_slices_that_fit_agree_with_one_slice(finished, tmp_path, capsys):
     config = config_of(script, SMALL[1:])
     five = compilation.compile_slice(script, config, ["lr"], 5).bytes / GIB
     sweep.main([*SWEEP, f"--run-dir={tmp_path / 'run'}", f"--memory={five * 1.01}"])
-    assert "5 slice(s) of 5" in capsys.readouterr().out
+    assert "5 slices of at most 5" in capsys.readouterr().out
     metrics, whole = metrics_of(tmp_path / "run"), metrics_of(finished[0])
     for name, values in metrics.items():
         np.testing.assert_allclose(values, whole[name], rtol=1e-3, atol=1e-5)
@@ -161,7 +161,7 @@ def test_static_fields_make_groups(tmp_path, capsys):
         f"--run-dir={tmp_path / 'run'}",
     ]
     sweep.main([SMALL[0], SIZES[1], *GRID, *args])
-    assert "4 trials x 2 seeds in 2 compile group(s)" in capsys.readouterr().out
+    assert "4 trials x 2 seeds in 2 compile groups" in capsys.readouterr().out
     metrics, script = metrics_of(tmp_path / "run"), scripts.load_script("q_learning_gridworld")
     assert metrics["episodes"].shape == (4, 2, 20)
     assert metrics["steps_per_update"].tolist() == [100, 100, 200, 200]
@@ -485,6 +485,29 @@ def test_a_seed_without_a_return_is_the_worst(fake_sweep):
     ]
 
 
+def test_a_value_that_is_not_finite_is_drawn(fake_sweep, capfd):
+    run_dir = fake_sweep(scripts.load_script("ppo"), {"lr": [0.1, np.nan]}, [[1.0], [-np.inf]])
+    assert (run_dir / "final_return.png").read_bytes().startswith(b"\x89PNG")
+    assert "warning" not in capfd.readouterr().err
+
+
+def test_a_picture_that_fails_is_one_warning(fake_sweep, monkeypatch, capfd):
+    """And what else a sweep writes is complete."""
+
+    def fail(*_):
+        raise ValueError("need at least one array\nto concatenate")
+
+    monkeypatch.setattr(pictures, "draw_returns", fail)
+    run_dir = fake_sweep(scripts.load_script("ppo"), {"lr": [0.1, 0.2]}, [[1.0], [2.0]])
+    lines = capfd.readouterr().err.splitlines()
+    cause = "ValueError: need at least one array to concatenate"
+    assert lines == [f"warning: final_return.png cannot be drawn ({cause})"]
+    names = {path.name for path in run_dir.iterdir()}
+    assert {"results.csv", "table.txt", "best.yaml", "metrics.npz"} <= names
+    assert "final_return.png" not in names and "learning_curves.png" in names
+    assert "finished" in record_of(run_dir) and not (run_dir / "slices").exists()
+
+
 @pytest.mark.usefixtures("quick_pictures")
 def test_what_is_not_finite(fake_sweep, capfd):
     """Losses and parameters count. A metric of one's own may be NaN where no episode ended."""
@@ -686,14 +709,14 @@ def test_memory_grows_with_runs():
             [*SMALL, "--lr", "one-minus-log-uniform", "0.9", "1", "--samples=2"],
             "lr one-minus-log-uniform 1",
         ),
-        ([*SMALL, "--lr", "log-uniform", "0.1", "0.2"], "lr --samples"),
-        ([*SMALL, "--lr", "0.1", "0.2", "--samples=2"], "samples uniform"),
+        ([*SMALL, "--lr", "log-uniform", "0.1", "0.2"], "lr: log-uniform needs --samples, draw"),
+        ([*SMALL, "--lr", "0.1", "0.2", "--samples=2"], "samples = 2: needs uniform --optuna"),
         ([*SMALL, "--lr", "uniform", "0.1", "0.2", "--samples=0"], "samples 0"),
         ([*SMALL, "--lr", "uniform", "0.1", "0.2", "--samples=few"], "samples few"),
         ([*SWEEP[:-1], "--num-seeds=0"], "num_seeds 0"),
         ([*SWEEP, "--seed=-1"], "seed -1"),
         ([*SWEEP, "--eval-episodes=3"], "eval-episodes"),
-        ([*SWEEP, "--optuna=tpe"], "samples --samples"),
+        ([*SWEEP, "--optuna=tpe"], "optuna = tpe: needs --samples, trials"),
         ([*SWEEP, "--batch=4"], "batch 4 --optuna"),
         ([*SWEEP, "--optuna=bohb", "--samples=4"], "optuna bohb"),
         ([*SWEEP, "--optuna=tpe", "--samples=4", "--batch=0"], "batch 0"),

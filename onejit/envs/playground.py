@@ -46,7 +46,8 @@ class Playground(environment.Environment):
         return inner.obs
 
     def reset_env(self, key, params):
-        inner = self.start(key)
+        with jax.default_matmul_precision("highest"):
+            inner = self.start(key)
         return self.observe(inner), State(time=jnp.int32(0), inner=inner)
 
     def step_env(self, key, state, action, params):
@@ -54,7 +55,8 @@ class Playground(environment.Environment):
 
         The physics blew up.
         """
-        inner = self.env.step(state.inner, action)
+        with jax.default_matmul_precision("highest"):  # GPUs would round products in the physics
+            inner = self.env.step(state.inner, action)
         obs = self.observe(inner)
         finite = jnp.isfinite(obs).all() & jnp.isfinite(inner.reward)
         obs = jnp.where(finite, obs, 0.0)

@@ -1,4 +1,4 @@
-"""Plan a script's training on a GPU without one: its kernels, its memory and a bound of its time.
+"""Plan a script's training on a GPU without one: its kernels, its memory, and a part of its time.
 
     onejit plan ppo --num-seeds 2048 --gpu h100
     onejit plan sac --config configs/sac/pendulum.yaml --gpu rtx4090 --kernels
@@ -11,8 +11,9 @@ A kernel is an instruction that computes something. A sort or a call of a librar
 kernel, although it may start several. The kernels of a loop count once per trip, or once if XLA
 does not know the trip count. A conditional counts as its longest branch. The table marks both.
 Bytes are what a kernel reads and writes; if it slices, gathers from or updates a buffer in place,
-only that part counts. A kernel takes at least the time of its start and the time of its bytes at
-the GPU's bandwidth. The plan leaves out caches, which save time, and arithmetic, which costs time.
+only that part counts. A kernel is planned with the time of its start, or with the time of its bytes
+at the GPU's bandwidth if that is longer. The plan leaves out caches, which save time, and
+arithmetic, which costs time: the time of the starts is a lower bound, and the sum is not.
 """
 
 import dataclasses
@@ -267,8 +268,8 @@ def show_time(plan: dict) -> None:
     starts = whole["kernels"] * plan["seconds_per_launch"]
     moves = whole["bytes"] / plan["bytes_per_second"]
     print(f"bytes    {whole['bytes'] / 1e12:.3g} TB")
-    parts = f"starts of kernels {starts:.3g} s, bytes {moves:.3g} s"
-    print(f"time     {whole['seconds']:.3g} s at least; {parts}")
+    parts = f"starts of kernels {starts:.3g} s at least, bytes {moves:.3g} s"
+    print(f"time     {whole['seconds']:.3g} s without arithmetic; {parts}")
 
 
 def show_loops(plan: dict, kernels: bool) -> None:

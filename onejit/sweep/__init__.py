@@ -23,12 +23,18 @@ from pathlib import Path
 
 import jax
 
-from onejit import command_line, hosts, resuming, run_directory
-from onejit.errors import errors_in_one_line, failures_in_one_line, naming_the_field
+from onejit import command_line, hosts, local_modules, resuming, run_directory, tracking
+from onejit.errors import (
+    errors_in_one_line,
+    exit_as_diverged,
+    failures_in_one_line,
+    naming_the_field,
+)
 from onejit.progress import progress_bar
-from onejit.signals import catching_signals, stopping
+from onejit.signals import Stopped, catching_signals, stopping
 from onejit.sweep import execution, results, search
 from onejit.sweep.request import Group, Options, Request, ResumeOptions, make_groups, read_request
+from onejit.text import plural
 
 __all__ = ["Options", "ResumeOptions", "main", "read_request"]
 
@@ -43,6 +49,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     options = request.options
     record = request.record
     num_trials = record["num_trials"]
+    hosts.only_first(tracking.check_login, options.track)
     groups = make_groups(request)
     if options.optuna:  # the trials are not known yet
         groups = [Group(request.config, list(range(num_trials)))]
@@ -55,13 +62,22 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     record["steps_done"] = 0  # slices on disk are counted again
     record["steps_total"] = steps_total
     if is_new:
+        env_names = dict.fromkeys(run_directory.env_name_of(group.config) for group in groups)
+        modules = local_modules.read_sources(request.script, env_names)
+        record["modules"] = local_modules.hashes_of(modules)
         hosts.only_first(
-            run_directory.begin_run, request.run_dir, request.config, record, request.script
+            run_directory.begin_run,
+            request.run_dir,
+            request.config,
+            record,
+            request.script,
+            modules,
         )
         until_the_end.enter_context(resuming.holding(request.run_dir))
     if hosts.is_first():
-        trials = f"{num_trials} trials x {options.num_seeds} seeds"
-        size = f"{len(groups)} compile group(s), {len(jax.devices())} device(s)"
+        trials = f"{plural(num_trials, 'trial')} x {plural(options.num_seeds, 'seed')}"
+        devices = plural(len(jax.devices()), "device")
+        size = f"{plural(len(groups), 'compile group')} on {devices}"
         proposals = f", {options.batch} at a time by Optuna" if options.optuna else ""
         print(f"{trials} in {size}{proposals}")
     return search.propose_groups(request) if options.optuna else groups
@@ -71,8 +87,9 @@ def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, cau
     """Train all groups. A directory in which nothing was begun is removed."""
     try:
         execution.run_groups(request, groups, bar, caught)
-    except ValueError:
-        if is_new and not request.record["slices"]:
+    except Exception as error:
+        nothing_begun = is_new and not request.record["slices"]
+        if nothing_begun and not isinstance(error, Stopped):
             hosts.only_first(shutil.rmtree, request.run_dir)
         raise
 
@@ -107,5 +124,7 @@ def main(words) -> Path:
         ):
             with errors_in_one_line(TOOL, kinds=(ValueError,)), bar:
                 run_groups(request, groups, is_new, bar, caught)
-            hosts.only_first(results.write_results, request)
+            is_any_left = hosts.only_first(results.write_results, request)
+    if not is_any_left:
+        exit_as_diverged(TOOL, run_dir)
     return run_dir

@@ -138,7 +138,7 @@ def train_slice(
             progress.set_postfix_str(note, refresh=False)
         count(request, progress, (last_update - first_update) * steps)
 
-    with open_checkpoints(request.run_dir / "unfinished" / name, keep=1) as manager:
+    with open_checkpoints(request.run_dir / "unfinished" / name, keep=2) as manager:
         done = manager.latest_step() or 0
         if done:
             count(request, progress, done * steps, restored=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import tyro
 
-from onejit import command_line, hosts, resuming, run_directory
+from onejit import command_line, hosts, local_modules, resuming, run_directory
 from onejit.configs import field_names, field_of, read_flags
 from onejit.packages import check_packages
 from onejit.scripts import load_script
@@ -46,8 +46,10 @@ class ResumeOptions:
 
     # GiB of each device to use for programs that have not been compiled yet
     memory: float | None = None
-    # use the sweep's copy of the script although it was edited
+    # use the sweep's copies of the script and of your modules although they were edited
     force: tyro.conf.FlagCreatePairsOff[bool] = False
+    # execute code outside of the run directory that the sweep names
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 class Group(NamedTuple):
@@ -113,11 +115,16 @@ def check_options(script, swept: dict[str, list[str]], options: Options) -> None
     for name in ("samples", "batch"):
         if getattr(options, name) == 0:
             raise ValueError(f"{name} = 0: must be at least 1")
-    needs_samples = bool(drawn) or options.optuna is not None
-    if needs_samples != (options.samples is not None):
-        name = drawn[0] if drawn else "samples"
+    if options.samples is None and drawn:
+        kind = swept[drawn[0]][0]
+        raise ValueError(f"{drawn[0]}: {kind} needs --samples, the number of values to draw")
+    if options.samples is None and options.optuna:
+        raise ValueError(f"optuna = {options.optuna}: needs --samples, the number of trials")
+    if options.samples is not None and not drawn and not options.optuna:
         kinds = ", ".join(DISTRIBUTIONS)
-        raise ValueError(f"{name}: --samples goes with --optuna or a field with {kinds}")
+        raise ValueError(
+            f"samples = {options.samples}: needs a field to draw, with {kinds}, or --optuna"
+        )
     check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna, ()))
     check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
     if options.optuna == "cmaes" and len(drawn) < 2:
@@ -143,16 +150,21 @@ def read_request(
     if name != "--resume":
         check_given_once(words)
         script = load_script(name)
-        request = make_request(script, read_flags(script, words), description)
+        words = read_flags(script, words, Options, command_line.Hosts)
+        request = make_request(script, words, description)
         return begin_record(request, command)
 
     run_dir, record, given = resuming.read_resumed(words, "sweep", ResumeOptions, until_the_end)
+    run_directory.check_random_numbers(record)
     if "finished" in record:
         shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
-    script = run_directory.script_of(run_dir, record, given.force)
+    script = run_directory.script_of(run_dir, record, given.force, given.trust)
     request = make_request(script, record["words"], description)
+    trials = [config_of(request, trial) for trial in range(len(request.trials))]
+    for env_name in dict.fromkeys(map(run_directory.env_name_of, [request.config, *trials])):
+        local_modules.check_environment(run_dir, record, env_name, given.trust)
     memory = given.memory or request.options.memory
     options = dataclasses.replace(request.options, memory=memory)
     return request._replace(options=options, run_dir=run_dir, record=record)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from onejit import run_directory, statistics, train
+from onejit import local_modules, run_directory, statistics, train
 from onejit.configs import plain, write_config
-from onejit.files import write
+from onejit.files import write, write_picture
 from onejit.run_directory import OF_THE_TASK, steps_of, write_record
 from onejit.sweep import pictures
 from onejit.sweep.ranking import best_trials, rank_trials
@@ -33,7 +33,7 @@ from onejit.text import align
 
 MOST_LINES = 22  # of a table that is printed
 # of a sweep's record, in the records of its trials
-KEPT = ("command", "started", "device", "versions", "commit", "sha256", "folders")
+KEPT = ("command", "started", "device", "versions", "commit", "sha256", "folders", "modules")
 
 
 class Result(NamedTuple):
@@ -205,14 +205,15 @@ def keep_agents_of(request: Request, result: Result) -> None:
     first = request.groups[number].trials.index(trial) * seeds
     agents = read_agents(request.run_dir, number, range(first, first + seeds))
 
-    record = {name: request.record[name] for name in KEPT}
+    record = {name: request.record[name] for name in KEPT if name in request.record}
     record["kind"] = "trial"
     record["settings"] = request.record["settings"] | plain(result.config)
     record["trial"] = trial
     record["path"] = str(request.run_dir / Path(request.script.__file__).name)
 
     run_dir = request.run_dir / "agents" / f"trial-{trial}"
-    run_directory.begin_run(run_dir, result.config, record, request.script)
+    modules = local_modules.read_copies(request.run_dir, record, force=True)  # checked at the start
+    run_directory.begin_run(run_dir, result.config, record, request.script, modules)
     trained = {"metrics": result.metrics, "agent": unflatten_dict(agents, sep=".")}
     run = train.Request(request.script, result.config, request.options, run_dir, record)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -220,7 +221,10 @@ def keep_agents_of(request: Request, result: Result) -> None:
 
 
 def write_pictures(request: Request, ranked: list[Result], task: str, suffix: str) -> None:
-    """Pictures of the trials of an environment, best first. Raises OSError."""
+    """Pictures of the trials of an environment, best first.
+
+    A picture that cannot be drawn is one warning. Raises OSError if one cannot be written.
+    """
     script_name = Path(request.script.__file__).stem
     title = f"{script_name} on {task}, {request.options.num_seeds} seeds each"
     drawn = {"learning_curves": partial(pictures.draw_curves, ranked[:5])}
@@ -229,13 +233,13 @@ def write_pictures(request: Request, ranked: list[Result], task: str, suffix: st
     if len(ranked[0].values) == 2:
         drawn["heat_map"] = partial(pictures.draw_heat_map, ranked)
     for name, draw in drawn.items():
-        write(request.run_dir / f"{name}{suffix}.png", partial(draw, title))
+        write_picture(request.run_dir / f"{name}{suffix}.png", partial(draw, title))
 
 
-def write_results(request: Request) -> None:
-    """Write a ranking of the trials and pictures for each environment, and all other results.
+def write_results(request: Request) -> bool:
+    """Write a ranking of the trials for each environment, all other results, then the pictures.
 
-    Raises OSError.
+    Returns whether a seed of any trial is left that has not diverged. Raises OSError.
     """
     run_dir = request.run_dir
     results = make_results(request, collect(request))
@@ -243,6 +247,7 @@ def write_results(request: Request) -> None:
 
     ranks = rank_trials(request)
     tables = []
+    pictured = {}  # {suffix of the files: (environment, its results)}
     for task, trials in ranks.items():
         ranked = [results[trial] for trial in trials]
         table = make_table(ranked)
@@ -251,9 +256,9 @@ def write_results(request: Request) -> None:
             table = [f"{task}:", *table, ""]
             suffix = f"-{re.sub(r'[^-.=0-9A-Za-z]+', '_', task)}"
         tables.append(table)
+        pictured[suffix] = (task, ranked)
         if math.isfinite(ranked[0].interquartile_mean):
             write_config(run_dir / f"best{suffix}.yaml", ranked[0].config)
-        write_pictures(request, ranked, task, suffix)
     lines = [line for table in tables for line in table]
     write(run_dir / "table.txt", "\n".join(lines) + "\n")
 
@@ -263,6 +268,8 @@ def write_results(request: Request) -> None:
     metrics["warmup_timesteps"] = [getattr(config, "warmup_timesteps", 0) for config in configs]
     metrics["steps_per_update"] = [steps_of(config) for config in configs]
     write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
+    for suffix, (task, ranked) in pictured.items():
+        write_pictures(request, ranked, task, suffix)
 
     request.record["finished"] = run_directory.now()
     write_record(run_dir, request.record)
@@ -273,3 +280,4 @@ def write_results(request: Request) -> None:
         if len(table) > MOST_LINES:
             print(f"... {len(table) - MOST_LINES} more in {run_dir / 'table.txt'}")
     print(f"results in {run_dir}")
+    return not all(result.diverged.all() for result in results)

@@ -2,11 +2,14 @@
 
     python tests/stress/kill_and_resume.py sweep      # onejit sweep, in slices
     python tests/stress/kill_and_resume.py train      # onejit train, in slices
+    python tests/stress/kill_and_resume.py module     # onejit train, an environment of one's own
 
 Exits with 1 if the two differ in any bit of their results, or if a file is left half written. Each
-kill is a SIGKILL after a random time, up to the time that a start takes and some more seconds. It
-is a stress test that takes many minutes and is random, and therefore stands here and not in tests/,
-which kill a run at chosen moments.
+kill is a SIGKILL or a SIGHUP after a random time, up to the time that a start takes and some more
+seconds. After every other kill the newest checkpoint is damaged if there is an older one: its
+largest file is cut off, or 64 of its bytes are changed. In `module`, the module of the environment
+is changed after each kill. It is a stress test that takes many minutes and is random, and therefore
+stands here and not in tests/, which kill a run at chosen moments.
 """
 
 import argparse
@@ -45,6 +48,36 @@ COMMANDS = {
         "--num-seeds=12",
         "--eval-episodes=2",
     ],
+    "module": [
+        "-m",
+        "onejit",
+        "train",
+        "ppo",
+        "--env-name=mine:Mine",
+        "--num-envs=4",
+        "--num-minibatches=2",
+        "--hidden-sizes",
+        "8",
+        "--num-seeds=4",
+        "--eval-episodes=2",
+    ],
+}
+FILES = {
+    "mine.py": """
+import gymnax
+from gymnax.environments.classic_control import cartpole
+from rules import SCALE
+
+
+class Mine(cartpole.CartPole):
+    def step_env(self, key, state, action, params):
+        obs, state, reward, terminated, info = super().step_env(key, state, action, params)
+        return obs, state, SCALE * reward, terminated, info
+
+
+gymnax.register("Mine", Mine)
+""",
+    "rules.py": "SCALE = 2.0\n",
 }
 
 
@@ -57,7 +90,12 @@ def start(command, run_dir: Path) -> subprocess.Popen:
     )
     with Path(f"{run_dir}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, *words],
+            cwd=run_dir.parent,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
 
@@ -83,12 +121,43 @@ def look(run_dir: Path) -> tuple[set, set]:
     return committed - writing, writing
 
 
+def damage_newest_checkpoint(run_dir: Path) -> str:
+    """Damage the newest checkpoint of a slice that has two of them. Returns what was done."""
+    of_slices = {}
+    for path in run_dir.rglob("*"):
+        if path.is_dir() and path.name.isdigit() and (path / "checksums.json").is_file():
+            of_slices.setdefault(path.parent, []).append(path)
+    for checkpoints in of_slices.values():
+        if len(checkpoints) < 2:
+            continue
+        newest = max(checkpoints, key=lambda path: int(path.name))
+        files = [path for path in newest.rglob("*") if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        data = bytearray(largest.read_bytes())
+        if random.random() < 0.5:
+            largest.write_bytes(data[: len(data) // 2])
+            return "a checkpoint was cut off"
+        for place in random.sample(range(len(data)), min(64, len(data))):
+            data[place] ^= 0xFF
+        largest.write_bytes(data)
+        return "64 bytes of a checkpoint were changed"
+    return ""
+
+
 def kill_again_and_again(command, run_dir: Path, kills: int, longest: float) -> dict:
-    """`{moment: kills}`. The run may end before it has been killed so often."""
+    """`{fault: how often}`. The run may end before it has been killed so often."""
     moments = dict.fromkeys(
-        ("before it had committed anything", "while it wrote a file", "later"), 0
+        (
+            "killed before it had committed anything",
+            "killed while it wrote a file",
+            "killed later",
+            "stopped by SIGHUP",
+            "a checkpoint was cut off",
+            "64 bytes of a checkpoint were changed",
+        ),
+        0,
     )
-    for _ in range(kills):
+    for kill in range(kills):
         committed, writing = look(run_dir)
         process = start(command, run_dir)
         try:
@@ -96,11 +165,23 @@ def kill_again_and_again(command, run_dir: Path, kills: int, longest: float) -> 
                 raise SystemExit(Path(f"{run_dir}.log").read_text())
             return moments
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            number = random.choice([signal.SIGKILL, signal.SIGHUP])
+            os.killpg(process.pid, number)
+            code = process.wait()
         committed_now, writing_now = look(run_dir)
-        early = "later" if committed_now - committed else "before it had committed anything"
-        moments["while it wrote a file" if writing_now - writing else early] += 1
+        if code == 128 + signal.SIGHUP:
+            moments["stopped by SIGHUP"] += 1
+        elif writing_now - writing:
+            moments["killed while it wrote a file"] += 1
+        elif committed_now - committed:
+            moments["killed later"] += 1
+        else:
+            moments["killed before it had committed anything"] += 1
+        fault = damage_newest_checkpoint(run_dir) if kill % 2 else ""
+        if fault:
+            moments[fault] += 1
+        if (run_dir / "run.json").is_file():  # it has its own copy
+            (run_dir.parent / "rules.py").write_text(f"SCALE = {kill + 3}.0\n")
     return moments
 
 
@@ -147,17 +228,19 @@ def main():
     args = parser.parse_args()
     random.seed(args.seed)
     folder = Path(tempfile.mkdtemp(prefix="kill_and_resume_"))
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
     command = [
         *COMMANDS[args.what],
-        *SMALL,
         f"--total-timesteps={args.timesteps:.0f}",
         "--checkpoint-interval=0.5",
     ]
-    command += [f"--memory={args.memory}"]
+    if args.what != "module":
+        command += [*SMALL, f"--memory={args.memory}"]
     print(f"left alone: {run_whole(command, folder / 'whole'):.1f} s")
     moments = kill_again_and_again(command, folder / "killed", args.kills, args.longest)
     counts = ", ".join(f"{count} {name}" for name, count in moments.items())
-    print(f"{sum(moments.values())} kills: {counts}")
+    print(f"faults: {counts}")
     print(f"resumed to the end: {run_whole(command, folder / 'killed'):.1f} s")
     names = differences(folder / "killed", folder / "whole")
     if names:
