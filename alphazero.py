@@ -135,12 +135,12 @@ def orthogonal(scale: float):
     flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
     """
 
-    def newton_schulz(_, x):
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # first the smaller of x x', x' x
+    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
 
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
+        x = x / jnp.linalg.norm(x)  # no singular value is above 1
         return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
 
     return init
@@ -894,7 +894,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

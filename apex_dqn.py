@@ -98,7 +98,7 @@ class Config:
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 128  # actors per agent, each with its own environment and epsilon
     num_steps: int = 1  # steps per actor and update
-    learning_starts: int = 10_000  # transitions before learning, rounded up to whole updates
+    learning_starts: int = 10_000  # transitions before learning, rounded up to whole rollouts
     buffer_size: int = 16_384  # transitions in the replay, rounded down to whole updates
     buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # dtype of stored observations
     batch_size: int = 128  # transitions per gradient step
@@ -146,8 +146,8 @@ class Config:
 def preprocess(obs, num_states: int):
     """What networks take: floats.
 
-    Numbers of states (where `num_states` is above 0) become one-hot vectors, and bytes, of which
-    images consist, are divided by 255.
+    Indices of a discrete space's states (`num_states` is above 0) become one-hot vectors. Bytes, of
+    which images consist, are divided by 255.
     """
     if num_states:
         return jax.nn.one_hot(obs, num_states)
@@ -208,7 +208,7 @@ class QNetwork(nn.Module):
     """
 
     obs_shape: tuple[int, ...]
-    num_states: int  # of an environment whose observations are numbers of states, else 0
+    num_states: int  # size of a discrete observation space; 0 for arrays
     num_actions: int
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
@@ -855,7 +855,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

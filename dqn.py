@@ -94,7 +94,7 @@ class Config:
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 8  # environments per agent
     num_steps: int = 2  # steps per environment and update
-    learning_starts: int = 10_000  # random steps before learning, rounded up to whole updates
+    learning_starts: int = 10_000  # random steps before learning, rounded up to whole rollouts
     buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to whole updates
     buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # dtype of stored observations
     batch_size: int = 128  # transitions per gradient step
@@ -139,8 +139,8 @@ class Config:
 def preprocess(obs, num_states: int):
     """What networks take: floats.
 
-    Numbers of states (where `num_states` is above 0) become one-hot vectors, and bytes, of which
-    images consist, are divided by 255.
+    Indices of a discrete space's states (`num_states` is above 0) become one-hot vectors. Bytes, of
+    which images consist, are divided by 255.
     """
     if num_states:
         return jax.nn.one_hot(obs, num_states)
@@ -198,7 +198,7 @@ class QNetwork(nn.Module):
     """The value of each action: [..., *obs_shape] -> [..., num_actions]."""
 
     obs_shape: tuple[int, ...]
-    num_states: int  # of an environment whose observations are numbers of states, else 0
+    num_states: int  # size of a discrete observation space; 0 for arrays
     num_actions: int
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
@@ -443,7 +443,7 @@ def make_learner(config: Config):
         keys = jax.random.split(learn_key, config.gradient_steps)
         state, metrics = jax.lax.scan(gradient_step, state, keys)
 
-        step_count = (update_count + 1) * config.rollout_size
+        step_count = (update_count + 1) * config.rollout_size  # since the warm-up
         due = is_due(step_count, config.target_update_interval, config.rollout_size)
         tau = jnp.where(due, config.tau, 0.0)
         target_params = optax.incremental_update(state.params, state.target_params, tau)
@@ -676,7 +676,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

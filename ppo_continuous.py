@@ -148,12 +148,12 @@ def orthogonal(scale: float):
     flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
     """
 
-    def newton_schulz(_, x):
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # first the smaller of x x', x' x
+    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
 
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
+        x = x / jnp.linalg.norm(x)  # no singular value is above 1
         return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
 
     return init
@@ -305,10 +305,14 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 
 
 def random_order(key, size: int):
-    """The numbers below `size` in random order, as `jax.random.permutation` gives them.
+    """The numbers below `size` in random order: `jax.random.permutation`, but faster.
 
-    It sorts one array, where JAX sorts keys with values: PPO on Pendulum-v1 takes 0.7 of the time.
+    It sorts one array of numbers that are random above and their index below, where JAX sorts keys
+    with values: PPO on Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order, and in
+    large arrays there would be many.
     """
+    if size > 2**16:
+        return jax.random.permutation(key, size)
     index = jnp.arange(size, dtype=jnp.uint32)
     random_part = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)
     return (jnp.sort(random_part * size + index) % size).astype(jnp.int32)
@@ -467,7 +471,7 @@ def make_learner(config: Config):
     def make_batch(params, rollout):
         """Estimate advantages and value targets, and flatten the rollout."""
         value = critic.apply(params["critic"], rollout.obs)
-        # `next_obs` is not the next `obs` where an episode ended: its value is computed apart.
+        # Not value[1:]: where an episode ended, the next `obs` is the start of another one.
         next_value = critic.apply(params["critic"], rollout.next_obs)
         advantage, target = gae(
             rollout.reward,
@@ -831,7 +835,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

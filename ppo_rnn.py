@@ -141,8 +141,8 @@ class Config:
 def preprocess(obs, num_states: int):
     """What networks take: floats.
 
-    Numbers of states (where `num_states` is above 0) become one-hot vectors, and bytes, of which
-    images consist, are divided by 255.
+    Indices of a discrete space's states (`num_states` is above 0) become one-hot vectors. Bytes, of
+    which images consist, are divided by 255.
     """
     if num_states:
         return jax.nn.one_hot(obs, num_states)
@@ -202,12 +202,12 @@ def orthogonal(scale: float):
     flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
     """
 
-    def newton_schulz(_, x):
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # first the smaller of x x', x' x
+    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
 
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
+        x = x / jnp.linalg.norm(x)  # no singular value is above 1
         return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
 
     return init
@@ -1034,7 +1034,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

@@ -127,8 +127,8 @@ class Config:
 def preprocess(obs, num_states: int):
     """What networks take: floats.
 
-    Numbers of states (where `num_states` is above 0) become one-hot vectors, and bytes, of which
-    images consist, are divided by 255.
+    Indices of a discrete space's states (`num_states` is above 0) become one-hot vectors. Bytes, of
+    which images consist, are divided by 255.
     """
     if num_states:
         return jax.nn.one_hot(obs, num_states)
@@ -186,7 +186,7 @@ class QNetwork(nn.Module):
     """The value of each action: [..., *obs_shape] -> [..., num_actions]."""
 
     obs_shape: tuple[int, ...]
-    num_states: int  # of an environment whose observations are numbers of states, else 0
+    num_states: int  # size of a discrete observation space; 0 for arrays
     num_actions: int
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
@@ -261,10 +261,14 @@ def td_loss(q, target):
 
 
 def random_order(key, size: int):
-    """The numbers below `size` in random order, as `jax.random.permutation` gives them.
+    """The numbers below `size` in random order: `jax.random.permutation`, but faster.
 
-    It sorts one array, where JAX sorts keys with values: PPO on Pendulum-v1 takes 0.7 of the time.
+    It sorts one array of numbers that are random above and their index below, where JAX sorts keys
+    with values: PPO on Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order, and in
+    large arrays there would be many.
     """
+    if size > 2**16:
+        return jax.random.permutation(key, size)
     index = jnp.arange(size, dtype=jnp.uint32)
     random_part = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)
     return (jnp.sort(random_part * size + index) % size).astype(jnp.int32)
@@ -676,7 +680,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

@@ -119,11 +119,11 @@ def epsilon_greedy(values, epsilon):
 
 
 def sample(probabilities, uniform):
-    """The action at which the cumulative probability [4] exceeds `uniform`, a number in [0, 1).
+    """The first action whose cumulative probability exceeds `uniform`, a number in [0, 1).
 
-    The triangle of ones sums like `jnp.cumsum`, with which 4 agents take 1.2 times as long.
+    A product with a triangle of ones, because four agents take 1.2 times as long with `jnp.cumsum`.
     """
-    cumulative = (np.tri(3, 4) * probabilities).sum(axis=1)  # the fourth sum is 1
+    cumulative = (np.tri(3, 4) * probabilities).sum(axis=1)  # the fourth sum is always 1
     return (cumulative <= uniform).sum()
 
 
@@ -193,7 +193,10 @@ def make_learner(config: Config):
 
     @vmap_one_by_one_on_cpus
     def learn(config, carry, uniforms, env_keys):
-        """Act and learn, step by step. The random numbers [num_steps] are drawn ahead."""
+        """Act and learn, step by step. The random numbers [num_steps] are drawn ahead.
+
+        `config` is also the environment's parameters. Its floats may differ between agents.
+        """
 
         def step(carry, draws):
             q, obs, env_state = carry
@@ -244,7 +247,7 @@ def make_policy(config: Config):
         return ()  # no memory
 
     def act(agent, memory, obs):
-        return agent["q"][obs].argmax(), memory  # the first of equals
+        return agent["q"][obs].argmax(axis=-1), memory  # the first of equals
 
     return start, act
 
@@ -253,9 +256,9 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
     """A heat map of max Q of the first agent, with an arrow for the greedy action in each cell."""
     env, _ = make_env(config)
     q = np.asarray(runner_state.q[0])  # of [seeds, cells, 4]
-    values = np.where(env.is_free, q.max(axis=1), np.nan)
-    rows, columns = np.divmod(np.flatnonzero(env.is_free), config.width)
-    down, right = MOVES[q[env.is_free].argmax(axis=1)].T
+    values = np.where(env.can_start, q.max(axis=1), np.nan)
+    rows, columns = np.divmod(np.flatnonzero(env.can_start), config.width)
+    down, right = MOVES[q[env.can_start].argmax(axis=1)].T
 
     axes = Figure(layout="constrained").subplots()
     image = axes.imshow(values.reshape(config.height, config.width), cmap="cool")
@@ -307,16 +310,19 @@ class GridWorld:
         reaches_goal = all_cells == self.goal
         for _ in all_cells:
             reaches_goal |= reaches_goal[self.next_cell].any(axis=1) & ~self.cliff
-        self.is_free = reaches_goal & ~self.walls & (all_cells != self.goal)
-        if config.random_starts:
-            self.starts = np.flatnonzero(self.is_free)
-        else:
-            self.starts = np.array([self.start])
-        if not self.is_free[self.starts].any():
+        self.can_start = reaches_goal & ~self.walls & (all_cells != self.goal)
+        if not self.can_start.any():
+            raise ValueError(f"goal = {config.goal}: can be reached from no free cell")
+
+        cliff_leads_to_start = self.cliff.any() and not config.cliff_terminates
+        if not self.can_start[self.start] and (cliff_leads_to_start or not config.random_starts):
             raise ValueError(
                 f"start = {config.start}: must be a free cell that goal = {config.goal} "
                 "can be reached from"
             )
+        self.starts = np.array([self.start])
+        if config.random_starts:
+            self.starts = np.flatnonzero(self.can_start)
 
     def cells(self, name: str, places) -> list[int]:
         """The numbers of cells that are given as (row, column)."""
@@ -472,7 +478,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

@@ -101,7 +101,7 @@ class Config:
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 16  # environments per agent
     num_steps: int = 1  # steps per environment and update
-    learning_starts: int = 2_000  # random transitions before learning, rounded up to whole updates
+    learning_starts: int = 2_000  # random transitions before learning, rounded up to whole rollouts
     buffer_size: int = 16_384  # transitions in the replay, rounded down to whole updates
     buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # dtype of stored observations
     batch_size: int = 64  # transitions per gradient step
@@ -158,8 +158,8 @@ class Config:
 def preprocess(obs, num_states: int):
     """What networks take: floats.
 
-    Numbers of states (where `num_states` is above 0) become one-hot vectors, and bytes, of which
-    images consist, are divided by 255.
+    Indices of a discrete space's states (`num_states` is above 0) become one-hot vectors. Bytes, of
+    which images consist, are divided by 255.
     """
     if num_states:
         return jax.nn.one_hot(obs, num_states)
@@ -243,10 +243,10 @@ class NoisyDense(nn.Module):
         return x @ kernel + bias
 
 
-def draw_noise(key, params):
-    """A sample for each noisy layer, {layer: {"sample": [inputs + features]}}.
+def draw_noise(key, params, num_samples: int):
+    """Samples for all noisy layers, {layer: {"sample": [num_samples, inputs + features]}}.
 
-    One call draws for all layers. A call in each layer would double the time of a training.
+    Drawn ahead of a loop, because drawing in each layer and step takes up to half of a training.
     """
     sizes = {}
     for name in sorted(params["params"]):
@@ -254,12 +254,13 @@ def draw_noise(key, params):
         if "kernel_std" in layer:
             sizes[name] = sum(layer["kernel_std"].shape)
 
-    normal = jax.random.normal(key, (sum(sizes.values()),))
+    normal = jax.random.normal(key, (num_samples, sum(sizes.values())))
     noise = jnp.sign(normal) * jnp.sqrt(jnp.abs(normal))  # f
     samples = {}
+    first = 0
     for name, size in sizes.items():
-        samples[name] = {"sample": noise[:size]}
-        noise = noise[size:]
+        samples[name] = {"sample": noise[:, first : first + size]}
+        first += size
     return samples
 
 
@@ -270,7 +271,7 @@ class QNetwork(nn.Module):
     """
 
     obs_shape: tuple[int, ...]
-    num_states: int  # of an environment whose observations are numbers of states, else 0
+    num_states: int  # size of a discrete observation space; 0 for arrays
     num_actions: int
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
@@ -682,16 +683,17 @@ def make_learner(config: Config):
         state, _ = jax.lax.scan(warm_up, state, warmup_keys)
         return state
 
-    def noisy_outputs(params, obs, noise_key):
-        return network.apply(params | {"noise": draw_noise(noise_key, params)}, obs)
+    def noisy_outputs(params, obs, noise):
+        return network.apply(params | {"noise": noise}, obs)
 
     def collect(state, key, num_steps, epsilon):
         """Act epsilon-greedily on noisy values for `num_steps` steps."""
 
-        def step(carry, key):
+        def step(carry, inputs):
             obs, env_state = carry
-            noise_key, action_key, env_key = jax.random.split(key, 3)
-            q = values_of(noisy_outputs(state.params, obs, noise_key))
+            key, noise = inputs
+            action_key, env_key = jax.random.split(key)
+            q = values_of(noisy_outputs(state.params, obs, noise))
             action = epsilon_greedy(action_key, q, epsilon)
 
             env_keys = jax.random.split(env_key, config.num_envs)
@@ -710,8 +712,10 @@ def make_learner(config: Config):
             return (new_obs, env_state), (made, info)
 
         carry = (state.obs, state.env_state)
-        keys = jax.random.split(key, num_steps)
-        (obs, env_state), (rollout, info) = jax.lax.scan(step, carry, keys)
+        step_key, noise_key = jax.random.split(key)
+        keys = jax.random.split(step_key, num_steps)
+        noise = draw_noise(noise_key, state.params, num_steps)
+        (obs, env_state), (rollout, info) = jax.lax.scan(step, carry, (keys, noise))
         return state._replace(obs=obs, env_state=env_state), rollout, info
 
     def store(state, rollout):
@@ -732,17 +736,16 @@ def make_learner(config: Config):
             rollout_count=state.rollout_count + 1,
         )
 
-    def loss_fn(params, target_params, batch, weight, key):
+    def loss_fn(params, target_params, batch, weight, noise):
         """The loss, its target's values and the choice of the next action have noise of their own.
 
         Section 4 of arXiv 1706.10295.
         """
-        loss_key, choice_key, target_key = jax.random.split(key, 3)
-        outputs = at_action(noisy_outputs(params, batch.obs, loss_key), batch.action)
-        next_outputs = noisy_outputs(target_params, batch.next_obs, target_key)
+        outputs = at_action(noisy_outputs(params, batch.obs, noise["loss"]), batch.action)
+        next_outputs = noisy_outputs(target_params, batch.next_obs, noise["target"])
         next_q = values_of(next_outputs)
         if config.double:
-            next_q = values_of(noisy_outputs(params, batch.next_obs, choice_key))
+            next_q = values_of(noisy_outputs(params, batch.next_obs, noise["choice"]))
         next_outputs = at_action(next_outputs, next_q.argmax(axis=-1))
         target = bellman_target(
             batch.n_step_return, batch.discount, next_outputs, support, config.distribution
@@ -756,15 +759,14 @@ def make_learner(config: Config):
             metrics["support_edge"] = target[:, [0, -1]].sum(axis=-1).mean()
         return loss, (error, metrics)
 
-    def gradient_step(state, key, importance_exponent):
+    def gradient_step(state, sample_key, noise, importance_exponent):
         """Learn from a batch drawn by priority, and update its priorities."""
-        sample_key, noise_key = jax.random.split(key)
         size = jnp.minimum(state.rollout_count, num_rollouts) * config.rollout_size
         batch, index, weight = sample(
             sample_key, state.replay, state.tree, size, config.batch_size, importance_exponent
         )
         grads, (error, metrics) = jax.grad(loss_fn, has_aux=True)(
-            state.params, state.target_params, batch, weight, noise_key
+            state.params, state.target_params, batch, weight, noise
         )
         updates, opt_state = optimizer.update(grads, state.opt_state)
         priority = priority_of(error, config.priority_exponent)
@@ -777,11 +779,18 @@ def make_learner(config: Config):
         return state, metrics
 
     def learn(state, key, importance_exponent):
-        def step(state, key):
-            return gradient_step(state, key, importance_exponent)
+        def step(state, inputs):
+            sample_key, noise = inputs
+            return gradient_step(state, sample_key, noise, importance_exponent)
 
-        keys = jax.random.split(key, config.gradient_steps)
-        state, metrics = jax.lax.scan(step, state, keys)
+        sample_key, loss_key, target_key, choice_key = jax.random.split(key, 4)
+        sample_keys = jax.random.split(sample_key, config.gradient_steps)
+        noise = {
+            "loss": draw_noise(loss_key, state.params, config.gradient_steps),
+            "target": draw_noise(target_key, state.params, config.gradient_steps),
+            "choice": draw_noise(choice_key, state.params, config.gradient_steps),
+        }
+        state, metrics = jax.lax.scan(step, state, (sample_keys, noise))
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update(state, _=None):
@@ -801,7 +810,7 @@ def make_learner(config: Config):
         importance_exponent = 1.0 - (1.0 - config.importance_exponent) * remaining
         state, metrics = learn(state, learn_key, importance_exponent)
 
-        step_count = (update_count + 1) * config.rollout_size
+        step_count = (update_count + 1) * config.rollout_size  # since the warm-up
         due = is_due(step_count, config.target_update_interval, config.rollout_size)
         tau = jnp.where(due, config.tau, 0.0)
         target_params = optax.incremental_update(state.params, state.target_params, tau)
@@ -896,7 +905,13 @@ def make_gymnax_env(env_name: str, params: dict):
         env, env_params = gymnax.make(name, **arguments)
     except TypeError as error:
         raise ValueError(f"env_params = {params}: {error}") from error
-    return env, env_params.replace(**changes)
+    env_params = env_params.replace(**changes)
+    if "max_steps_in_episode" not in changes and env_params.max_steps_in_episode == 1:
+        raise ValueError(
+            f"env_name = {name}: episodes have one step, gymnax's default; return "
+            "EnvParams(max_steps_in_episode=N) from default_params, or set it by env_params"
+        )
+    return env, env_params
 
 
 def episode_metrics(info) -> dict:
@@ -1030,7 +1045,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

@@ -312,10 +312,14 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 
 
 def random_order(key, size: int):
-    """The numbers below `size` in random order, as `jax.random.permutation` gives them.
+    """The numbers below `size` in random order: `jax.random.permutation`, but faster.
 
-    It sorts one array, where JAX sorts keys with values: PPO on Pendulum-v1 takes 0.7 of the time.
+    It sorts one array of numbers that are random above and their index below, where JAX sorts keys
+    with values: PPO on Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order, and in
+    large arrays there would be many.
     """
+    if size > 2**16:
+        return jax.random.permutation(key, size)
     index = jnp.arange(size, dtype=jnp.uint32)
     random_part = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)
     return (jnp.sort(random_part * size + index) % size).astype(jnp.int32)
@@ -890,7 +894,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

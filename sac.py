@@ -113,7 +113,7 @@ class Config:
     gradient_steps: int = 4  # gradient steps per update, each on a new batch
     batch_size: int = 256  # transitions per gradient step
     buffer_size: int = 20_000  # steps in the replay, at most; a multiple of num_envs * num_steps
-    learning_starts: int = 1000  # random steps before learning, in whole updates
+    learning_starts: int = 1000  # random steps before learning, in whole rollouts
     policy_lr: float = 1e-3  # Adam's learning rate for the policy
     q_lr: float = 1e-3  # Adam's learning rate for the critics
     gamma: float = 0.99  # discount factor
@@ -159,12 +159,12 @@ def orthogonal(scale: float):
     flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
     """
 
-    def newton_schulz(_, x):
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # first the smaller of x x', x' x
+    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
 
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)
+        x = x / jnp.linalg.norm(x)  # no singular value is above 1
         return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
 
     return init
@@ -858,7 +858,7 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     done = 0
     chunk = 1
     with progress:
-        while done < config.num_updates and not signals:
+        while done == 0 or (done < config.num_updates and not signals):
             started = time.perf_counter()
             last = min(done + chunk, config.num_updates)
             carry = advance_all(carry, done, last)

@@ -158,7 +158,8 @@ def noisy_network(**overrides):
 
 def noise_of(key, params):
     """The noise of a network that is one layer."""
-    return rainbow.draw_noise(key, {"params": {"layer": params["params"]}})["layer"]
+    noise = rainbow.draw_noise(key, {"params": {"layer": params["params"]}}, 1)
+    return jax.tree.map(lambda x: x[0], noise["layer"])
 
 
 def factors_of(layer, params, inputs, key):
@@ -226,7 +227,9 @@ def test_layers_share_no_noise():
             zeros = jax.tree.map(jnp.zeros_like, layers)
             for name in zeros:
                 zeros[name]["bias_std"] = jnp.ones_like(zeros[name]["bias_std"])
-            network.apply({"params": zeros, "noise": rainbow.draw_noise(key, params)}, obs)
+            noise = rainbow.draw_noise(key, params, 1)
+            sample = jax.tree.map(lambda x: x[0], noise)
+            network.apply({"params": zeros, "noise": sample}, obs)
         return jnp.stack([seen[name] for name in sorted(seen)])
 
     samples = jax.vmap(noise)(keys)
@@ -236,7 +239,7 @@ def test_layers_share_no_noise():
 
 def test_no_noise_without_noisy_layers():
     _, params, _ = noisy_network(noisy=False)
-    assert rainbow.draw_noise(jax.random.key(2), params) == {}
+    assert rainbow.draw_noise(jax.random.key(2), params, 1) == {}
 
 
 def test_policy_is_silent_and_greedy():
@@ -297,11 +300,11 @@ def test_gradient_steps_have_noise_of_their_own(monkeypatch):
     state = jit_quickly(init)(jax.random.key(0))
     original = rainbow.draw_noise
 
-    def loss_with(kept):  # of the three that a gradient step draws; None for no noise
+    def loss_with(kept):  # of the three that an update draws for learning; None for no noise
         calls = itertools.count(-1)  # the first is the rollout's
 
-        def draw_noise(key, params):
-            noise = original(key, params)
+        def draw_noise(key, params, num_samples):
+            noise = original(key, params, num_samples)
             if next(calls) == kept:
                 return noise
             return jax.tree.map(jnp.zeros_like, noise)
@@ -312,16 +315,18 @@ def test_gradient_steps_have_noise_of_their_own(monkeypatch):
     losses = [loss_with(kept) for kept in (None, 0, 1, 2)]
     assert len(set(np.round(losses, 5))) == 4
 
-    keys = []
+    samples = []
 
-    def draw_noise(key, params):
-        jax.debug.callback(lambda key: keys.append(tuple(key.tolist())), jax.random.key_data(key))
-        return original(key, params)
+    def draw_noise(key, params, num_samples):
+        noise = original(key, params, num_samples)
+        first_layer = jax.tree.leaves(noise)[0]
+        jax.debug.callback(lambda sample: samples.extend(map(tuple, sample.tolist())), first_layer)
+        return noise
 
     monkeypatch.setattr(rainbow, "draw_noise", draw_noise)
     jax.block_until_ready(jit_quickly(lambda state: update(state))(state))
     jax.effects_barrier()
-    assert len(set(keys)) == 1 + 2 * 3  # a step of the rollout, and the gradient steps
+    assert len(set(samples)) == 1 + 2 * 3  # a step of the rollout, and the gradient steps
 
 
 # --- training ---

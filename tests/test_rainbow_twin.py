@@ -87,19 +87,25 @@ class Twin(apex.Twin):
             self.store()
         self.environments.episode_metrics()  # those of the warm-up are not reported
 
-    def noisy_outputs(self, params, obs, key):
-        """Outputs with factorized noise, arXiv 1706.10295, section 3: one key for all layers."""
-        layers = {
+    def draw_noise(self, key, params, num_samples):
+        """Factorized noise of all layers, arXiv 1706.10295, section 3, from one key."""
+        sizes = {
             name: sum(layer["kernel_std"].shape)
             for name, layer in sorted(params["params"].items())
             if "kernel_std" in layer
         }
-        normal = jax.random.normal(key, (sum(layers.values()),))
-        noise, first = {}, 0
-        for name, size in layers.items():
-            x = normal[first : first + size]
-            noise[name] = {"sample": jnp.where(x < 0, -1, 1) * jnp.sqrt(jnp.abs(x))}
-            first += size
+        normal = jax.random.normal(key, (num_samples, sum(sizes.values())))
+        noise = np.where(normal < 0, -1, 1) * np.sqrt(np.abs(normal))
+        ends = np.cumsum(list(sizes.values()), dtype=int)
+        return [
+            {
+                name: {"sample": row[end - size : end]}
+                for (name, size), end in zip(sizes.items(), ends, strict=True)
+            }
+            for row in noise
+        ]
+
+    def noisy_outputs(self, params, obs, noise):
         return self.network.apply({**params, "noise": noise}, obs)
 
     def values(self, outputs):
@@ -112,13 +118,15 @@ class Twin(apex.Twin):
 
     def collect(self, key, num_steps, epsilon) -> None:
         num_envs = self.config.num_envs
-        for step_key in jax.random.split(key, num_steps):
-            noise_key, choice_key, env_key = jax.random.split(step_key, 3)
+        steps_key, noise_key = jax.random.split(key)
+        samples = self.draw_noise(noise_key, self.params, num_steps)
+        for step_key, noise in zip(jax.random.split(steps_key, num_steps), samples, strict=True):
+            choice_key, env_key = jax.random.split(step_key)
             explore_key, action_key = jax.random.split(choice_key)
             explore = jax.random.uniform(explore_key, (num_envs,)) < epsilon
             random_action = jax.random.randint(action_key, (num_envs,), 0, 3)
             obs = np.array(self.environments.obs)
-            q = self.values(self.outputs(self.params, obs, noise_key))
+            q = self.values(self.outputs(self.params, obs, noise))
             action = [
                 int(random_action[i]) if explore[i] else int(np.argmax(q[i]))
                 for i in range(num_envs)
@@ -164,14 +172,14 @@ class Twin(apex.Twin):
                 target[upper] += probability * (place - lower)
         return target
 
-    def targets(self, transitions, choice_key, target_key) -> np.ndarray:
+    def targets(self, transitions, choice_noise, target_noise) -> np.ndarray:
         """The distribution of R + discount Z(s', a*), [B, K]."""
         config = self.config
         next_obs = np.array([transition["next_obs"] for transition in transitions])
-        outputs = self.outputs(self.target_params, next_obs, target_key)
+        outputs = self.outputs(self.target_params, next_obs, target_noise)
         choosing = outputs
         if config.double:
-            choosing = self.outputs(self.params, next_obs, choice_key)
+            choosing = self.outputs(self.params, next_obs, choice_noise)
         best = np.argmax(self.values(choosing), axis=-1)
         targets = []
         for i, transition in enumerate(transitions):
@@ -203,8 +211,8 @@ class Twin(apex.Twin):
             loss += (weight * huber).mean(axis=-1)
         return loss, loss
 
-    def loss(self, params, batch, noise_key):
-        outputs = self.noisy_outputs(params, batch["obs"], noise_key)
+    def loss(self, params, batch, noise):
+        outputs = self.noisy_outputs(params, batch["obs"], noise)
         outputs = jnp.array([outputs[i, batch["action"][i]] for i in range(len(outputs))])
         losses, error = self.losses(outputs, batch["target"])
         loss = (batch["weight"] * losses).mean()
@@ -217,20 +225,18 @@ class Twin(apex.Twin):
         weights = (len(all_priorities) * share) ** -importance_exponent
         return transitions, weights / weights.max()
 
-    def gradient_step(self, key, lr) -> dict:
+    def gradient_step(self, sample_key, loss_noise, target_noise, choice_noise, lr) -> dict:
         config = self.config
-        sample_key, noise_key = jax.random.split(key)
-        loss_key, choice_key, target_key = jax.random.split(noise_key, 3)
         progress = self.update_count / config.num_updates
         exponent = config.importance_exponent + progress * (1 - config.importance_exponent)
         transitions, weights = self.sample_with(sample_key, exponent)
         batch = {
             "obs": np.array([transition["obs"] for transition in transitions]),
             "action": np.array([transition["action"] for transition in transitions]),
-            "target": self.targets(transitions, choice_key, target_key),
+            "target": self.targets(transitions, choice_noise, target_noise),
             "weight": np.asarray(weights, np.float32),
         }
-        grads, (errors, metrics) = self.gradient(self.params, batch, loss_key)
+        grads, (errors, metrics) = self.gradient(self.params, batch, loss_noise)
         self.params = self.optimizer.step(self.params, grads, lr)
         for transition, error in zip(transitions, errors, strict=True):
             transition["priority"] = self.priority(float(error))
@@ -249,8 +255,12 @@ class Twin(apex.Twin):
         lr = config.lr
         if config.anneal_lr:
             lr = config.lr * (1 - self.update_count / config.num_updates)
-        keys = jax.random.split(learn_key, config.gradient_steps)
-        all_metrics = [self.gradient_step(key, lr) for key in keys]
+        sample_key, *noise_keys = jax.random.split(learn_key, 4)
+        sample_keys = jax.random.split(sample_key, config.gradient_steps)
+        samples = [self.draw_noise(key, self.params, config.gradient_steps) for key in noise_keys]
+        all_metrics = [
+            self.gradient_step(*drawn, lr) for drawn in zip(sample_keys, *samples, strict=True)
+        ]
 
         before = self.update_count * self.rollout_size
         after = before + self.rollout_size

@@ -53,6 +53,7 @@ def stack(critics):
 
 class Twin:
     script = script
+    b1 = 0.9  # of Adam
 
     def __init__(self, config, rng):
         self.config = config
@@ -65,12 +66,9 @@ class Twin:
         self.environments.reset(jax.random.split(env_key, config.num_envs))
         obs = jnp.array(self.environments.obs)
         self.noise = jax.random.normal(noise_key, (config.num_envs, 2))
-        self.actor_params = self.actor.init(actor_key, obs)
-        self.critic_params = [
-            self.critic.init(key, obs, self.noise) for key in jax.random.split(critic_key, 2)
-        ]
-        self.actor_optimizer = Adam(self.actor_params)
-        self.critic_optimizer = Adam(self.critic_params)
+        self.init_networks(actor_key, critic_key, obs)
+        self.actor_optimizer = Adam(self.actor_params, b1=self.b1)
+        self.critic_optimizer = Adam(self.critic_params, b1=self.b1)
         self.start_learning()
         self.obs_statistics = RunningStatistics((3,))
         self.replay = []  # rollouts, the oldest first; a rollout is a list of transitions
@@ -81,6 +79,12 @@ class Twin:
         for key in jax.random.split(warmup_key, warmup_updates):
             self.collect(key, self.act_randomly)
         self.environments.episode_metrics()  # those of the warm-up are not reported
+
+    def init_networks(self, actor_key, critic_key, obs) -> None:
+        self.actor_params = self.actor.init(actor_key, obs)
+        self.critic_params = [
+            self.critic.init(key, obs, self.noise) for key in jax.random.split(critic_key, 2)
+        ]
 
     def start_learning(self) -> None:
         self.target_params = list(self.critic_params)
@@ -100,6 +104,10 @@ class Twin:
     def mean_and_log_std(self, params, obs):
         gaussian = self.actor.apply(params, jnp.asarray(obs, jnp.float32))
         return gaussian.loc, jnp.log(gaussian.scale_diag)
+
+    def add_statistics(self, obs) -> None:
+        if self.config.normalize_obs:
+            self.obs_statistics.add(obs)
 
     def normalize(self, obs):
         return self.obs_statistics.normalize(obs) if self.config.normalize_obs else obs
@@ -127,8 +135,7 @@ class Twin:
                         "terminated": terminated[i],
                     }
                 )
-        if config.normalize_obs:
-            self.obs_statistics.add([transition["obs"] for transition in rollout])
+        self.add_statistics([transition["obs"] for transition in rollout])
         self.replay.append(rollout)
         self.rollout_count += 1
         capacity = config.buffer_size // (config.num_envs * config.num_steps)
@@ -228,7 +235,7 @@ class Twin:
 
     def check(self, state) -> None:
         self.check_learning(state)
-        self.obs_statistics.check(state.obs_statistics)
+        self.check_statistics(state)
         assert state.rollout_count == self.rollout_count
         for i, rollout in enumerate(self.ring()):
             for name in rollout[0]:
@@ -237,6 +244,9 @@ class Twin:
                 np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
         np.testing.assert_allclose(state.noise, self.noise, rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(*map(jax.random.key_data, (state.key, self.key)))
+
+    def check_statistics(self, state) -> None:
+        self.obs_statistics.check(state.obs_statistics)
 
     def check_learning(self, state) -> None:
         twin.assert_trees(state.params["actor"], self.actor_params, "actor")
