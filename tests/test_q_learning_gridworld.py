@@ -258,6 +258,12 @@ WRONG = [
     ("start = (1, 1)", {"start": (1, 1), "walls": ((1, 1),)}, TAKEN),
     ("start = (1, 1)", {"start": (1, 1), "cliff": ((1, 1),)}, TAKEN),
     ("start = (0, 0)", {"start": (0, 0)}, TAKEN),
+    # starts are random, but the cliff leads to the wall
+    (
+        "start = (1, 1)",
+        {"start": (1, 1), "walls": ((1, 1),), "cliff": ((2, 2),), "random_starts": True},
+        TAKEN,
+    ),
     ("goal = (1, 1)", {"goal": (1, 1), "walls": ((1, 1),)}, "reached"),
     ("goal = (0, 0)", {"walls": ((0, 1), (1, 0))}, "reached"),
     ("goal = (0, 0)", {"walls": ((0, 1), (1, 0)), "random_starts": True}, "reached"),
