@@ -103,8 +103,9 @@ def check_observations(script, config) -> None:
         return
     space = env.observation_space(env_params)
     dtype = jnp.dtype(space.dtype)
-    is_same_kind = dtype.kind == obs.dtype.kind
-    if tuple(space.shape) != obs.shape or not is_same_kind:
+    # scripts divide bytes by 255; other numbers become floats, and gymnax's own spaces mix them up
+    is_other_kind = (dtype == jnp.uint8) != (obs.dtype == jnp.uint8)
+    if tuple(space.shape) != obs.shape or is_other_kind:
         raise ValueError(
             f"env_name = {config.env_name}: its observations have shape {obs.shape} and dtype "
             f"{obs.dtype}, but its observation_space has {tuple(space.shape)} and {dtype}"

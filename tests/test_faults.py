@@ -547,6 +547,7 @@ gymnax.register("{name}", Mine)
         ("Larger", "jnp.zeros(5)", r"shape \(5,\) and dtype float32"),
         ("Bytes", "jnp.zeros(4, jnp.uint8)", r"shape \(4,\) and dtype uint8"),
         ("AsDeclared", "jnp.zeros(4)", ""),
+        ("WholeNumbers", "jnp.zeros(4, int)", ""),
     ],
 )
 def test_observations_are_as_their_space_declares(name, code, found, tmp_path, monkeypatch):

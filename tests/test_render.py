@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from support.files import ROOT
 
 import q_learning_gridworld
-from onejit import command_line, errors, render, run_directory, statistics, train
+from onejit import __main__, command_line, render, run_directory, statistics, train
 from onejit.render import figures, formats, viewer
 from onejit.render.adapters import adapter_of
 from onejit.render.formats import check_formats
@@ -40,10 +40,14 @@ def frames_of_gif(path) -> list[np.ndarray]:
         return frames
 
 
-def run(*args):
-    """As a new process would: no script of a run has been imported yet."""
+def forget_scripts():
+    """As in a new process: no script of a run has been imported yet."""
     for name in [name for name in sys.modules if name.startswith("script_")]:
         del sys.modules[name]
+
+
+def run(*args):
+    forget_scripts()
     return command_line.parse(render.main, list(map(str, args)))
 
 
@@ -83,8 +87,9 @@ def copied(run_dir, tmp_path):
 @pytest.fixture
 def refuses(capsys):
     def check(args, *words):
-        with pytest.raises(SystemExit) as stop, errors.errors_in_one_line("onejit render"):
-            run(*args)
+        forget_scripts()
+        with pytest.raises(SystemExit) as stop:
+            __main__.main(["render", *map(str, args)])
         said = capsys.readouterr().err
         assert (
             stop.value.code == 2
@@ -516,14 +521,17 @@ def test_runs_that_are_damaged(copied, refuses):
         json.loads((copied / "run.json").read_text()),
         copied / "q_learning_gridworld.py",
     )
-    for source, words in (
-        ("import nothing_of_this_name", ("cannot be imported", "nothing_of_this_name")),
-        ("Config = 1", ("is not a training script", "it has no make_learner")),
-    ):
+
+    def write_script(source):
         script.write_text(source)
         changed = {"sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
         (copied / "run.json").write_text(json.dumps(record | changed))
-        refuses([copied], *words)
+
+    write_script("import nothing_of_this_name")
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
+        run(copied)
+    write_script("Config = 1")
+    refuses([copied], "is not a training script", "it has no make_learner")
     (copied / "run.json").write_text(json.dumps(record))
     shutil.copy(ROOT / script.name, script)
     (copied / "metrics.npz").write_bytes((copied / "metrics.npz").read_bytes()[:100])
