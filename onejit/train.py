@@ -6,12 +6,14 @@ The run is the same as by the script's own command line.
     onejit train path/to/my_algorithm.py --num-seeds 64 --eval-interval 50 --memory 8
     onejit train --resume runs/ppo/my_run
     onejit train --resume runs/ppo/my_run --total-timesteps 2e6
+    onejit train --find-nan runs/ppo/my_run
 
 All flags of the script work here, too; `onejit train ppo --help` lists them. The run directory also
 holds the script, checkpoints and a record. `--resume` continues a run with its own settings. A
 larger `--total-timesteps` extends a run, unless it has a schedule, such as an annealed rate. Seeds
 that do not fit in memory together run in slices. A resumed run begins new episodes if its
-environments run outside JAX. Hosts that run the same command share the seeds.
+environments run outside JAX. Hosts that run the same command share the seeds. `--find-nan`
+names the first value that was not finite in a run whose seeds diverged.
 """
 
 import contextlib
@@ -33,6 +35,7 @@ import tyro
 from onejit import (
     command_line,
     compilation,
+    find_nan,
     hosts,
     local_modules,
     resuming,
@@ -73,6 +76,8 @@ class Options:
     track: Literal["tensorboard", "wandb"] | None = None
     track_seeds: tyro.conf.FlagCreatePairsOff[bool] = False  # track a curve for each seed as well
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
+    # if a seed has diverged, find the first value that was not finite
+    find_nan: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 # the options that are recorded for --resume
@@ -395,6 +400,9 @@ def save_evaluations(request: Request, during: dict, folder: Path) -> None:
 def main(words) -> Path:
     """Train as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
+    if words[:1] == ["--find-nan"]:
+        with errors_in_one_line(TOOL), failures_in_one_line(TOOL):
+            return find_nan.main(words[1:])
     with (
         stopping(TOOL, "nothing was started"),
         errors_in_one_line(TOOL),
@@ -415,6 +423,10 @@ def main(words) -> Path:
         with stopping(TOOL, f"{TOOL} --resume {run_dir} continues"):
             trained, runner_state = train(request, program)
         is_any_left = hosts.only_first(finish, request, trained, runner_state)
+        if request.options.find_nan and statistics.diverged(trained["agent"]).any():
+            size = request.record["slice"]
+            with errors_in_one_line(TOOL):
+                find_nan.search(request.script, request.config, request.options, run_dir, size)
     if not is_any_left:
         exit_as_diverged(TOOL, run_dir)
     return run_dir

@@ -1,0 +1,142 @@
+"""`onejit train --find-nan`: the first update and the first operation that is not finite."""
+
+import inspect
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from onejit import find_nan, train
+from onejit.envs import host
+
+SMALL = ["q_learning_gridworld", "--max-steps-in-episode=50", "--num-steps=100", "--goal", 4, 5]
+SMALL += ["--total-timesteps=2000", "--num-seeds=2", "--eval-episodes=0"]
+
+
+def log_of(x):
+    return jnp.log(x).sum()
+
+
+def ratio(x):
+    return (x / x).sum()
+
+
+def masked(x):
+    """Its value is finite where x is 0, but its gradient is not."""
+    return jnp.where(x > 0.0, jnp.sqrt(x), 0.0).sum()
+
+
+def masked_value(x):
+    """Finite: what is not finite is not selected."""
+    return jnp.where(x > 0.0, jnp.log(x), 0.0).sum()
+
+
+def of_a_loss(loss):
+    def update(state, _=None):
+        return state | {"loss": loss(state["x"])}, {}
+
+    return update
+
+
+def of_a_gradient(loss):
+    def update(state, _=None):
+        return state | {"x": state["x"] - jax.grad(loss)(state["x"])}, {}
+
+    return update
+
+
+def over_steps(loss):
+    """The third step fails: a scan in a scan, one of them backwards, within a jit and a cond."""
+
+    def inner(carry, x):
+        return carry + jax.lax.cond(x > -1.0, loss, jnp.sum, x), x
+
+    def outer(carry, rows):
+        total, _ = jax.lax.scan(inner, carry, rows, reverse=True)
+        return total, total
+
+    @jax.jit
+    def update(state, _=None):
+        rows = jnp.stack([jnp.ones(2), jnp.ones(2), state["x"], jnp.ones(2)])
+        total, totals = jax.lax.scan(outer, 0.0, rows)
+        unused = jnp.log(-1.0 - rows)  # NaN that nothing depends on
+        state = state | {"x": state["x"] + 0.0 * total, "totals": totals}
+        return state, {"unused": unused.mean()}
+
+    return update
+
+
+def trace(update):
+    state = {"x": jnp.array([1.0, 0.0]), "loss": jnp.zeros(()), "totals": jnp.zeros(4)}
+    script = SimpleNamespace(make_learner=lambda config: (None, update))
+    return find_nan.trace_update(script, None, state)
+
+
+@pytest.mark.parametrize(
+    ("update", "value", "function"),
+    [
+        (of_a_loss(log_of), "infinity", log_of),
+        (of_a_loss(ratio), "NaN", ratio),
+        (of_a_gradient(log_of), "infinity", log_of),
+        (of_a_gradient(masked), "NaN", masked),
+        (over_steps(ratio), "NaN", ratio),
+        (over_steps(log_of), "infinity", log_of),
+    ],
+)
+def test_the_first_operation_is_named_with_its_line(update, value, function):
+    origin = trace(update)
+    lines, first = inspect.getsourcelines(function)
+    if origin.value == "NaN" and value == "infinity":
+        origin = origin.cause  # such as 0 times infinity
+    file, number, name = origin.frames[0]
+    assert (file, name) == (__file__, function.__name__)
+    assert first <= number < first + len(lines)
+    assert origin.value == value
+    assert f"line {number}, in {name}" in find_nan.describe(origin)
+
+
+def test_what_is_not_selected_is_not_blamed():
+    assert trace(of_a_loss(masked_value)) is None
+
+
+def test_a_gradient_is_called_one():
+    assert "a gradient" in find_nan.describe(trace(of_a_gradient(masked)))
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("find_nan") / "run"
+    with pytest.raises(SystemExit) as stopped:
+        train.main([*SMALL, "--lr=1e4", f"--run-dir={run_dir}"])
+    assert stopped.value.code == 1  # all seeds have diverged
+    return run_dir
+
+
+def test_a_run_that_diverged(diverged, capsys):
+    files = {path: path.stat().st_mtime_ns for path in diverged.rglob("*") if path.name != ".lock"}
+    train.main(["--find-nan", diverged])
+    told = capsys.readouterr().out
+    assert re.search(
+        r"seed [01]: the first update with a value that is not finite is \d+ of 20", told
+    )
+    assert "q_learning_gridworld.py, line" in told
+    assert "    q: " in told
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+
+
+def test_a_run_that_is_finite(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    train.main([*SMALL, f"--run-dir={run_dir}", "--find-nan"])
+    assert "first update" not in capsys.readouterr().out  # no seed has diverged
+    train.main(["--find-nan", run_dir])
+    assert "all values are finite" in capsys.readouterr().out
+
+
+def test_environments_outside_of_jax_are_refused(diverged, monkeypatch, capsys):
+    monkeypatch.setattr(find_nan.slices, "holds", lambda tree, kind: kind is host.HostState)
+    with pytest.raises(SystemExit) as stopped:
+        train.main(["--find-nan", diverged])
+    assert stopped.value.code == 2
+    assert "find_nan: environments outside of JAX" in capsys.readouterr().err
