@@ -207,6 +207,16 @@ def test_what_needs_the_main_thread_works_in_a_process():
     assert steps[3].sum() == 4
 
 
+def test_what_uses_jax_is_refused_with_the_way_out():
+    """It could hang: JAX's threads may all wait for environments. Also what JAX has compiled."""
+    toys.UsesJax().reset()
+    rate = toys.UsesJax().rate
+    rate(jnp.ones((256, 256)))
+    for toy in (toys.UsesJax, functools.partial(toys.UsesJax, rate=rate)):
+        with pytest.raises(ValueError, match=r"^env_params: vectorization_mode must be async"):
+            make_env(register(toy, name=f"Jax{len(gymnasium.registry)}-v0"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 2, 5])
 def test_processes_as_one_thread(num_processes):

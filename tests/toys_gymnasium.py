@@ -149,11 +149,11 @@ class MainThread(Toy):
 class UsesJax(Toy):
     """Computes with JAX, in large arrays, which its threads share."""
 
-    def __init__(self, render_mode=None):
+    def __init__(self, rate=None, render_mode=None):
         super().__init__()
         import jax
 
-        self.rate = jax.jit(lambda x: (x @ x).sum())
+        self.rate = jax.jit(lambda x: (x @ x).sum()) if rate is None else rate
 
     def step(self, action):
         import jax.numpy as jnp

@@ -15,6 +15,9 @@ environments in JAX.
 import functools
 import inspect
 import os
+import threading
+
+import jax
 
 from onejit.envs import check_truth_values, needs, register
 from onejit.envs.host import NO_LIMIT, Batch, HostEnv, Thread, as_gymnax, say_once
@@ -29,6 +32,14 @@ def number_of_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+_compiling = set()  # threads in which JAX has compiled
+
+
+@jax.monitoring.register_event_duration_secs_listener
+def _note_the_thread(event, duration, **others):
+    _compiling.add(threading.get_ident())
 
 
 class Vector(Batch):
@@ -130,11 +141,20 @@ class Gymnasium(HostEnv):
         """What an environment says about itself, in a thread such as it will be stepped in."""
 
         def make_and_describe():
-            rows = self.make_rows(self.arguments, 1)
-            try:
-                return rows.describe()
-            finally:
-                rows.close()
+            thread = threading.get_ident()
+            _compiling.discard(thread)
+            with jax.default_matmul_precision("tensorfloat32"):  # nothing is compiled already
+                rows = self.make_rows(self.arguments, 1)
+                try:
+                    described = rows.describe()
+                finally:
+                    rows.close()
+            if thread in _compiling:
+                raise ValueError(
+                    "env_params: vectorization_mode must be async, because the environment uses "
+                    "JAX: it could hang here, where JAX waits for it"
+                )
+            return described
 
         thread = Thread()
         try:
