@@ -247,45 +247,6 @@ def test_replay_is_written_in_place(seeds):
     )  # the tree's leaves
 
 
-def test_replay_has_every_transition_once():
-    """Of all actors, from the first step of the warm-up on, but for the last n_step - 1 steps."""
-    n_step, num_envs, num_steps, updates = 3, 4, 2, 30
-    config = apex_dqn.Config(
-        num_envs=num_envs, num_steps=num_steps, n_step=n_step, learning_starts=40
-    )
-    config = dataclasses.replace(
-        config, env_params={"max_steps_in_episode": 7}, batch_size=4, buffer_size=400
-    )
-    init, update = apex_dqn.make_learner(dataclasses.replace(config, hidden_sizes=(4,)))
-    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
-    assert config.warmup_timesteps == 40 + (n_step - 1) * num_envs
-    for _ in range(updates):
-        state, _ = update(state)
-    rows = 10 + updates * num_steps
-    assert state.rollout_count == config.warmup_rollouts + updates
-    replay = jax.tree.map(
-        lambda x: np.asarray(x).reshape(100, num_envs, *x.shape[3:]), state.replay
-    )
-    assert not replay.obs[rows:].any()
-    assert (sums(state.tree)[: rows * num_envs] > 0).all() and not sums(state.tree)[
-        rows * num_envs :
-    ].any()
-    obs, next_obs, discount = (x[:rows] for x in (replay.obs, replay.next_obs, replay.discount))
-    lengths = np.round(
-        np.log(np.where(discount > 0, discount, np.nan)) / np.log(config.gamma)
-    )  # nan: terminated
-    assert set(lengths[~np.isnan(lengths)]) == {
-        1.0,
-        2.0,
-        3.0,
-    }  # the shorter ones end where the time limit does
-    continues = (next_obs[:-1] == np.concatenate([obs, state.tail.obs])[n_step:]).all(axis=-1)
-    assert (
-        continues[lengths[:-1] == n_step].mean() > 0.7
-    )  # 4 of 5 in an episode of 7 steps: the fifth ends with it
-    assert not continues[lengths[:-1] < n_step].any()
-
-
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_nothing_carried_is_empty(n_step):
     """Orbax does not save arrays of size 0."""
@@ -293,74 +254,6 @@ def test_nothing_carried_is_empty(n_step):
     begun = jax.eval_shape(init, jax.random.key(0))
     assert all(leaf.size for leaf in jax.tree.leaves(begun))
     assert jax.tree.structure(jax.eval_shape(update, begun)[0]) == jax.tree.structure(begun)
-
-
-@pytest.mark.parametrize("gradient_steps, interval", [slow(1, 24), slow(4, 12), (4, 4)])
-def test_actors_and_target_are_refreshed_now_and_then(gradient_steps, interval):
-    """The intervals count environment steps after the warm-up, of which an update takes 8."""
-    config = apex_dqn.Config(
-        num_envs=8, gradient_steps=gradient_steps, batch_size=4, hidden_sizes=(4,)
-    )
-    config = dataclasses.replace(
-        config,
-        learning_starts=100,
-        actor_sync_interval=interval,
-        target_update_interval=2 * interval,
-    )
-    init, update = apex_dqn.make_learner(config)
-    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
-    actor = target = state.params
-    for i in range(1, 13):
-        state, _ = update(state)
-        passed = {k: i * 8 // k > (i - 1) * 8 // k for k in (interval, 2 * interval)}
-        actor = state.params if passed[interval] else actor
-        target = state.params if passed[2 * interval] else target
-        for expected, got in ((actor, state.actor_params), (target, state.target_params)):
-            jax.tree.map(np.testing.assert_array_equal, expected, got)
-
-
-def test_actors_act_by_their_epsilons():
-    """In a long rollout each actor departs from the best action at its own rate."""
-    config = apex_dqn.Config(
-        num_envs=4, num_steps=2000, learning_starts=0, buffer_size=8000, total_timesteps=10_000
-    )
-    config = dataclasses.replace(
-        config, epsilon_exponent=2.0, gradient_steps=1, batch_size=4, hidden_sizes=(4,)
-    )
-    init, update = apex_dqn.make_learner(config)
-    state = jit_quickly(init)(jax.random.key(0))
-    after, _ = jit_quickly(update)(state)
-    network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-    best = network.apply(state.actor_params, after.replay.obs).argmax(axis=-1)
-    departed = (best != after.replay.action).reshape(2000, 4)
-    np.testing.assert_allclose(
-        departed.mean(axis=0), 0.4 ** (1 + 2 * np.arange(4) / 3) / 2, atol=0.04
-    )
-
-
-def test_priorities_of_new_and_of_learned():
-    """The actors' own estimates at first, the learner's after it learned."""
-    config = apex_dqn.Config(
-        num_envs=4, learning_starts=36, gradient_steps=1, batch_size=64, hidden_sizes=(4,)
-    )
-    config = dataclasses.replace(config, buffer_size=400, lr=0.0, actor_sync_interval=1, n_step=2)
-    init, update = apex_dqn.make_learner(config)
-    state = jit_quickly(init)(jax.random.key(0))
-    for learned in (0.0, 1.0):
-        params = jax.tree.map(partial(jnp.add, 0.5 * learned), state.params)
-        after = jit_quickly(update)(state._replace(params=params, target_params=params))[0]
-        count = 10 * 4  # of 11 steps of 4 actors all but the last one's
-        replay = apex_dqn.Transition(*[x[:count] for x in flatten(after.replay, 400)])
-        network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-        q, next_q = network.apply(params, replay.obs), network.apply(params, replay.next_obs)
-        chosen = q[np.arange(count), replay.action]
-        td_error = replay.n_step_return + replay.discount * next_q.max(axis=-1) - chosen
-        given = sums(after.tree)[:count]
-        expected = (np.abs(td_error) + 1e-6) ** 0.6
-        agree = np.isclose(given, expected, rtol=1e-3)
-        assert (
-            10 < agree.sum() < count if learned else agree.all()
-        )  # what was not drawn has the old ones
 
 
 # --- environments of known value ---

@@ -97,16 +97,6 @@ def test_first_gradient_is_that_of_ppo():
     assert np.abs(gradients[0]).max() > 1e-3
 
 
-def test_first_minibatch_has_no_drift_and_later_ones_have():
-    settings = dict(
-        env_name="Pendulum-v1", num_envs=8, num_steps=16, num_minibatches=1, total_timesteps=3 * 128
-    )
-    for epochs in (1, 8):
-        config = dpo.Config(**settings, update_epochs=epochs, hidden_sizes=(16,), lr=1e-2)
-        drift = jit_quickly(dpo.make_train(config))(jax.random.key(0))["metrics"]["drift"]
-        np.testing.assert_array_equal(drift > 1e-6, epochs > 1)
-
-
 def definitions(body) -> dict:
     """Functions and classes by name, as their syntax tree."""
     return {

@@ -124,32 +124,6 @@ def test_polyak_factor(tau):
     )
 
 
-@pytest.mark.parametrize("num_envs", [3, 10])
-def test_target_network_is_copied_in_training(num_envs):
-    settings = dict(
-        num_envs=num_envs,
-        num_steps=1,
-        gradient_steps=1,
-        target_update_interval=30,
-        learning_starts=25,
-    )
-    config = dqn.Config(
-        batch_size=4, hidden_sizes=(4,), buffer_size=100, total_timesteps=100, **settings
-    )
-    init, update = dqn.make_learner(config)
-    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
-    for _ in range(40):
-        before, (state, _) = state, update(state)
-        copied = jax.tree.map(lambda a, b: bool((a == b).all()), state.target_params, state.params)
-        kept = jax.tree.map(
-            lambda a, b: bool((a == b).all()), state.target_params, before.target_params
-        )
-        count = int(state.rollout_count) - config.warmup_rollouts
-        due = count * num_envs // 30 > (count - 1) * num_envs // 30
-        assert all(jax.tree.leaves(copied if due else kept))
-        assert not all(jax.tree.leaves(kept if due else copied))
-
-
 # --- the replay ---
 
 
@@ -221,35 +195,6 @@ def test_replay_is_written_in_place(seeds, num_envs, num_steps):
     sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"
     assert re.search(sizes, program)
     assert not re.findall(rf"= \w*{sizes}\S* copy\(.*", program)
-
-
-def test_replay_after_the_warm_up():
-    """The warm-up's steps, all of them random, and then those of each update, in the order in which
-    they happened.
-    """
-    config = dqn.Config(
-        num_envs=4, num_steps=3, buffer_size=401, learning_starts=201, total_timesteps=10_000
-    )
-    config = dataclasses.replace(config, epsilon_start=0.0, epsilon_finish=0.0)
-    init, update = dqn.make_learner(config)
-    state = jax.jit(init)(jax.random.key(0))
-    # rounded up to a multiple of 4 * 3
-    assert config.warmup_timesteps == 204 and state.rollout_count == 17
-    assert state.replay.reward.shape == (33, 3, 4)  # and the replay down
-    obs, action = state.replay.obs, state.replay.action
-    assert (obs[:17] != 0).any(axis=-1).all() and (obs[17:] == 0).all()
-    assert 0.4 < action[:17].mean() < 0.6
-    update = jax.jit(update)
-    for _ in range(20):  # 37 rollouts for 33
-        state, _ = update(state)
-    replay = jax.tree.map(
-        lambda leaf: np.roll(leaf, -4, axis=0).reshape(99, *leaf.shape[2:]), state.replay
-    )
-    done = replay.terminated  # no episode reaches the time limit
-    follows = (replay.next_obs[:-1] == replay.obs[1:]).all(axis=-1)
-    # next_obs is not the first one of the next episode
-    np.testing.assert_array_equal(follows, ~done[:-1])
-    assert done.any() and (state.obs == replay.next_obs[-1])[~done[-1]].all()
 
 
 def test_warm_up_is_whole_updates():

@@ -269,65 +269,12 @@ def test_configs_that_cannot_train(settings, words):
         mappo.make_learner(make_config(**settings))
 
 
-def test_what_advantages_are_made_of(monkeypatch):
-    """Rewards with their shaping, values after each step in its episode, ends of episodes."""
-    env_params = {"length": 5, "max_steps": 3}
-    config, state, update = tiny(
-        4, env_params=env_params, shaping_fraction=0.5, centralized_critic=False
-    )
-    state = awake(state)._replace(update_count=jnp.int32(1))
-    rewards, values, next_values, terminated, truncated, *floats = captured(
-        monkeypatch, "gae", update, state
-    )
-    assert not terminated.any()
-    np.testing.assert_allclose(floats, [config.gamma, config.gae_lambda])
-    np.testing.assert_array_equal(
-        truncated, np.tile((np.arange(8) % 3 == 2)[:, None, None], (1, 4, 1))
-    )
-    np.testing.assert_allclose(
-        rewards, np.tile([1.0, 2.0 + 0.5 * 10.0], (8, 4, 1))
-    )  # a quarter done, half the shaping
-    _, critic = mappo.make_networks(config, *mappo.make_env(config))
-    sign = state.obs.obs[0, 0, 0]  # of the first episode of the first environment
-    obs = jnp.array([[[sign, time / 5]] * 2 for time in range(4)])
-    expected, _ = critic.apply(state.params["critic"], (), observe(obs), jnp.zeros(4, bool))
-    np.testing.assert_allclose(values[:3, 0], expected[:3], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(next_values[:3, 0], expected[1:], rtol=1e-4, atol=1e-5)
-    assert np.ptp(expected, axis=0).min() > 0
-
-
 @pytest.mark.parametrize(
     "fraction, progress, weight",
     [(0.0, 0.0, 0.0), (0.5, 0.0, 1.0), (1.0, 0.75, 0.25), (0.5, 0.75, 0.0)],
 )
 def test_shaping_decays(fraction, progress, weight):
     np.testing.assert_allclose(mappo.shaping_weight(progress, fraction), weight, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "cell, centralized_critic",
-    [("gru", True), slow("gru", False), slow("none", True), slow("none", False)],
-)
-def test_the_loss_sees_what_the_rollout_saw(cell, centralized_critic):
-    """In the first gradient step the ratio is 1, and the values are the old ones.
-
-    Masks and memory are the same, and the memory is reset at the same steps.
-
-    An episode has 5 steps and a rollout 8, so that five updates have ends at each of the places.
-    """
-    env_params = {"masks": True, "dies": 3}
-    overrides = dict(
-        cell=cell,
-        centralized_critic=centralized_critic,
-        env_params=env_params,
-        vf_clip_eps=0.0,
-        lr=0.0,
-    )
-    _, state, update_once = tiny(**overrides)
-    update = jit_quickly(lambda state: jax.lax.scan(update_once, state, None, 5))
-    _, metrics = update(awake(state))
-    assert np.abs(metrics["approx_kl"]).max() < 1e-6 and (metrics["clip_fraction"] == 0).all()
-    assert metrics["entropy"].min() > 0.1
 
 
 @pytest.mark.parametrize("settings", [{"dies": 2}, slow({"max_steps": 5, "length": 99})])

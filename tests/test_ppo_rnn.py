@@ -1,7 +1,6 @@
 """The memory of ppo_rnn.py against loops, and what it learns where memory is needed."""
 
 import dataclasses
-import functools
 import inspect
 
 import flax.linen as nn
@@ -33,20 +32,6 @@ def make_config(**overrides):
         hidden_sizes=(6,),
     )
     return dataclasses.replace(config, **overrides)
-
-
-@functools.cache
-def start_and_update(static):
-    """Programs for a config whose floats may change, so that one compilation serves all learning
-    rates.
-    """
-    del static  # tells apart what has to be compiled anew
-    start = jit_quickly(lambda config, key: ppo_rnn.make_learner(config)[0](key))
-    return start, jit_quickly(lambda config, state: ppo_rnn.make_learner(config)[1](state))
-
-
-def programs(config):
-    return start_and_update(jax.tree.structure(config))
 
 
 def make_network(config):
@@ -257,83 +242,6 @@ def test_a_sequence_is_its_steps_one_after_the_other(cell):
     assert (np.asarray(other != same).all(axis=0) == [cell != "none", False, False, False]).all()
 
 
-def clock(steps, length):
-    """What is seen, whether it is the first of an episode, and what follows before a reset, in a
-    toy environment.
-    """
-    time = np.arange(steps) % length
-    see = lambda time: np.stack([time / 5, np.ones(len(time))], axis=-1).astype(np.float32)  # noqa: E731
-    return see(time), time == 0, see(time + 1)
-
-
-@pytest.mark.parametrize("limit", [3, slow(0)])
-def test_updates_against_a_loop(limit):
-    """The toy environment terminates after 5 steps, or is cut off after 3; nothing that is seen
-    depends on actions.
-
-    Without a learning rate the value loss is half the mean square of the advantages.
-    """
-    env_params = {"max_steps_in_episode": limit} if limit else {}
-    config = make_config(env_params=env_params, lr=0.0, gamma=0.9, gae_lambda=0.8)
-    start, update = programs(config)
-    state = start(config, jax.random.key(0))
-    state = state._replace(params=larger(state.params))
-    (_, _, step), length, steps = make_network(config), limit or 5, 2 * config.num_steps
-    obs, first, following = clock(steps, length)
-    hidden, values, next_values = jnp.zeros(config.cell_size), [], []
-    for t in range(steps):
-        hidden = jnp.where(first[t], 0.0, hidden)
-        hidden, _, value = step(state.params, hidden, obs[t], jnp.asarray(False))
-        _, _, next_value = step(state.params, hidden, following[t], jnp.asarray(False))
-        values.append(float(value))
-        next_values.append(float(next_value))
-    assert np.std(values) > 0.1
-    for rollout in range(2):
-        advantages, advantage = [], 0.0
-        for t in reversed(range(rollout * config.num_steps, (rollout + 1) * config.num_steps)):
-            done = (t + 1) % length == 0
-            bootstrap = 0.0 if done and not limit else next_values[t]
-            delta = 1.0 + 0.9 * bootstrap - values[t]
-            advantage = delta + 0.9 * 0.8 * (not done) * advantage
-            advantages.append(advantage)
-        state, metrics = update(config, state)
-        np.testing.assert_allclose(
-            metrics["value_loss"], 0.5 * np.mean(np.square(advantages)), rtol=1e-3
-        )
-        expected = np.mean(values[rollout * config.num_steps :][: config.num_steps])
-        np.testing.assert_allclose(metrics["value"], expected, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(state.memory, np.tile(hidden, (4, 1)), rtol=1e-3, atol=1e-5)
-    assert (np.asarray(state.first) == (steps % length == 0)).all()
-
-
-REAL = {"CartPole-v1": {}, "Pendulum-v1": {"max_steps_in_episode": 11}}
-
-
-@pytest.mark.parametrize(
-    "name, cell", [("CartPole-v1", "gru"), ("CartPole-v1", "mingru"), slow("Pendulum-v1", "gru")]
-)
-def test_ratio_is_one_while_the_policy_is_the_same(name, cell):
-    """In all minibatches of all passes, without a learning rate: each is of whole sequences, each
-    with its memory.
-    """
-    config = make_config(env_name=name, env_params=REAL[name], cell=cell, clip_eps=1e-3)
-    config = dataclasses.replace(config, normalize_obs=True, normalize_reward=True)
-    start, update = programs(config)
-    state, episodes = start(config, jax.random.key(0)), 0
-    # so that the policy is not that of the start, which is almost the same everywhere
-    for _ in range(20):
-        state, metrics = update(config, state)
-        assert metrics["clip_fraction"] > 0
-    state = state._replace(params=larger(state.params))
-    config = dataclasses.replace(config, lr=0.0)
-    for _ in range(10):
-        state, metrics = update(config, state)
-        np.testing.assert_array_equal(metrics["clip_fraction"], 0)
-        np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
-        episodes += int(metrics["episodes"])
-    assert episodes > 3
-
-
 # --- what is seen ---
 
 
@@ -375,15 +283,6 @@ def test_previous_action_and_reward():
     np.testing.assert_allclose(
         seen, np.column_stack([time, np.vstack([np.zeros(4), previous])]), rtol=1e-6
     )
-
-
-def test_previous_action_is_the_one_that_was_taken():
-    """Between -1 and 1, whatever the policy drew."""
-    seen, *_ = play(
-        make_config(env_name="ToyContinuous", observe_previous=True), jnp.asarray([[0.5], [-7.0]])
-    )
-    np.testing.assert_allclose(seen[:, 2], [0.0, 0.5, -1.0])
-    np.testing.assert_allclose(seen[:, 3], [0.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import toys  # registers the environments
 from support.compilation import jit_quickly
@@ -94,27 +93,6 @@ def test_random_order():
     orders = jit_quickly(jax.vmap(lambda key: pqn.random_order(key, 4)))(keys)
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
-
-
-def test_each_epoch_sees_each_step_once(monkeypatch):
-    """A linear network whose weights count how often each pair of state and action was learned
-    from.
-    """
-    config = pqn.Config(
-        env_name="FrozenLake-misc", total_timesteps=64, num_envs=4, num_steps=16, update_epochs=3
-    )
-    config = dataclasses.replace(
-        config, num_minibatches=4, hidden_sizes=(), max_grad_norm=np.inf, lr=1.0, anneal_lr=False
-    )
-    monkeypatch.setattr(pqn.optax, "radam", optax.sgd)
-    monkeypatch.setattr(pqn, "td_loss", lambda q, target: -q.sum())
-    init, update = pqn.make_learner(config)
-    state = jit_quickly(init)(jax.random.key(0))
-    after, _ = jit_quickly(update)(state)
-    weights = [each.params["params"]["Dense_0"]["kernel"] for each in (state, after)]
-    times = np.asarray(weights[1] - weights[0])
-    np.testing.assert_allclose(times, np.round(times / 3) * 3, atol=1e-3)
-    np.testing.assert_allclose(times.sum(), 3 * 64, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layer_norm", [True, slow(False)])
@@ -216,25 +194,6 @@ def test_value_depends_on_the_action():
     start, act = pqn.make_policy(config)
     action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
     assert action == 2
-
-
-@pytest.mark.parametrize("epsilon", [slow(0.0), 0.4, slow(1.0)])
-def test_epsilon_is_the_share_of_random_actions(epsilon):
-    """An agent that does not learn: a reward of 1 for one of three actions, which greedy steps
-    always or never take.
-    """
-    config = make_config(env_params={"length": 1, "reward": "action"}, total_timesteps=4 * 8 * 256)
-    config = dataclasses.replace(
-        config, lr=0.0, epsilon_start=epsilon, epsilon_finish=epsilon, num_steps=256
-    )
-    out = jit_quickly(jax.vmap(pqn.make_train(config)))(jax.random.split(jax.random.key(0), 8))
-    network = pqn.make_network(config, *pqn.make_env(config))
-    for seed in range(8):
-        params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], out["runner_state"].params)
-        greedy = network.apply(params, jnp.array([[1.0, 1.0], [-1.0, 1.0]])).argmax(axis=-1) == 2
-        share = np.asarray(greedy).mean()  # both signs are as likely
-        rate = out["metrics"]["episodic_return"][seed].mean()
-        np.testing.assert_allclose(rate, epsilon / 3 + (1 - epsilon) * share, atol=0.03)
 
 
 @pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])

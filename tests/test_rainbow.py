@@ -257,78 +257,6 @@ def test_policy_is_silent_and_greedy():
     assert (actions == values.argmax(axis=-1)).all() and set(np.asarray(actions)) == {0, 1}
 
 
-def test_acting_draws_new_noise_in_each_step():
-    """With weights that are noise alone, actions of one observation follow coins: each step tosses
-    one for all.
-    """
-    config = rainbow.Config(
-        env_name="FrozenLake-misc", num_envs=4, num_steps=400, distribution="none", dueling=False
-    )
-    config = dataclasses.replace(
-        config, learning_starts=0, n_step=1, hidden_sizes=(), epsilon_start=0.0
-    )
-    config = dataclasses.replace(
-        config, epsilon_finish=0.0, batch_size=4, buffer_size=1600, total_timesteps=4000
-    )
-    init, update = rainbow.make_learner(config)
-    state = jit_quickly(init)(jax.random.key(0))
-    layer = state.params["params"]["NoisyDense_0"]
-    ones = {
-        name: jnp.full_like(leaf, 1.0 if name == "bias_std" else 0.0)
-        for name, leaf in layer.items()
-    }
-    state = state._replace(params={"params": {"NoisyDense_0": ones}})
-    actions = np.asarray(jit_quickly(update)(state)[0].replay.action).reshape(400, 4)
-    assert (actions == actions[:, :1]).all()  # the environments share the noise
-    counts = np.bincount(actions[:, 0], minlength=4)
-    assert (
-        (counts - 100.0) ** 2 / 100.0
-    ).sum() < 21  # chi-square with 3 degrees of freedom: 99.99 %
-    # about a quarter of the steps repeat an action
-    assert 60 < (actions[1:, 0] == actions[:-1, 0]).sum() < 140
-
-
-def test_gradient_steps_have_noise_of_their_own(monkeypatch):
-    """Noise of the loss, of the target's values and of the choice: each alone changes the loss."""
-    config = rainbow.Config(
-        num_envs=4, learning_starts=40, n_step=1, buffer_size=44, gradient_steps=2, batch_size=16
-    )
-    config = dataclasses.replace(
-        config, lr=0.0, hidden_sizes=(6,), distribution="none", total_timesteps=100, noisy_std=5.0
-    )
-    init, update = rainbow.make_learner(config)
-    state = jit_quickly(init)(jax.random.key(0))
-    original = rainbow.draw_noise
-
-    def loss_with(kept):  # of the three that an update draws for learning; None for no noise
-        calls = itertools.count(-1)  # the first is the rollout's
-
-        def draw_noise(key, params, num_samples):
-            noise = original(key, params, num_samples)
-            if next(calls) == kept:
-                return noise
-            return jax.tree.map(jnp.zeros_like, noise)
-
-        monkeypatch.setattr(rainbow, "draw_noise", draw_noise)
-        return float(jit_quickly(lambda state: update(state))(state)[1]["td_loss"])
-
-    losses = [loss_with(kept) for kept in (None, 0, 1, 2)]
-    assert len(set(np.round(losses, 5))) == 4
-
-    samples = []
-
-    def draw_noise(key, params, num_samples):
-        noise = original(key, params, num_samples)
-        first_layer = jax.tree.leaves(noise)[0]
-        jax.debug.callback(lambda sample: samples.extend(map(tuple, sample.tolist())), first_layer)
-        return noise
-
-    monkeypatch.setattr(rainbow, "draw_noise", draw_noise)
-    jax.block_until_ready(jit_quickly(lambda state: update(state))(state))
-    jax.effects_barrier()
-    assert len(set(samples)) == 1 + 2 * 3  # a step of the rollout, and the gradient steps
-
-
 # --- training ---
 
 
@@ -435,33 +363,6 @@ def test_each_part_can_be_switched_off_alone(part):
     assert np.isfinite(without).all() and (
         len(without) != len(whole) or not np.allclose(without, whole)
     )
-
-
-def test_new_transitions_get_the_highest_priority_so_far():
-    config = rainbow.Config(
-        num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,)
-    )
-    config = dataclasses.replace(
-        config, n_step=1, distribution="none", priority_exponent=1.0, gradient_steps=1
-    )
-    init, update = rainbow.make_learner(config)
-    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
-    leaves = lambda state: np.asarray(state.tree[0]).reshape(-1)  # noqa: E731
-    assert (
-        (leaves(state)[:64] == 1.0).all()
-        and not leaves(state)[64:].any()
-        and state.max_priority == 1.0
-    )
-    state = state._replace(max_priority=jnp.float32(7.0))
-    after, _ = update(state)
-    assert (
-        leaves(after)[64:68] == 7.0
-    ).sum() >= 1  # others may have been drawn and learned already
-    changed = leaves(after)[:68] != np.append(leaves(state)[:64], [7.0] * 4)
-    assert 0 < changed.sum() <= 8 and after.max_priority == 7.0
-    low, _ = update(state._replace(max_priority=jnp.float32(1e-9)))
-    learned = leaves(low)[:68] != np.append(leaves(state)[:64], [np.float32(1e-9)] * 4)
-    assert low.max_priority == leaves(low)[:68][learned].max()
 
 
 @pytest.mark.parametrize(

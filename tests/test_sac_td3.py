@@ -150,52 +150,6 @@ def test_losses_of_policy_and_entropy_coefficient_by_hand():
     assert jax.grad(sac.ent_coef_loss)(jnp.log(0.2), -log_prob.mean(), 1.0) < 0
 
 
-def test_a_gradient_step_of_sac_by_hand():
-    """One update from the replay's only step.
-
-    The critics' target and the direction of the entropy coefficient are seen in what Adam does:
-    its first step has the size of the learning rate, against the gradient.
-    """
-    config = sac.Config(
-        env_name=VALUE,
-        env_params={"length": 1, "reward": "action"},
-        hidden_sizes=(4,),
-        policy_lr=1e-3,
-        q_lr=2e-3,
-    )
-    config = dataclasses.replace(
-        config, num_envs=1, gradient_steps=1, batch_size=1, learning_starts=0, tau=0.25
-    )
-    init, update = sac.make_learner(config)
-    before = jit_quickly(init)(jax.random.key(0))
-    after, metrics = jit_quickly(update)(before)
-    step = jax.tree.map(lambda leaf: leaf[0, 0, 0], after.replay)
-    _, critic = sac.make_networks(config, *sac.make_env(config))
-    q = jax.vmap(critic.apply, (0, None, None))(before.params["critics"], step.obs, step.action)
-    assert step.terminated
-    np.testing.assert_allclose(metrics["td_loss"], np.square(q - step.reward).sum(), rtol=1e-4)
-    np.testing.assert_allclose(metrics["q_value"], q.mean(), rtol=1e-4)
-    bias = [
-        state.params["critics"]["params"]["Mlp_0"]["Dense_1"]["bias"][:, 0]
-        for state in (before, after)
-    ]
-    np.testing.assert_allclose(bias[1] - bias[0], 2e-3 * np.sign(step.reward - q), rtol=1e-3)
-    np.testing.assert_allclose(metrics["ent_coef"], 1.0)
-    np.testing.assert_allclose(
-        after.params["log_ent_coef"],
-        1e-3 * np.sign(config.target_entropy - metrics["entropy"]),
-        rtol=1e-3,
-    )
-    for target, old, new in zip(
-        *map(
-            jax.tree.leaves,
-            (after.target_params, before.params["critics"], after.params["critics"]),
-        ),
-        strict=True,
-    ):
-        np.testing.assert_allclose(target, 0.75 * old + 0.25 * new, rtol=1e-5, atol=1e-7)
-
-
 # --- mathematics of TD3 ---
 
 
@@ -220,56 +174,11 @@ def test_target_of_td3_against_a_loop():
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_policy_of_td3_follows_the_first_critic():
-    """The second one is not a number while the policy takes a step, and its loss is the same."""
-    np.testing.assert_allclose(td3.policy_loss(jnp.array([1.0, 4.0])), -2.5)
-    config = small_td3(gradient_steps=1, policy_delay=1, policy_lr=0.0, q_lr=0.0)
-    init, update = td3.make_learner(config)
-    state = jit_quickly(init)(jax.random.key(0))
-    _, metrics = jit_quickly(update)(state)
-    params = state.params | {
-        "critics": jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), state.params["critics"])
-    }
-    _, broken = jit_quickly(update)(state._replace(params=params))
-    assert np.isnan(broken["td_loss"]) and broken["policy_loss"] == metrics["policy_loss"]
-
-
 def small_td3(**settings):
     config = td3.Config(
         num_envs=2, batch_size=8, hidden_sizes=(4,), learning_starts=9, buffer_size=100
     )
     return dataclasses.replace(config, **settings)
-
-
-@pytest.mark.parametrize("num_steps, gradient_steps, policy_delay", [
-    slow(1, 1, 1), slow(1, 2, 2), (2, 4, 2), slow(1, 6, 3),
-])  # fmt: skip
-def test_policy_is_delayed(num_steps, gradient_steps, policy_delay):
-    """Adam counts its steps. The target networks move with the policy, and only then."""
-    config = small_td3(
-        num_steps=num_steps, gradient_steps=gradient_steps, policy_delay=policy_delay
-    )
-    init, update = td3.make_learner(config)
-    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
-    for i in range(1, 11):
-        before, (state, _) = state, update(state)
-        steps = {name: int(opt_state[0].count) for name, opt_state in state.opt_state.items()}
-        assert steps == {"critics": i * gradient_steps, "actor": i * gradient_steps // policy_delay}
-        moved = steps["actor"] - int(before.opt_state["actor"][0].count)
-        for old, new in zip(
-            *map(jax.tree.leaves, (before.target_params, state.target_params)), strict=True
-        ):
-            assert (old != new).any() == (moved > 0)
-        if (
-            moved == 1 and i * gradient_steps % policy_delay == 0
-        ):  # after the last step of this update
-            for old, new, online in zip(
-                *map(jax.tree.leaves, (before.target_params, state.target_params, state.params)),
-                strict=True,
-            ):
-                np.testing.assert_allclose(
-                    new, old + config.tau * (online - old), rtol=1e-4, atol=1e-7
-                )
 
 
 def test_a_policy_delay_that_does_not_divide_the_gradient_steps():
@@ -342,65 +251,6 @@ def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
     sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"
     assert re.search(sizes, program)
     assert not re.findall(rf"= \w*{sizes}\S* copy\(.*", program)
-
-
-@alike
-@pytest.mark.parametrize("correlation", [slow(0.0), 0.9])
-def test_replay_after_the_warm_up(script, correlation):
-    """Uniform actions, then the policy's, each with what it led to, not the next start."""
-    config = script.Config(num_envs=4, num_steps=3, buffer_size=3001, learning_starts=2001)
-    config = dataclasses.replace(
-        config, env_params={"max_steps_in_episode": 50}, hidden_sizes=(4,), batch_size=4
-    )
-    config = dataclasses.replace(config, noise_correlation=correlation)
-    init, update = script.make_learner(config)
-    state = jax.jit(init)(jax.random.key(0))
-    assert (
-        config.warmup_timesteps == 2004 and state.rollout_count == 167
-    )  # rounded up to a multiple of 4 * 3
-    assert state.replay.reward.shape == (250, 3, 4)  # and the replay down
-
-    def steps(state):
-        return jax.tree.map(
-            lambda leaf: np.asarray(leaf).reshape(750, *leaf.shape[2:]), state.replay
-        )
-
-    action = steps(state).action[:501, :, 0]
-    assert not any(leaf[501:].any() for leaf in steps(state))
-    np.testing.assert_allclose(
-        np.histogram(action, 4, (-1, 1))[0], 501, rtol=0.15 if correlation == 0 else 0.5
-    )
-    followed = np.corrcoef(action[:-1].ravel(), action[1:].ravel())[0, 1]
-    np.testing.assert_allclose(followed, correlation, atol=0.1)
-    update = jax.jit(update)
-    for _ in range(85):  # 252 rollouts for 250
-        state, _ = update(state)
-    assert state.rollout_count == 167 + 85
-    obs, next_obs = (
-        np.roll(leaf, -6, axis=0) for leaf in (steps(state).obs, steps(state).next_obs)
-    )
-    follows = np.isclose(next_obs[:-1], obs[1:], atol=1e-6).all(axis=-1)
-    assert not steps(state).terminated.any()
-    np.testing.assert_array_equal(
-        ~follows, np.broadcast_to(((np.arange(749) + 7) % 50 == 0)[:, None], (749, 4))
-    )
-
-
-@alike
-def test_statistics_of_observations(script):
-    """Of each observation that was acted on, once."""
-    config = script.Config(
-        num_envs=4, num_steps=3, learning_starts=100, buffer_size=1000, normalize_obs=True
-    )
-    config = dataclasses.replace(
-        config, total_timesteps=108 + 20 * 12, hidden_sizes=(4,), batch_size=4
-    )
-    state = jit_quickly(script.make_train(config))(jax.random.key(0))["runner_state"]
-    obs = np.asarray(state.replay.obs[:29]).reshape(-1, 3)  # 9 rollouts of the warm-up and 20
-    assert state.rollout_count == 29
-    np.testing.assert_allclose(state.obs_statistics.count, 348, rtol=1e-5)
-    np.testing.assert_allclose(state.obs_statistics.mean, obs.mean(axis=0), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(state.obs_statistics.var, obs.var(axis=0), rtol=1e-3)
 
 
 # --- environments of known value ---
