@@ -179,7 +179,7 @@ def test_bounds_near_the_largest_float_are_none(bound, dtype, low):
 # --- threads and processes ---
 
 
-@pytest.mark.parametrize("toy", [toys.Sqlite, toys.Asyncio, toys.OneThread])
+@pytest.mark.parametrize("toy", [toys.Sqlite, toys.Asyncio, toys.OneThread, toys.Threads])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_belongs_to_a_thread(toy, mode):
     """It is made, stepped, drawn and closed in one."""
@@ -188,7 +188,7 @@ def test_what_belongs_to_a_thread(toy, mode):
     for _ in range(3):  # JAX calls the host from any thread
         _, steps, state = jax.jit(functools.partial(rollout, env))(keys, jnp.zeros((9, 2), int))
         assert steps[3].sum() == 4
-    if toy is not toys.Asyncio:
+    if toy not in (toys.Asyncio, toys.Threads):
         states = jax.tree.map(lambda leaf: np.repeat(leaf[:1], 3, axis=0), state)
         assert [picture.max() for picture in env.frames(states, range(3))] == [0, 1, 2]
     host.close_all()

@@ -5,6 +5,7 @@ import copy
 import signal
 import sqlite3
 import threading
+from concurrent import futures
 
 import gymnasium
 import numpy as np
@@ -110,6 +111,20 @@ class Asyncio(Toy):
 
     def step(self, action):
         return asyncio.get_event_loop().run_until_complete(self.answer(action))
+
+
+class Threads(Toy):
+    """Steps in threads of its own."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.threads = futures.ThreadPoolExecutor(2)
+
+    def step(self, action):
+        return self.threads.submit(super().step, action).result()
+
+    def close(self):
+        self.threads.shutdown()
 
 
 class OneThread(Toy):
