@@ -934,5 +934,6 @@ def read_flags(words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.getcwd())  # MODULE:NAME may be a file here, or next to this script
     markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
     tyro.cli(main, args=read_flags(sys.argv[1:]), config=markers, description=__doc__)
