@@ -128,6 +128,8 @@ def parse_tool(name, words):
         return
     if name in ("compare", "render", "play", "list", "new", "export"):
         parse_tyro(tool.main, words)
+    if words[0] == "--find-nan":
+        words = ["--resume", *words[1:]]  # takes a run directory, too
     first, _, words = command_line.split_words(words)
     if first == "--resume":
 

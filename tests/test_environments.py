@@ -20,9 +20,10 @@ from support.tiers import slow
 from support.trees import assert_same
 
 import ppo
-from onejit import checkpoints, envs, slices, train
+import ppo_continuous
+from onejit import checkpoints, compilation, envs, slices, train
 
-MODULES = ("craftax", "jumanji", "navix", "pgx", "playground")
+MODULES = ("craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")
 ENVS = 4  # side by side, in the comparisons with a library
 
 
@@ -134,6 +135,68 @@ def test_navix(name, observation, limit):
     own = SimpleNamespace(reset=reset, step=step)
     ends = ("truncated",) if "DoorKey" in name else ("terminated", "truncated")
     assert_as_the_library(env, params, own, 120, ends=ends)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "limit"),
+    [
+        slow("MiniGrid-DoorKey-5x5", {}, 9),
+        slow("MiniGrid-EmptyRandom-5x5", {"observation": "grid"}, 9),
+        slow("MiniGrid-MemoryS8", {"view_size": 5}, 20),
+        slow("XLand-MiniGrid-R1-9x9", {"ruleset": "hold"}, 20),
+    ],
+)
+def test_xminigrid(name, arguments, limit):
+    """The library truncates by its own limit, and the reward depends on it."""
+    library("xminigrid")
+    import xminigrid
+    from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+
+    from onejit.envs.xminigrid import find_ruleset
+
+    env, params = make("xminigrid", name, **arguments)
+    fields = {key: value for key, value in arguments.items() if key != "observation"}
+    if "ruleset" in fields:
+        fields["ruleset"] = find_ruleset(fields["ruleset"])
+    its, defaults = xminigrid.make(name, **fields)
+    assert params.max_steps_in_episode == defaults.max_steps
+    params = params.replace(max_steps_in_episode=limit)
+    own_params = defaults.replace(max_steps=limit)
+
+    def observed(timestep):
+        tiles = timestep.observation[..., 0, None] == jnp.arange(NUM_TILES)
+        colors = timestep.observation[..., 1, None] == jnp.arange(NUM_COLORS)
+        image = jnp.concatenate([tiles, colors], axis=-1).astype(jnp.float32)
+        direction = (timestep.state.agent.direction == jnp.arange(4)).astype(jnp.float32)
+        if arguments.get("observation") == "grid":
+            planes = jnp.ones((*image.shape[:2], 1)) * direction
+            return jnp.concatenate([image, planes], axis=-1)
+        return jnp.concatenate([image.reshape(-1), direction])
+
+    def reset(key):
+        timestep = its.reset(own_params, key)
+        return observed(timestep), timestep
+
+    def step(key, timestep, action):
+        timestep = its.step(own_params, timestep, action)
+        terminated = timestep.discount == 0.0
+        truncated = timestep.state.step_num >= limit
+        return observed(timestep), timestep, timestep.reward, terminated, truncated
+
+    own = SimpleNamespace(reset=reset, step=step)
+    ends = ("truncated",) if "DoorKey" in name else ("terminated", "truncated")
+    assert_as_the_library(env, params, own, 120, ends=ends)
+
+
+def test_xminigrid_rulesets():
+    library("xminigrid")
+    from onejit.envs import xminigrid
+
+    for name in ("build", "near", "hold"):
+        assert xminigrid.find_ruleset(name).init_tiles.shape == (3, 2)
+    for name in ("wings", "trivial-21k", "trivial-21k/x", "/3"):
+        with pytest.raises(ValueError, match=f"^ruleset = {name}: must be one of build.*download"):
+            xminigrid.find_ruleset(name)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +414,9 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
         ("navix:Navix-Empty-5x5-v0", {"wings": 2}, "wings"),
         ("jumanji:Snake-v1", {"wings": 2}, "wings"),
         ("pgx:minatar-breakout", {"wings": 2}, "wings"),
+        ("xminigrid:MiniGrid-Empty-5x5", {"wings": 2}, "wings"),
+        ("xminigrid:MiniGrid-Empty-5x5", {"ruleset": "hold"}, "ruleset = hold: "),
+        ("xminigrid:MiniGrid-Empty-5x5", {"observation": "smell"}, "observation = smell: must be"),
         ("jumanji:Connector-v3", {}, "9765625 actions are too many"),
         slow("craftax:Craftax-Classic-Symbolic-v1", {"wings": 2}, "wings"),
         slow("playground:PendulumSwingup", {"wings": 2}, "wings"),
@@ -395,6 +461,7 @@ def test_a_time_limit_is_bootstrapped():
     [
         ("navix", "Navix-Empty-5x5-v0", 2),
         ("pgx", "minatar-breakout", 1),
+        slow("xminigrid", "MiniGrid-FourRooms", 1),
         slow("jumanji", "Snake-v1", 1),
         slow("craftax", "Craftax-Classic-Symbolic-v1", 1),
     ],
@@ -473,13 +540,88 @@ def test_a_checkpoint_keeps_arrays_of_no_entries(tmp_path):
 # --- your own ---
 
 
-def test_the_example_of_the_docs_is_learned(tmp_path, monkeypatch):
-    text = (ROOT / "docs" / "environments.md").read_text()
-    (source,) = re.findall(r'```python\n("""corridor\.py.*?)```', text, re.DOTALL)
-    (tmp_path / "corridor.py").write_text(source)
+def examples() -> dict[str, str]:
+    """The files of docs/bring_your_own.md by their names."""
+    text = (ROOT / "docs" / "bring_your_own.md").read_text()
+    sources = re.findall(r'```python\n("""\w+\.py: .*?)```', text, re.DOTALL)
+    return {source[3 : source.index(".py")]: source for source in sources}
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    for name, source in examples().items():
+        (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = ppo.Config(
-        env_name="corridor:Corridor", env_params={"length": 6}, total_timesteps=30_000, lr=3e-3
-    )
-    metrics = jit_quickly(ppo.make_train(config))(jax.random.key(0))["metrics"]
-    assert metrics["episodic_return"][0] < 0.7 < 0.85 < metrics["episodic_return"][-1]
+    yield tmp_path
+    for name in examples():
+        sys.modules.pop(name, None)
+
+
+OWN = {
+    "corridor": (ppo, "Corridor", {"length": 6, "slip": 0.1}),
+    "point": (ppo_continuous, "Point", {"friction": 0.2}),
+    "lights": (ppo, "Lights", {"max_steps_in_episode": 7}),
+    "valve": (ppo_continuous, "Valve-v0", {"goal": 0.7}),
+}
+
+
+def test_all_examples_of_the_docs_are_tested():
+    assert set(examples()) == set(OWN)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_example_of_the_docs_starts(name, written):
+    if name == "valve":
+        library("gymnasium")
+    script, env_name, params = OWN[name]
+    config = script.Config(env_name=f"{name}:{env_name}", env_params=params)
+    _, env_params = script.make_env(config)
+    compilation.check_observations(script, config)
+    limits = {"corridor": 50, "point": 100, "lights": 7, "valve": 60}
+    assert env_params.max_steps_in_episode == limits[name]
+    init, update = script.make_learner(config)
+    jax.eval_shape(update, jax.eval_shape(init, jax.random.key(0)))
+
+
+def final_returns(script, name, **changes):
+    """Mean returns of the first and the last tenth of a training with one seed."""
+    config = script.Config(env_name=f"{name}:{OWN[name][1]}", **changes)
+    returns = jit_quickly(script.make_train(config))(jax.random.key(0))["metrics"][
+        "episodic_return"
+    ]
+    tenth = max(1, len(returns) // 10)
+    return np.nanmean(returns[:tenth]), np.nanmean(returns[-tenth:])
+
+
+def test_the_example_of_the_docs_is_learned(written):
+    changes = {"env_params": {"length": 6}, "total_timesteps": 30_000, "lr": 3e-3}
+    first, last = final_returns(ppo, "corridor", **changes)
+    assert first < 0.7 < 0.85 < last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["point", "lights", "valve"])
+def test_the_other_examples_are_learned(name, written):
+    """Untrained: about a third of the lights; the point leaves, the level drifts."""
+    if name == "valve":
+        library("gymnasium")
+    steps = {"total_timesteps": 40_000, "num_envs": 8, "num_steps": 64, "num_minibatches": 4}
+    first, last = final_returns(OWN[name][0], name, lr=1e-3, **steps)
+    assert last > first + 0.3 * abs(first)
+
+
+@pytest.mark.slow
+def test_a_module_is_found_where_the_person_stands(written):
+    """And next to the script, for scripts and onejit alike."""
+    small = ["--total-timesteps=1000", "--num-seeds=1", "--env-name=corridor:Corridor"]
+    elsewhere = written / "elsewhere"
+    elsewhere.mkdir()
+    copy = written / "my_ppo.py"
+    copy.write_text((ROOT / "ppo.py").read_text())
+    scripts = {ROOT / "ppo.py": written, copy: elsewhere}
+    for script, folder in scripts.items():
+        for i, command in enumerate(([script], ["-m", "onejit", "train", script])):
+            run_dir = f"--run-dir={written}/{script.stem}{i}"
+            words = [sys.executable, *map(str, command), *small, run_dir]
+            done = subprocess.run(words, capture_output=True, text=True, cwd=folder)
+            assert done.returncode == 0, done.stderr
