@@ -721,6 +721,12 @@ def make_gymnax_env(env_name: str, params: dict):
             f"env_name = {name}: episodes have one step, gymnax's default; return "
             "EnvParams(max_steps_in_episode=N) from default_params, or set it by env_params"
         )
+    space = env.observation_space(env_params)
+    if not isinstance(space, (spaces.Box, spaces.Discrete)):
+        raise ValueError(
+            f"env_name = {name}: observations must be one array, or numbers of states; "
+            f"concatenate the parts of {type(space).__name__}"
+        )
     return env, env_params
 
 
