@@ -23,6 +23,10 @@ STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
+class FieldError(ValueError):
+    """A field has a value with which no program can be made."""
+
+
 def is_of_the_user(file: str) -> bool:
     """Whether a file of a traceback belongs to neither Python, nor a package, nor onejit."""
     if file.startswith("<"):  # such as <string>
@@ -37,6 +41,8 @@ def is_of_the_user(file: str) -> bool:
 
 def comes_from_the_user(error: BaseException) -> bool:
     """Whether an error that a context manager here has caught passed through the user's code."""
+    if isinstance(error, FieldError):
+        return False
     frames = traceback.extract_tb(error.__traceback__)
     called = frames[2:]  # without the context manager and the `with` statement
     return any(is_of_the_user(frame.filename) for frame in called)
@@ -95,7 +101,7 @@ def exit_as_diverged(tool: str, run_dir: Path) -> None:
 
 @contextlib.contextmanager
 def naming_the_field(script, config):
-    """If no program can be made for a config, raise a ValueError that names the field to blame.
+    """If no program can be made for a config, raise a FieldError that names the field to blame.
 
     A program can be made if this field has its default. If the default config fails as well, the
     mistake is in the script, and the script's own exception is raised. So is an exception that
@@ -109,7 +115,7 @@ def naming_the_field(script, config):
             similar = ""
             if str(error).startswith("env_name = "):
                 similar = similar_environment(config.env_name)
-            raise ValueError(f"{error}{similar}") from error
+            raise FieldError(f"{error}{similar}") from error
         default = script.Config()
         changed = [name for name in values if getattr(config, name) != getattr(default, name)]
         to_blame = []
@@ -123,7 +129,7 @@ def naming_the_field(script, config):
         if comes_from_the_user(error) and not is_missing_module(error, config.env_name):
             error.add_note(f"{named}: a training could start with the default")
             raise
-        raise ValueError(f"{named}: {error} ({type(error).__name__})") from error
+        raise FieldError(f"{named}: {error} ({type(error).__name__})") from error
 
 
 def names_a_field(message: str, names) -> bool:
@@ -137,11 +143,16 @@ def is_missing_module(error: Exception, env_name: str) -> bool:
     return isinstance(error, ModuleNotFoundError) and error.name == module
 
 
+def trace(script, config) -> None:
+    """Trace an update of a config, without compiling it. Raises what the script raises."""
+    init, update = script.make_learner(config)
+    jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
+
+
 def is_possible(script, config) -> bool:
     """Whether a program can be made for a config."""
     with contextlib.suppress(Exception):
-        init, update = script.make_learner(config)
-        jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
+        trace(script, config)
         return True
     return False
 
