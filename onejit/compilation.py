@@ -40,6 +40,8 @@ class Program(NamedTuple):
     abstract: Any  # shapes, types and shardings of `carry`
     spread: Any  # sharding of arrays [size, ...]
     whole: Any  # sharding of arrays that every device has
+    # as `start`, with the shortest warm-up; compiled when it is called
+    restart: Any = None
 
 
 # --- functions ---
@@ -128,6 +130,18 @@ def over_one(function):
     return call
 
 
+def without_warm_up(script, config):
+    """The config with the shortest warm-up that its script takes."""
+    if not hasattr(config, "learning_starts"):
+        return config
+    shorter = dataclasses.replace(config, learning_starts=0)
+    try:
+        script.make_learner(shorter)
+    except ValueError:
+        return config
+    return shorter
+
+
 def start_with_evaluation(start, make_evaluation, floats, key_data):
     """The carry of `start`, with the memory of evaluations added."""
     carry = start(floats, key_data)
@@ -167,6 +181,13 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
         advance = over_runs(advance, in_specs=in_specs)
         advance = jax.jit(advance, donate_argnums=0, out_shardings=spread)
         abstract = start.eval_shape(floats, key_data)
+
+        def restart(floats, key_data):
+            restart, _ = training_functions(script, without_warm_up(script, config), names)
+            restart = jax.vmap(restart) if size > len(devices) else over_one(restart)
+            restart = over_runs(restart, in_specs=spread.spec)
+            return jax.jit(restart, out_shardings=spread)(floats, key_data)
+
         start = start.lower(floats, key_data)
         advance = advance.lower(abstract, floats, 0, 1)
     start = start.compile()
@@ -203,6 +224,7 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
         abstract=abstract,
         spread=spread,
         whole=whole,
+        restart=restart,
     )
 
 

@@ -45,7 +45,8 @@ def with_new_episodes(program, runner_state, floats, key_data, done: int):
     keys = jax.random.wrap_key_data(jnp.asarray(key_data))
     keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(keys)
     new_key_data = np.asarray(jax.random.key_data(keys))
-    new = program.start(floats, jax.device_put(new_key_data, program.spread))["runner_state"]
+    # a warm-up would be thrown away
+    new = program.restart(floats, jax.device_put(new_key_data, program.spread))["runner_state"]
     names = getattr(runner_state, "episode_fields", ("obs", "env_state"))
     return runner_state._replace(**{name: getattr(new, name) for name in names})
 

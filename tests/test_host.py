@@ -20,6 +20,7 @@ from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
 from support.files import ROOT
 
+import dqn
 import ppo
 from onejit import checkpoints, compilation, evaluation, render, signals, slices, train
 from onejit.envs import host, register
@@ -370,6 +371,29 @@ def test_resume_begins_new_episodes(tmp_path, capsys):
     assert np.isfinite(carry["metrics"]["value_loss"]).all()
 
 
+def test_resume_does_not_warm_up_again(tmp_path):
+    """Its replay is in the checkpoint: only the environments begin anew."""
+    small()  # registers the environment
+    sizes = {"num_envs": 2, "num_steps": 4, "batch_size": 8, "hidden_sizes": (8,)}
+    config = dqn.Config(env_name="Echo", learning_starts=160, total_timesteps=240, **sizes)
+    program = compilation.compile_slice(dqn, config, [], 1)
+    key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
+
+    def watch(first, last, metrics, returns):
+        pass
+
+    with checkpoints.open_checkpoints(tmp_path / "checkpoints", keep=2) as manager:
+        with pytest.raises(signals.Stopped):
+            slices.train_slice(program, {}, key_data, manager, watch, caught=[15])
+        done = len(Echo.calls) - config.warmup_rollouts * config.num_steps
+        assert 0 < done < config.num_updates * config.num_steps
+        host.close_all()  # as in another process
+        Echo.calls.clear()
+        slices.train_slice(program, {}, key_data, manager, watch)
+    shortest = config.num_steps  # of dqn: one rollout
+    assert len(Echo.calls) == config.num_updates * config.num_steps - done + shortest
+
+
 def test_a_picture_of_each_step_of_an_episode():
     env = echo_env()
     _, state = env.reset(jax.random.key(0))
@@ -461,6 +485,30 @@ def test_dictionaries_become_vectors():
         obs.shape == env.observation_space(None).shape == (1 + 7 * 7 * 3,)
         and obs.dtype == np.float32
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_said"), [("CliffWalking-v0", True), ("Tetris-v0", True), ("CartPole-v1", False)]
+)
+def test_starts_that_do_not_depend_on_the_seed_are_said(name, is_said, capsys):
+    host.say_once.cache_clear()
+    env = make("envpool", name)
+    for _ in range(2):
+        jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 3))
+    said = capsys.readouterr().err.count(
+        f"{name}: all environments start with the same observation"
+    )
+    assert said == is_said
+
+
+@pytest.mark.parametrize("word", ["false", "no", "off", False])
+def test_words_for_truth_values_in_envpool(word):
+    make("envpool", "Pong-v5")
+    name = "onejit.envs.envpool:Pong-v5"
+    env, _ = ppo.make_env(ppo.Config(env_name=name, env_params={"episodic_life": word}))
+    assert env._env.make.args[2] == {"episodic_life": False}
+    with pytest.raises(ValueError, match=r"^env_params: episodic_life = flase: must be true or"):
+        ppo.make_env(ppo.Config(env_name=name, env_params={"episodic_life": "flase"}))
 
 
 # EnvPool says 0 and 2**31 - 1
