@@ -573,11 +573,14 @@ def test_devices_are_the_cores_that_may_be_used_and_programs_are_kept(tmp_path):
     code += "import q_learning_gridworld, jax\n"
     code += "print(jax.device_count(), jax.config.jax_compilation_cache_dir)"
     usual = tmp_path / ".cache" / "onejit" / f"jax-{platform.node()}"
-    mine = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    for cache, expected in (({}, usual), (mine, tmp_path)):
+    mine = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=3",
+    }
+    for chosen, expected in (({}, f"1 {usual}"), (mine, f"3 {tmp_path}")):
         env = {
             name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))
         }
-        env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)} | cache
+        env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)} | chosen
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-        assert done.stdout == f"1 {expected}\n", done.stderr
+        assert done.stdout == f"{expected}\n", done.stderr
