@@ -1,7 +1,7 @@
 """Random spaces, dtypes, bounds and time limits of Gymnasium.
 
 Either observations, actions, rewards and ends reach the network and the environment as a plain loop
-computes them, or the environment is refused in one line that names the field. 200 examples in
+computes them, or the environment is refused in one line that names the field. 120 examples in
 `make test-all`, few in `make test`.
 """
 
@@ -26,7 +26,7 @@ import ppo_continuous
 from onejit.envs import host
 from onejit.envs.gymnasium import register_ids
 
-EXAMPLES = pytest.mark.parametrize("examples", [6, pytest.param(100, marks=pytest.mark.slow)])
+EXAMPLES = pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.slow)])
 STEPS = 7
 ROWS = 2
 NUMBERS = itertools.count()
@@ -203,8 +203,8 @@ def check(space, action_space, length, registered_limit, limit, seed) -> bool:
             action_shape = () if script is ppo else action_space.shape
             own_actions = actions[:, row].reshape(STEPS, *action_shape)
             expected, env = in_a_loop(name, seeds[row], limit, own_actions, script is ppo)
-            for mine, theirs in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(np.asarray(mine)[:, row], theirs)
+            for mine, theirs in zip(found, expected, strict=True):  # XLA multiplies by 1 / 255
+                np.testing.assert_allclose(np.asarray(mine)[:, row], theirs, rtol=1e-6)
             taken = np.array(rows[row].actions)
             assert taken.dtype == np.array(env.actions).dtype
             np.testing.assert_allclose(taken, np.array(env.actions), rtol=2e-3, atol=1e-4)
@@ -219,7 +219,14 @@ def test_what_has_to_be_taken(examples):
     def run(space, action_space, length, registered_limit, limit):
         taken = check(space, action_space, length, registered_limit, limit, seed=length)
         is_bounded = isinstance(action_space, spaces.Discrete) or action_space.is_bounded()
-        assert taken == is_bounded
+        # a limit of 1 is gymnax's default, and has to be given
+        has_limit = registered_limit != 1 or limit is not None
+        parts = [part for part, _ in arrays_of(space, space.sample())]
+        is_state = len(parts) == 1 and isinstance(parts[0], spaces.Discrete)
+        if is_state and isinstance(action_space, spaces.Box):  # is for discrete actions alone
+            assert not taken
+        else:
+            assert taken == (is_bounded and has_limit)
 
     run()
 

@@ -45,6 +45,8 @@ class Pool(Batch):
         self.observations = env.observations
         self.actions = env.actions
         self.first = self.observations.read(self.envs.reset()[0], len(seeds))
+        if len(set(seeds)) > 1 and (self.first == self.first[:1]).all():
+            say_once(f"{name}: all environments start with the same observation, whatever the seed")
 
     def step(self, actions):
         obs, reward, terminated, truncated, _ = self.envs.step(self.actions(actions))

@@ -246,7 +246,8 @@ class HostEnv(environment.Environment):
     @property
     def shapes(self):
         """Of an observation, and of an action."""
-        obs, action = self.spaces
+        obs = self.observation_space(None)
+        action = self.action_space()
         kind = np.float32 if isinstance(action, spaces.Box) else np.int32
         return jax.ShapeDtypeStruct(obs.shape, obs.dtype), jax.ShapeDtypeStruct(action.shape, kind)
 
