@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import orbax.checkpoint as ocp
 
 from onejit.files import write
 from onejit.hosts import only_first
+
+# Orbax logs the traceback of each error, once for each of its threads, and raises it as well.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 KNOWN_CAUSES = ("No space left on device", "Read-only file system", "File too large")
 CHECKSUMS = "checksums.json"  # in the directory of a checkpoint: {file: SHA-256}

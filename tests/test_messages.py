@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from support.files import ROOT, SCRIPTS
 
@@ -23,6 +25,7 @@ from onejit import (
     text,
     train,
 )
+from onejit.checkpoints import open_checkpoints, save
 
 SMALL = ["--num-envs=2", "--num-steps=2", "--num-minibatches=1", "--total-timesteps=4"]
 
@@ -106,6 +109,18 @@ def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
     train.report(script, script.Config(), None, tmp_path)
     said = capfd.readouterr().err
     assert "in broken" in said and "warning: report of" in said
+
+
+def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk, caplog):
+    """Without the tracebacks of Orbax's threads."""
+    carry = {"metrics": {"loss": jnp.asarray(np.random.default_rng(0).normal(size=20_000))}}
+    with (
+        full_disk("files", 20_000) as (folder, cause),
+        open_checkpoints(folder / "checkpoints", keep=1) as manager,
+        pytest.raises(OSError, match=f"update 1 cannot be written: {cause}"),
+    ):
+        save(manager, 1, carry)
+    assert not [record for record in caplog.records if record.name == "absl"]
 
 
 # --- names ---
