@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+import tyro
 from gymnax.environments import environment, spaces
 
 import ppo
 import ppo_continuous
 import ppo_rnn
 
-FALSE = ("false", "False", "FALSE", "no", "off", "Off", False)
-TRUE = ("true", "True", "yes", "Yes", "on", True)
+FALSE = ("false", "FALSE", "no", "Off", False)
+TRUE = ("True", "yes", "on", True)
 WORDS = [(word, False) for word in FALSE] + [(word, True) for word in TRUE]
 
 
@@ -49,8 +50,8 @@ def unwrap(env):
 @pytest.mark.parametrize(("word", "value"), WORDS)
 @pytest.mark.parametrize(
     ("script", "name"),
-    [(ppo, "SwitchDiscrete"), (ppo_continuous, "Switch"), (ppo_rnn, "Switch")],
-    ids=["ppo", "ppo_continuous", "ppo_rnn"],
+    [(ppo, "SwitchDiscrete"), (ppo_continuous, "Switch")],
+    ids=["ppo", "ppo_continuous"],
 )
 def test_words_for_truth_values(script, name, word, value):
     """Arguments of a constructor, with and without a default; fields of the parameters."""
@@ -60,6 +61,20 @@ def test_words_for_truth_values(script, name, word, value):
     if script is ppo_continuous:
         config = script.Config(env_name="PointRobot-misc", env_params={"dense_reward": word})
         assert script.make_env(config)[1].dense_reward is value
+
+
+def test_words_of_the_command_line_and_of_yaml(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "env_name: Switch\nenv_params: {ramping: off, speed: no, other: 'no', mode: b}\n"
+    )
+    words = ["--env-params", "ramping", "no", "speed", "False", "other", "off", "mode", "b"]
+    for flags in (["--env-name", "Switch", *words], ["--config", str(file)]):
+        words = ppo_continuous.read_flags(flags)
+        markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
+        config = tyro.cli(ppo_continuous.Config, args=words, config=markers)
+        env, _ = ppo_continuous.make_env(config)
+        assert unwrap(env).given == {"ramping": False, "speed": False, "other": False, "mode": "b"}
 
 
 @pytest.mark.parametrize(("word", "value"), WORDS)
