@@ -3,8 +3,10 @@
     python docs/make/environment_names.py
     python docs/make/environment_names.py --check
 
-A section is written if its package is installed, and is otherwise kept as it is on the page.
-EnvPool and Gymnasium have more than a thousand names, and the page says how to list them.
+A section is written if its package is installed, and is otherwise kept as it is on the page. A
+name is on the page if a script can start the environment: it is made, and an update is traced, with
+numbers of 32 bits and of 64. EnvPool and Gymnasium have more than a thousand names, and the page
+says how to list them.
 """
 
 import argparse
@@ -22,6 +24,7 @@ PAGE = ROOT / "docs" / "environment_names.md"
 sys.path.insert(0, str(ROOT))
 
 import gymnax
+import jax
 import numpy as np
 from brax import envs as brax_envs
 from gymnax.environments import spaces
@@ -30,13 +33,21 @@ BUILT_IN = list(gymnax.registered_envs)  # before a module of onejit.envs adds n
 NOT_LISTED = {
     "MNISTBandit-bsuite": "downloads when it is made",
     "fast": "a test environment without physics",
+    "swimmer": "refused by the scripts",
 }
-LIBRARIES = {"navix": "Navix", "craftax": "Craftax", "jumanji": "Jumanji", "pgx": "Pgx, one player"}
-LIBRARIES["playground"] = "MuJoCo Playground"
+LIBRARIES = {
+    "navix": "Navix",
+    "xminigrid": "XLand-MiniGrid",
+    "craftax": "Craftax",
+    "jumanji": "Jumanji",
+    "pgx": "Pgx, one player",
+    "playground": "MuJoCo Playground",
+}
 HEAD = """# Environment names
 
 `--env-name NAME` accepts these names. [Environments](environments.md) explains them and how to add
-your own. This page is written by `python docs/make/environment_names.py`.
+your own. This page is written by `python docs/make/environment_names.py`, which starts
+each of them. A star: it fails in [64-bit mode](questions.md#does-it-work-in-64-bit-mode).
 
 """
 TAIL = """## EnvPool and Gymnasium
@@ -52,6 +63,43 @@ python -c "import gymnasium; print(*gymnasium.registry, sep='\\n')"
 Write `onejit.envs.envpool:NAME` or `onejit.envs.gymnasium:NAME` ([environments outside
 JAX](host_environments.md)).
 """
+
+
+def trace_update(script, config) -> None:
+    """Make the environment and trace an update of the script. Raises what they raise."""
+    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+        init, update = script.make_learner(config)
+        jax.eval_shape(update, jax.eval_shape(init, jax.random.key(0)))
+
+
+def script_for(name: str):
+    """The script for the actions of an environment that is registered with gymnax."""
+    import ppo
+    import ppo_continuous
+
+    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+        env, params = gymnax.make(name)
+        try:
+            is_discrete = isinstance(env.action_space(params), spaces.Discrete)
+        except ValueError:  # too many actions
+            is_discrete = True
+    return ppo if is_discrete else ppo_continuous
+
+
+def started(script, name: str) -> str | None:
+    """The name as the page has it, with a star if 64 bits fail. None if it cannot be started."""
+    config = script.Config(env_name=name)
+    try:
+        trace_update(script, config)
+    except Exception as error:  # each library refuses in its own way
+        print(f"{script.__name__}, {name}: {' '.join(str(error).split())[:150]}", file=sys.stderr)
+        return None
+    try:
+        with jax.enable_x64(True):
+            trace_update(script, config)
+    except Exception:
+        return f"`{name}` *"
+    return f"`{name}`"
 
 
 def described(space) -> str:
@@ -71,22 +119,25 @@ def gymnax_section() -> str:
         discrete = isinstance(action, spaces.Discrete)
         actions = f"{action.n} discrete" if discrete else f"{action.shape[0]} continuous"
         limit = int(params.max_steps_in_episode)
-        rows.append(f"| `{name}` | {actions} | {described(observation)} | {limit} |")
+        written = started(script_for(name), name)
+        if written:
+            rows.append(f"| {written} | {actions} | {described(observation)} | {limit} |")
     return "## gymnax\n\n" + "\n".join(rows) + "\n\n"
 
 
 def brax_section() -> str:
+    import ppo_continuous
+
     rows = ["| name | actions | observation | time limit |", "|---|---|---|---|"]
     for name in sorted(brax_envs._envs):
         if name in NOT_LISTED:
             continue
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            backend = "generalized" if name == "swimmer" else "spring"
-            env = brax_envs.get_environment(name, backend=backend)
-        rows.append(
-            f"| `{name}` | {env.action_size} continuous | {env.observation_size}, float32 | 1000 |"
-        )
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+            env = brax_envs.get_environment(name, backend="spring")
+        actions, observation = env.action_size, env.observation_size
+        written = started(ppo_continuous, name)
+        if written:
+            rows.append(f"| {written} | {actions} continuous | {observation}, float32 | 1000 |")
     text = "For the scripts with continuous actions. The numbers are for the default backend.\n\n"
     return "## brax\n\n" + text + "\n".join(rows) + "\n\n"
 
@@ -101,9 +152,14 @@ def library_section(module: str, title: str) -> str | None:
     except ImportError:
         return None
     names = sorted(set(gymnax.registered_envs) - before)
-    listed = textwrap.fill(", ".join(f"`{name}`" for name in names), 120, break_on_hyphens=False)
-    intro = f"{len(names)} names, to be written as `onejit.envs.{module}:NAME`:"
-    return f"## {title}\n\n{intro}\n\n{listed}.\n\n"
+    written = [started(script_for(name), name) for name in names]
+    written = [name for name in written if name]
+    intro = f"{len(written)} names, to be written as `onejit.envs.{module}:NAME`:"
+    return f"## {title}\n\n{intro}\n\n{listed(written)}.\n\n"
+
+
+def listed(names) -> str:
+    return textwrap.fill(", ".join(names), 120, break_on_hyphens=False)
 
 
 def teams_and_games() -> str:
@@ -111,25 +167,16 @@ def teams_and_games() -> str:
     import alphazero
     import mappo
 
-    teams = []
-    for name in sorted(mappo.jaxmarl.registered_envs):
-        with (
-            contextlib.suppress(Exception),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):  # each refuses in its own way
-            mappo.make_env(mappo.Config(env_name=name))
-            teams.append(name)
     text = ""
     for title, script, names in (
-        ("JaxMARL", "mappo", teams),
-        ("Pgx", "alphazero", sorted(alphazero.LONGEST)),
+        ("JaxMARL", mappo, sorted(mappo.jaxmarl.registered_envs)),
+        ("Pgx", alphazero, sorted(alphazero.LONGEST)),
     ):
-        listed = textwrap.fill(
-            ", ".join(f"`{name}`" for name in names), 120, break_on_hyphens=False
-        )
-        text += (
-            f"## {title}\n\nFor [{script}.py]({script}.md), {len(names)} names:\n\n{listed}.\n\n"
-        )
+        written = [started(script, name) for name in names]
+        written = [name for name in written if name]
+        name = script.__name__
+        text += f"## {title}\n\nFor [{name}.py]({name}.md), {len(written)} names:\n\n"
+        text += f"{listed(written)}.\n\n"
     return text
 
 
@@ -147,17 +194,16 @@ def main():
     )
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing, check gymnax and the names of brax"
+        "--check", action="store_true", help="write nothing, check the names of gymnax and brax"
     )
     args = parser.parse_args()
     if args.check:
         text = args.out.read_text()
-        named = re.findall(
-            r"(?m)^\| `(\w+)` \|", text.partition("## brax")[2].partition("\n## ")[0]
-        )
-        current = gymnax_section() in text and named == sorted(
-            set(brax_envs._envs) - set(NOT_LISTED)
-        )
+        current = True
+        for title, names in (("gymnax", BUILT_IN), ("brax", brax_envs._envs)):
+            section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+            named = re.findall(r"(?m)^\| `(\S+)`", section)
+            current &= named == sorted(set(names) - set(NOT_LISTED))
         sys.exit(None if current else f"{args.out} is not current: run this script without --check")
     args.out.write_text(page(args.out.read_text() if args.out.exists() else ""))
 
