@@ -77,7 +77,7 @@ def test_words_of_the_command_line_and_of_yaml(tmp_path):
         assert unwrap(env).given == {"ramping": False, "speed": False, "other": False, "mode": "b"}
 
 
-@pytest.mark.parametrize(("word", "value"), WORDS)
+@pytest.mark.parametrize(("word", "value"), [("no", False), ("true", True)])
 def test_words_for_truth_values_of_brax(word, value):
     params = {"terminate_when_unhealthy": word, "max_steps_in_episode": 7}
     config = ppo_continuous.Config(env_name="hopper", env_params=params)

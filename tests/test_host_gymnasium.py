@@ -337,12 +337,12 @@ def test_what_is_done_to_images_is_said_once(capsys):
     [
         (spaces.Box(0, 255, (6, 5), np.uint8), lambda x: x[..., None]),
         slow(spaces.Box(0, 255, (7,), np.uint8), lambda x: x),
-        (spaces.Box(0, 1, (6, 6, 3), np.uint8), np.float32),
+        slow(spaces.Box(0, 1, (6, 6, 3), np.uint8), np.float32),
         slow(spaces.Box(0, 9, (4,), np.int64), np.float32),
         slow(spaces.Box(-1, 1, (2, 3), np.float64), np.float32),
         slow(spaces.MultiBinary((2, 3)), np.float32),
         slow(spaces.MultiDiscrete([3, 4]), np.float32),
-        (spaces.MultiDiscrete([3, 4], start=[2, 5]), lambda x: np.float32(x - [2, 5])),
+        slow(spaces.MultiDiscrete([3, 4], start=[2, 5]), lambda x: np.float32(x - [2, 5])),
         (spaces.Discrete(4, start=-2), lambda x: np.int32(x + 2)),
         slow(spaces.Dict(image=IMAGE, mission=spaces.Text(9)), lambda x: x["image"]),
         (spaces.Dict(view=spaces.Dict(image=IMAGE)), lambda x: x["view"]["image"]),
@@ -485,7 +485,7 @@ def test_rewards_that_are_not_one_number_are_refused(reward):
         make_env("Toy-v0")
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int64, bool, None])
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, None])
 def test_numbers_of_another_precision_are_taken(dtype):
     observed = [1, 0, 1] if dtype is None else np.array([1, 0, 1], dtype)
     name = register(functools.partial(toys.OtherObservations, toys.VECTOR, observed))
