@@ -30,7 +30,8 @@ def use_all_cores() -> None:
 def use_compilation_cache() -> None:
     if jax.config.jax_compilation_cache_dir:
         return
-    folder = os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+    # Not the scripts' directory: JAX can limit only a directory that had this limit from the start.
+    folder = os.path.expanduser(f"~/.cache/onejit/limited-{platform.node()}")
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_compilation_cache_max_size", 2**31)
 
