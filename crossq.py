@@ -1,0 +1,1072 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "brax>=0.14.2",
+#     "distrax>=0.1.9",
+#     "flax>=0.12.8",
+#     "gymnax>=1.0.1",
+#     "jax>=0.10.2,<0.11",
+#     "matplotlib>=3.10",
+#     "numpy>=2.0",
+#     "optax>=0.2.8",
+#     "pyyaml>=6.0",
+#     "safetensors>=0.8",
+#     "six>=1.17",
+#     "tfp-nightly==0.26.0.dev20261027",
+#     "tqdm>=4.67",
+#     "tyro>=1.0.17",
+# ]
+# [tool.uv]
+# exclude-newer = "2026-11-22T00:00:00Z"
+# ///
+"""CrossQ, the whole training in one jit.
+
+Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning for Greater Sample
+Efficiency and Simplicity" (arXiv 1902.05605): soft actor-critic (arXiv 1812.05905) without target
+networks. Networks have batch renormalization (arXiv 1702.03275) in place of them, and the critics
+value the actions of a step and those of the next step in one pass (section 4 of the paper).
+
+Differences from the paper: many environments per agent, any number of gradient steps per update,
+and smaller critics by default. An episode that its time limit truncates is bootstrapped from its
+last observation. Before learning, `init` fills the replay with random actions. The replay is a ring
+of `buffer_size` steps in `runner_state`. A step takes 4 (2 obs_dim + action_dim + 1) + 1 bytes:
+with the defaults 0.66 MB per agent.
+
+    python crossq.py --env-name Pendulum-v1 --num-seeds 8
+
+    out = jax.jit(jax.vmap(make_train(Config())))(jax.random.split(jax.random.key(0), 256))
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+import io
+import math
+import os
+import platform
+import re
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_type_hints
+
+# Before JAX is imported: each core of this process is a device, and compiled programs are kept.
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
+cache = os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+
+import distrax
+import flax.linen as nn
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+import yaml
+from flax.core import FrozenDict
+from flax.struct import dataclass as pytree
+from flax.traverse_util import flatten_dict
+from gymnax.environments import spaces
+from gymnax.wrappers import FlattenObservationWrapper, LogWrapper
+from gymnax.wrappers.purerl import GymnaxWrapper
+from jax.sharding import PartitionSpec
+from matplotlib.figure import Figure
+from safetensors.flax import save
+from tqdm import tqdm
+
+with contextlib.redirect_stdout(io.StringIO()):  # brax prints which optional packages it lacks
+    import brax.envs
+
+
+# --- config: float fields may be traced, all others are static (shared) ---
+
+
+def register_config(cls):
+    """Make a frozen dataclass a pytree whose leaves are its float fields."""
+    hints = get_type_hints(cls)
+    floats = [name for name in hints if hints[name] is float]
+    others = [name for name in hints if hints[name] is not float]
+    return jax.tree_util.register_dataclass(cls, data_fields=floats, meta_fields=others)
+
+
+# --- hyperparameters ---
+
+
+@register_config
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+
+    env_name: str = "Pendulum-v1"  # brax or gymnax environment; MODULE:NAME imports MODULE first
+    # parameters of the environment: NAME VALUE ...
+    env_params: Mapping[str, bool | int | float | str] = FrozenDict()
+    total_timesteps: int = 20_000  # environment steps per agent, warm-up included
+    num_envs: int = 6  # environments per agent
+    num_steps: int = 1  # steps per environment and update
+    gradient_steps: int = 6  # gradient steps per update, each on a new batch
+    batch_size: int = 256  # transitions per gradient step
+    buffer_size: int = 20_000  # steps in the replay, at most; a multiple of num_envs * num_steps
+    learning_starts: int = 1000  # random steps before learning, in whole rollouts
+    policy_lr: float = 1e-3  # Adam's learning rate for the policy
+    q_lr: float = 1e-3  # Adam's learning rate for the critics
+    gamma: float = 0.99  # discount factor
+    policy_delay: int = 3  # critic updates per policy update; must divide gradient_steps
+    ent_coef: float = 1.0  # weight of the entropy; the initial weight if it is learned
+    learn_ent_coef: bool = True  # learn ent_coef at policy_lr, to reach target_entropy
+    target_entropy: float = -1.0  # target of the policy's entropy, per dimension of an action
+    noise_correlation: float = 0.0  # correlation of exploration noise in successive steps
+    reward_scale: float = 1.0  # factor that rewards are multiplied by
+    renorm_warmup: int = 100_000  # training passes of a network before its renormalization starts
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
+    critic_hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the critics' hidden layers
+    activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
+
+    def __post_init__(self):
+        object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
+
+    @property
+    def rollout_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def warmup_updates(self) -> int:
+        return math.ceil(max(0, self.learning_starts) / self.rollout_size)
+
+    @property
+    def warmup_timesteps(self) -> int:
+        return self.warmup_updates * self.rollout_size
+
+    @property
+    def num_updates(self) -> int:
+        return (self.total_timesteps - self.warmup_timesteps) // self.rollout_size
+
+
+# --- networks ---
+
+LOG_STD_MIN = -5.0
+LOG_STD_MAX = 2.0
+
+
+def orthogonal(scale: float):
+    """Orthogonal initialization (arXiv 1312.6120), by matrix products alone.
+
+    flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
+    """
+
+    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
+
+    def init(key, shape, dtype=jnp.float32):
+        x = jax.random.normal(key, shape, dtype)
+        x = x / jnp.linalg.norm(x)  # no singular value is above 1
+        return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
+
+    return init
+
+
+def preprocess(obs):
+    """What networks take: floats; bytes, of which images consist, are divided by 255."""
+    if obs.dtype == jnp.uint8:
+        return obs / 255.0
+    return obs.astype(jnp.float32)
+
+
+RENORM_MOMENTUM = 0.99
+RENORM_MAX_SCALE = 3.0
+RENORM_MAX_SHIFT = 5.0
+RENORM_EPS = 1e-3
+
+
+def renormalization(mean, std, running_mean, running_std):
+    """`scale` and `shift` of a batch that is normalized by its own mean and std.
+
+    With them it is normalized by the running statistics, unless the two differ by too much
+    (r and d of arXiv 1702.03275, algorithm 1). No gradient passes. All arrays: [features].
+    """
+    scale = jnp.clip(std / running_std, 1.0 / RENORM_MAX_SCALE, RENORM_MAX_SCALE)
+    shift = (mean - running_mean) / running_std
+    shift = jnp.clip(shift, -RENORM_MAX_SHIFT, RENORM_MAX_SHIFT)
+    return jax.lax.stop_gradient(scale), jax.lax.stop_gradient(shift)
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalization (arXiv 1702.03275, algorithm 1): [..., features] -> [..., features].
+
+    In training, the batch's own statistics normalize it, and the running statistics, which are in
+    the collection "batch_stats", follow them. The first `warmup` passes are plain batch
+    normalization; later ones are corrected by `renormalization`. Otherwise the running statistics
+    normalize. flax has batch normalization without the correction.
+    """
+
+    warmup: int
+
+    @nn.compact
+    def __call__(self, x, training: bool):
+        features = x.shape[-1]
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features)
+        running_var = self.variable("batch_stats", "var", jnp.ones, features)
+        passes = self.variable("batch_stats", "passes", jnp.zeros, (), jnp.int32)
+        running_std = jnp.sqrt(running_var.value + RENORM_EPS)
+
+        if training:
+            axes = tuple(range(x.ndim - 1))
+            mean = x.mean(axis=axes)
+            var = x.var(axis=axes)
+            std = jnp.sqrt(var + RENORM_EPS)
+            scale, shift = renormalization(mean, std, running_mean.value, running_std)
+            warm = passes.value >= self.warmup
+            y = (x - mean) / std * jnp.where(warm, scale, 1.0) + jnp.where(warm, shift, 0.0)
+            if not self.is_initializing():
+                step_size = 1.0 - RENORM_MOMENTUM
+                running_mean.value += step_size * (mean - running_mean.value)
+                running_var.value += step_size * (var - running_var.value)
+                passes.value += 1
+        else:
+            y = (x - running_mean.value) / running_std
+
+        gain = self.param("scale", nn.initializers.ones, (features,))
+        bias = self.param("bias", nn.initializers.zeros, (features,))
+        return gain * y + bias
+
+
+class Mlp(nn.Module):
+    """Hidden layers and a linear head: [..., features] -> [..., outputs].
+
+    The inputs of each layer are renormalized.
+    """
+
+    hidden_sizes: tuple[int, ...]
+    outputs: int
+    activation: str
+    renorm_warmup: int
+    head_scale: float
+
+    @nn.compact
+    def __call__(self, x, training: bool):
+        x = BatchRenorm(self.renorm_warmup)(x, training)
+        for size in self.hidden_sizes:
+            x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
+            x = getattr(nn, self.activation)(x)
+            x = BatchRenorm(self.renorm_warmup)(x, training)
+        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale))(x)
+
+
+class Actor(nn.Module):
+    """Gaussian before squashing: [..., obs_dim] -> distribution over [..., action_dim]."""
+
+    action_dim: int
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    renorm_warmup: int
+
+    @nn.compact
+    def __call__(self, obs, training: bool):
+        x = preprocess(obs)
+        mlp = Mlp(
+            self.hidden_sizes,
+            outputs=2 * self.action_dim,
+            activation=self.activation,
+            renorm_warmup=self.renorm_warmup,
+            head_scale=0.01,
+        )
+        outputs = mlp(x, training)
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1.0)
+        return distrax.MultivariateNormalDiag(mean, jnp.exp(log_std))
+
+
+class Critic(nn.Module):
+    """The value of an action: [..., obs_dim], [..., action_dim] -> [...]."""
+
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    renorm_warmup: int
+
+    @nn.compact
+    def __call__(self, obs, action, training: bool):
+        x = jnp.concatenate([preprocess(obs), action], axis=-1)
+        mlp = Mlp(
+            self.hidden_sizes,
+            outputs=1,
+            activation=self.activation,
+            renorm_warmup=self.renorm_warmup,
+            head_scale=1.0,
+        )
+        return mlp(x, training).squeeze(-1)
+
+
+# --- mathematics: arrays in, arrays out ---
+
+
+def squash(gaussian):
+    """The distribution of tanh(u), where u is Gaussian (arXiv 1801.01290, equation 21).
+
+    Sample and score it in one call, `sample_and_log_prob`: tanh has no inverse where it saturates.
+    """
+    return distrax.Transformed(gaussian, distrax.Block(distrax.Tanh(), ndims=1))
+
+
+def q_target(reward, terminated, next_q, next_log_prob, ent_coef, gamma):
+    """y = r + gamma (1 - terminated) [min_j Q_j(s', a') - alpha log pi(a'|s')].
+
+    Equations 3 and 5 of arXiv 1812.05905. next_q: [2, B], all others [B].
+    """
+    next_value = next_q.min(axis=0) - ent_coef * next_log_prob
+    return reward + gamma * jnp.where(terminated, 0.0, next_value)
+
+
+def td_loss(q, target):
+    """Mean squared error, summed over both critics. q: [2, B], target: [B]."""
+    return jnp.square(q - target).mean(axis=-1).sum()
+
+
+def policy_loss(q, log_prob, ent_coef):
+    """E[alpha log pi - min_j Q_j] (arXiv 1812.05905, equation 9). q: [2, B], log_prob: [B]."""
+    return (ent_coef * log_prob - q.min(axis=0)).mean()
+
+
+def ent_coef_loss(log_ent_coef, entropy, target_entropy):
+    """alpha (H - target), where H = E[-log pi] (arXiv 1812.05905, equation 18). Scalars."""
+    return jnp.exp(log_ent_coef) * (entropy - target_entropy)
+
+
+def correlated(noise, white, correlation):
+    """The next value of noise that is correlated in time. If both have unit variance, so has it."""
+    return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
+
+
+def random_action(noise):
+    """From normal to uniform in [-1, 1]: twice the distribution function of `noise`, minus 1."""
+    return jax.lax.erf(noise / math.sqrt(2.0))
+
+
+# --- replay: a ring of rollouts ---
+
+
+class Transition(NamedTuple):
+    """One step. A rollout is [num_steps, num_envs], the replay [rollouts, num_steps, num_envs]."""
+
+    obs: jax.Array
+    action: jax.Array  # in [-1, 1]
+    reward: jax.Array
+    next_obs: jax.Array  # after the step, before auto-reset
+    terminated: jax.Array
+
+
+def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
+    """Overwrite the oldest rollout. `count` rollouts were added before."""
+    return jax.tree.map(lambda ring, new: ring.at[count % len(ring)].set(new), replay, rollout)
+
+
+def sample(key, replay: Transition, count, batch_size: int) -> Transition:
+    """Draw steps uniformly, with replacement, from the `count` rollouts added so far. [B, ...]"""
+    num_rollouts, num_steps, num_envs = replay.reward.shape
+    filled = jnp.minimum(count, num_rollouts) * num_steps * num_envs
+    index = jax.random.randint(key, (batch_size,), 0, filled)
+    return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[3:])[index], replay)
+
+
+# --- training ---
+
+
+class RunnerState(NamedTuple):
+    """All that training carries from one update to the next."""
+
+    params: dict  # of "actor", both "critics" [2, ...] and "log_ent_coef"
+    batch_stats: dict  # running statistics of "actor" and both "critics" [2, ...]
+    opt_state: dict  # one for each entry of `params`
+    replay: Transition
+    rollout_count: jax.Array  # rollouts so far, warm-up included
+    obs: jax.Array  # [num_envs, obs_dim]
+    env_state: Any  # [num_envs, ...]
+    noise: jax.Array  # [num_envs, action_dim], exploration noise of the last step
+    key: jax.Array
+
+    episode_fields = ("obs", "env_state", "noise")  # belong to the running episodes
+
+    @property
+    def agent(self) -> dict:
+        """What acting needs: `main` saves it, `make_policy` takes it."""
+        return {
+            "params": {"actor": self.params["actor"]},
+            "batch_stats": {"actor": self.batch_stats["actor"]},
+        }
+
+
+def make_networks(config: Config, env, env_params):
+    action_dim = math.prod(env.action_space(env_params).shape)
+    actor = Actor(action_dim, config.hidden_sizes, config.activation, config.renorm_warmup)
+    critic = Critic(config.critic_hidden_sizes, config.activation, config.renorm_warmup)
+    return actor, critic
+
+
+def make_learner(config: Config):
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    for name in ("num_envs", "num_steps", "gradient_steps", "batch_size"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+    if config.policy_delay < 1 or config.gradient_steps % config.policy_delay != 0:
+        raise ValueError(
+            f"policy_delay = {config.policy_delay}: must divide "
+            f"gradient_steps = {config.gradient_steps}"
+        )
+    if config.num_updates < 1:
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: the warm-up and one update take "
+            f"{config.warmup_timesteps + config.rollout_size}"
+        )
+    if config.buffer_size < config.rollout_size:
+        raise ValueError(
+            f"buffer_size = {config.buffer_size}: one update writes {config.rollout_size}"
+        )
+    env, env_params = make_env(config)
+    step_env = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+    actor, critic = make_networks(config, env, env_params)
+    actor_optimizer = optax.adam(config.policy_lr, b1=0.5)
+    critic_optimizer = optax.adam(config.q_lr, b1=0.5)
+    ent_coef_optimizer = optax.adam(config.policy_lr, b1=0.5)
+
+    def init(rng):
+        """Initialize the networks, and fill the replay with the steps of the warm-up."""
+        actor_key, critic_key, env_key, noise_key, warmup_key, key = jax.random.split(rng, 6)
+        env_keys = jax.random.split(env_key, config.num_envs)
+        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        noise = jax.random.normal(noise_key, (config.num_envs, actor.action_dim))
+
+        def init_critic(key):
+            return critic.init(key, obs, noise, training=True)
+
+        actor_variables = actor.init(actor_key, obs, training=True)
+        critic_variables = jax.vmap(init_critic)(jax.random.split(critic_key, 2))
+        log_ent_coef = jnp.log(jnp.maximum(config.ent_coef, 1e-4))  # from 0 it could not grow
+        params = {
+            "actor": actor_variables["params"],
+            "critics": critic_variables["params"],
+            "log_ent_coef": log_ent_coef,
+        }
+        batch_stats = {
+            "actor": actor_variables["batch_stats"],
+            "critics": critic_variables["batch_stats"],
+        }
+        opt_state = {
+            "actor": actor_optimizer.init(params["actor"]),
+            "critics": critic_optimizer.init(params["critics"]),
+            "log_ent_coef": ent_coef_optimizer.init(params["log_ent_coef"]),
+        }
+
+        num_rollouts = config.buffer_size // config.rollout_size
+        shape = (num_rollouts, config.num_steps, config.num_envs)
+        empty_obs = jnp.zeros((*shape, *obs.shape[1:]), obs.dtype)
+        replay = Transition(
+            obs=empty_obs,
+            action=jnp.zeros((*shape, actor.action_dim)),
+            reward=jnp.zeros(shape),
+            next_obs=empty_obs,
+            terminated=jnp.zeros(shape, bool),
+        )
+        state = RunnerState(
+            params=params,
+            batch_stats=batch_stats,
+            opt_state=opt_state,
+            replay=replay,
+            rollout_count=jnp.int32(0),
+            obs=obs,
+            env_state=env_state,
+            noise=noise,
+            key=key,
+        )
+
+        def warm_up(state, key):
+            return collect(state, key, act_randomly)
+
+        state, _ = jax.lax.scan(warm_up, state, jax.random.split(warmup_key, config.warmup_updates))
+        return state
+
+    def apply_actor(state, obs):
+        """The policy, normalized by the running statistics."""
+        variables = {"params": state.params["actor"], "batch_stats": state.batch_stats["actor"]}
+        return actor.apply(variables, obs, training=False)
+
+    def train_actor(params, batch_stats, obs):
+        """The policy, normalized by the batch's statistics, and the new running ones."""
+        variables = {"params": params, "batch_stats": batch_stats}
+        policy, changed = actor.apply(variables, obs, training=True, mutable=["batch_stats"])
+        return policy, changed["batch_stats"]
+
+    def apply_critics(state, obs, action):
+        """Values [2, B], normalized by the running statistics."""
+
+        def apply(params, batch_stats):
+            variables = {"params": params, "batch_stats": batch_stats}
+            return critic.apply(variables, obs, action, training=False)
+
+        return jax.vmap(apply)(state.params["critics"], state.batch_stats["critics"])
+
+    def train_critics(params, batch_stats, obs, action):
+        """Values [2, B], normalized by the batch's statistics, and the new running ones."""
+
+        def apply(params, batch_stats):
+            variables = {"params": params, "batch_stats": batch_stats}
+            return critic.apply(variables, obs, action, training=True, mutable=["batch_stats"])
+
+        q, changed = jax.vmap(apply)(params, batch_stats)
+        return q, changed["batch_stats"]
+
+    def act_randomly(state, obs, noise):
+        return random_action(noise)
+
+    def act_with_noise(state, obs, noise):
+        gaussian = apply_actor(state, obs)
+        return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
+
+    def collect(state, key, act):
+        """Take `num_steps` steps with actions `act(state, obs, noise)`, and store them."""
+
+        def step(carry, key):
+            obs, env_state, noise = carry
+            noise_key, env_key = jax.random.split(key)
+            white = jax.random.normal(noise_key, noise.shape)
+            noise = correlated(noise, white, config.noise_correlation)
+            action = act(state, obs, noise)
+
+            env_keys = jax.random.split(env_key, config.num_envs)
+            new_obs, env_state, reward, terminated, _, info = step_env(
+                env_keys, env_state, action, env_params
+            )
+            next_obs = info.pop("final_observation")
+            transition = Transition(
+                obs=obs,
+                action=action,
+                reward=reward,
+                next_obs=next_obs,
+                terminated=terminated,
+            )
+            return (new_obs, env_state, noise), (transition, info)
+
+        carry = (state.obs, state.env_state, state.noise)
+        keys = jax.random.split(key, config.num_steps)
+        (obs, env_state, noise), (rollout, info) = jax.lax.scan(step, carry, keys)
+        state = state._replace(
+            replay=add_rollout(state.replay, rollout, state.rollout_count),
+            rollout_count=state.rollout_count + 1,
+            obs=obs,
+            env_state=env_state,
+            noise=noise,
+        )
+        return state, info
+
+    def make_batch(state, key):
+        batch = sample(key, state.replay, state.rollout_count, config.batch_size)
+        return batch._replace(reward=config.reward_scale * batch.reward)
+
+    def entropy_coefficient(params):
+        return jnp.exp(params["log_ent_coef"]) if config.learn_ent_coef else config.ent_coef
+
+    def critic_loss_fn(critic_params, state, batch, key):
+        next_policy = squash(apply_actor(state, batch.next_obs))
+        next_action, next_log_prob = next_policy.sample_and_log_prob(seed=key)
+
+        # One pass, whose statistics are those of both steps: figure 2 of the paper.
+        q_and_next_q, batch_stats = train_critics(
+            critic_params,
+            state.batch_stats["critics"],
+            obs=jnp.concatenate([batch.obs, batch.next_obs]),
+            action=jnp.concatenate([batch.action, next_action]),
+        )
+        q, next_q = jnp.split(q_and_next_q, 2, axis=-1)
+        target = q_target(
+            batch.reward,
+            batch.terminated,
+            next_q=next_q,
+            next_log_prob=next_log_prob,
+            ent_coef=entropy_coefficient(state.params),
+            gamma=config.gamma,
+        )
+        loss = td_loss(q, jax.lax.stop_gradient(target))
+        return loss, (batch_stats, {"td_loss": loss, "q_value": q.mean()})
+
+    def update_critics(state, batch, key):
+        params = state.params["critics"]
+        grads, (batch_stats, metrics) = jax.grad(critic_loss_fn, has_aux=True)(
+            params, state, batch, key
+        )
+        updates, opt_state = critic_optimizer.update(grads, state.opt_state["critics"])
+        params = optax.apply_updates(params, updates)
+        state = state._replace(
+            params=state.params | {"critics": params},
+            batch_stats=state.batch_stats | {"critics": batch_stats},
+            opt_state=state.opt_state | {"critics": opt_state},
+        )
+        return state, metrics
+
+    def actor_loss_fn(actor_params, state, batch, key):
+        gaussian, batch_stats = train_actor(actor_params, state.batch_stats["actor"], batch.obs)
+        action, log_prob = squash(gaussian).sample_and_log_prob(seed=key)
+        q = apply_critics(state, batch.obs, action)
+        ent_coef = entropy_coefficient(state.params)
+        loss = policy_loss(q, log_prob, ent_coef)
+        metrics = {"policy_loss": loss, "entropy": -log_prob.mean(), "ent_coef": ent_coef}
+        return loss, (batch_stats, metrics)
+
+    def update_actor(state, batch, key):
+        params = state.params["actor"]
+        grads, (batch_stats, metrics) = jax.grad(actor_loss_fn, has_aux=True)(
+            params, state, batch, key
+        )
+        updates, opt_state = actor_optimizer.update(grads, state.opt_state["actor"])
+        params = optax.apply_updates(params, updates)
+        state = state._replace(
+            params=state.params | {"actor": params},
+            batch_stats=state.batch_stats | {"actor": batch_stats},
+            opt_state=state.opt_state | {"actor": opt_state},
+        )
+        return state, metrics
+
+    def update_ent_coef(state, entropy):
+        params = state.params["log_ent_coef"]
+        target_entropy = config.target_entropy * actor.action_dim
+        grads = jax.grad(ent_coef_loss)(params, entropy, target_entropy)
+        updates, opt_state = ent_coef_optimizer.update(grads, state.opt_state["log_ent_coef"])
+        params = optax.apply_updates(params, updates)
+        return state._replace(
+            params=state.params | {"log_ent_coef": params},
+            opt_state=state.opt_state | {"log_ent_coef": opt_state},
+        )
+
+    def critic_step(state, key):
+        batch_key, next_action_key = jax.random.split(key)
+        batch = make_batch(state, batch_key)
+        state, metrics = update_critics(state, batch, next_action_key)
+        return state, (batch, metrics)
+
+    def gradient_step(state, keys):
+        """Update the critics `policy_delay` times, then policy and entropy coefficient once."""
+        critic_keys, action_key = keys
+        state, (batches, critic_metrics) = jax.lax.scan(critic_step, state, critic_keys)
+        last_batch = jax.tree.map(lambda x: x[-1], batches)
+        state, actor_metrics = update_actor(state, last_batch, action_key)
+        if config.learn_ent_coef:
+            state = update_ent_coef(state, actor_metrics["entropy"])
+        return state, critic_metrics | actor_metrics
+
+    def update(state, _=None):
+        key, collect_key, critic_key, actor_key = jax.random.split(state.key, 4)
+        state, info = collect(state._replace(key=key), collect_key, act_with_noise)
+        num_groups = config.gradient_steps // config.policy_delay
+        critic_keys = jax.random.split(critic_key, (num_groups, config.policy_delay))
+        actor_keys = jax.random.split(actor_key, num_groups)
+        state, metrics = jax.lax.scan(gradient_step, state, (critic_keys, actor_keys))
+        return state, jax.tree.map(jnp.mean, metrics) | episode_metrics(info)
+
+    return init, update
+
+
+def make_train(config: Config):
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    init, update = make_learner(config)
+
+    def train(rng):
+        runner_state, metrics = jax.lax.scan(update, init(rng), length=config.num_updates)
+        return {"runner_state": runner_state, "metrics": metrics}
+
+    return train
+
+
+# --- acting ---
+
+
+def make_policy(config: Config):
+    """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)`, the greedy policy."""
+    actor, _ = make_networks(config, *make_env(config))
+
+    def start():
+        return ()  # no memory
+
+    def act(agent, memory, obs):
+        variables = {name: agent[name]["actor"] for name in ("params", "batch_stats")}
+        return jnp.tanh(actor.apply(variables, obs, training=False).mode()), memory
+
+    return start, act
+
+
+def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
+    """Figures of this script alone, drawn at the end of `main`: none."""
+
+
+# --- environments of gymnax (shared) ---
+
+
+TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def read_truth_values(params: dict, constructor, fields: dict) -> dict:
+    """`params` with truth values for words such as `off`, which are strings on the command line.
+
+    Text stays text where the default, of the constructor or of the `fields`, is text. Where the
+    default is a truth value, everything else is refused.
+    """
+    defaults = {p.name: p.default for p in inspect.signature(constructor).parameters.values()}
+    defaults = defaults | fields
+    result = {}
+    for key, value in params.items():
+        default = defaults.get(key)
+        if not isinstance(default, str):
+            value = TRUTH_VALUES.get(str(value).lower(), value)
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise ValueError(f"env_params: {key} = {value}: must be true or false")
+        result[key] = value
+    return result
+
+
+@jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also in a jit
+def make_gymnax_env(env_name: str, params: dict):
+    """`(env, env_params)` of gymnax. MODULE:NAME imports MODULE, which registers environments.
+
+    `params` are fields of the environment's parameters, or arguments of its constructor.
+    """
+    module, _, name = env_name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    if name not in gymnax.registered_envs:
+        raise ValueError(
+            f"env_name = {name}: is not registered; MODULE:NAME imports a module first"
+        )
+    _, defaults = gymnax.make(name)
+    params = read_truth_values(params, gymnax.registration._registry[name], vars(defaults))
+
+    changes = {}
+    arguments = {}
+    for key, value in params.items():
+        if hasattr(defaults, key):
+            changes[key] = type(getattr(defaults, key))(value)
+        else:
+            arguments[key] = value
+    try:
+        env, env_params = gymnax.make(name, **arguments)
+    except TypeError as error:
+        raise ValueError(f"env_params = {params}: {error}") from error
+    env_params = env_params.replace(**changes)
+    if "max_steps_in_episode" not in changes and env_params.max_steps_in_episode == 1:
+        raise ValueError(
+            f"env_name = {name}: episodes have one step, gymnax's default; return "
+            "EnvParams(max_steps_in_episode=N) from default_params, or set it by env_params"
+        )
+    space = env.observation_space(env_params)
+    if not isinstance(space, (spaces.Box, spaces.Discrete)):
+        raise ValueError(
+            f"env_name = {name}: observations must be one array, or numbers of states; "
+            f"concatenate the parts of {type(space).__name__}"
+        )
+    return env, env_params
+
+
+def episode_metrics(info) -> dict:
+    """Means over the episodes that ended in this update, NaN where none did."""
+    ended = info["returned_episode"]  # [num_steps, num_envs]
+    episodes = ended.sum()
+    returns = jnp.where(ended, info["returned_episode_returns"], 0.0).sum()
+    lengths = jnp.where(ended, info["returned_episode_lengths"], 0).sum()
+    return {
+        "episodic_return": returns / episodes,
+        "episodic_length": lengths / episodes,
+        "episodes": episodes,
+    }
+
+
+# --- environments with continuous actions (shared) ---
+
+
+@pytree
+class BraxParams:
+    max_steps_in_episode: int = 1000
+
+
+class BraxEnv:
+    """A brax environment behind gymnax's interface: auto-reset and `final_observation`.
+
+    An episode begins in one of 1024 start states: looking one up is much cheaper than a reset.
+    """
+
+    def __init__(self, name: str, backend: str = "spring", **kwargs):  # spring compiles fastest
+        with warnings.catch_warnings(action="ignore"):  # brax is no longer maintained
+            self.env = brax.envs.get_environment(name, backend=backend, **kwargs)
+
+    @functools.cached_property
+    def start_states(self):
+        """States of brax, [1024, ...]."""
+        with jax.ensure_compile_time_eval():
+            quickly = {"xla_backend_optimization_level": 0}  # compiling takes longer than running
+            reset = jax.jit(jax.vmap(self.env.reset), compiler_options=quickly)
+            return reset(jax.random.split(jax.random.key(0), 1024))
+
+    def observation_space(self, params):
+        state = jax.eval_shape(self.env.reset, jax.random.key(0))
+        return spaces.Box(-jnp.inf, jnp.inf, state.obs.shape)
+
+    def action_space(self, params):
+        return spaces.Box(-1.0, 1.0, (self.env.action_size,))
+
+    def reset(self, key, params):
+        index = jax.random.randint(key, (), 0, len(self.start_states.obs))
+        brax_state = jax.tree.map(lambda x: x[index], self.start_states)
+        return brax_state.obs, (brax_state, jnp.int32(0))
+
+    def step(self, key, state, action, params):
+        brax_state, time = state
+        with jax.default_matmul_precision("highest"):  # GPUs would round products in the physics
+            brax_state = self.env.step(brax_state, action)
+        time = time + 1
+
+        finite = jnp.isfinite(brax_state.obs).all() & jnp.isfinite(brax_state.reward)
+        final_obs = jnp.where(finite, brax_state.obs, 0.0)  # physics that blew up end the episode
+        reward = jnp.where(finite, brax_state.reward, 0.0)
+        terminated = (brax_state.done > 0.5) | ~finite
+        truncated = time >= params.max_steps_in_episode
+
+        def restart_if_done(start, x):
+            return jnp.where(terminated | truncated, start, x)
+
+        start = self.reset(key, params)
+        obs, state = jax.tree.map(restart_if_done, start, (final_obs, (brax_state, time)))
+        return obs, state, reward, terminated, truncated, {"final_observation": final_obs}
+
+
+class RescaleAction(GymnaxWrapper):
+    """Actions in [-1, 1], beyond which they are clipped, become actions of the environment."""
+
+    def step(self, key, state, action, params):
+        space = self._env.action_space(params)
+        unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
+        action = space.low + unit * (space.high - space.low)
+        action = jnp.clip(action, space.low, space.high)  # rounding may have left the bounds
+        action = action.astype(float)  # in 64-bit mode the environment's state has 64 bits too
+        obs, state, reward, *ends = self._env.step(key, state, action, params)
+        return obs, state, jnp.asarray(reward, jnp.float32), *ends
+
+
+def make_env(config):
+    """`(env, env_params)`: gymnax's interface, actions in [-1, 1], statistics in `info`."""
+    params = dict(config.env_params)
+    if config.env_name == "swimmer":
+        raise ValueError(
+            "env_name = swimmer: brax 0.14 calls JAX with an argument that JAX has removed; "
+            "onejit.envs.gymnasium:Swimmer-v5 is MuJoCo's"
+        )
+    if config.env_name in brax.envs._envs:
+        params = read_truth_values(params, brax.envs._envs[config.env_name], fields={})
+        env_params = BraxParams()
+        if "max_steps_in_episode" in params:
+            env_params = BraxParams(max_steps_in_episode=params.pop("max_steps_in_episode"))
+        env = BraxEnv(config.env_name, **params)
+    else:
+        env, env_params = make_gymnax_env(config.env_name, params)
+    with jax.ensure_compile_time_eval():  # the bounds stay concrete numbers, also inside a jit
+        space = env.action_space(env_params)
+        # bounds near the largest float are none: to rescale actions to them would overflow
+        bounded = isinstance(space, spaces.Box) and (np.abs([space.low, space.high]) < 1e37).all()
+    if not bounded:
+        raise ValueError(
+            f"env_name = {config.env_name}: must have bounded continuous actions, "
+            "as Pendulum-v1 has"
+        )
+    if not isinstance(env.observation_space(env_params), spaces.Box):
+        raise ValueError(
+            f"env_name = {config.env_name}: must observe arrays, no numbers of states; "
+            "make one-hot vectors of these"
+        )
+    return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
+
+
+# --- main (shared) ---
+
+
+def mean_return(metrics) -> np.ndarray:
+    """Mean return of the episodes that ended, NaN where none did. [seeds, updates] -> [seeds]."""
+    episodes = metrics["episodes"]
+    total = np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0).sum(axis=1)
+    count = episodes.sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def spread_over_devices(function, num_seeds: int):
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
+    mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
+
+    def for_one_seed(tree, *args):  # `vmap` over one seed would copy a replay in each update
+        result = function(jax.tree.map(lambda x: x[0], tree), *args)
+        return jax.tree.map(lambda x: x[None], result)
+
+    def for_each_seed(tree, *args):
+        return jax.vmap(lambda one: function(one, *args))(tree)
+
+    def for_all_seeds(tree, *args):
+        on_each_device = for_one_seed if num_seeds == num_devices else for_each_seed
+        return jax.shard_map(
+            on_each_device,
+            mesh=mesh,
+            in_specs=(PartitionSpec("seed"), *[PartitionSpec()] * len(args)),
+            out_specs=PartitionSpec("seed"),
+            check_vma=False,
+        )(tree, *args)
+
+    return jax.jit(for_all_seeds, donate_argnums=0)
+
+
+def catch_signals() -> list:
+    """A list that Ctrl-C and SIGTERM are added to; a second signal ends the program at once."""
+    signals = []
+
+    def catch(number, frame):
+        signals.append(number)
+        signal.signal(number, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, catch)
+    signal.signal(signal.SIGTERM, catch)
+    return signals
+
+
+def train_seeds(config: Config, num_seeds: int, seed: int):
+    """Train all seeds at once, with a progress bar. After Ctrl-C it returns what there is.
+
+    Returns the runner state, with leaves [seeds, ...], and the metrics {name: [seeds, updates]}.
+    """
+    init, update = make_learner(config)
+    update = jax.jit(update)  # traced once
+
+    def start(key):
+        state = init(key)
+        _, shapes = jax.eval_shape(update, state)
+        metrics = jax.tree.map(lambda x: jnp.zeros(config.num_updates, x.dtype), shapes)
+        return state, metrics
+
+    def advance(carry, first, last):
+        """Do the updates from `first` to `last`. All chunks share this one program."""
+
+        def body(i, carry):
+            state, metrics = carry
+            state, new = update(state)
+            return state, jax.tree.map(lambda row, x: row.at[i].set(x), metrics, new)
+
+        return jax.lax.fori_loop(first, last, body, carry)
+
+    keys = jax.random.split(jax.random.key(seed), num_seeds)
+    carry = spread_over_devices(start, num_seeds)(keys)
+    advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
+
+    steps = config.num_envs * config.num_steps * num_seeds  # of an update
+    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    signals = catch_signals()
+    done = 0
+    chunk = 1
+    with progress:
+        while done == 0 or (done < config.num_updates and not signals):
+            started = time.perf_counter()
+            last = min(done + chunk, config.num_updates)
+            carry = advance_all(carry, done, last)
+            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            if new["episodes"].any():
+                progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
+            progress.update((last - done) * steps)
+            if time.perf_counter() - started < 0.5:
+                chunk = 2 * chunk
+            done = last
+    state, metrics = carry
+    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+
+
+def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
+    """Write the config, the metrics, the agents and a picture with a line for each seed."""
+    settings = dict(vars(config))
+    if "env_params" in settings:
+        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    np.savez_compressed(run_dir / "metrics.npz", **metrics)
+    about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
+    tensors = save(flatten_dict(agent, sep="."), metadata=about)
+    (run_dir / "agent.safetensors").write_bytes(tensors)
+
+    num_updates = metrics["episodes"].shape[1]
+    chunks = np.array_split(np.arange(num_updates), min(100, num_updates))
+    curve = [mean_return({name: x[:, chunk] for name, x in metrics.items()}) for chunk in chunks]
+    steps = np.array([chunk[-1] + 1 for chunk in chunks]) * config.num_envs * config.num_steps
+    axes = Figure(layout="constrained").subplots()
+    axes.plot(getattr(config, "warmup_timesteps", 0) + steps, curve, linewidth=0.7)
+    axes.set(title=config.env_name, xlabel="environment steps", ylabel="episodic return")
+    axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
+
+
+def print_final_return(agent, metrics) -> None:
+    """Mean and worst return over the last tenth of training, of the seeds that are finite."""
+    num_updates = metrics["episodes"].shape[1]
+    final = mean_return({name: x[:, num_updates * 9 // 10 :] for name, x in metrics.items()})
+    finite = np.isfinite(final)
+    for x in jax.tree.leaves(agent):
+        finite &= np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+    if finite.any():
+        print(f"final return: mean {final[finite].mean():.4g}, worst {final[finite].min():.4g}")
+    if not finite.all():
+        print(f"{(~finite).sum()} of {len(final)} seeds diverged, or ended no episode at the end")
+
+
+def main(
+    config: Config = Config(), num_seeds: int = 4, seed: int = 0, run_dir: Path | None = None
+) -> None:
+    """Train agents; write config, metrics, learning curve and networks into a new directory.
+
+    Args:
+        config: hyperparameters. `--config FILE.yaml`, before all flags, reads them from a file
+        num_seeds: agents to train, all at once, on the largest number of devices that divides it
+        seed: seed of all random numbers
+        run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-PROCESS
+    """
+    if num_seeds < 1:
+        raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
+    if run_dir is None:
+        env_name = config.env_name.rpartition(":")[2]
+        name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        run_dir = Path("runs", Path(__file__).stem, name)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if any(run_dir.iterdir()):
+        raise ValueError(f"run_dir = {run_dir}: is not empty, and no run is overwritten")
+    state, metrics = train_seeds(config, num_seeds, seed)
+    save_results(config, seed, state.agent, metrics, run_dir)
+    report(config, state, run_dir)
+    print_final_return(state.agent, metrics)
+    print(f"results in {run_dir}")
+
+
+def read_flags(words: list[str]) -> list[str]:
+    """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
+    if words[:1] == ["--config"]:
+        flags = []
+        for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
+            if isinstance(value, dict):
+                value = list(value.items())
+            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+        words = flags + words[2:]
+
+    def whole_number(word):
+        """5e5 may stand for a whole number."""
+        flag, equals, value = word.rpartition("=")
+        if re.fullmatch(r"\d+(\.\d+)?e\d+", value):
+            value = f"{float(value):.16g}"
+        return flag + equals + value
+
+    return [whole_number(word) for word in words]
+
+
+if __name__ == "__main__":
+    sys.path.append(os.getcwd())  # MODULE:NAME may be a file here, or next to this script
+    markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
+    tyro.cli(main, args=read_flags(sys.argv[1:]), config=markers, description=__doc__)
