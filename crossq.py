@@ -210,9 +210,9 @@ class BatchRenorm(nn.Module):
 
     @nn.compact
     def __call__(self, x, training: bool):
-        features = x.shape[-1]
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features)
-        running_var = self.variable("batch_stats", "var", jnp.ones, features)
+        shape = x.shape[-1:]
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
+        running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         passes = self.variable("batch_stats", "passes", jnp.zeros, (), jnp.int32)
         running_std = jnp.sqrt(running_var.value + RENORM_EPS)
 
@@ -232,8 +232,8 @@ class BatchRenorm(nn.Module):
         else:
             y = (x - running_mean.value) / running_std
 
-        gain = self.param("scale", nn.initializers.ones, (features,))
-        bias = self.param("bias", nn.initializers.zeros, (features,))
+        gain = self.param("scale", nn.initializers.ones, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         return gain * y + bias
 
 

@@ -1,6 +1,7 @@
 """Parameters of environments as people write them: words for truth values, bounds that are none."""
 
 import dataclasses
+import sys
 
 import gymnax
 import jax.numpy as jnp
@@ -32,13 +33,16 @@ class SwitchDiscrete(Switch, toys.ToyDiscrete):
 
 @pytest.fixture(autouse=True)
 def registry():
-    known = list(gymnax.registered_envs)
+    known, factories = list(gymnax.registered_envs), dict(gymnax.registration._registry)
+    modules = {name for name in sys.modules if name.startswith("onejit.envs.")}
     gymnax.register("Switch", Switch)
     gymnax.register("SwitchDiscrete", SwitchDiscrete)
     yield
-    for name in set(gymnax.registered_envs) - set(known):
-        gymnax.registered_envs.remove(name)
-        del gymnax.registration._registry[name]
+    gymnax.registered_envs[:] = known
+    gymnax.registration._registry.clear()
+    gymnax.registration._registry.update(factories)
+    for name in {name for name in sys.modules if name.startswith("onejit.envs.")} - modules:
+        del sys.modules[name]
 
 
 def unwrap(env):

@@ -552,7 +552,11 @@ def written(tmp_path, monkeypatch):
     for name, source in examples().items():
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
+    known, factories = list(gymnax.registered_envs), dict(gymnax.registration._registry)
     yield tmp_path
+    gymnax.registered_envs[:] = known
+    gymnax.registration._registry.clear()
+    gymnax.registration._registry.update(factories)
     for name in examples():
         sys.modules.pop(name, None)
 

@@ -393,9 +393,11 @@ def scripts_hash(path: Path) -> str:
 def handlers():
     """The handlers of signals are as before after the test."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    original = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # not ignored, as under nohup
     before = {number: signal.getsignal(number) for number in numbers}
     yield before
-    for number, handler in before.items():
+    for number, handler in original.items():
         signal.signal(number, handler)
 
 

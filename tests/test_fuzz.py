@@ -26,6 +26,7 @@ from support.files import SCRIPTS
 from support.small import flags, origin, small_config
 
 from onejit import compilation, errors, train
+from onejit.text import printable
 
 EXAMPLES = pytest.mark.parametrize("examples", [12, pytest.param(250, marks=pytest.mark.slow)])
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
@@ -78,8 +79,12 @@ def run(script, args, names) -> str | None:
 
 
 def plain(text: str) -> str:
-    """Without what the message may lose: flags are shown with dashes, and boxes are taken away."""
-    return " ".join(re.sub(r"-{4,}|[|\u2500-\u257f]", " ", text.replace("_", "-")).split())
+    """Without what the message may lose: flags are shown with dashes, and boxes are taken away.
+
+    Control characters are shown in words.
+    """
+    without_boxes = re.sub(r"-{4,}|[|\u2500-\u257f]", " ", text.replace("_", "-"))
+    return " ".join(printable(word) for word in without_boxes.split())
 
 
 def assert_one_line(said: str, *names: str) -> None:

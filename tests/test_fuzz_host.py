@@ -24,7 +24,6 @@ from gymnasium import spaces
 import ppo
 import ppo_continuous
 from onejit.envs import host
-from onejit.envs.gymnasium import register_ids
 
 EXAMPLES = pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.slow)])
 STEPS = 7
@@ -180,6 +179,8 @@ def check(space, action_space, length, registered_limit, limit, seed) -> bool:
     name = f"Fuzz{next(NUMBERS)}-v0"
     make = functools.partial(toys.Toy, space, action_space, length)
     gymnasium.register(name, entry_point=make, max_episode_steps=registered_limit)
+    from onejit.envs.gymnasium import register_ids  # registers names that gymnax has, too
+
     register_ids(name)
     toys.Toy.made.clear()
     script = ppo_continuous if isinstance(action_space, spaces.Box) else ppo
