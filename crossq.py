@@ -210,6 +210,7 @@ class BatchRenorm(nn.Module):
 
     @nn.compact
     def __call__(self, x, training: bool):
+        x = x.astype(jnp.float32)  # as the statistics are, also in 64-bit mode
         shape = x.shape[-1:]
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
