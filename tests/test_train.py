@@ -802,7 +802,7 @@ def start_and_signal(folder, number, *flags):
     return process.returncode, said
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), slow(signal.SIGINT, 130)])
+@pytest.mark.parametrize("number, code", [slow(signal.SIGTERM, 143), slow(signal.SIGINT, 130)])
 def test_a_signal_ends_training_at_a_checkpoint(number, code, tmp_path):
     """Also with --checkpoint-interval 0: the promise that --resume goes on is kept."""
     # a shell's background jobs ignore it

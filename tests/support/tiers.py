@@ -3,7 +3,15 @@
 import pytest
 
 DERIVED = ("dpo_continuous",)  # its own tests show that one function alone makes it another script
-COSTLY = ("alphazero", "evolve_objective", "mappo")  # compile for long: contract in the slow tier
+COSTLY = (  # compile for long: contract in the slow tier
+    "alphazero",
+    "apex_dqn",
+    "crossq",
+    "evolve_objective",
+    "mappo",
+    "rainbow",
+    "td3",
+)
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier's for common blocks
 PROCESSES_QUICKLY = ("ppo",)  # and for scripts as processes of their own
 
