@@ -24,6 +24,7 @@ import gc
 import importlib
 import signal
 
+import gymnax
 import jax
 import pytest
 from support.compilation import QUICKLY
@@ -57,6 +58,25 @@ def pytest_itemcollected(item):
     item.add_marker(pytest.mark.xdist_group(script or item.path.stem))
     if script in SCRIPTS and is_for_slow_tier(item, script):
         item.add_marker(pytest.mark.slow)
+
+
+OF_GYMNAX = dict(gymnax.registration._registry)
+
+
+@pytest.fixture(autouse=True)
+def names_of_gymnax():
+    """A test that imports the module of another library, which may take names such as CartPole-v1.
+
+    After it they mean gymnax's environments again, and the module is imported anew by the next one.
+    """
+    modules = {name for name in sys.modules if name.startswith("onejit.envs.")}
+    yield
+    registry = gymnax.registration._registry
+    if all(registry.get(name) is factory for name, factory in OF_GYMNAX.items()):
+        return
+    for name in {name for name in sys.modules if name.startswith("onejit.envs.")} - modules:
+        del sys.modules[name]
+    registry.update(OF_GYMNAX)
 
 
 @pytest.fixture(scope="session", params=SCRIPTS)

@@ -600,7 +600,7 @@ def final_returns(script, name, **changes):
 def test_the_example_of_the_docs_is_learned(written):
     changes = {"env_params": {"length": 6}, "total_timesteps": 30_000, "lr": 3e-3}
     first, last = final_returns(ppo, "corridor", **changes)
-    assert first < 0.7 < 0.85 < last
+    assert first < 0.75 < 0.85 < last
 
 
 @pytest.mark.slow
