@@ -79,6 +79,14 @@ def names_of_gymnax():
     registry.update(OF_GYMNAX)
 
 
+@pytest.fixture(autouse=True)
+def folders_of_modules():
+    """A folder that a test imports from, which may hold a script's name, is none after it."""
+    folders = list(sys.path)
+    yield
+    sys.path[:] = folders
+
+
 @pytest.fixture(scope="session", params=SCRIPTS)
 def script(request):
     return importlib.import_module(request.param)
