@@ -23,8 +23,8 @@
 
 Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning for Greater Sample
 Efficiency and Simplicity" (arXiv 1902.05605): soft actor-critic (arXiv 1812.05905) without target
-networks. Networks have batch renormalization (arXiv 1702.03275) in place of them, and the critics
-value the actions of a step and those of the next step in one pass (section 4 of the paper).
+networks. Its networks have batch renormalization (arXiv 1702.03275) instead, and one forward pass
+of the critics computes Q(s, a) and Q(s', a') (figure 3 of the paper).
 
 Differences from the paper: many environments per agent, any number of gradient steps per update,
 and smaller critics by default. An episode that its time limit truncates is bootstrapped from its
@@ -575,7 +575,7 @@ def make_learner(config: Config):
         next_policy = squash(apply_actor(state, batch.next_obs))
         next_action, next_log_prob = next_policy.sample_and_log_prob(seed=key)
 
-        # One pass, whose statistics are those of both steps: figure 2 of the paper.
+        # One forward pass, so that the same statistics normalize both (figure 3 of the paper).
         q_and_next_q, batch_stats = train_critics(
             critic_params,
             state.batch_stats["critics"],

@@ -95,7 +95,7 @@ def delete_damaged(directory: Path) -> None:
 
 
 def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
-    """The checkpoints in a directory, of which the latest is intact. Raises OSError."""
+    """Open the checkpoints of a directory; the latest one is intact. Raises OSError."""
     only_first(delete_damaged, Path(directory))
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True

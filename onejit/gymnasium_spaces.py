@@ -61,8 +61,8 @@ def axes_of(shape) -> str:
 class Observations:
     """Observations of a Gymnasium space as one array.
 
-    `shape` and `dtype` are those of the array. `num_states` is above 0 where observations are
-    numbers of states. `note` says in one sentence what was done to images.
+    The array has `shape` and `dtype`. `num_states` is the size of a discrete space, 0 for arrays.
+    `note` says in one sentence what was done to images.
 
     Images are [H, W, C]. Bytes stay bytes if they are all that is observed. A dictionary becomes a
     vector of float32, with its bytes divided by 255.

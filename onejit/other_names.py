@@ -52,7 +52,7 @@ OTHER_NAMES = {
     "training_interval": ["num_steps", "gradient_steps"],
 }
 
-# {their name: what there is in place of a field}
+# {their name: what to use instead, where onejit has no such field}
 ADVICE = {
     "capture_video": "onejit render RUN_DIR draws an episode after training",
     "cuda": "JAX_PLATFORMS=cpu selects the CPU, and else JAX takes the GPU",

@@ -122,7 +122,7 @@ def begin_run(run_dir: Path, config, record: dict, script, modules: dict[str, by
     """Make the run directory with config.yaml, run.json, the script and the user's modules.
 
     The directory is made completely or not at all. `script.diff` holds the changes of the script
-    since the commit in run.json, unless it was edited meanwhile. `modules` are those of
+    since the commit in run.json, unless it was edited meanwhile. `modules` comes from
     `local_modules.read_sources`. Raises ValueError.
     """
     check_new(run_dir)
@@ -293,7 +293,7 @@ def load_run(run_dir, force: bool = False, file: str = "agent.safetensors", trus
     """`(script, config, agents)` of a finished run of a script or of `onejit train`.
 
     `agents` has NumPy leaves [num_seeds, ...]. The `act` of `make_policy` takes one of these
-    agents. `force` and `trust` are those of `script_of`. Raises ValueError.
+    agents. `force` and `trust` are passed to `script_of`. Raises ValueError.
     """
     record = read_record(run_dir)
     if kind_of(record) == "sweep":

@@ -93,7 +93,7 @@ class Twin(sac.Twin):
         return jnp.tanh(mean + jnp.exp(log_std) * noise)
 
     def critic_loss(self, critic_params, critic_stats, batch, next_action, next_log_prob, ent_coef):
-        """Both steps in one pass of each critic, arXiv 1902.05605, section 4."""
+        """Q(s, a) and Q(s', a') in one pass of each critic, arXiv 1902.05605, figure 3."""
         obs = jnp.concatenate([batch["obs"], batch["next_obs"]])
         action = jnp.concatenate([batch["action"], next_action])
         values = []
