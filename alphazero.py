@@ -418,7 +418,7 @@ class RunnerState(NamedTuple):
     matches: dict  # `(obs, env_state)` of the games against each opponent, [eval_games, ...]
     key: jax.Array
 
-    episode_fields = ("game_state", "matches")  # belong to the running episodes
+    episode_fields = ("game_state", "matches")  # of running episodes, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -427,7 +427,10 @@ class RunnerState(NamedTuple):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in (
         "num_envs",
         "num_steps",
@@ -617,7 +620,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):

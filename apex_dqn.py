@@ -99,8 +99,8 @@ class Config:
     num_envs: int = 128  # actors per agent, each with its own environment and epsilon
     num_steps: int = 1  # steps per actor and update
     learning_starts: int = 10_000  # transitions before learning, rounded up to whole rollouts
-    buffer_size: int = 16_384  # transitions in the replay, rounded down to whole updates
-    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # dtype of stored observations
+    buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
+    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # cast observations to it
     batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 4  # gradient steps per update, each on a new batch
     n_step: int = 3  # rewards in a target; fewer at the end of an episode
@@ -115,7 +115,7 @@ class Config:
     gamma: float = 0.99  # discount factor
     epsilon_base: float = 0.4  # epsilon of the first actor, which explores most
     epsilon_exponent: float = 7.0  # epsilon of the last actor is epsilon_base ** (1 + this)
-    torso: Literal["flat", "grid", "nature"] = "grid"  # images: no, one, or DQN's convolutions
+    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -434,7 +434,7 @@ class RunnerState(NamedTuple):
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
-    episode_fields = ("obs", "env_state", "tail")  # belong to the running episodes
+    episode_fields = ("obs", "env_state", "tail")  # of running episodes, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -455,7 +455,10 @@ def make_network(config: Config, env, env_params) -> QNetwork:
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("num_envs", "num_steps", "batch_size", "gradient_steps", "n_step"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -540,7 +543,7 @@ def make_learner(config: Config):
             action = epsilon_greedy(action_key, q, epsilon)
 
             env_keys = jax.random.split(env_key, config.num_envs)
-            new_obs, env_state, reward, terminated, truncated, info = step_env(
+            obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
             next_obs = info.pop("final_observation")
@@ -553,7 +556,7 @@ def make_learner(config: Config):
                 terminated=terminated,
                 truncated=truncated,
             )
-            return (new_obs, env_state), (made, info)
+            return (obs_after_reset, env_state), (made, info)
 
         carry = (state.obs, state.env_state)
         keys = jax.random.split(key, num_steps)
@@ -633,7 +636,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):

@@ -124,7 +124,7 @@ class Config:
     normalize_reward: bool = True  # divide rewards by the running std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
-    log_std_init: float = 0.0  # initial log of the policy's standard deviation
+    log_std_init: float = 0.0  # initial log of the standard deviation of actions in [-1, 1]
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
@@ -321,9 +321,9 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 def random_order(key, size: int):
     """The numbers below `size` in random order: `jax.random.permutation`, but faster.
 
-    It sorts one array of numbers that are random above and their index below, where JAX sorts keys
-    with values: PPO on Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order, and in
-    large arrays there would be many.
+    It sorts one array of `random_part * size + index`, where JAX sorts keys with values: PPO on
+    Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order. They are rare in
+    minibatches; larger arrays would have many.
     """
     if size > 2**16:
         return jax.random.permutation(key, size)
@@ -371,7 +371,7 @@ class RunnerState(NamedTuple):
     discounted_return: jax.Array  # [num_envs], of the running episodes
     key: jax.Array
 
-    episode_fields = ("obs", "env_state", "discounted_return")  # belong to the running episodes
+    episode_fields = ("obs", "env_state", "discounted_return")  # of running episodes, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -387,7 +387,10 @@ def make_networks(config: Config, env, env_params):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -447,10 +450,10 @@ def make_learner(config: Config):
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
 
             env_keys = jax.random.split(env_key, config.num_envs)
-            raw_obs, env_state, reward, terminated, truncated, info = step_env(
+            obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            next_obs = info.pop("final_observation")
+            raw_next_obs = info.pop("final_observation")
             transition = Transition(
                 obs=obs,
                 action=action,
@@ -458,10 +461,10 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(obs_statistics, next_obs),
+                next_obs=normalize_obs(obs_statistics, raw_next_obs),
                 info=info,
             )
-            return (raw_obs, env_state, obs_statistics), transition
+            return (obs_after_reset, env_state, obs_statistics), transition
 
         carry = (state.obs, state.env_state, state.obs_statistics)
         keys = jax.random.split(key, config.num_steps)
@@ -485,7 +488,8 @@ def make_learner(config: Config):
     def make_batch(params, rollout):
         """Estimate advantages and value targets, and flatten the rollout."""
         value = critic.apply(params["critic"], rollout.obs)
-        # Not value[1:]: where an episode ended, the next `obs` is the start of another one.
+        # Not value[1:]: where an episode ended, the next `obs` is the start of another one,
+        # and newer statistics normalize it.
         next_value = critic.apply(params["critic"], rollout.next_obs)
         advantage, target = gae(
             rollout.reward,
@@ -556,7 +560,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):
@@ -679,7 +686,8 @@ class BraxParams:
 class BraxEnv:
     """A brax environment behind gymnax's interface: auto-reset and `final_observation`.
 
-    An episode begins in one of 1024 start states: looking one up is much cheaper than a reset.
+    An episode begins in one of 1024 start states, the same in all runs: looking one up is much
+    cheaper than a reset.
     """
 
     def __init__(self, name: str, backend: str = "spring", **kwargs):  # spring compiles fastest
@@ -727,7 +735,7 @@ class BraxEnv:
 
 
 class RescaleAction(GymnaxWrapper):
-    """Actions in [-1, 1], beyond which they are clipped, become actions of the environment."""
+    """Take actions in [-1, 1], clip others, and rescale them to the environment's bounds."""
 
     def step(self, key, state, action, params):
         space = self._env.action_space(params)

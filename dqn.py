@@ -95,8 +95,8 @@ class Config:
     num_envs: int = 8  # environments per agent
     num_steps: int = 2  # steps per environment and update
     learning_starts: int = 10_000  # random steps before learning, rounded up to whole rollouts
-    buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to whole updates
-    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # dtype of stored observations
+    buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to whole rollouts
+    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # cast observations to it
     batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 1  # gradient steps per update, each on a new batch
     target_update_interval: int = 500  # environment steps between updates of the target network
@@ -109,7 +109,7 @@ class Config:
     epsilon_start: float = 1.0  # probability of a random action at the start
     epsilon_finish: float = 0.05  # probability of a random action at the end
     exploration_fraction: float = 0.5  # fraction of the updates over which epsilon falls linearly
-    torso: Literal["flat", "grid", "nature"] = "grid"  # images: no, one, or DQN's convolutions
+    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -279,7 +279,10 @@ def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:
-    """Draw steps uniformly, with replacement, from the `count` rollouts added so far. [B, ...]"""
+    """Draw steps uniformly, with replacement: `Transition` of [B, ...].
+
+    They are drawn from all rollouts that the replay holds; `count` were added so far.
+    """
     num_rollouts, num_steps, num_envs = replay.reward.shape
     filled = jnp.minimum(count, num_rollouts) * num_steps * num_envs
     index = jax.random.randint(key, (batch_size,), 0, filled)
@@ -301,7 +304,7 @@ class RunnerState(NamedTuple):
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
-    episode_fields = ("obs", "env_state")  # belong to the running episodes
+    episode_fields = ("obs", "env_state")  # of running episodes, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -322,7 +325,10 @@ def make_network(config: Config, env, env_params) -> QNetwork:
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("num_envs", "num_steps", "batch_size", "gradient_steps", "target_update_interval"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -391,7 +397,7 @@ def make_learner(config: Config):
             action = epsilon_greedy(action_key, network.apply(state.params, obs), epsilon)
 
             env_keys = jax.random.split(env_key, config.num_envs)
-            new_obs, env_state, reward, terminated, _, info = step_env(
+            obs_after_reset, env_state, reward, terminated, _, info = step_env(
                 env_keys, env_state, action, env_params
             )
             next_obs = info.pop("final_observation")
@@ -402,7 +408,7 @@ def make_learner(config: Config):
                 next_obs=next_obs,
                 terminated=terminated,
             )
-            return (new_obs, env_state), (transition, info)
+            return (obs_after_reset, env_state), (transition, info)
 
         carry = (state.obs, state.env_state)
         keys = jax.random.split(key, config.num_steps)
@@ -454,7 +460,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):

@@ -403,7 +403,7 @@ class RunnerState(NamedTuple):
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
-    episode_fields = ("obs", "first", "memory", "env_state")  # belong to the running episodes
+    episode_fields = ("obs", "first", "memory", "env_state")  # of running episodes, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -437,7 +437,10 @@ def last(tree):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -501,7 +504,7 @@ def make_learner(config: Config):
             action, log_prob = last(policy.sample_and_log_prob(seed=action_key))
 
             env_keys = jax.random.split(env_key, config.num_envs)
-            new_obs, env_state, _, terminated, truncated, info = step_env(
+            obs_after_reset, env_state, _, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
             transition = Transition(
@@ -516,7 +519,7 @@ def make_learner(config: Config):
                 next_obs=info.pop("final_observation"),
                 info=info,
             )
-            return (new_obs, terminated | truncated, last(memories), env_state), transition
+            return (obs_after_reset, terminated | truncated, last(memories), env_state), transition
 
         carry = (state.obs, state.first, state.memory["actor"], state.env_state)
         keys = jax.random.split(key, config.num_steps)
@@ -628,7 +631,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):

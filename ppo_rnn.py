@@ -119,7 +119,7 @@ class Config:
     normalize_reward: bool = True  # divide rewards by the running std of the discounted return
     cell: Literal["gru", "mingru", "none"] = "gru"  # memory; none puts a dense layer in its place
     cell_size: int = 64  # size of the memory, or of the dense layer in its place
-    torso: Literal["flat", "grid", "nature"] = "grid"  # images: no, one, or DQN's convolutions
+    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
     hidden_sizes: tuple[int, ...] = (64,)  # sizes of the hidden layers before the memory
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
 
@@ -533,7 +533,10 @@ def make_networks(config: Config, env, env_params):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -601,10 +604,10 @@ def make_learner(config: Config):
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
 
             env_keys = jax.random.split(env_key, config.num_envs)
-            raw_obs, env_state, reward, terminated, truncated, info = step_env(
+            obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            next_obs = info.pop("final_observation")
+            raw_next_obs = info.pop("final_observation")
             transition = Transition(
                 obs=obs,
                 first=first,
@@ -614,11 +617,11 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(obs_statistics, next_obs),
+                next_obs=normalize_obs(obs_statistics, raw_next_obs),
                 info=info,
             )
             first = terminated | truncated
-            return (raw_obs, first, memory, env_state, obs_statistics), transition
+            return (obs_after_reset, first, memory, env_state, obs_statistics), transition
 
         carry = (state.obs, state.first, state.memory, state.env_state, state.obs_statistics)
         keys = jax.random.split(key, config.num_steps)
@@ -736,7 +739,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):

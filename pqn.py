@@ -105,7 +105,7 @@ class Config:
     exploration_fraction: float = 0.2  # fraction of the updates over which epsilon falls linearly
     max_grad_norm: float = 10.0  # limit of the gradient's global norm; inf for no limit
     layer_norm: bool = True  # normalize layers; keeps learning stable without a target network
-    torso: Literal["flat", "grid", "nature"] = "grid"  # images: no, one, or DQN's convolutions
+    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -263,9 +263,9 @@ def td_loss(q, target):
 def random_order(key, size: int):
     """The numbers below `size` in random order: `jax.random.permutation`, but faster.
 
-    It sorts one array of numbers that are random above and their index below, where JAX sorts keys
-    with values: PPO on Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order, and in
-    large arrays there would be many.
+    It sorts one array of `random_part * size + index`, where JAX sorts keys with values: PPO on
+    Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order. They are rare in
+    minibatches; larger arrays would have many.
     """
     if size > 2**16:
         return jax.random.permutation(key, size)
@@ -307,7 +307,7 @@ class RunnerState(NamedTuple):
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
-    episode_fields = ("obs", "env_state")  # belong to the running episodes
+    episode_fields = ("obs", "env_state")  # of running episodes, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -329,7 +329,10 @@ def make_network(config: Config, env, env_params) -> QNetwork:
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -380,7 +383,7 @@ def make_learner(config: Config):
             action = epsilon_greedy(action_key, network.apply(state.params, obs), epsilon)
 
             env_keys = jax.random.split(env_key, config.num_envs)
-            new_obs, env_state, reward, terminated, truncated, info = step_env(
+            obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
             next_obs = info.pop("final_observation")
@@ -393,7 +396,7 @@ def make_learner(config: Config):
                 next_obs=next_obs,
                 info=info,
             )
-            return (new_obs, env_state), transition
+            return (obs_after_reset, env_state), transition
 
         carry = (state.obs, state.env_state)
         keys = jax.random.split(key, config.num_steps)
@@ -458,7 +461,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):

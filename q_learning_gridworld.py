@@ -94,7 +94,7 @@ class Config:
     cliff_reward: float = -100.0  # reward of the step onto the cliff
     max_steps_in_episode: int = 1000  # time limit of an episode
     total_timesteps: int = 300_000  # environment steps per agent
-    num_steps: int = 1000  # steps per update; every step learns, and each update reports metrics
+    num_steps: int = 1000  # steps per row of the metrics; Q is learned in every step
     lr: float = 0.1  # step size alpha
     gamma: float = 0.9  # discount factor
     epsilon: float = 0.1  # probability of a random action
@@ -109,13 +109,17 @@ class Config:
         return self.total_timesteps // self.num_steps
 
 
+MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])  # up, right, down, left, as (row, column)
+NUM_ACTIONS = len(MOVES)
+
+
 # --- mathematics: arrays in, arrays out ---
 
 
 def epsilon_greedy(values, epsilon):
-    """Probabilities of the actions [4]: the greedy ones share 1 - epsilon, all share epsilon."""
+    """Probabilities of the actions: the greedy ones share 1 - epsilon, all share epsilon."""
     greedy = values == values.max()
-    return epsilon / 4 + (1.0 - epsilon) * greedy / greedy.sum()
+    return epsilon / NUM_ACTIONS + (1.0 - epsilon) * greedy / greedy.sum()
 
 
 def sample(probabilities, uniform):
@@ -123,16 +127,18 @@ def sample(probabilities, uniform):
 
     A product with a triangle of ones, because four agents take 1.2 times as long with `jnp.cumsum`.
     """
-    cumulative = (np.tri(3, 4) * probabilities).sum(axis=1)  # the fourth sum is always 1
+    ones = np.tri(NUM_ACTIONS - 1, NUM_ACTIONS)  # without a row for the last sum, which is 1
+    cumulative = (ones * probabilities).sum(axis=1)
     return (cumulative <= uniform).sum()
 
 
 def pick(values, action):
     """`values[action]` as a sum.
 
-    CPUs would copy all of Q for a plain look-up, and train 15 times slower.
+    With `q[obs, action]`, an element of the array that the step changes, CPUs would copy all of Q
+    in each step, and train 15 times slower. A row, `q[obs]`, is cheap.
     """
-    return jnp.where(jnp.arange(4) == action, values, 0.0).sum()
+    return jnp.where(jnp.arange(NUM_ACTIONS) == action, values, 0.0).sum()
 
 
 def td_error(value, reward, terminated, next_values, gamma):
@@ -144,10 +150,10 @@ def td_error(value, reward, terminated, next_values, gamma):
 
 
 def vmap_one_by_one_on_cpus(function):
-    """Under `vmap`, CPUs run `function` for one agent after the other; others batch it.
+    """Under `vmap`, CPUs run `function` for one agent after the other; other devices batch it.
 
-    XLA compiles the loop of one agent to a single fast function: 4 agents of a core train 4 times
-    faster than in a batch, and 64 about as fast.
+    XLA compiles the loop of one agent to a single fast function: with 4 agents per core this is 4
+    times as fast as a batch, with 64 equally fast.
     All that differs between agents, such as a learning rate, must be an argument of `function`.
     """
     one_by_one = jax.custom_batching.sequential_vmap(function)
@@ -161,12 +167,12 @@ def vmap_one_by_one_on_cpus(function):
 class RunnerState(NamedTuple):
     """All that training carries from one update to the next."""
 
-    q: jax.Array  # [cells, 4]
+    q: jax.Array  # [cells, actions]
     obs: jax.Array  # the cell
     env_state: Any
     key: jax.Array
 
-    episode_fields = ("obs", "env_state")  # belong to the running episode
+    episode_fields = ("obs", "env_state")  # of the running episode, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -175,7 +181,10 @@ class RunnerState(NamedTuple):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("height", "width", "max_steps_in_episode", "num_steps"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -188,14 +197,16 @@ def make_learner(config: Config):
     def init(rng):
         env_key, key = jax.random.split(rng)
         obs, env_state = env.reset(env_key, env_params)
-        q = jnp.full((config.height * config.width, 4), config.q_init, jnp.float32)
+        shape = (config.height * config.width, NUM_ACTIONS)
+        q = jnp.full(shape, config.q_init, jnp.float32)
         return RunnerState(q=q, obs=obs, env_state=env_state, key=key)
 
     @vmap_one_by_one_on_cpus
     def learn(config, carry, uniforms, env_keys):
         """Act and learn, step by step. The random numbers [num_steps] are drawn ahead.
 
-        `config` is also the environment's parameters. Its floats may differ between agents.
+        `config` is an argument because its floats may differ between agents. It is also the
+        environment's parameters.
         """
 
         def step(carry, draws):
@@ -227,7 +238,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):
@@ -253,7 +267,7 @@ def make_policy(config: Config):
 
 
 def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """A heat map of max Q of the first agent, with an arrow for the greedy action in each cell."""
+    """A heat map of max Q of the first agent, with arrows for greedy actions in free cells."""
     env, _ = make_env(config)
     q = np.asarray(runner_state.q[0])  # of [seeds, cells, 4]
     values = np.where(env.can_start, q.max(axis=1), np.nan)
@@ -270,9 +284,6 @@ def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
 
 
 # --- environment ---
-
-
-MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])  # up, right, down, left, as (row, column)
 
 
 @pytree
@@ -299,7 +310,7 @@ class GridWorld:
         self.walls = np.isin(all_cells, self.cells("walls", config.walls))
         self.cliff = np.isin(all_cells, self.cells("cliff", config.cliff))
 
-        # Where each action leads from each cell, [cells, 4]: the border and walls stop it.
+        # Where each action leads from each cell, [cells, actions]: the border and walls stop it.
         rows = all_cells[:, None] // self.width + MOVES[:, 0]
         columns = all_cells[:, None] % self.width + MOVES[:, 1]
         rows = np.clip(rows, 0, self.height - 1)
@@ -374,7 +385,7 @@ class GridWorld:
         return spaces.Discrete(self.height * self.width)
 
     def action_space(self, params):
-        return spaces.Discrete(4)
+        return spaces.Discrete(NUM_ACTIONS)
 
 
 def episode_metrics(info) -> dict:

@@ -102,8 +102,8 @@ class Config:
     num_envs: int = 16  # environments per agent
     num_steps: int = 1  # steps per environment and update
     learning_starts: int = 2_000  # random transitions before learning, rounded up to whole rollouts
-    buffer_size: int = 16_384  # transitions in the replay, rounded down to whole updates
-    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # dtype of stored observations
+    buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
+    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # cast observations to it
     batch_size: int = 64  # transitions per gradient step
     gradient_steps: int = 2  # gradient steps per update, each on a new batch
     n_step: int = 3  # rewards in a target; fewer at the end of an episode
@@ -127,7 +127,7 @@ class Config:
     epsilon_start: float = 1.0  # probability of a random action after the warm-up
     epsilon_finish: float = 0.01  # probability of a random action at the end
     exploration_fraction: float = 0.1  # fraction of the updates over which epsilon falls linearly
-    torso: Literal["flat", "grid", "nature"] = "grid"  # images: no, one, or DQN's convolutions
+    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -570,7 +570,7 @@ class RunnerState(NamedTuple):
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
-    episode_fields = ("obs", "env_state", "tail")  # belong to the running episodes
+    episode_fields = ("obs", "env_state", "tail")  # of running episodes, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -600,7 +600,10 @@ def make_support(config: Config):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("num_envs", "num_steps", "batch_size", "gradient_steps"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -697,7 +700,7 @@ def make_learner(config: Config):
             action = epsilon_greedy(action_key, q, epsilon)
 
             env_keys = jax.random.split(env_key, config.num_envs)
-            new_obs, env_state, reward, terminated, truncated, info = step_env(
+            obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
             next_obs = info.pop("final_observation")
@@ -709,7 +712,7 @@ def make_learner(config: Config):
                 terminated=terminated,
                 truncated=truncated,
             )
-            return (new_obs, env_state), (made, info)
+            return (obs_after_reset, env_state), (made, info)
 
         carry = (state.obs, state.env_state)
         step_key, noise_key = jax.random.split(key)
@@ -821,7 +824,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):

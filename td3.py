@@ -297,7 +297,10 @@ def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:
-    """Draw steps uniformly, with replacement, from the `count` rollouts added so far. [B, ...]"""
+    """Draw steps uniformly, with replacement: `Transition` of [B, ...].
+
+    They are drawn from all rollouts that the replay holds; `count` were added so far.
+    """
     num_rollouts, num_steps, num_envs = replay.reward.shape
     filled = jnp.minimum(count, num_rollouts) * num_steps * num_envs
     index = jax.random.randint(key, (batch_size,), 0, filled)
@@ -321,7 +324,7 @@ class RunnerState(NamedTuple):
     noise: jax.Array  # [num_envs, action_dim], exploration noise of the last step
     key: jax.Array
 
-    episode_fields = ("obs", "env_state", "noise")  # belong to the running episodes
+    episode_fields = ("obs", "env_state", "noise")  # of running episodes, for `onejit`
 
     @property
     def agent(self) -> dict:
@@ -340,7 +343,10 @@ def make_networks(config: Config, env, env_params):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
+
+    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
+    """
     for name in ("num_envs", "num_steps", "gradient_steps", "batch_size"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
@@ -432,7 +438,7 @@ def make_learner(config: Config):
             action = act(state.params, normalize_obs(state.obs_statistics, obs), noise)
 
             env_keys = jax.random.split(env_key, config.num_envs)
-            new_obs, env_state, reward, terminated, _, info = step_env(
+            obs_after_reset, env_state, reward, terminated, _, info = step_env(
                 env_keys, env_state, action, env_params
             )
             next_obs = info.pop("final_observation")
@@ -443,7 +449,7 @@ def make_learner(config: Config):
                 next_obs=next_obs,
                 terminated=terminated,
             )
-            return (new_obs, env_state, noise), (transition, info)
+            return (obs_after_reset, env_state, noise), (transition, info)
 
         carry = (state.obs, state.env_state, state.noise)
         keys = jax.random.split(key, config.num_steps)
@@ -537,7 +543,10 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
+
+    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
+    """
     init, update = make_learner(config)
 
     def train(rng):
@@ -660,7 +669,8 @@ class BraxParams:
 class BraxEnv:
     """A brax environment behind gymnax's interface: auto-reset and `final_observation`.
 
-    An episode begins in one of 1024 start states: looking one up is much cheaper than a reset.
+    An episode begins in one of 1024 start states, the same in all runs: looking one up is much
+    cheaper than a reset.
     """
 
     def __init__(self, name: str, backend: str = "spring", **kwargs):  # spring compiles fastest
@@ -708,7 +718,7 @@ class BraxEnv:
 
 
 class RescaleAction(GymnaxWrapper):
-    """Actions in [-1, 1], beyond which they are clipped, become actions of the environment."""
+    """Take actions in [-1, 1], clip others, and rescale them to the environment's bounds."""
 
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
