@@ -260,6 +260,7 @@ def recorded():
     return config, state, update, seen
 
 
+@pytest.mark.slow
 def test_rollout_ends_begins_and_is_bootstrapped():
     """New games are not flagged as ended.
 

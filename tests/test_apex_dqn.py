@@ -289,6 +289,7 @@ def learn(num_updates=400, env_params=(), **overrides):
     )
 
 
+@pytest.mark.slow
 def test_value_is_discounted():
     *_, q = learn(
         env_params={"length": 2, "reward": "last", "shows_time": True},
@@ -299,6 +300,7 @@ def test_value_is_discounted():
     np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
 
 
+@pytest.mark.slow
 def test_value_depends_on_the_action():
     config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)

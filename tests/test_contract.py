@@ -261,7 +261,7 @@ def test_whole_as_in_chunks(script):
     assert_close(trained(script), train_in_chunks(script, (3, 3)))
 
 
-@pytest.mark.common("ppo_continuous", "apex_dqn")
+@pytest.mark.common("ppo_continuous")
 def test_chunks_of_any_length_agree_bit_for_bit(script):
     assert_same(train_in_chunks(script, [1] * 6), train_in_chunks(script, (3, 3)))
 

@@ -122,6 +122,7 @@ def passes(batch_stats) -> set[int]:
     }
 
 
+@pytest.mark.slow
 def test_statistics_change_in_training_alone():
     """Not by acting, nor by the passes of the other network's loss."""
     config = small_config()

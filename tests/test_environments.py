@@ -204,7 +204,7 @@ def test_xminigrid_rulesets():
     [
         ("minatar-breakout", {"sticky_action_prob": 0.5}, 3),
         slow("minatar-freeway", {}, 3),
-        ("2048", {}, 4),
+        slow("2048", {}, 4),
     ],
 )
 def test_pgx(name, arguments, actions):

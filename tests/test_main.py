@@ -455,7 +455,7 @@ def process(script, folder: Path, words, stderr=subprocess.PIPE, **env):
     )
 
 
-@pytest.mark.common
+@pytest.mark.common("q_learning_gridworld")
 def test_alone_in_an_empty_folder_on_four_devices(script, tmp_path):
     """And nothing crosses the devices: their program has no collective operation."""
     words, dump = [*flags(shifted_config(script)), "--num-seeds=4"], tmp_path / "dump"
@@ -496,7 +496,7 @@ class Terminal:
                 self.said += os.read(self.end, 4096).decode(errors="replace")
 
 
-@pytest.mark.common
+@pytest.mark.common("q_learning_gridworld")
 @pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_a_signal_ends_training_and_keeps_what_there_is(script, number, tmp_path):
     config = small_config(script, num_updates=300_000)

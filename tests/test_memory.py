@@ -47,7 +47,7 @@ def test_peak_of_the_default_run(name):
     assert 0.75 * stated(name) <= measured <= 1.25 * stated(name)
 
 
-@pytest.mark.parametrize("name", ["dqn", "apex_dqn", slow("rainbow")])
+@pytest.mark.parametrize("name", ["dqn", slow("apex_dqn"), slow("rainbow")])
 def test_a_warm_up_needs_little_beside_the_replay(name):
     """It goes through pictures a few steps at a time: all of them at once took more than the replay
     itself.

@@ -60,7 +60,15 @@ for toy in (toys.ValueContinuous, toys.ValueDiscrete):
     gymnax.register(f"{toy.__name__}OtherUnits", other_units(toy))
 
 # slow: much like another
-SCRIPTS = [slow(ppo), ppo_continuous, slow(dpo_continuous), ppo_rnn, reppo, sac, slow(td3)]
+SCRIPTS = [
+    slow(ppo),
+    ppo_continuous,
+    slow(dpo_continuous),
+    slow(ppo_rnn),
+    slow(reppo),
+    sac,
+    slow(td3),
+]
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 
 

@@ -321,6 +321,7 @@ def test_termination_is_not_bootstrapped(distribution):
     np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.35)
 
 
+@pytest.mark.slow
 def test_value_depends_on_the_action_with_noise_alone():
     """No epsilon: the noise explores. The greedy policy then knows the best action."""
     env_params = {"length": 1, "reward": "action"}
@@ -355,9 +356,7 @@ def losses(**overrides):
     )
 
 
-@pytest.mark.parametrize(
-    "part", [part if part in ("noisy", "distribution") else slow(part) for part in OFF]
-)
+@pytest.mark.parametrize("part", [slow(part) for part in OFF])
 def test_each_part_can_be_switched_off_alone(part):
     without, whole = losses(**{part: OFF[part]}), losses()
     assert np.isfinite(without).all() and (

@@ -14,6 +14,7 @@ import scipy.integrate
 import scipy.stats
 import toys  # registers the environments
 from support.compilation import jit_quickly
+from support.tiers import slow
 
 import reppo
 import sac
@@ -211,6 +212,7 @@ def tiny(**overrides):
     return config, jit_quickly(init)(jax.random.key(0)), update
 
 
+@pytest.mark.slow
 def test_coefficients_move_towards_their_constraints():
     """Adam's steps have the size of the learning rate: 4 in an update, against the gradient."""
 
@@ -297,13 +299,14 @@ def learn(num_updates=150, env_params=(), **overrides):
     return config, state, out["metrics"], q
 
 
-@pytest.mark.parametrize("normalize_obs", [False, True])
+@pytest.mark.parametrize("normalize_obs", [False, slow(True)])
 def test_value_is_discounted(normalize_obs):
     env_params = {"length": 2, "reward": "last", "shows_time": True}
     *_, q = learn(env_params=env_params, normalize_obs=normalize_obs)
     np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), [0.9, 0.9, 1.0, 1.0], atol=0.1)
 
 
+@pytest.mark.slow
 def test_action_is_learned():
     """4 is the best between -3 and 5: 0.75 of an action in [-1, 1]."""
     env_params = {"length": 1, "reward": "action"}

@@ -1184,7 +1184,7 @@ def test_disk_full(small_disk, tmp_path, capfd):
     assert not list(copy.rglob("*.partial"))
 
 
-@pytest.mark.parametrize(("kind", "size"), [("files", 36_000), slow("disk", 190_000)])
+@pytest.mark.parametrize(("kind", "size"), [slow("files", 36_000), slow("disk", 190_000)])
 def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path, capfd):
     """Checkpoints grow as metrics, at first zeros, fill up. The last that was committed stays good.
 

@@ -242,7 +242,7 @@ def test_entries_of_images_are_vectors(overrides):
 @pytest.mark.parametrize(
     ("script", "num_updates", "overrides"),
     [
-        (ppo, 12, {}),
+        slow(ppo, 12, {}),
         slow(dqn, 25, {"num_steps": 1, "target_update_interval": 8}),
         slow(pqn, 12, {}),
         slow(apex_dqn, 25, {"num_steps": 1}),

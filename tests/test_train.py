@@ -1038,7 +1038,7 @@ def test_help(script, capsys):
 # --- disks ---
 
 
-@pytest.mark.parametrize(("kind", "size"), [("files", 36_000), slow("disk", 160_000)])
+@pytest.mark.parametrize(("kind", "size"), [slow("files", 36_000), slow("disk", 160_000)])
 def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path, capfd):
     """Checkpoints grow as metrics, at first zeros, fill up.
 
@@ -1345,6 +1345,7 @@ def run(tool: str, args, count: int) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 def test_two_processes(finished, tmp_path):
     """Two of the four seeds on each, one on a device."""
     first, second = run("train", [*SMALL, f"--run-dir={tmp_path / 'run'}"], 2)

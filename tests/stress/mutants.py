@@ -43,10 +43,12 @@ from support.compilation import QUICKLY
 os.environ["XLA_FLAGS"] = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax
+from gymnax.wrappers.purerl import GymnaxWrapper
 from support import twin
 
-# Copies of a twin share its compiled functions.
+# Copies of a twin share its compiled functions and its environments, which have no state.
 copy._deepcopy_dispatch[type(jax.jit(len))] = lambda function, memo: function
+GymnaxWrapper.__deepcopy__ = lambda environment, memo: environment
 
 RESULTS = ROOT / ".cache" / "mutants"
 OPERATORS = {
