@@ -21,6 +21,7 @@ from support.tiers import slow
 from support.trees import arrays
 
 import dpo_continuous
+import evolve_objective
 import ppo
 import ppo_continuous
 import ppo_rnn
@@ -155,3 +156,10 @@ def test_training_is_the_same_in_other_units(script):
 def memory(script, config):
     start, _ = script.make_policy(config)
     return start()
+
+
+def test_observations_are_clipped_on_both_sides():
+    for script in (ppo, ppo_continuous, dpo_continuous, ppo_rnn, reppo, sac, td3, evolve_objective):
+        statistics = script.RunningMeanStd(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(10.0))
+        normalized = script.normalize(statistics, jnp.asarray([-100.0, -16.0, 5.0, 22.0, 100.0]))
+        np.testing.assert_allclose(normalized, [-10.0, -9.5, 1.0, 9.5, 10.0], rtol=1e-6)
