@@ -153,6 +153,24 @@ def test_training_is_the_same_in_other_units(script):
     np.testing.assert_allclose(again, action, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [ppo, ppo_continuous, slow(dpo_continuous), slow(ppo_rnn)],
+    ids=lambda script: script.__name__,
+)
+def test_rewards_are_clipped(script):
+    """Of rewards beyond ten standard deviations the size doesn't matter."""
+    small = script.RunningMeanStd(jnp.float32(0.0), jnp.float32(1e-6), jnp.float32(1e12))
+    losses = []
+    for units in ("", "OtherUnits"):
+        _, init, update = learner(script, units)
+        state = begin(script, init, units == "OtherUnits")._replace(return_statistics=small)
+        _, metrics = update(state)
+        losses.append(metrics["value_loss"])
+    assert losses[0] > 1.0
+    np.testing.assert_allclose(losses[1], losses[0], rtol=5e-3)
+
+
 def memory(script, config):
     start, _ = script.make_policy(config)
     return start()
