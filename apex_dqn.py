@@ -115,7 +115,7 @@ class Config:
     gamma: float = 0.99  # discount factor
     epsilon_base: float = 0.4  # epsilon of the first actor, which explores most
     epsilon_exponent: float = 7.0  # epsilon of the last actor is epsilon_base ** (1 + this)
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
+    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 

@@ -109,7 +109,7 @@ class Config:
     epsilon_start: float = 1.0  # probability of a random action at the start
     epsilon_finish: float = 0.05  # probability of a random action at the end
     exploration_fraction: float = 0.5  # fraction of the updates over which epsilon falls linearly
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
+    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 

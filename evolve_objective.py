@@ -125,7 +125,7 @@ class Config:
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; inf for no limit
     normalize_obs: bool = False  # normalize observations by their running mean and variance
     normalize_reward: bool = False  # divide rewards by the running std of the discounted return
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
+    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
     hidden_sizes: tuple[int, ...] = (32, 32)  # sizes of the hidden layers of actor and critic
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
 
@@ -405,8 +405,8 @@ def random_order(key, size: int):
     """The numbers below `size` in random order: `jax.random.permutation`, but faster.
 
     It sorts one array of `random_part * size + index`, where JAX sorts keys with values: PPO on
-    Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order. They are rare in
-    minibatches; larger arrays would have many.
+    Pendulum-v1 takes 0.7 of the time. Where random parts are equal, the smaller index comes first.
+    The larger the array, the more of them are equal.
     """
     if size > 2**16:
         return jax.random.permutation(key, size)

@@ -308,8 +308,8 @@ def random_order(key, size: int):
     """The numbers below `size` in random order: `jax.random.permutation`, but faster.
 
     It sorts one array of `random_part * size + index`, where JAX sorts keys with values: PPO on
-    Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order. They are rare in
-    minibatches; larger arrays would have many.
+    Pendulum-v1 takes 0.7 of the time. Where random parts are equal, the smaller index comes first.
+    The larger the array, the more of them are equal.
     """
     if size > 2**16:
         return jax.random.permutation(key, size)

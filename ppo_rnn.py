@@ -119,7 +119,7 @@ class Config:
     normalize_reward: bool = True  # divide rewards by the running std of the discounted return
     cell: Literal["gru", "mingru", "none"] = "gru"  # memory; none puts a dense layer in its place
     cell_size: int = 64  # size of the memory, or of the dense layer in its place
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
+    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
     hidden_sizes: tuple[int, ...] = (64,)  # sizes of the hidden layers before the memory
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
 

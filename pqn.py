@@ -105,7 +105,7 @@ class Config:
     exploration_fraction: float = 0.2  # fraction of the updates over which epsilon falls linearly
     max_grad_norm: float = 10.0  # limit of the gradient's global norm; inf for no limit
     layer_norm: bool = True  # normalize layers; keeps learning stable without a target network
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
+    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -264,8 +264,8 @@ def random_order(key, size: int):
     """The numbers below `size` in random order: `jax.random.permutation`, but faster.
 
     It sorts one array of `random_part * size + index`, where JAX sorts keys with values: PPO on
-    Pendulum-v1 takes 0.7 of the time. Equal random parts stay in order. They are rare in
-    minibatches; larger arrays would have many.
+    Pendulum-v1 takes 0.7 of the time. Where random parts are equal, the smaller index comes first.
+    The larger the array, the more of them are equal.
     """
     if size > 2**16:
         return jax.random.permutation(key, size)

@@ -135,8 +135,8 @@ def sample(probabilities, uniform):
 def pick(values, action):
     """`values[action]` as a sum.
 
-    With `q[obs, action]`, an element of the array that the step changes, CPUs would copy all of Q
-    in each step, and train 15 times slower. A row, `q[obs]`, is cheap.
+    A row of Q is cheap to look up, but with `q[obs, action]` or `q[obs][action]` CPUs would copy
+    all of Q in each step, because the step changes it: training would be 15 times slower.
     """
     return jnp.where(jnp.arange(NUM_ACTIONS) == action, values, 0.0).sum()
 
@@ -153,7 +153,7 @@ def vmap_one_by_one_on_cpus(function):
     """Under `vmap`, CPUs run `function` for one agent after the other; other devices batch it.
 
     XLA compiles the loop of one agent to a single fast function: with 4 agents per core this is 4
-    times as fast as a batch, with 64 equally fast.
+    times as fast as a batch, with 64 about as fast.
     All that differs between agents, such as a learning rate, must be an argument of `function`.
     """
     one_by_one = jax.custom_batching.sequential_vmap(function)

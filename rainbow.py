@@ -127,7 +127,7 @@ class Config:
     epsilon_start: float = 1.0  # probability of a random action after the warm-up
     epsilon_finish: float = 0.01  # probability of a random action at the end
     exploration_fraction: float = 0.1  # fraction of the updates over which epsilon falls linearly
-    torso: Literal["flat", "grid", "nature"] = "grid"  # convolutions, for images
+    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
