@@ -510,10 +510,12 @@ def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> No
     if "env_params" in settings:
         settings["env_params"] = dict(config.env_params)  # not the FrozenDict
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    np.savez_compressed(run_dir / "metrics.npz", **metrics)
     about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
     tensors = save(flatten_dict(agent, sep="."), metadata=about)
-    (run_dir / "agent.safetensors").write_bytes(tensors)
+    try:
+        np.savez_compressed(run_dir / "metrics.npz", **metrics)
+    finally:  # the agents are saved even if the disk has no room for the metrics
+        (run_dir / "agent.safetensors").write_bytes(tensors)
 
     num_updates = metrics["episodes"].shape[1]
     chunks = np.array_split(np.arange(num_updates), min(100, num_updates))

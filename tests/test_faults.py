@@ -5,10 +5,12 @@ foreign run directories, signals, and an output that nobody reads. docs/faults.m
 import dataclasses
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
 import sys
+import traceback
 import types
 from pathlib import Path
 
@@ -20,7 +22,8 @@ import pytest
 import yaml
 from brax import envs as brax_envs
 from gymnax.environments import spaces
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from support.files import ROOT
 from support.tiers import slow
 
@@ -445,6 +448,43 @@ def test_the_empty_directory_of_a_failed_script_is_used_again(tmp_path):
     assert run_dir.is_dir() and not list(run_dir.iterdir())
     script.main(script.Config(total_timesteps=200, num_steps=100), num_seeds=1, run_dir=run_dir)
     assert (run_dir / "agent.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("num_updates", "num_states", "missing"),
+    [
+        (20_000, 10, {"metrics.npz"}),
+        (10, 20_000, {"agent.safetensors"}),
+        (20_000, 20_000, {"metrics.npz", "agent.safetensors"}),
+    ],
+)
+def test_a_script_on_a_full_disk_writes_what_fits(
+    num_updates, num_states, missing, full_disk, tmp_path
+):
+    """The lines of the traceback name what does not fit, and nothing else is lost but a picture."""
+    script = scripts.load_script("q_learning_gridworld")
+    returns = np.random.default_rng(0).normal(size=(2, num_updates))
+    metrics = {"episodes": np.ones((2, num_updates)), "episodic_return": returns}
+    agent = {"q": np.zeros((2, num_states))}
+    with full_disk("files", 20_000), pytest.raises(OSError, match="File too large") as caught:
+        script.save_results(script.Config(), 0, agent, metrics, tmp_path)
+    said = "".join(traceback.format_exception(caught.value))
+    assert set(re.findall(r'run_dir / "(.*?)"', said)) == missing
+    if "metrics.npz" in missing:  # without the arrays that do not fit
+        assert "episodic_return" not in load_arrays(tmp_path / "metrics.npz")
+    else:
+        assert load_arrays(tmp_path / "metrics.npz").keys() == metrics.keys()
+    if "agent.safetensors" in missing:  # cut off
+        with pytest.raises(SafetensorError, match="incomplete"):
+            load_file(tmp_path / "agent.safetensors")
+    else:
+        assert load_file(tmp_path / "agent.safetensors")["q"].shape == (2, num_states)
+    assert (tmp_path / "config.yaml").read_text().startswith("env_name: GridWorld")
+
+
+def load_arrays(path: Path) -> dict:
+    with np.load(path) as stored:
+        return dict(stored)
 
 
 SWALLOWS = """
