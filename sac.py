@@ -708,7 +708,7 @@ class BraxEnv:
     @functools.cached_property
     def start_states(self):
         """States of brax, [1024, ...]."""
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
             quickly = {"xla_backend_optimization_level": 0}  # compiling takes longer than running
             reset = jax.jit(jax.vmap(self.env.reset), compiler_options=quickly)
             return reset(jax.random.split(jax.random.key(0), 1024))

@@ -629,6 +629,7 @@ class BraxPhysics(brax_envs.Env):
         pass
 
     def reset(self, rng):
+        self.precision_of_reset = jax.config.jax_default_matmul_precision
         zero = jnp.zeros(())
         return brax_envs.State(None, jax.random.uniform(rng, (2,)), zero, zero)
 
@@ -643,6 +644,7 @@ def test_brax_steps_with_the_highest_precision_and_networks_with_the_default(mon
     key = jax.random.key(0)
     obs, state = jax.eval_shape(env.reset, key, env_params)
     assert precisions(env.step, key, state, jnp.zeros(2), env_params) == HIGHEST
+    assert env.env.precision_of_reset == "highest"
     actor, _ = ppo_continuous.make_networks(config, env, env_params)
     params = jax.eval_shape(actor.init, key, obs)
     network = precisions(lambda params, obs: actor.apply(params, obs).mode(), params, obs)

@@ -215,10 +215,9 @@ if "Elsewhere-v0" not in gymnax.registered_envs:
 
 
 def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
-    """The run has a copy of it; `render` is started somewhere else."""
-    place, project = tmp_path / "somewhere", tmp_path / "project"
-    for folder in (place, project):
-        folder.mkdir()
+    """The run has a copy of it, and the module that lies where `render` is started is another."""
+    project = tmp_path / "project"
+    project.mkdir()
     (project / "env_of_a_test.py").write_text(ENVIRONMENT)
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -234,8 +233,7 @@ def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
         ]
     ).absolute()
     del sys.modules["env_of_a_test"]
-    sys.path[:] = [each for each in sys.path if each != str(project)]
-    monkeypatch.chdir(place)
+    (project / "env_of_a_test.py").write_text("raise AssertionError('another experiment')")
     (path,) = run(run_dir)
     assert path == run_dir / "render" / "best_agent0.gif" and len(frames_of_gif(path)) > 5
     copy = run_dir / "modules" / "env_of_a_test.py"

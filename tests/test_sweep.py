@@ -208,6 +208,18 @@ def test_trial_that_is_not_finite_disturbs_no_other(tmp_path, capfd):
     assert all(int(row["first_update_not_finite"]) >= 0 for row in rows[2:])
 
 
+@pytest.mark.usefixtures("quick_pictures")
+def test_if_all_seeds_diverge_the_exit_code_is_1(tmp_path, capfd):
+    """After all results were written."""
+    run_dir = tmp_path / "run"
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([*SMALL, "--num-seeds=2", "--lr", "1e30", "2e30", f"--run-dir={run_dir}"])
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 1
+    assert last.startswith("onejit sweep: error: all seeds diverged") and str(run_dir) in last
+    assert "finished" in record_of(run_dir) and (run_dir / "results.csv").is_file()
+
+
 # --- results ---
 
 

@@ -789,9 +789,11 @@ def start_and_signal(folder, number, *flags):
         "--total-timesteps=3e6",
         *flags,
     ]
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     process = subprocess.Popen(
         [*command, "--run-dir=run"], cwd=folder, stderr=subprocess.PIPE, text=True
     )
+    signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + TIME_LIMIT
     # signals are caught by then
     while not (folder / "run" / "checkpoints").exists() and time.monotonic() < deadline:
@@ -802,7 +804,10 @@ def start_and_signal(folder, number, *flags):
     return process.returncode, said
 
 
-@pytest.mark.parametrize("number, code", [slow(signal.SIGTERM, 143), slow(signal.SIGINT, 130)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_training_at_a_checkpoint(number, code, tmp_path):
     """Also with --checkpoint-interval 0: the promise that --resume goes on is kept."""
     # a shell's background jobs ignore it

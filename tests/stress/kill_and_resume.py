@@ -211,17 +211,17 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=COMMANDS)
-    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--kills", type=int, default=20)
     parser.add_argument(
-        "--timesteps", type=float, default=3e7, help="of each agent: enough for so many kills"
+        "--timesteps", type=float, default=2e6, help="of each agent: enough for so many kills"
     )
     parser.add_argument(
-        "--memory", type=float, default=0.027, help="GiB: on one device three slices"
+        "--memory", type=float, default=0.0018, help="GiB: on one device three slices"
     )
     parser.add_argument(
         "--longest",
         type=float,
-        default=12.0,
+        default=30.0,
         help="seconds after which a run is killed at the latest",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
@@ -237,10 +237,10 @@ def main():
     ]
     if args.what != "module":
         command += [*SMALL, f"--memory={args.memory}"]
-    print(f"left alone: {run_whole(command, folder / 'whole'):.1f} s")
+    print(f"left alone: {run_whole(command, folder / 'whole'):.1f} s", flush=True)
     moments = kill_again_and_again(command, folder / "killed", args.kills, args.longest)
     counts = ", ".join(f"{count} {name}" for name, count in moments.items())
-    print(f"faults: {counts}")
+    print(f"faults: {counts}", flush=True)
     print(f"resumed to the end: {run_whole(command, folder / 'killed'):.1f} s")
     names = differences(folder / "killed", folder / "whole")
     if names:
