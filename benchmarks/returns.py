@@ -4,17 +4,24 @@
     python benchmarks/returns.py ppo/breakout@1e7            # the config with --total-timesteps 1e7
     python benchmarks/returns.py                             # all rows without results: hours
     python benchmarks/returns.py --render                    # only the page
+    python benchmarks/returns.py --check                     # whether every row keeps the rules
     python benchmarks/returns.py --plan                      # what the rows for a GPU would take
 
-A row is one run of onejit train from start to end. Agents of classic control then play in
-Gymnasium's own environments too. benchmarks/results/SCRIPT_CONFIG.json (SCRIPT_CONFIG_STEPS.json)
-keeps the returns of all seeds, the learning curve, hardware, versions, commit and command. All rows
-take seed 100; configs were tuned with other seeds.
+A row is one run of onejit train from start to end. Then each agent plays greedy episodes of its
+own, and agents of classic control play in Gymnasium's environments too.
+benchmarks/results/SCRIPT_CONFIG.json (SCRIPT_CONFIG_STEPS.json) keeps the returns of all seeds, the
+learning curve, hardware, versions, commit and command.
+
+Rows are measured from base seeds that no tuning has seen. The first is 2000; configs are tuned with
+seeds below 1000, and returns.yaml records with which. If a config changed after it was measured,
+what was seen of its row may have led to the change, and the row moves to the next base seed, 1000
+further. benchmarks/results/seed_100 has the rows of version 0.2, which were measured from seed 100.
 
 returns.yaml lists the rows, with thresholds and published scores. returns_page.py writes the page.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -29,7 +36,9 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when J
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
+import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -37,10 +46,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import returns_page as page
 from returns_page import DATA, ROWS
 
-from onejit import files, run_directory, scripts, statistics, text
+from onejit import configs, evaluation, files, run_directory, scripts, statistics, text
 from onejit.learning_curve import learning_curve
 
-SEED = 100
 GYMNASIUM = {
     "CartPole-v1",
     "Acrobot-v1",
@@ -78,14 +86,84 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
     }
 
 
-def measure(name: str, num_seeds: int, seed: int) -> dict:
+def settings_of(name: str) -> dict:
+    """The fields of a row's config as it is today, as run.json has them."""
+    script, (_, file, *more) = load(name)
+    fields = {field.name for field in dataclasses.fields(script.Config)}
+    pairs = zip(more[::2], more[1::2], strict=True)
+    flags = [word for pair in pairs if configs.field_of(pair[0]) in fields for word in pair]
+    words = configs.read_flags(script, ["--config", str(ROOT / file), *flags])
+    config = tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
+    return json.loads(json.dumps(configs.plain(config)))
+
+
+def has_changed(row: dict) -> bool:
+    """Whether the config of a measured row has another value today, or a field that was added."""
+    return any(row["settings"].get(key) != value for key, value in settings_of(row["row"]).items())
+
+
+def seeds_of(name: str) -> tuple[int, list[int]]:
+    """The base seed for a row, and those from which it was measured with other settings."""
+    file = page.file_of(name)
+    if not file.exists():
+        return page.FIRST_SEED, []
+    row = json.loads(file.read_text())
+    if has_changed(row):
+        return row["seed"] + 1000, [*row["earlier_seeds"], row["seed"]]
+    return row["seed"], row["earlier_seeds"]
+
+
+def faults() -> list[str]:
+    """What is wrong with the measured rows, in a sentence each."""
+    result = []
+    for row in page.read_rows(page.MEASURED):
+        name = row["row"]
+        if row["seed"] < page.FIRST_SEED:
+            result.append(f"{name}: was measured from seed {row['seed']}, not {page.FIRST_SEED}")
+        if row["seed"] in page.tuning_of(row)["seeds"]:
+            result.append(f"{name}: was tuned with seed {row['seed']}, from which it was measured")
+        if row["seed"] in row["earlier_seeds"]:
+            result.append(f"{name}: was measured from seed {row['seed']} with other settings")
+        if has_changed(row):
+            result.append(f"{name}: its config has changed since it was measured")
+    return result
+
+
+def greedy_returns(script, config, agents, episodes: int, seed: int) -> np.ndarray:
+    """Greedy returns of agents with leaves [num_seeds, ...]: [num_seeds, episodes].
+
+    Each agent plays episodes of its own, so that an interval over agents includes their luck.
+    """
+    play = evaluation.make_player(script, config)
+
+    def episodic_return(agent, key):
+        episode = play(agent, key)
+        return jnp.where(episode.valid, episode.reward, 0.0).sum()
+
+    num_seeds = len(jax.tree.leaves(agents)[0])
+    keys = jax.random.split(jax.random.key(seed), (num_seeds, episodes))
+    of_one_agent = jax.vmap(episodic_return, in_axes=(None, 0))
+    return np.asarray(jax.jit(jax.vmap(of_one_agent))(agents, keys))
+
+
+def highest_return(evaluations: dict) -> np.ndarray:
+    """Where the mean over seeds of the greedy return was highest during training: [num_seeds]."""
+    returns = evaluations["returns"]  # [num_seeds, evaluations]
+    return returns[:, returns.mean(axis=0).argmax()]
+
+
+def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> dict:
     """Train and play, from start to end: a row. Raises CalledProcessError if training fails."""
     script, flags = load(name)
     flags = [*flags, "--num-seeds", str(num_seeds), "--seed", str(seed)]
+    if "--eval-interval" not in flags:
+        flags += ["--eval-episodes", "0"]
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         training = run_training(name, flags, run_dir)
         _, config, agents = run_directory.load_run(run_dir)
+        episodes = DATA["rows"].get(name, {}).get("episodes", 100)
+        greedy = greedy_returns(script, config, agents, episodes, seed)
         metrics = run_directory.load_metrics(run_dir)
         record = run_directory.read_record(run_dir)
         evaluations = {}
@@ -100,9 +178,12 @@ def measure(name: str, num_seeds: int, seed: int) -> dict:
         "script": name.partition("/")[0],
         "environment": environment_of(name, config),
         "total_timesteps": steps,
+        "seed": seed,
+        "earlier_seeds": earlier_seeds,
         "command": training["command"],
         "final_return": stored(statistics.final_return(metrics), lost),
-        "greedy_return": stored(metrics["evaluation"].mean(axis=1), lost),
+        "greedy_return": stored(greedy.mean(axis=1), lost),
+        "greedy_episodes": episodes,
         "diverged": int(lost.sum()),
         "episodes_at_end": episodes_at_end(config, metrics),
         "curve": training_curve(config, metrics),
@@ -111,11 +192,12 @@ def measure(name: str, num_seeds: int, seed: int) -> dict:
     }
     if evaluations:
         row["evaluation_curve"] = curve_over_seeds(evaluations["timesteps"], evaluations["returns"])
+        row["highest_return"] = stored(highest_return(evaluations), lost)
     if "win_rate" in metrics:
         of_wins = metrics | {"episodic_return": metrics["win_rate"]}
         row["win_rate"] = stored(statistics.final_return(of_wins), lost)
     if row["environment"] in GYMNASIUM:
-        row["gymnasium_return"] = stored(play_in_gymnasium(script, config, agents), lost)
+        row["gymnasium_return"] = stored(play_in_gymnasium(script, config, agents, seed), lost)
     for key in ("started", "device", "versions", "commit", "settings"):
         row[key] = record[key]
     if not code_has_changed():
@@ -201,7 +283,7 @@ def curve_over_seeds(steps, returns) -> dict:
     return curve
 
 
-def play_in_gymnasium(script, config, agents, episodes: int = 8, seed: int = SEED) -> np.ndarray:
+def play_in_gymnasium(script, config, agents, seed: int, episodes: int = 16) -> np.ndarray:
     """Mean return of the agents' greedy episodes in Gymnasium's environment: [num_seeds].
 
     `agents` has leaves [num_seeds, ...], of a script whose policy has no memory.
@@ -267,15 +349,14 @@ def plan_missing() -> None:
             files.write(page.PLANS_FILE, json.dumps(plans, indent=1) + "\n")
 
 
-def measure_and_keep(name: str, num_seeds: int, seed: int) -> None:
-    row = measure(name, num_seeds, seed)
+def measure_and_keep(name: str, num_seeds: int) -> None:
+    row = measure(name, num_seeds, *seeds_of(name))
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()]
     files.write(page.file_of(name), "{\n" + ",\n".join(lines) + "\n}\n")
-    final = page.values_of(row, "final_return")
-    greedy = page.values_of(row, "greedy_return")
+    worst = page.values_of(row, "final_return").min()
     print(
-        f"{name}: final return {page.show_mean(final)}, worst agent {final.min():.4g},"
-        f" greedy return {page.show_mean(greedy)}",
+        f"{name}: final return {page.show_interval(row, 'final_return')}, worst agent {worst:.4g},"
+        f" greedy return {page.show_interval(row, 'greedy_return')}",
         flush=True,
     )
 
@@ -291,8 +372,12 @@ def main():
         help="SCRIPT/CONFIG or SCRIPT/CONFIG@STEPS; by default all rows without results",
     )
     parser.add_argument("--num-seeds", type=int, help="by default as in returns.yaml")
-    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--render", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="measure nothing; exit with 1 if a row was measured from a seed that tuning has seen",
+    )
     parser.add_argument(
         "--plan",
         action="store_true",
@@ -302,12 +387,16 @@ def main():
     for name in options.rows:
         if name not in ROWS:
             parser.error(f"{name}: is not a row{text.nearest(name, ROWS)}")
+    if options.check:
+        wrong = faults()
+        print("\n".join(wrong) or "every row keeps the rules")
+        sys.exit(1 if wrong else 0)
     if options.plan:
         plan_missing()
     elif not options.render:
         measured = {name for name in ROWS if page.file_of(name).exists()}
         for name in options.rows or page.not_measured(measured):
-            measure_and_keep(name, options.num_seeds or ROWS[name], options.seed)
+            measure_and_keep(name, options.num_seeds or ROWS[name])
     page.render()
 
 

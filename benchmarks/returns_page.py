@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import scipy.special
 import yaml
 from matplotlib.figure import Figure
 
@@ -19,6 +20,8 @@ sys.path.insert(0, str(ROOT))
 from onejit import statistics
 
 MEASURED = ROOT / "benchmarks" / "results"
+EARLIER = MEASURED / "seed_100"  # rows of version 0.2, shown until they are measured again
+FIRST_SEED = 2000  # tuning uses seeds below 1000
 PLANS_FILE = MEASURED / "plans.json"
 PEERS_FILE = MEASURED / "peers.json"
 PAGE = ROOT / "docs" / "results.md"
@@ -27,9 +30,8 @@ FIGURES = ROOT / "docs" / "figures"
 DATA = yaml.safe_load((ROOT / "benchmarks" / "returns.yaml").read_text())
 TEXT = yaml.safe_load((ROOT / "benchmarks" / "returns_page.yaml").read_text())
 
-LONG = ", 5e6 steps or more"  # ends the names of thresholds for longer trainings
 DISCRETE = ("ppo", "ppo_rnn", "pqn", "dqn", "apex_dqn", "rainbow", "q_learning_gridworld")
-CONTINUOUS = ("ppo_continuous", "dpo_continuous", "reppo", "sac", "td3")
+CONTINUOUS = ("ppo_continuous", "dpo_continuous", "reppo", "sac", "crossq", "td3")
 TEAMS = ("mappo",)
 COLORS = {  # scripts that share an environment differ
     "ppo": "tab:blue",
@@ -42,6 +44,7 @@ COLORS = {  # scripts that share an environment differ
     "apex_dqn": "tab:olive",
     "rainbow": "tab:purple",
     "sac": "tab:red",
+    "crossq": "goldenrod",
     "td3": "tab:pink",
     "q_learning_gridworld": "tab:gray",
     "mappo": "teal",
@@ -67,8 +70,20 @@ ROWS = {
 }
 
 
+def read_rows(folder: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*_*.json"))]
+
+
 def read_measured() -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(MEASURED.glob("*_*.json"))]
+    """All rows, and those of version 0.2 which were not measured again: they have no "seed"."""
+    rows = read_rows(MEASURED)
+    names = {row["row"] for row in rows}
+    return rows + [row for row in read_rows(EARLIER) if row["row"] not in names]
+
+
+def tuning_of(row: dict) -> dict:
+    """What was tried for the config of a row, and the base seeds of these trials."""
+    return DATA["tuning"].get(row["row"].partition("@")[0], {"tried": "not recorded", "seeds": []})
 
 
 def read_plans() -> dict:
@@ -109,8 +124,23 @@ def mean_of(values) -> list:
     return statistics.mean_interval(finite) if len(finite) else [-np.inf, np.nan, np.nan]
 
 
-def show_mean(values) -> str:
-    return statistics.show(*mean_of(values))
+def interval_of(row: dict, kind: str) -> tuple[list, bool]:
+    """The mean over the seeds with its 95 % interval, and whether that is a bootstrap interval.
+
+    Student's interval is no good where it passes the best possible return.
+    """
+    values = values_of(row, kind)
+    best_return = of_environment(DATA["best"], row)
+    mean = mean_of(values)
+    finite = values[np.isfinite(values)]
+    if best_return is not None and mean[2] > best_return and finite.min() < finite.max():
+        return statistics.interval(finite, np.mean), True
+    return mean, False
+
+
+def show_interval(row: dict, kind: str) -> str:
+    interval, bootstrap = interval_of(row, kind)
+    return statistics.show(*interval) + (" b" if bootstrap else "")
 
 
 def of_environment(table: dict, row: dict):
@@ -120,12 +150,17 @@ def of_environment(table: dict, row: dict):
 
 
 def threshold_of(row: dict) -> float | None:
-    """The return below which an agent has failed, or None."""
-    thresholds = DATA["thresholds"]
-    entry = of_environment(thresholds, row)
-    if row["total_timesteps"] >= 4.9e6:
-        entry = thresholds.get(row["environment"] + LONG, entry)
-    return entry and entry["return"]
+    """The return below which an agent has failed, or None.
+
+    A fixed number, or half of the published score that the row is compared with (twice a cost).
+    """
+    entry = of_environment(DATA["thresholds"], row)
+    if entry:
+        return entry["return"]
+    within, _ = comparable(row)
+    if within is None:
+        return None
+    return within.score / 2 if within.score > 0 else within.score * 2
 
 
 def episodes_of(row: dict) -> float:
@@ -183,16 +218,27 @@ class Published(NamedTuple):
     algorithm: str
     scripts: list[str]
     source: str
+    std: float | None = None  # over seeds
     place: str = ""
     version: str = ""
     rules: str = ""
+
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval by Student's t, where the spread over seeds is published."""
+        seeds = DATA["sources"][self.source]["seeds"]
+        if self.std is None or seeds < 2:
+            return self.score, self.score
+        margin = scipy.special.stdtrit(seeds - 1, 0.975) * self.std / np.sqrt(seeds)
+        return self.score - margin, self.score + margin
 
     def link(self) -> str:
         link = f"[{self.source}]({DATA['sources'][self.source]['url']}{self.place})"
         return f"{link}, {self.version}" if self.version else link
 
     def quote(self) -> str:
-        return f"{self.score:g} at {number(self.steps)}, {self.algorithm}, {self.link()}"
+        low, high = self.interval()
+        spread = f" ({low:.4g} to {high:.4g})" if high > low else ""
+        return f"{self.score:g}{spread} at {number(self.steps)}, {self.algorithm}, {self.link()}"
 
 
 PUBLISHED = {
@@ -237,11 +283,34 @@ def show_published(row: dict) -> str:
     return "; ".join(parts)
 
 
-def falls_short(row: dict) -> bool:
-    """Whether the intervals of the means of all returns end below a score at no more steps."""
+RETURNS_OF_A_KIND = {
+    "training": "final_return",
+    "greedy": "greedy_return",
+    "highest": "highest_return",
+}
+
+
+def state(row: dict) -> str:
+    """`above`, `undecided` or `below`: the row beside a published score at no more steps.
+
+    Returns of the same kind are compared. If their intervals overlap, or the row has no returns of
+    this kind, it is undecided. Empty if there is no such score.
+    """
     within, _ = comparable(row)
-    highs = [np.nanmax(mean_of(values_of(row, kind))) for kind in kinds(row)]
-    return within is not None and max(highs) < within.score
+    if within is None:
+        return ""
+    kind = RETURNS_OF_A_KIND[DATA["sources"][within.source]["kind"]]
+    if kind not in row or (kind == "final_return" and too_short(row)):
+        return "undecided"
+    (mean, low, high), _ = interval_of(row, kind)
+    if np.isnan(low):  # one seed
+        low = high = mean
+    published_low, published_high = within.interval()
+    if low > published_high:
+        return "above"
+    if high < published_low:
+        return "below"
+    return "undecided"
 
 
 # --- tables ---
@@ -266,33 +335,49 @@ def cells_of(row: dict) -> dict[str, str]:
     greedy = values_of(row, "greedy_return")
     failed = count_failed(row)
     lost = int((~np.isfinite(values_of(row, kinds(row)[0]))).sum())
-    tuning = DATA["tuning"].get(row["row"].partition("@")[0], "not recorded")
     cells = {
         "row": f"[{row['row']}](../{config_of(row['row'])})",
         "steps": number(row["total_timesteps"]),
-        "seeds": str(len(final)),
+        "seeds": f"{len(final)}, {base_seed(row)}",
         "failed": "" if failed is None else str(failed),
-        "final return": show_mean(final),
+        "final return": show_interval(row, "final_return"),
         "IQM": f"{statistics.interquartile_mean(final):.4g}",
         "worst": f"{final.min():.4g}",
-        "greedy return": show_mean(greedy),
+        "greedy return": show_interval(row, "greedy_return"),
         "greedy IQM": f"{statistics.interquartile_mean(greedy):.4g}",
         "greedy worst": f"{greedy.min():.4g}",
         "in Gymnasium": "",
+        "state": state(row),
         "public": show_published(row),
-        "tuning": tuning,
+        "tuning": show_tuning(row),
         "hardware": hardware(row),
         "minutes": f"{row['seconds'] / 60:.1f} ({row['processor_seconds'] / 60:.1f})",
     }
-    if falls_short(row):
-        cells["row"] += " **below**"
+    if state(row) == "below":
+        cells["state"] = "**below**"
     if lost:
         cells["seeds"] += f", {lost} without a return"
     if too_short(row):
         cells |= {"final return": "too short", "IQM": "", "worst": ""}
     if "gymnasium_return" in row:
-        cells["in Gymnasium"] = show_mean(values_of(row, "gymnasium_return"))
+        cells["in Gymnasium"] = show_interval(row, "gymnasium_return")
     return cells
+
+
+def base_seed(row: dict) -> str:
+    """From which seed a row was measured, and how often it moved there from another one."""
+    if "seed" not in row:
+        return "from 100 (0.2)"
+    moves = len(row["earlier_seeds"])
+    moved = f", moved {moves} times" if moves > 1 else ", moved once" if moves else ""
+    return f"from {row['seed']}{moved}"
+
+
+def show_tuning(row: dict) -> str:
+    tuning = tuning_of(row)
+    if not tuning["seeds"]:
+        return tuning["tried"]
+    return f"{tuning['tried']}; from seed {' and '.join(map(str, tuning['seeds']))}"
 
 
 def table(rows: list[dict]) -> str:
@@ -320,9 +405,17 @@ def summary(rows: list[dict]) -> str:
 
 
 def mean_and_steps(row: dict) -> str:
+    """A cell of the summary: the mean, steps, how many agents failed, the published score."""
     mean, _, _ = mean_of(values_of(row, kinds(row)[0]))
     greedy = " greedy" if too_short(row) else ""
-    return f"{mean:.4g}{greedy} at {number(row['total_timesteps'])}"
+    notes = []
+    failed = count_failed(row)
+    if failed:
+        notes.append(f"{failed} of {len(row['final_return'])} failed")
+    if state(row):
+        notes.append(state(row))
+    remark = f" ({', '.join(notes)})" if notes else ""
+    return f"{mean:.4g}{greedy} at {number(row['total_timesteps'])}{remark}"
 
 
 def peers_table(peers: dict) -> str:
@@ -355,10 +448,8 @@ def thresholds(rows: list[dict]) -> str:
     for row in rows:
         environment = row["environment"]
         names |= {environment, environment.partition(",")[0]}
-        if row["total_timesteps"] >= 4.9e6:
-            names.add(environment + LONG)
         if threshold_of(row) is None:
-            without.add(environment)
+            without.add(f"{environment} ({row['row']})")
     lines = [
         [environment, f"{entry['return']:g}", entry["source"]]
         for environment, entry in DATA["thresholds"].items()
@@ -369,8 +460,7 @@ def thresholds(rows: list[dict]) -> str:
         markdown(["environment", "threshold", "where it comes from"], lines),
     ]
     if without:
-        names = "; ".join(sorted(without))
-        parts.append(f"No threshold is agreed on for these environments: {names}.")
+        parts.append(f"These rows have no threshold: {'; '.join(sorted(without))}.")
     return "\n\n".join(parts)
 
 

@@ -1,23 +1,21 @@
 """What benchmarks/returns.py computes, and that the page of results is what was measured."""
 
-import dataclasses
 import json
 import re
 import sys
 
+import jax
 import numpy as np
 import pytest
 import scipy.stats
-import tyro
 from support.files import ROOT, repository_files
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import returns
 import returns_page
 
-from onejit import configs, statistics
-
 MEASURED = repository_files("benchmarks/results/*_*.json")
+OF_ALL_VERSIONS = MEASURED + repository_files("benchmarks/results/seed_100/*_*.json")
 
 
 def make_row(**more) -> dict:
@@ -73,19 +71,58 @@ def test_learning_curve_against_plain_means():
 
 
 @pytest.mark.parametrize(
-    ("final", "greedy", "steps", "below"),
+    ("final", "greedy", "steps", "state"),
     [
-        ([480.0] * 4, [481.0] * 4, 499_712, True),  # public: 500 within 1e5 steps
-        ([480.0] * 4, [500.0] * 4, 499_712, False),
-        ([480.0] * 4, [481.0] * 4, 80_000, False),  # which had more steps
-        ([480.0] * 4, [481.0] * 4, 91_000, True),  # at most 1.1 times
+        ([480.0] * 4, [481.0] * 4, 499_712, "below"),  # published: 500 within 1e5 steps, greedy
+        ([480.0] * 4, [500.0] * 4, 499_712, "undecided"),
+        ([500.0] * 4, [400.0, 401.0, 402.0, 403.0], 499_712, "below"),  # greedy beside greedy
+        ([480.0] * 4, [470.0, 480.0, 490.0, 520.0], 499_712, "undecided"),
+        ([480.0] * 4, [501.0, 502.0, 501.0, 502.0], 499_712, "above"),
+        ([480.0] * 4, [481.0] * 4, 80_000, ""),  # which had more steps
+        ([480.0] * 4, [481.0] * 4, 91_000, "below"),  # at most 1.1 times
+        ([480.0], [481.0], 499_712, "below"),  # one seed
     ],
 )
-def test_a_row_below_what_is_public_is_marked(final, greedy, steps, below):
+def test_state_of_a_row_beside_what_is_published(final, greedy, steps, state):
     row = make_row(final_return=final, greedy_return=greedy, total_timesteps=steps)
-    assert returns_page.falls_short(row) == below
-    assert ("**below**" in returns_page.table([row])) == below
-    assert not returns_page.falls_short(row | {"environment": "Nothing-v0"})
+    assert returns_page.state(row) == state
+    assert ("**below**" in returns_page.table([row])) == (state == "below")
+    assert (f"({state})" in returns_page.mean_and_steps(row)) == (state != "")
+    assert returns_page.state(row | {"environment": "Nothing-v0"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("mean", "state"),
+    # published: 1443, standard deviation 46 of 3 seeds, so 1443 +- 4.303 * 46 / sqrt(3), about 114
+    [(1340.0, "undecided"), (1320.0, "below"), (1550.0, "undecided"), (1565.0, "above")],
+)
+def test_the_published_spread_counts(monkeypatch, mean, state):
+    scores = [score for score in returns_page.PUBLISHED["HalfCheetah-v4"] if score.score == 1443]
+    monkeypatch.setitem(returns_page.PUBLISHED, "HalfCheetah-v4", scores)
+    row = make_row(row="ppo_continuous/mujoco_halfcheetah", script="ppo_continuous")
+    row |= {"environment": "HalfCheetah-v4", "total_timesteps": 1_000_000}
+    row |= {"final_return": [mean] * 4, "greedy_return": [9e3] * 4}  # training beside training
+    assert returns_page.state(row) == state
+    assert "1443 (1329 to 1557) at 1e6" in returns_page.cells_of(row)["public"]
+
+
+def test_highest_point_is_compared_with_the_highest_point():
+    row = make_row(row="ppo_continuous/mujoco_ant", script="ppo_continuous")
+    row |= {"environment": "Ant-v4", "total_timesteps": 1_000_000}
+    row |= {"final_return": [9e3] * 4, "greedy_return": [9e3] * 4}
+    assert returns_page.state(row) == "undecided"  # a row without a curve of evaluations
+    assert returns_page.state(row | {"highest_return": [2e3] * 4}) == "below"
+    evaluations = {"returns": np.array([[1.0, 5.0, 3.0], [1.0, 0.0, 3.0]])}
+    assert returns.highest_return(evaluations).tolist() == [3.0, 3.0]
+
+
+def test_an_interval_that_passes_the_best_return_is_a_bootstrap_interval():
+    row = make_row(final_return=[400.0, 500.0, 500.0, 500.0], greedy_return=[500.0] * 4)
+    shown = returns_page.cells_of(row)
+    assert re.fullmatch(r"475 \(4\d\d to 500\) b", shown["final return"])
+    assert shown["greedy return"] == "500 (500 to 500)"
+    row = make_row(final_return=[100.0, 200.0, 150.0, 120.0], greedy_return=[500.0] * 4)
+    assert not returns_page.cells_of(row)["final return"].endswith("b")
 
 
 def test_table_shows_means_and_worst_agents():
@@ -93,6 +130,7 @@ def test_table_shows_means_and_worst_agents():
         final_return=[0.0, 400.0, 440.0, 500.0],
         greedy_return=[8.0, 9, 10, 20],
         gymnasium_return=[1.0, 2, 3, 4],
+        environment="Nothing-v0",  # whose best return is not known
     )
     shown, margin = (
         returns_page.cells_of(row),
@@ -101,7 +139,7 @@ def test_table_shows_means_and_worst_agents():
     assert shown["final return"] == f"335 ({335 - margin:.4g} to {335 + margin:.4g})"
     assert (shown["steps"], shown["seeds"], shown["IQM"], shown["worst"]) == (
         "5e5",
-        "4",
+        "4, from 100 (0.2)",
         "420",
         "0",
     )
@@ -124,7 +162,7 @@ def test_failed_agents_are_counted():
     shown = returns_page.cells_of(row)
     assert (shown["failed"], shown["seeds"], shown["worst"]) == (
         "3",
-        "5, 1 without a return",
+        "5, from 100 (0.2), 1 without a return",
         "-inf",
     )
     assert shown["final return"].startswith("343.5 (")  # of the others
@@ -133,7 +171,6 @@ def test_failed_agents_are_counted():
         == "3"
     )
     assert returns_page.cells_of(row | {"environment": "Nothing-v0"})["failed"] == ""
-    assert not returns_page.falls_short(row)
     nothing = returns_page.cells_of(make_row(final_return=[None, None], greedy_return=[None, None]))
     assert (nothing["failed"], nothing["final return"]) == ("2", "-inf")
 
@@ -163,11 +200,16 @@ def test_scores_under_other_rules_are_shown_and_not_compared():
     shown = returns_page.cells_of(row)["public"]
     assert "17 at 5e6" in shown and "with sticky actions, not comparable" in shown
     assert "54.95 at 1e8" in shown and "more steps" in shown
-    assert returns_page.comparable(row)[0] is None and not returns_page.falls_short(row)
-    assert (
-        returns_page.threshold_of(row) == 8.9
-        and returns_page.threshold_of(row | {"total_timesteps": 1_000_000}) == 1.23
-    )
+    assert returns_page.comparable(row)[0] is None and returns_page.state(row) == ""
+    assert returns_page.threshold_of(row) is None
+
+
+def test_threshold_is_half_of_the_score_that_a_row_is_compared_with():
+    row = make_row(row="sac/mujoco_hopper", script="sac", environment="Hopper-v4")
+    assert returns_page.threshold_of(row | {"total_timesteps": 300_000}) == 1200  # SAC's, not PPO's
+    assert returns_page.threshold_of(row | {"total_timesteps": 100_000}) is None
+    cost = row | {"script": "ppo_continuous", "environment": "Reacher-v4"}
+    assert returns_page.threshold_of(cost | {"total_timesteps": 1_000_000}) == -8.2
 
 
 def test_every_published_score_has_a_source_and_scripts():
@@ -252,7 +294,9 @@ def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatc
     assert {text.get_text() for text in figures[0].axes[0].texts} == set(styles)
 
 
-@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", OF_ALL_VERSIONS, ids=lambda path: f"{path.parent.stem}-{path.stem}"
+)
 def test_config_of_a_measured_row_quotes_no_return(path):
     """Its comment says where the results are, and nothing that a new measurement contradicts."""
     config = returns_page.config_of(json.loads(path.read_text())["row"])
@@ -283,135 +327,81 @@ def test_rows_have_configs():
     assert set(data["tuning"]) <= {row.partition("@")[0] for row in rows}
 
 
-def test_each_row_below_what_is_public_says_why():
+def test_each_row_below_what_is_published_says_why():
     rows = [json.loads(path.read_text()) for path in MEASURED]
-    below = {row["row"] for row in rows if returns_page.falls_short(row)}
-    assert below == set(returns_page.DATA["below"]) & {row["row"] for row in rows}
+    below = {row["row"] for row in rows if returns_page.state(row) == "below"}
+    assert below <= set(returns_page.DATA["below"])
 
 
-def settings_with_todays_fields(row: dict) -> dict:
-    """The settings of a row, where fields have changed since it was measured."""
-    settings = dict(row["settings"])
-    if "clip_value" in settings:  # a switch, before the clip range had a field of its own
-        clips = settings["clip_value"]
-        settings["vf_clip_eps"] = settings.get("clip_eps", 0.2) if clips else float("inf")
-    if settings.get("conv_features") == 0:  # what `torso` chooses since then
-        settings["torso"] = "flat"
-    if row["script"] in ("apex_dqn", "rainbow") and row["started"] < "2026-11-26":
-        # Gradient steps became environment steps.
-        rollout_size = settings["num_envs"] * settings["num_steps"]
-        for name in ("target_update_interval", "actor_sync_interval"):
-            if name in settings:
-                settings[name] *= rollout_size // settings["gradient_steps"]
-    return settings
+def test_rows_were_measured_from_seeds_that_no_tuning_has_seen():
+    assert returns.faults() == []
+
+
+def write_row(folder, name="dqn/catch", **more) -> None:
+    """A measured row with the settings of its config."""
+    row = {"row": name, "seed": 2000, "earlier_seeds": []}
+    row["settings"] = returns.settings_of(name) | {"num_seeds": 16}
+    path = folder / f"{name.replace('/', '_')}.json"
+    path.write_text(json.dumps(row | more))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, None),
+        ({"seed": 100}, "seed 100, not 2000"),
+        ({"seed": 3000, "earlier_seeds": [2000]}, None),
+        ({"earlier_seeds": [2000]}, "from seed 2000 with other settings"),
+        ({"settings": {"lr": 7.0}}, "its config has changed"),
+    ],
+)
+def test_rows_that_break_the_rules_are_refused(tmp_path, monkeypatch, more, words):
+    monkeypatch.setattr(returns_page, "MEASURED", tmp_path)
+    write_row(tmp_path, **more)
+    faults = returns.faults()
+    assert len(faults) == (words is not None)
+    assert words is None or words in faults[0]
+
+
+def test_a_row_that_was_tuned_with_its_seed_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(returns_page, "MEASURED", tmp_path)
+    entry = {"tried": "3 settings", "seeds": [7, 2000]}
+    monkeypatch.setitem(returns_page.DATA["tuning"], "dqn/catch", entry)
+    write_row(tmp_path)
+    assert "was tuned with seed 2000" in returns.faults()[0]
+    monkeypatch.setattr(sys, "argv", ["returns.py", "--check"])
+    with pytest.raises(SystemExit) as end:
+        returns.main()
+    assert end.value.code == 1 and "tuned with seed 2000" in capsys.readouterr().out
+
+
+def test_a_config_that_changed_moves_to_the_next_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(returns_page, "MEASURED", tmp_path)
+    assert returns.seeds_of("dqn/catch") == (2000, [])
+    write_row(tmp_path)
+    assert returns.seeds_of("dqn/catch") == (2000, [])
+    settings = returns.settings_of("dqn/catch")
+    write_row(tmp_path, settings=settings | {"lr": 7.0}, seed=3000, earlier_seeds=[2000])
+    assert returns.seeds_of("dqn/catch") == (4000, [2000, 3000])
+    row = make_row(seed=4000, earlier_seeds=[2000, 3000])
+    assert returns_page.cells_of(row)["seeds"] == "2, from 4000, moved 2 times"
+
+
+def test_agents_play_greedy_episodes_of_their_own():
+    script, _ = returns.load("dqn/cartpole")
+    config = script.Config(num_envs=2, learning_starts=4, buffer_size=8)
+    init, _ = script.make_learner(config)
+    agent = jax.jit(init)(jax.random.key(0)).agent
+    agents = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), agent)  # twins
+    played = returns.greedy_returns(script, config, agents, episodes=8, seed=5)
+    assert played.shape == (2, 8)
+    assert (played[0] != played[1]).any() and len(np.unique(played[0])) > 1
 
 
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 def test_what_was_measured_is_of_a_row_as_it_is(path):
-    """The settings are those of the config that is here: a changed config is measured again.
-
-    A field that is newer than the row has its default, which does what was done before.
-    """
     row = json.loads(path.read_text())
     assert path == returns_page.file_of(row["row"])
-    script, (_, file, *more) = returns.load(row["row"])
-    fields = {field.name for field in dataclasses.fields(script.Config)}
-    pairs = list(zip(more[::2], more[1::2], strict=True))
-    flags = [word for pair in pairs if configs.field_of(pair[0]) in fields for word in pair]
-    words = configs.read_flags(script, ["--config", str(ROOT / file), *flags])
-    config = tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
-    now = json.loads(json.dumps(configs.plain(config)))
-    default = json.loads(json.dumps(configs.plain(script.Config())))
-    then = settings_with_todays_fields(row)
-    assert {name: then.get(name, default[name]) for name in now} == now
-    assert len(row["final_return"]) == len(row["greedy_return"]) == then["num_seeds"]
-    assert then["seed"] == returns.SEED
-
-
-def test_page_is_what_was_measured():
-    rows = returns_page.read_measured()
-    page = returns_page.page(rows, returns_page.read_plans())
-    assert page == returns_page.PAGE.read_text()
-    for environment in returns_page.by_environment(rows):
-        assert (returns_page.FIGURES / returns_page.figure_name(environment)).exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo/catch", "q_learning_gridworld/walls"])
-def test_a_row_measured_again_agrees(name):
-    """With other seeds: the 99.9 % intervals of the final return meet."""
-    row = json.loads(returns_page.file_of(name).read_text())
-    again = returns.measure(name, num_seeds=16, seed=7)
-    _, low, high = statistics.interval(np.array(row["final_return"]), level=99.9)
-    _, low_again, high_again = statistics.interval(np.array(again["final_return"]), level=99.9)
-    assert low <= high_again and low_again <= high
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("row", "least"),
-    [
-        ("ppo/cartpole_fast", 475),
-        ("ppo/acrobot", -100),
-        ("ppo/mountaincar", -130),
-        ("ppo_continuous/pendulum", -250),
-    ],
-)
-def test_policies_work_in_gymnasium(row, least):
-    """Gymnasium's own environments have the same observations, actions and limits."""
-    again = returns.measure(row, num_seeds=4, seed=7)
-    assert np.mean(again["gymnasium_return"]) > least
-
-
-def test_curves_reach_the_end():
-    """A seed keeps its last return, from its first one on. A seed that is lost stays lost."""
-    nan = np.nan
-    lost = -np.inf
-    given = np.array([[nan, 1.0, nan, 2.0, nan], [3.0, lost, nan, nan, 4.0]])
-    expected = [[nan, 1, 1, 2, 2], [3, lost, lost, lost, 4]]
-    np.testing.assert_array_equal(returns.carried_forward(given), expected)
-
-
-@pytest.mark.parametrize("places", [[0.5], [0.2, 0.9], [1.0] * 8, [0.0, 0.0, 0.5, 0.5, 1.2]])
-def test_labels_do_not_overlap(places):
-    moved = np.array(returns_page.apart(places, 0.06))
-    assert (np.diff(moved) > 0.055).all()
-    assert moved.min() > -0.01
-    assert moved.max() < 1.01 + 0.2 * (len(places) == 1)
-
-
-def test_what_the_page_says_about_the_peers():
-    apart = []
-    for name, entry in json.loads(returns_page.PEERS_FILE.read_text()).items():
-        ours, theirs = entry["returns"].values()
-        _, low, high = statistics.mean_interval(ours)
-        _, peer_low, peer_high = statistics.mean_interval(theirs)
-        if max(low, peer_low) > min(high, peer_high):
-            apart.append(name)
-            assert low > peer_high
-    sentences = " ".join(returns_page.TEXT["with_peers"].split())
-    assert apart == ["sac"] and "The intervals overlap in all rows but sac." in sentences
-
-
-def show_returns(entry: dict, name: str, with_wins: bool) -> str:
-    mean = statistics.show(*statistics.mean_interval(entry[name]))
-    cell = f"{mean}, {min(entry[name]):.4g}"
-    if with_wins:
-        mean, low, high = 100 * np.array(statistics.mean_interval(entry["win_rate"]))
-        cell += f"; won {mean:.1f} % ({low:.1f} to {high:.1f})"
-    return cell
-
-
-def test_the_page_on_mappo_has_the_returns_of_both_codes():
-    page = (ROOT / "docs" / "mappo.md").read_text()
-    steps = {"simple_spread": "", "cramped_room": "", "smax_3m": "_1e6", "smax_2s3z": "_5e5"}
-    for row, theirs in json.loads((returns_page.MEASURED / "jaxmarl.json").read_text()).items():
-        file = returns_page.MEASURED / f"mappo_{row}{steps[row]}.json"
-        ours = json.loads(file.read_text())
-        with_wins = row.startswith("smax")
-        cells = [
-            f"{len(ours['final_return'])}, {len(theirs['return'])}",
-            show_returns(ours, "final_return", with_wins),
-            show_returns(theirs, "return", with_wins),
-        ]
-        assert f"| {' | '.join(cells)} |" in page
+    assert len(row["final_return"]) == len(row["greedy_return"]) == row["settings"]["num_seeds"]
+    assert row["settings"]["seed"] == row["seed"]
+    assert f"--seed {row['seed']}" in row["command"]
