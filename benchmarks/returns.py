@@ -2,7 +2,7 @@
 
     python benchmarks/returns.py ppo/cartpole dqn/cartpole   # rows by name, SCRIPT/CONFIG
     python benchmarks/returns.py ppo/breakout@1e7            # the config with --total-timesteps 1e7
-    python benchmarks/returns.py                             # all rows without results: hours
+    python benchmarks/returns.py                             # all rows without results: the queue
     python benchmarks/returns.py --render                    # only the page
     python benchmarks/returns.py --check                     # whether every row keeps the rules
     python benchmarks/returns.py --plan                      # what the rows for a GPU would take
@@ -26,6 +26,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ from returns_page import DATA, ROWS
 from onejit import configs, evaluation, files, run_directory, scripts, statistics, text
 from onejit.learning_curve import learning_curve
 
+RUNNING = ROOT / ".cache" / "returns"  # run directories of rows that are not finished
 GYMNASIUM = {
     "CartPole-v1",
     "Acrobot-v1",
@@ -69,21 +71,28 @@ def load(name: str):
 
 
 def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
-    """Run onejit train: its command, and the seconds it took. Raises CalledProcessError."""
+    """Run onejit train: its command, and the seconds it took. Raises CalledProcessError.
+
+    A training that was killed goes on from its last checkpoint in `run_dir`.
+    """
     command = ["onejit", "train", name.partition("/")[0], *flags]
-    where = ["--run-dir", str(run_dir), "--checkpoint-interval", "0"]
+    words = [*command[1:], "--run-dir", str(run_dir), "--checkpoint-interval", "300"]
+    resumes = (run_dir / "checkpoints").exists()
+    if resumes:
+        words = ["train", "--resume", str(run_dir)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", *command, *where], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "onejit", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
     )
     seconds = time.perf_counter() - begun
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {
-        "command": " ".join(command),
-        "seconds": seconds,
-        "processor_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-    }
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    training = {"command": " ".join(command), "seconds": seconds, "processor_seconds": spent}
+    if resumes:  # what was spent before is known of the training alone
+        training["seconds"] = sum(run_directory.read_record(run_dir)["seconds"].values())
+        training["processor_seconds"] = None
+    return training
 
 
 def settings_of(name: str) -> dict:
@@ -158,17 +167,19 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
     flags = [*flags, "--num-seeds", str(num_seeds), "--seed", str(seed)]
     if "--eval-interval" not in flags:
         flags += ["--eval-episodes", "0"]
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        training = run_training(name, flags, run_dir)
-        _, config, agents = run_directory.load_run(run_dir)
-        episodes = DATA["rows"].get(name, {}).get("episodes", 100)
-        greedy = greedy_returns(script, config, agents, episodes, seed)
-        metrics = run_directory.load_metrics(run_dir)
-        record = run_directory.read_record(run_dir)
-        evaluations = {}
-        if (run_dir / "evaluations.npz").exists():
-            evaluations = dict(np.load(run_dir / "evaluations.npz"))
+    run_dir = RUNNING / page.file_of(name).stem
+    if not (run_dir / "checkpoints").exists():
+        shutil.rmtree(run_dir, ignore_errors=True)  # killed before there was a checkpoint
+    training = run_training(name, flags, run_dir)
+    _, config, agents = run_directory.load_run(run_dir)
+    episodes = DATA["rows"].get(name, {}).get("episodes", 100)
+    greedy = greedy_returns(script, config, agents, episodes, seed)
+    metrics = run_directory.load_metrics(run_dir)
+    record = run_directory.read_record(run_dir)
+    evaluations = {}
+    if (run_dir / "evaluations.npz").exists():
+        evaluations = dict(np.load(run_dir / "evaluations.npz"))
+    shutil.rmtree(run_dir)
 
     steps = config.num_updates * config.num_envs * config.num_steps
     steps += getattr(config, "warmup_timesteps", 0)
@@ -394,8 +405,7 @@ def main():
     if options.plan:
         plan_missing()
     elif not options.render:
-        measured = {name for name in ROWS if page.file_of(name).exists()}
-        for name in options.rows or page.not_measured(measured):
+        for name in options.rows or page.not_measured():
             measure_and_keep(name, options.num_seeds or ROWS[name])
     page.render()
 

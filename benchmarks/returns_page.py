@@ -90,10 +90,9 @@ def read_plans() -> dict:
     return json.loads(PLANS_FILE.read_text()) if PLANS_FILE.exists() else {}
 
 
-def not_measured(measured: set) -> list[str]:
-    """Rows without a file. A row SCRIPT/NAME@STEPS that is measured stands for SCRIPT/NAME."""
-    longer = {name.partition("@")[0] for name in measured if "@" in name}
-    return [name for name in ROWS if name not in measured | longer]
+def not_measured() -> list[str]:
+    """Rows that were not measured with this version, in the order in which they are measured."""
+    return [name for name in ROWS if not file_of(name).exists()]
 
 
 def by_environment(rows: list[dict]) -> dict:
@@ -351,7 +350,7 @@ def cells_of(row: dict) -> dict[str, str]:
         "public": show_published(row),
         "tuning": show_tuning(row),
         "hardware": hardware(row),
-        "minutes": f"{row['seconds'] / 60:.1f} ({row['processor_seconds'] / 60:.1f})",
+        "minutes": minutes(row),
     }
     if state(row) == "below":
         cells["state"] = "**below**"
@@ -362,6 +361,13 @@ def cells_of(row: dict) -> dict[str, str]:
     if "gymnasium_return" in row:
         cells["in Gymnasium"] = show_interval(row, "gymnasium_return")
     return cells
+
+
+def minutes(row: dict) -> str:
+    """From start to end, and of all cores; a training that was resumed does not know the latter."""
+    spent = row["processor_seconds"]
+    of_cores = "resumed" if spent is None else f"{spent / 60:.1f}"
+    return f"{row['seconds'] / 60:.1f} ({of_cores})"
 
 
 def base_seed(row: dict) -> str:
@@ -485,10 +491,14 @@ def plans_table(plans: dict) -> str:
 
 
 def not_measured_table(names: list[str]) -> str:
-    lines = [
-        [f"[{name}](../{config_of(name)})", ROWS[name], DATA["rows"][name].get("hours", "")]
-        for name in names
-    ]
+    """Rows with their hours: estimated, or of the row of version 0.2."""
+    earlier = {row["row"]: row["processor_seconds"] / 3600 for row in read_rows(EARLIER)}
+    lines = []
+    for name in names:
+        hours = DATA["rows"][name].get("hours", "")
+        if not hours and name in earlier:
+            hours = f"{earlier[name]:.2g}"
+        lines.append([f"[{name}](../{config_of(name)})", ROWS[name], hours])
     return markdown(["row", "seeds", "processor hours"], lines)
 
 
@@ -605,9 +615,9 @@ def page(rows: list[dict], plans: dict) -> str:
     if plans:
         title = "## Sized for a GPU: planned, not measured"
         parts += [title, TEXT["plans"], plans_table(plans)]
-    missing = not_measured({row["row"] for row in rows})
+    missing = not_measured()
     if missing:
-        parts += ["## Not measured yet", TEXT["not_measured"], not_measured_table(missing)]
+        parts += ["## To be measured", TEXT["not_measured"], not_measured_table(missing)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
