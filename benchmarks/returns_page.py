@@ -5,6 +5,7 @@ is a dict, as it is kept in benchmarks/results/.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ FIRST_SEED = 2000  # tuning uses seeds below 1000
 PLANS_FILE = MEASURED / "plans.json"
 PEERS_FILE = MEASURED / "peers.json"
 PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
 FIGURES = ROOT / "docs" / "figures"
 
 DATA = yaml.safe_load((ROOT / "benchmarks" / "returns.yaml").read_text())
@@ -625,9 +627,26 @@ def versions(row: dict) -> str:
     return ", ".join(f"{name} {row['versions'][name]}" for name in ("jax", "gymnax", "brax"))
 
 
+def update_readme(text: str, rows: list[dict]) -> str:
+    """The README with the numbers of these rows in its table of scripts."""
+    for row in rows:
+        kind = kinds(row)[0]
+        values = values_of(row, kind)
+        numbers = (
+            f"mean {statistics.show_number(mean_of(values)[0])}, "
+            f"interquartile mean {statistics.interquartile_mean(values):.4g}, "
+            f"worst {values.min():.4g}, {len(values)} seeds"
+        )
+        steps = f"{number(row['total_timesteps'])} steps"
+        place = rf"(\({config_of(row['row'])}\)(?:, {steps})?(?:, greedy)?: )mean [^|]*? seeds"
+        text = re.sub(place, lambda match, numbers=numbers: match[1] + numbers, text)
+    return text
+
+
 def render() -> None:
-    """Write docs/results.md and its figures."""
+    """Write docs/results.md, its figures, and the numbers in README.md."""
     rows = read_measured()
+    README.write_text(update_readme(README.read_text(), rows))
     for environment, of_it in by_environment(rows).items():
         draw(of_it, FIGURES / figure_name(environment))
     PAGE.write_text(page(rows, read_plans()))
