@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 SHORTENING = ("episodic_life", "reward_clip")  # EnvPool's options for training on Atari
 
@@ -86,13 +87,16 @@ def evaluation_keys(seed: int, episodes: int):
     return jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**31), episodes)
 
 
+def return_of(episode: Episode):
+    return jnp.where(episode.valid, episode.reward, 0.0).sum()
+
+
 def greedy_returns(script, config, options):
     """`evaluate(agents) -> returns`: [num_seeds, ...] to [num_seeds, eval_episodes]."""
     play = make_player(script, config)
 
     def episodic_return(agent, key):
-        episode = play(agent, key)
-        return jnp.where(episode.valid, episode.reward, 0.0).sum()
+        return return_of(play(agent, key))
 
     of_one_agent = jax.vmap(episodic_return, (None, 0))
     of_all_agents = jax.vmap(of_one_agent, (0, None))
@@ -101,6 +105,19 @@ def greedy_returns(script, config, options):
         return of_all_agents(agents, evaluation_keys(options.seed, options.eval_episodes))
 
     return evaluate
+
+
+def new_returns(script, config, agents, agent: int, episodes: int) -> np.ndarray:
+    """Returns [episodes] of one of `agents` [num_seeds, ...] in greedy episodes of their own.
+
+    No training evaluates agents in these episodes, so they are no luckier for the best agent than
+    for others. They are the same in each call.
+    """
+    play = make_player(script, config)
+    weights = jax.tree.map(lambda leaf: leaf[agent], agents)
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), 2**31 + 1), episodes)
+    play_all = jax.jit(jax.vmap(lambda key: return_of(play(weights, key))))
+    return np.asarray(play_all(keys))
 
 
 # --- evaluations during training ---

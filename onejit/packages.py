@@ -20,9 +20,13 @@ def versions() -> dict:
     return {"python": sys.version.split()[0], **dict(sorted(installed.items()))}
 
 
-def check_packages(option: str, names) -> None:
-    """Raise ValueError if packages that an option needs are not installed."""
+def check_packages(option: str, names, flags: str = "") -> None:
+    """Raise ValueError if packages that an option needs are not installed.
+
+    `flags` are of `pip install`.
+    """
     missing = [name.replace("_", "-") for name in names if importlib.util.find_spec(name) is None]
     if missing:
         needed = " and ".join(missing)
-        raise ValueError(f"{option}: needs {needed}; pip install {' '.join(missing)}")
+        command = " ".join(["pip install", *flags.split(), *missing])
+        raise ValueError(f"{option}: needs {needed}; {command}")

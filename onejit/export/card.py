@@ -1,0 +1,231 @@
+"""The model card of an exported run, which hubs show as the page of the folder."""
+
+import keyword
+import math
+import shlex
+from typing import NamedTuple
+
+import numpy as np
+import yaml
+
+from onejit import local_modules, statistics
+
+CARD = """---
+{front}---
+
+# {script} on {env_name}
+
+{num_seeds} agents, trained with the script `{script}.py` of onejit, each from its own random seed.
+
+{table}
+
+{episodes}
+
+{pictures}
+{play}
+## How to reproduce it
+
+The agents were trained with
+
+```bash
+{command}
+```
+
+To train them again from the files in this folder:
+
+```bash
+{set_path}python {file} --config config.yaml --num-seeds {num_seeds} --seed {seed}
+```
+
+Commit {commit}. Versions: {versions}. Hardware: {device}. Licence: {license}.
+
+## How to use it without onejit
+
+`agent.safetensors` contains all agents: the first axis of each array is the seed. `{script}.py`
+defines the policy and the environment, and its header lists the packages that it needs.{note} In
+this folder, run:
+
+```python
+from pathlib import Path
+
+import jax
+import yaml
+from flax.traverse_util import unflatten_dict
+from safetensors.numpy import load_file
+
+{import_script}
+
+
+def as_tuples(value):  # YAML has lists where the config has tuples
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+settings = yaml.safe_load(Path("config.yaml").read_text())
+settings = {{name: as_tuples(value) for name, value in settings.items()}}
+config = script.Config(**settings)
+agents = unflatten_dict(load_file("agent.safetensors"), sep=".")
+agent = jax.tree.map(lambda leaf: leaf[{agent}], agents)
+env, env_params = script.make_env(config)
+start, act = script.make_policy(config)
+obs, state = env.reset(jax.random.key(0), env_params)
+action, memory = act(agent, start(), obs)
+print(action)
+```
+"""
+
+PLAY = """
+## How to play it
+
+Read `{script}.py`: the code below executes it. It downloads this folder and plays {count}
+episodes. `onejit render hf:{repo}` draws one.
+
+```python
+from onejit import evaluation, hub, run_directory
+
+script, config, agents = run_directory.load_run(hub.download("{repo}"))
+returns = evaluation.new_returns(script, config, agents, agent={agent}, episodes={count})
+print(f"{{returns.mean():.2f}} +/- {{returns.std():.2f}}")
+```
+"""
+
+# For modules of the user's own environment.
+IMPORT_MODULES = """import sys
+
+sys.path.insert(0, "modules")  # of the environment
+
+"""
+
+# For a file whose name cannot be imported, such as my-ppo.py.
+IMPORT_BY_PATH = """import importlib.util
+import sys
+
+spec = importlib.util.spec_from_file_location("script", {file!r})
+script = importlib.util.module_from_spec(spec)
+sys.modules["script"] = script  # where dataclasses look for it
+spec.loader.exec_module(script)"""
+
+
+class Shown(NamedTuple):
+    """What a card says of the agent that it plays."""
+
+    agent: int
+    reason: str  # why it is this agent
+    returns: np.ndarray  # of new greedy episodes, perhaps of none
+    pictures: str
+    repo: str | None  # USER/NAME on the hub
+    license: str
+
+
+def import_of(name: str) -> str:
+    """Python code that imports the script `name` as `script`."""
+    if name.isidentifier() and not keyword.iskeyword(name):
+        return f"import {name} as script"
+    return IMPORT_BY_PATH.format(file=f"{name}.py")
+
+
+def make_table(record: dict) -> str:
+    """The returns of run.json as Markdown."""
+    rows = [
+        "| return | mean over seeds (95 % interval) | worst agent | seeds |",
+        "|---|---|---|---|",
+    ]
+    for name in ("final return", "greedy return"):
+        if name not in record:
+            continue
+        numbers = record[name]
+        mean = []
+        for key in ("mean", "mean_low", "mean_high"):
+            mean.append(math.nan if numbers[key] is None else numbers[key])
+        worst = "-" if numbers["worst"] is None else f"{numbers['worst']:.4g}"
+        count = f"{numbers['seeds'] - numbers['not_finite']} of {numbers['seeds']}"
+        rows.append(f"| {name} | {statistics.show(*mean)} | {worst} | {count} |")
+    return "\n".join(rows)
+
+
+def mean_reward(returns: np.ndarray) -> str:
+    """Mean and standard deviation over episodes, as readers of hubs expect."""
+    return f"{returns.mean():.2f} +/- {returns.std():.2f}"
+
+
+def front_matter(record: dict, shown: Shown) -> str:
+    """Metadata that a model hub reads: tags, licence and the mean return of the agent."""
+    settings = record["settings"]
+    front = {
+        "library_name": "onejit",
+        "license": shown.license,
+        "pipeline_tag": "reinforcement-learning",
+        "tags": ["reinforcement-learning", "jax", settings["script"], settings["env_name"]],
+    }
+    if len(shown.returns):
+        metric = {
+            "type": "mean_reward",
+            "name": "mean_reward",
+            "value": mean_reward(shown.returns),
+            "verified": False,
+        }
+        result = {
+            "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+            "dataset": {"name": settings["env_name"], "type": settings["env_name"]},
+            "metrics": [metric],
+        }
+        front["model-index"] = [{"name": settings["script"], "results": [result]}]
+    return yaml.safe_dump(front, sort_keys=False)
+
+
+def sentences_on_episodes(record: dict, shown: Shown) -> str:
+    """What the two kinds of +/- mean, and of how many seeds and episodes."""
+    seeds = record["settings"]["num_seeds"]
+    text = f"The mean over {seeds} seeds is what to expect from another training."
+    if seeds > 1:
+        text += " Its interval is Student's t over seeds."
+    text += f" This card plays agent {shown.agent}, {shown.reason}."
+    if len(shown.returns):
+        text += (
+            f" `mean_reward` is its return in {len(shown.returns)} new greedy episodes, "
+            f"{mean_reward(shown.returns)}: the mean and the standard deviation over episodes."
+        )
+    return text
+
+
+def note_of_module(record: dict) -> str:
+    """A note for the model card if the environment is in a module that the folder lacks."""
+    module = local_modules.module_of(record["settings"]["env_name"])
+    if not module or module in local_modules.names_of_copies(record):
+        return ""
+    return f" The environment needs the module `{module}`."
+
+
+def section_on_playing(record: dict, shown: Shown) -> str:
+    """How to download and play the agent, if the folder goes to a hub."""
+    if shown.repo is None:
+        return ""
+    count = len(shown.returns) or 16
+    script = record["settings"]["script"]
+    return PLAY.format(script=script, repo=shown.repo, agent=shown.agent, count=count)
+
+
+def model_card(record: dict, shown: Shown) -> str:
+    settings = record["settings"]
+    has_modules = bool(record.get("modules"))
+    versions = [f"{name} {version}" for name, version in record["versions"].items()]
+    return CARD.format(
+        front=front_matter(record, shown),
+        script=settings["script"],
+        file=shlex.quote(f"{settings['script']}.py"),
+        set_path="PYTHONPATH=modules " if has_modules else "",
+        import_script=(IMPORT_MODULES if has_modules else "") + import_of(settings["script"]),
+        env_name=settings["env_name"],
+        num_seeds=settings["num_seeds"],
+        seed=settings["seed"],
+        table=make_table(record),
+        episodes=sentences_on_episodes(record, shown),
+        pictures=shown.pictures,
+        play=section_on_playing(record, shown),
+        command=record.get("command") or "unknown",
+        commit=record.get("commit") or "unknown",
+        device=record.get("device") or "unknown",
+        versions=", ".join(versions),
+        license=shown.license,
+        note=note_of_module(record),
+        agent=shown.agent,
+    )
