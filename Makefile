@@ -35,7 +35,7 @@ pins: $(VENV)/.created  ## write constraints.txt with the newest versions at the
 	$(RUN) -m uv pip compile --quiet --upgrade --universal --fork-strategy fewest --python-version 3.11 \
 		--exclude-newer "$$(sed -n 's/^# exclude-newer = "\(.*\)"/\1/p' ppo_continuous.py)" \
 		--no-annotate --custom-compile-command "make pins" --output-file constraints.txt \
-		requirements-dev.txt requirements-docs.txt requirements-environments.txt
+		requirements-dev.txt requirements-docs.txt requirements-environments.txt requirements-export.txt
 
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
 	$(PYTHON) tests/sync_blocks.py $(ARGS)

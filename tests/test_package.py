@@ -16,7 +16,14 @@ import onejit
 from onejit.__main__ import COMMANDS, main
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-EXTRAS = {"tools": "tools", "gpu": "gpu", "envs": "environments", "docs": "docs", "dev": "dev"}
+EXTRAS = {
+    "tools": "tools",
+    "export": "export",
+    "gpu": "gpu",
+    "envs": "environments",
+    "docs": "docs",
+    "dev": "dev",
+}
 
 
 def required(name: str) -> list[str]:
