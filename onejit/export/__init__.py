@@ -29,6 +29,8 @@ def choose_seeds(wanted: str, run_dir: Path, agents) -> tuple[list[int], str]:
     lost = statistics.diverged(agents)
     number = len(lost)
     if wanted == "all":
+        for seed in np.flatnonzero(lost):
+            print(f"agent {seed} has diverged and is left out")
         return np.flatnonzero(~lost).tolist(), "each seed that did not diverge"
     if wanted == "best":
         order, criterion = rank(run_dir, agents, best=False)
@@ -107,8 +109,8 @@ def main(
     script, config, agents = run_directory.load_run(run_dir, force, trust=trust)
     check_agents(script, config, agents, run_dir / "agent.safetensors")
     seeds, reason = choose_seeds(seed_index, run_dir, agents)
-    if seed_index == "best" and "best of" in reason:
-        print(f"agent {seeds[0]} is {reason}; its return there is biased: it was chosen for it")
+    if reason.startswith("the best"):
+        print(f"agent {seeds[0]} is {reason}; it was chosen by these returns, so they are biased")
     if not is_folder:
         return write_policies(script, config, agents, seeds, format, run_dir, out)
 

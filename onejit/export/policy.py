@@ -64,7 +64,8 @@ def make_policy(script, config, agents, seed: int) -> Policy:
     obs = jax.eval_shape(lambda key: env.reset(key, env_params)[0], jax.random.key(0))
     memory = start()
     if any(np.any(leaf) for leaf in jax.tree.leaves(memory)):
-        raise ValueError(f"format: the memory of {script.__file__} does not start with zeros")
+        name = Path(script.__file__).name
+        raise ValueError(f"format: the memory of {name} does not start with zeros")
     agent = jax.tree.map(lambda leaf: jnp.asarray(leaf[seed]), agents)
     obs_arrays, obs_tree = jax.tree.flatten(obs)
     memory_arrays, memory_tree = jax.tree.flatten(jax.eval_shape(lambda: memory))
