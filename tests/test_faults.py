@@ -306,6 +306,7 @@ def test_a_directory_of_arrays_executes_nothing_elsewhere(case, evil, tmp_path):
     is_link = case.pop("link", False)
     words = case.pop("words", f"pwn.* --trust executes it|{evil}.* --trust executes it")
     run_dir = write_run(tmp_path / "run", **case)
+    (run_dir / "modules").mkdir()
     if is_link:
         (run_dir / "pwn.py").symlink_to(evil)
     with pytest.raises(ValueError, match=words):
@@ -349,9 +350,11 @@ def test_with_trust_it_is_named_and_executed(evil, tmp_path, capsys):
 
 def test_list_and_compare_execute_nothing(evil, tmp_path, monkeypatch):
     """Neither scripts nor modules, of this directory or another."""
+    executed = []
 
-    def execute(*_):
-        raise AssertionError("executed")
+    def execute(*arguments):
+        executed.append(arguments)
+        raise AssertionError("executed")  # which `list` would show in its table
 
     run_dir = write_run(tmp_path / "run", "pwn", env_name="pwn:Mine")
     record = {"folders": [str(evil.parent)], "modules": {"pwn.py": "{hash}"}, "finished": "now"}
@@ -365,6 +368,7 @@ def test_list_and_compare_execute_nothing(evil, tmp_path, monkeypatch):
     out = tmp_path / "compared"
     __main__.main(["compare", f"a={run_dir}", f"b={other}", "--out", str(out)])
     assert out.is_dir() and "pwn" not in sys.modules and not (tmp_path / "trace").exists()
+    assert not executed
 
 
 def test_a_script_in_the_working_directory_does_not_stand_in(tmp_path, monkeypatch, capsys):
@@ -437,7 +441,7 @@ def test_a_signal_keeps_the_results_with_environments_on_the_host(environment, n
     pytest.importorskip(environment)
     stress = runpy.run_path(str(ROOT / "tests" / "stress" / "interrupts.py"))
     env_name = stress["ENVIRONMENTS"][environment]
-    assert stress["interrupt"](env_name, number, 0.2, tmp_path) == []
+    assert stress["interrupt"](env_name, number, [0.2], tmp_path) == []
 
 
 def test_the_empty_directory_of_a_failed_script_is_used_again(tmp_path):
