@@ -632,13 +632,9 @@ def update_readme(text: str, rows: list[dict]) -> str:
     for row in rows:
         kind = kinds(row)[0]
         values = values_of(row, kind)
-        numbers = (
-            f"mean {statistics.show_number(mean_of(values)[0])}, "
-            f"interquartile mean {statistics.interquartile_mean(values):.4g}, "
-            f"worst {values.min():.4g}, {len(values)} seeds"
-        )
+        numbers = f"{statistics.show_number(mean_of(values)[0])}, worst {values.min():.4g}"
         steps = f"{number(row['total_timesteps'])} steps"
-        place = rf"(\({config_of(row['row'])}\)(?:, {steps})?(?:, greedy)?: )mean [^|]*? seeds"
+        place = rf"(\({config_of(row['row'])}\)(?:, {steps})?(?:, greedy)?: )\S+, worst \S+"
         text = re.sub(place, lambda match, numbers=numbers: match[1] + numbers, text)
     return text
 
