@@ -114,7 +114,7 @@ def new_returns(script, config, agents, agent: int, episodes: int) -> np.ndarray
     for others. They are the same in each call.
     """
     play = make_player(script, config)
-    weights = jax.tree.map(lambda leaf: leaf[agent], agents)
+    weights = jax.tree.map(lambda leaf: jnp.asarray(leaf[agent]), agents)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), 2**31 + 1), episodes)
     play_all = jax.jit(jax.vmap(lambda key: return_of(play(weights, key))))
     return np.asarray(play_all(keys))

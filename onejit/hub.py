@@ -18,8 +18,8 @@ def errors_of_the_hub(about: str):
     try:
         yield
     except Exception as error:  # many kinds: of HTTP, of the hub and of the login
-        cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise OSError(f"{about}: {cause[0]}") from error
+        cause = " ".join(str(error).split())[:200] or type(error).__name__
+        raise OSError(f"{about}: {cause}") from error
 
 
 def check_repo(option: str, repo: str) -> None:

@@ -9,11 +9,11 @@ import sys
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 from support.files import ROOT
+from support.hub import TOKEN, local_hub
 
-from onejit import __main__, export, render, run_directory, statistics, train
+from onejit import __main__, evaluation, export, render, run_directory, statistics, train
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def folder(run_dir):
 
 def run_card(folder):
     """What the card's Python code prints, in a process that cannot import onejit."""
-    (code,) = re.findall(r"(?s)```python\n(.*?)```", (folder / "README.md").read_text())
+    code = re.findall(r"(?s)```python\n(.*?)```", (folder / "README.md").read_text())[-1]
     (folder / "from_the_card.py").write_text(f"import sys\nsys.modules['onejit'] = None\n{code}")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "from_the_card.py"]
@@ -79,17 +79,42 @@ def test_the_card(run_dir, folder):
     for name, each in values.items():
         interval = statistics.show(*statistics.mean_interval(each))
         assert f"| {name} | {interval} | {each.min():.4g} | 5 of 5 |" in text
-    best = statistics.rank_agents(run_directory.load_metrics(run_dir))[0][-1]
+    best = int(statistics.rank_agents(run_directory.load_metrics(run_dir))[0][-1])
     assert (
         f"leaf[{best}]" in text
         and f"an episode of agent {best}]" in text
         and record["command"] in text
     )
     assert "python q_learning_gridworld.py --config config.yaml --num-seeds 5 --seed 3" in text
-    front = yaml.safe_load(text.split("---\n")[1])
-    assert {"reinforcement-learning", "GridWorld"} <= set(front["tags"])
-    (metric,) = front["model-index"][0]["results"][0]["metrics"]
-    assert metric["value"].startswith(f"{values['greedy return'].mean():.4g} +/- ")
+    assert f"agent {best}, the best of 5 by the mean of their greedy episodes." in text
+    assert "mean over 5 seeds" in text and "Student's t over seeds" in text
+    returns = evaluation.new_returns(*run_directory.load_run(run_dir), best, 16)
+    assert returns.shape == (16,)
+    value = f"{returns.mean():.2f} +/- {returns.std():.2f}"
+    assert f"in 16 new greedy episodes, {value}: the mean and the standard deviation" in text
+    assert "Licence: apache-2.0" in text
+
+
+def test_the_hub_reads_the_card(run_dir, folder):
+    """By its own library, as the page of a model does."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    card = huggingface_hub.ModelCard((folder / "README.md").read_text()).data
+    assert card.license == "apache-2.0" and card.library_name == "onejit"
+    assert card.pipeline_tag == "reinforcement-learning"
+    assert {"reinforcement-learning", "GridWorld"} <= set(card.tags)
+    (result,) = card.eval_results
+    assert (result.task_type, result.dataset_type) == ("reinforcement-learning", "GridWorld")
+    assert result.metric_type == "mean_reward"
+    mean, deviation = map(float, result.metric_value.split(" +/- "))
+    assert 0 <= mean <= 1 and 0 <= deviation <= 0.5
+
+
+def test_another_agent_without_episodes(run_dir, tmp_path):
+    words = ["--seed-index=2", "--eval-episodes=0", "--no-video", "--license=mit"]
+    __main__.main(["export", str(run_dir), f"--out={tmp_path / 'out'}", *words])
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "leaf[2]" in text and "This card plays agent 2, as --seed-index says." in text
+    assert "mean_reward" not in text and "license: mit\n" in text
 
 
 def test_the_cards_code_gives_an_action(folder):
@@ -113,6 +138,98 @@ def refused(capsys, *words) -> str:
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1
     return said
+
+
+# --- the hub ---
+
+
+def test_no_login(copied, tmp_path, capsys, monkeypatch):
+    """One line before anything is written, and likewise for a name that the hub refuses."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert "push = me/mine: needs a login: `hf auth login` or HF_TOKEN" in refused(
+        capsys, copied, "--push=me/mine"
+    )
+    for name in ("mine", "me/mi ne", "a/b/c"):
+        assert f"push = {name}: " in refused(capsys, copied, f"--push={name}")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "needs huggingface-hub; pip install" in refused(capsys, copied, "--push=me/mine")
+    assert {path.name for path in tmp_path.iterdir()} == {"copy"}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    with local_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        address = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+
+
+def test_a_wrong_token(copied, tmp_path, server, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert "push = me/mine: " in refused(capsys, copied, "--push=me/mine")
+    assert {path.name for path in tmp_path.iterdir()} == {"copy"} and not server.files
+
+
+def test_a_failed_upload_leaves_the_folder(copied, tmp_path, server, capsys):
+    """The message says where it is, and how to upload it."""
+    server.fails = ["/repos/create"]
+    said = refused(capsys, copied, "--push=me/mine", "--no-video", "--eval-episodes=0")
+    out = copied.with_name("copy-export")
+    assert f"{out} is complete; `hf upload me/mine {out}` uploads it" in said
+    assert (out / "README.md").is_file()
+
+
+def test_upload_and_download(copied, server, tmp_path, capsys, monkeypatch):
+    """Code that was downloaded runs only with --trust."""
+    monkeypatch.chdir(tmp_path)
+    __main__.main(["export", str(copied), "--push=me/mine", "--no-video", "--private"])
+    out = copied.with_name("copy-export")
+    assert f"uploaded to {server.url}/me/mine\n" in capsys.readouterr().out
+    files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*")}
+    assert server.files == {"me/mine": files} and server.visibility == {"me/mine": "private"}
+
+    def render_it(*words):
+        __main__.main(["render", "hf:me/mine", "--agents=best", "--max-steps=1", *words])
+
+    with pytest.raises(SystemExit) as stop:
+        render_it()
+    said = capsys.readouterr().err.splitlines()[-1]
+    script = "runs/hf/me/mine/q_learning_gridworld.py"
+    assert stop.value.code == 2 and f"contains code of its sender: {script}; --trust" in said
+    assert not (tmp_path / "runs/hf/me/mine/render").exists()
+    render_it("--trust")
+    assert "hf:me/mine is in runs/hf/me/mine" in capsys.readouterr().out
+    assert [*(tmp_path / "runs/hf/me/mine/render").glob("best_agent*.gif")]
+    with pytest.raises(SystemExit):
+        __main__.main(["render", "hf:me/none"])
+    assert "hf:me/none: 404" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_four_lines_of_the_card_play_the_agent(copied, server, tmp_path):
+    """They download it, and get the card's mean_reward."""
+    out = export.main(copied, push="me/mine", video=False)
+    text = (out / "README.md").read_text()
+    code = re.findall(r"(?s)```python\n(.*?)```", text)[0]
+    lines = [line for line in code.splitlines() if line]
+    assert len(lines) == 4
+    (tmp_path / "elsewhere").mkdir()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=tmp_path / "elsewhere", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (value,) = re.findall(r"value: (.*)", text)
+    assert done.stdout.splitlines()[-1] == value
+
+
+# --- mistakes ---
 
 
 def test_bad_input(copied, tmp_path, capsys):

@@ -63,9 +63,9 @@ def write_policies(script, config, agents, seeds, form: str, run_dir: Path, out)
 
 def main(
     run_dir: tyro.conf.Positional[Path],
+    out: Path | None = None,
     format: Literal["folder", "stablehlo", "onnx"] = "folder",
     seed_index: str = "best",
-    out: Path | None = None,
     push: str | None = None,
     private: tyro.conf.FlagCreatePairsOff[bool] = False,
     license: str = "apache-2.0",
@@ -78,9 +78,9 @@ def main(
 
     Args:
         run_dir: a finished run of `onejit train`; policies are also written of a script's own runs
+        out: new folder or file; RUN_DIR-export or RUN_DIR/agentN.FORMAT by default
         format: folder for a model hub, or the greedy policy as StableHLO or ONNX
         seed_index: best, or the number of an agent, from 0; all writes a policy for each agent
-        out: new folder or file; RUN_DIR-export or RUN_DIR/agentN.FORMAT by default
         push: USER/NAME on the Hugging Face hub, to upload the folder to
         private: make a new repository on the hub private
         license: licence that the model card names

@@ -3,6 +3,7 @@
     onejit render runs/ppo_continuous/hopper
     onejit render runs/ppo/cartpole --agents best 3 --formats gif mp4
     onejit render agents/ppo_cartpole
+    onejit render hf:USER/NAME --trust
 
 The formats are GIF, MP4, HTML for brax and SVG for board games. The agents act by the copy of the
 script in the run directory. They are ranked by the mean of their greedy returns if `onejit train`
@@ -33,7 +34,7 @@ import numpy as np
 import tyro
 from flax.traverse_util import flatten_dict
 
-from onejit import evaluation, run_directory, statistics
+from onejit import evaluation, hub, run_directory, statistics
 from onejit.evaluation import unwrap
 from onejit.files import reading
 from onejit.play import after_each_move
@@ -138,7 +139,7 @@ def main(
     """Play episodes and write files. Returns the paths of the files. Raises ValueError.
 
     Args:
-        run_dir: a finished run of a script or of `onejit train`
+        run_dir: a finished run of a script or of `onejit train`, or hf:USER/NAME on the hub
         agents: best, median, worst, or numbers of agents, from 0
         formats: gif by default, with html for brax if its viewer is installed; svg for board games
         episode: number of the greedy episode, from 0
@@ -150,6 +151,7 @@ def main(
     """
     if episode < 0 or max_steps < 0:
         raise ValueError(f"episode = {episode}, max_steps = {max_steps}: must not be negative")
+    run_dir = hub.local_copy(run_dir, trust)
     file = "best_agent.safetensors" if best else "agent.safetensors"
     if best and not (run_dir / file).is_file():
         raise ValueError(
