@@ -732,8 +732,33 @@ def read_truth_values(params: dict, constructor, fields: dict) -> dict:
             value = TRUTH_VALUES.get(str(value).lower(), value)
         if isinstance(default, bool) and not isinstance(value, bool):
             raise ValueError(f"env_params: {key} = {value}: must be true or false")
+        if isinstance(default, str) and isinstance(value, bool):
+            raise ValueError(f"env_params: {key} = {value}: must be text, in quotes in YAML")
         result[key] = value
     return result
+
+
+def read_field(key: str, value, default):
+    """`value` for a field of an environment's parameters, in the dtype of its `default`.
+
+    Text such as 1e3, as YAML reads it, is a number. Nothing is rounded to a whole number.
+    """
+    if default is None or isinstance(default, bool | str | tuple):
+        return value
+    is_whole = jnp.issubdtype(jnp.result_type(default), jnp.integer)
+    try:
+        number = np.asarray(value, float)
+        fits = number.shape == np.shape(default) and not isinstance(value, bool)
+        if is_whole:
+            fits &= bool(np.isfinite(number).all() and (number == np.round(number)).all())
+    except ValueError:
+        fits = False
+    if not fits:
+        expected = "a whole number" if is_whole else "a number"
+        raise ValueError(f"env_params: {key} = {value}: must be {expected}")
+    if isinstance(default, jax.Array):
+        return jnp.asarray(number, default.dtype)
+    return type(default)(number)
 
 
 @jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also in a jit
@@ -756,7 +781,7 @@ def make_gymnax_env(env_name: str, params: dict):
     arguments = {}
     for key, value in params.items():
         if hasattr(defaults, key):
-            changes[key] = type(getattr(defaults, key))(value)
+            changes[key] = read_field(key, value, default=getattr(defaults, key))
         else:
             arguments[key] = value
     try:
@@ -764,7 +789,11 @@ def make_gymnax_env(env_name: str, params: dict):
     except TypeError as error:
         raise ValueError(f"env_params = {params}: {error}") from error
     env_params = env_params.replace(**changes)
-    if "max_steps_in_episode" not in changes and env_params.max_steps_in_episode == 1:
+    limit = env_params.max_steps_in_episode
+    if limit < 1:
+        raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
+    is_default = limit == type(env_params).max_steps_in_episode
+    if limit == 1 and is_default and "max_steps_in_episode" not in changes:
         raise ValueError(
             f"env_name = {name}: episodes have one step, gymnax's default; return "
             "EnvParams(max_steps_in_episode=N) from default_params, or set it by env_params"
@@ -875,7 +904,11 @@ def make_env(config):
         params = read_truth_values(params, brax.envs._envs[config.env_name], fields={})
         env_params = BraxParams()
         if "max_steps_in_episode" in params:
-            env_params = BraxParams(max_steps_in_episode=params.pop("max_steps_in_episode"))
+            limit = params.pop("max_steps_in_episode")
+            limit = read_field("max_steps_in_episode", limit, default=1000)
+            if limit < 1:
+                raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
+            env_params = BraxParams(max_steps_in_episode=limit)
         env = BraxEnv(config.env_name, **params)
     else:
         env, env_params = make_gymnax_env(config.env_name, params)

@@ -4,11 +4,13 @@ import dataclasses
 import sys
 
 import gymnax
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
 import tyro
+from flax import struct
 from gymnax.environments import environment, spaces
 
 import ppo
@@ -102,6 +104,77 @@ def test_words_for_truth_values_of_brax(word, value):
 def test_all_else_is_refused_for_a_truth_value(name, field, word):
     config = ppo_continuous.Config(env_name=name, env_params={field: word})
     with pytest.raises(ValueError, match=f"^env_params: {field} = {word}: must be true or false"):
+        ppo_continuous.make_env(config)
+
+
+@struct.dataclass
+class Kinds(environment.EnvParams):
+    max_steps_in_episode: int = 5
+    count: int = 3
+    speed: float = 0.0
+    wind: jax.Array = struct.field(default_factory=lambda: jnp.float32(0.1))
+    place: jax.Array = struct.field(default_factory=lambda: jnp.zeros(2))
+    goal: float | None = None
+    mode: str = "off"
+
+
+class ManyKinds(toys.ToyDiscrete):
+    @property
+    def default_params(self):
+        return Kinds()
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "value"),
+    [
+        ("max_steps_in_episode", "1e3", 1000),  # as YAML reads it
+        ("max_steps_in_episode", 7.0, 7),
+        ("count", "-2", -2),
+        ("speed", 2, 2.0),
+        ("speed", "nan", np.nan),
+        ("wind", 0.5, np.float32(0.5)),
+        ("wind", "0.5", np.float32(0.5)),
+        ("place", (1, 2), np.array([1, 2], np.float32)),
+        ("goal", 0.5, 0.5),
+        ("mode", "no", "no"),
+    ],
+)
+def test_fields_keep_the_kind_of_their_default(field, given, value):
+    gymnax.register("ManyKinds", ManyKinds)
+    _, env_params = ppo.make_env(ppo.Config(env_name="ManyKinds", env_params={field: given}))
+    found = getattr(env_params, field)
+    assert jnp.result_type(found) == jnp.result_type(value) if field != "mode" else True
+    np.testing.assert_array_equal(found, value)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "expected"),
+    [
+        ("max_steps_in_episode", 0, "at least 1"),
+        ("max_steps_in_episode", -3, "at least 1"),
+        ("max_steps_in_episode", 2.5, "a whole number"),
+        ("count", 2.5, "a whole number"),
+        ("count", "no", "a whole number"),
+        ("count", "many", "a whole number"),
+        ("count", np.inf, "a whole number"),
+        ("speed", "off", "a number"),
+        ("speed", "fast", "a number"),
+        ("wind", "fast", "a number"),
+        ("place", 1.0, "a number"),
+        ("mode", False, "text, in quotes in YAML"),
+    ],
+)
+def test_what_a_field_cannot_be_is_refused(field, given, expected):
+    """None of it is rounded, or read as another kind, without a word."""
+    gymnax.register("ManyKinds", ManyKinds)
+    with pytest.raises(ValueError, match=f"^env_params: {field} = .*: must be {expected}$"):
+        ppo.make_env(ppo.Config(env_name="ManyKinds", env_params={field: given}))
+
+
+@pytest.mark.parametrize("limit", ["7.5", "long", True, 0, -2])
+def test_time_limits_of_brax_are_whole_numbers(limit):
+    config = ppo_continuous.Config(env_name="hopper", env_params={"max_steps_in_episode": limit})
+    with pytest.raises(ValueError, match=f"^env_params: max_steps_in_episode = {limit}: must be a"):
         ppo_continuous.make_env(config)
 
 

@@ -220,14 +220,12 @@ def test_what_has_to_be_taken(examples):
     def run(space, action_space, length, registered_limit, limit):
         taken = check(space, action_space, length, registered_limit, limit, seed=length)
         is_bounded = isinstance(action_space, spaces.Discrete) or action_space.is_bounded()
-        # a limit of 1 is gymnax's default, and has to be given
-        has_limit = registered_limit != 1 or limit is not None
         parts = [part for part, _ in arrays_of(space, space.sample())]
         is_state = len(parts) == 1 and isinstance(parts[0], spaces.Discrete)
         if is_state and isinstance(action_space, spaces.Box):  # is for discrete actions alone
             assert not taken
         else:
-            assert taken == (is_bounded and has_limit)
+            assert taken == is_bounded
 
     run()
 

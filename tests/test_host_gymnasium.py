@@ -120,6 +120,16 @@ def test_parameters_that_are_refused(name, value, message):
         make_env("Toy-v0", **{name: value})
 
 
+@pytest.mark.parametrize("env_params", [{}, {"max_steps_in_episode": 1}])
+def test_a_time_limit_of_one_step_that_an_id_has_is_meant(env_params):
+    """As for bandits. gymnax's parameters have this limit where nobody has set one."""
+    name = register(toys.Toy, limit=1 if not env_params else 6)
+    env, params = make_env(name, **env_params)
+    _, state = env.reset(jax.random.key(0), params)
+    _, _, _, terminated, truncated, _ = env.step(jax.random.key(0), state, 0, params)
+    assert truncated and not terminated
+
+
 def test_parameters_without_which_an_environment_cannot_be_made():
     register(toys.Sized)
     env, params = make_env("Toy-v0", size=8, image_axes="CHW")

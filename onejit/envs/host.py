@@ -66,6 +66,13 @@ class HostState(environment.EnvState):
     action: jax.Array  # of the last step, in the bounds of the environment
 
 
+@struct.dataclass
+class HostParams(environment.EnvParams):
+    """gymnax's parameters. Its own default is 1, which scripts refuse as a forgotten limit."""
+
+    max_steps_in_episode: int = NO_LIMIT
+
+
 class Thread:
     """A thread that calls functions one after the other.
 
@@ -231,7 +238,7 @@ class HostEnv(environment.Environment):
 
     @property
     def default_params(self):
-        return environment.EnvParams(max_steps_in_episode=self.limit)
+        return HostParams(max_steps_in_episode=self.limit)
 
     def observation_space(self, params):
         if self.failure is not None:
