@@ -1,4 +1,4 @@
-"""Curves in TensorBoard or Weights & Biases."""
+"""Curves in TensorBoard, Trackio or Weights & Biases."""
 
 import hashlib
 import os
@@ -10,7 +10,14 @@ import numpy as np
 from onejit import statistics
 from onejit.hosts import is_first
 
-TRACKERS = {"tensorboard": ["tensorboardX"], "wandb": ["wandb"]}  # the packages that they need
+# the packages that they need
+TRACKERS = {"tensorboard": ["tensorboardX"], "trackio": ["trackio"], "wandb": ["wandb"]}
+
+
+def digest_of_run(run_dir: Path, record: dict, name: str) -> str:
+    """16 letters that another run has not."""
+    place = f"{run_dir.absolute()} {record['started']} {name}"
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 class NoTracker:
@@ -62,14 +69,13 @@ class WeightsAndBiases(NoTracker):
         import wandb
 
         settings = record["settings"]
-        place = f"{run_dir.absolute()} {record['started']} {name}"
         try:
             self.run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", settings["script"]),
                 name=f"{run_dir.name} {name}".strip(),
                 group=os.environ.get("WANDB_RUN_GROUP", settings["env_name"]),
                 tags=[settings["script"], settings["env_name"]],
-                id=hashlib.sha256(place.encode()).hexdigest()[:16],  # the same on resume
+                id=digest_of_run(run_dir, record, name),  # the same on resume
                 resume="allow",
                 dir=str(run_dir),
                 config=settings,
@@ -80,6 +86,36 @@ class WeightsAndBiases(NoTracker):
 
     def log(self, step, values):
         self.run.log(values | {"environment_steps": step})
+
+    def close(self):
+        self.run.finish()
+
+
+class Trackio(NoTracker):
+    """A run of Trackio, on this machine unless TRACKIO_SPACE_ID is set.
+
+    Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, run_dir: Path, record: dict, name: str):
+        import trackio
+
+        settings = record["settings"]
+        number = digest_of_run(run_dir, record, name)[:6]
+        try:
+            self.run = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT", settings["script"]),
+                name=" ".join([run_dir.name, *name.split(), number]),  # the same on resume
+                group=settings["env_name"],
+                resume="allow",
+                config=settings,
+                embed=False,
+            )
+        except Exception as error:  # errors of the network, a missing login and others
+            raise OSError(f"track = trackio: cannot be started ({error})") from error
+
+    def log(self, step, values):
+        self.run.log(values, step=step)
 
     def close(self):
         self.run.finish()
@@ -104,6 +140,8 @@ def open_tracker(track: str | None, run_dir: Path, record: dict, name: str, step
         return NoTracker()
     if track == "tensorboard":
         return TensorBoard(run_dir / "tensorboard" / name, steps_done)
+    if track == "trackio":
+        return Trackio(run_dir, record, name)
     return WeightsAndBiases(run_dir, record, name)
 
 

@@ -73,7 +73,7 @@ class Options:
     # seconds between checkpoints; with 0 only the last one is written
     checkpoint_interval: float = 60.0
     # tracker for curves of the mean and of the worst seed
-    track: Literal["tensorboard", "wandb"] | None = None
+    track: Literal["tensorboard", "trackio", "wandb"] | None = None
     track_seeds: tyro.conf.FlagCreatePairsOff[bool] = False  # track a curve for each seed as well
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
     # if a seed has diverged, find the first value that was not finite
@@ -132,7 +132,7 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
         raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
     check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
     if options.track_seeds and not options.track:
-        raise ValueError("track_seeds: needs --track tensorboard or --track wandb")
+        raise ValueError("track_seeds: needs --track tensorboard, trackio or wandb")
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
     hosts.only_first(run_directory.check_new, run_dir)
     command = ["train", name, *words]

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -1206,6 +1207,60 @@ def test_wandb(tmp_path, monkeypatch):
         summary
     )
     assert metrics["q_value"].min() <= summary["q_value/mean"] <= metrics["q_value"].max()
+
+
+TRACKIO = """
+runs = []
+
+
+class Run:
+    def __init__(self, **settings):
+        self.settings, self.logged, self.finished = settings, [], 0
+        runs.append(self)
+
+    def log(self, values, step):
+        assert not self.finished
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.finished += 1
+
+
+def init(project, name, group, resume, config, embed):
+    return Run(project=project, name=name, group=group, resume=resume, config=config)
+"""
+
+
+def test_trackio(tmp_path, monkeypatch):
+    """By a module with the calls of Trackio 0.43. A resumed run continues the run of its name."""
+    (tmp_path / "trackio.py").write_text(TRACKIO)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    monkeypatch.setenv("TRACKIO_PROJECT", "mine")
+    settings = {"script": "dqn", "env_name": "CartPole-v1", "num_seeds": 4}
+    record = {"settings": settings, "started": "2026-11-26 09:00:00"}
+    for step in (2000, 2400):
+        tracker = tracking.open_tracker("trackio", tmp_path / "run", record, "trial-1", 0)
+        tracker.log(step, {"episodic_return/mean": 1.0})
+        tracker.flush()
+        tracker.close()
+    import trackio
+
+    first, second = trackio.runs
+    assert first.settings == second.settings
+    name = first.settings.pop("name")
+    assert first.settings == {
+        "project": "mine",
+        "group": "CartPole-v1",
+        "resume": "allow",
+        "config": settings,
+    }
+    assert re.fullmatch("run trial-1 [0-9a-f]{6}", name)
+    assert first.logged == [(2000, {"episodic_return/mean": 1.0})] and second.logged[0][0] == 2400
+    assert first.finished == second.finished == 1
+    tracking.open_tracker("trackio", tmp_path / "other", record, "trial-1", 0)
+    assert trackio.runs[2].settings["name"].partition(" ")[0] == "other"
+    monkeypatch.delitem(sys.modules, "trackio")
 
 
 # --- statistics ---

@@ -34,7 +34,7 @@ class Options:
     run_dir: Path | None = None
     keep: int = 5  # number of best trials whose agents are saved
     # tracker for the final returns of each trial
-    track: Literal["tensorboard", "wandb"] | None = None
+    track: Literal["tensorboard", "trackio", "wandb"] | None = None
     # seconds between checkpoints of the current slice; 0 for none
     checkpoint_interval: float = 60.0
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
