@@ -32,9 +32,6 @@ FIGURES = ROOT / "docs" / "figures"
 DATA = yaml.safe_load((ROOT / "benchmarks" / "returns.yaml").read_text())
 TEXT = yaml.safe_load((ROOT / "benchmarks" / "returns_page.yaml").read_text())
 
-DISCRETE = ("ppo", "ppo_rnn", "pqn", "dqn", "apex_dqn", "rainbow", "q_learning_gridworld")
-CONTINUOUS = ("ppo_continuous", "dpo_continuous", "reppo", "sac", "crossq", "td3")
-TEAMS = ("mappo",)
 COLORS = {  # scripts that share an environment differ
     "ppo": "tab:blue",
     "ppo_continuous": "tab:blue",
@@ -394,36 +391,24 @@ def table(rows: list[dict]) -> str:
 
 
 def summary(rows: list[dict]) -> str:
-    """Means by environment and script, for discrete and continuous actions and for teams."""
-    measured = {row["script"] for row in rows}
-    tables = []
-    for scripts in (DISCRETE, CONTINUOUS, TEAMS):
-        scripts = [script for script in scripts if script in measured]
-        lines = []
-        for environment, of_it in by_environment(rows).items():
-            cells = []
-            for script in scripts:
-                means = [mean_and_steps(row) for row in of_it if row["script"] == script]
-                cells.append(", ".join(means))
-            if any(cells):
-                lines.append([environment, *cells])
-        if lines:
-            tables.append(markdown(["environment", *scripts], lines))
-    return "\n\n".join(tables)
+    """A line for each row: the mean, how many agents failed, the published score."""
+    lines = []
+    for environment, of_it in by_environment(rows).items():
+        for row in of_it:
+            lines.append([environment, row["script"], *summary_of(row)])
+            environment = ""  # stands once
+    head = ["environment", "script", "steps", "return", "failed", "state"]
+    return markdown(head, lines)
 
 
-def mean_and_steps(row: dict) -> str:
-    """A cell of the summary: the mean, steps, how many agents failed, the published score."""
-    mean, _, _ = mean_of(values_of(row, kinds(row)[0]))
-    greedy = " greedy" if too_short(row) else ""
-    notes = []
+def summary_of(row: dict) -> list[str]:
+    kind = kinds(row)[0]
+    mean = statistics.show_number(mean_of(values_of(row, kind))[0])
+    if too_short(row):
+        mean += ", greedy"
     failed = count_failed(row)
-    if failed:
-        notes.append(f"{failed} of {len(row['final_return'])} failed")
-    if state(row):
-        notes.append(state(row))
-    remark = f" ({', '.join(notes)})" if notes else ""
-    return f"{mean:.4g}{greedy} at {number(row['total_timesteps'])}{remark}"
+    failed = "" if failed is None else f"{failed} of {len(row['final_return'])}"
+    return [number(row["total_timesteps"]), mean, failed, state(row)]
 
 
 def peers_table(peers: dict) -> str:

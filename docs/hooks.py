@@ -24,11 +24,16 @@ def targets(text: str, folder: str):
             yield match[1], match[2] or "", path
 
 
+def is_in_site(path: str) -> bool:
+    """Whether mkdocs shows the file without help: all of docs/ but the programs in it."""
+    return path.startswith("docs/") and not path.startswith("docs/make/")
+
+
 def page_of(path: str) -> str:
     """The page of the site, from its root, that shows a file or a folder of the repository."""
     if path == "README.md":
         return "index.md"
-    if path.startswith("docs/"):
+    if is_in_site(path):
         return path.removeprefix("docs/")
     if path.endswith(".md"):
         return path
@@ -108,7 +113,7 @@ def on_files(files, config):
     done = set()
     while waiting:
         path = waiting.pop()
-        if path in done or path.startswith("docs/") or path == "README.md":
+        if path in done or is_in_site(path) or path == "README.md":
             continue
         done.add(path)
         files.append(File.generated(config, page_of(path), content=shown(path)))
