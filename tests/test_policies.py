@@ -5,6 +5,7 @@ The programs run in processes that cannot import onejit.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -156,6 +157,32 @@ def test_a_policy_with_memory_plays_in_gymnasium(cell, form, tmp_path):
     (path,) = export_command.main(run_dir, format=form)
     returns = run_program(PROGRAMS[form], tmp_path, path, "CartPole-v1")
     assert returns == returns_of_act(run_dir, "CartPole-v1") and len(returns) == 3
+
+
+@pytest.mark.slow
+def test_javascript_acts(tmp_path):
+    """In Node: the page's example, and with the pole's velocity reversed."""
+    needs_onnx("onnx")
+    npm = shutil.which("npm") or pytest.skip("npm is missing")
+    install = [npm, "install", "--silent", "--ignore-scripts", "onnxruntime-web"]
+    if subprocess.run(install, cwd=tmp_path, timeout=300).returncode:
+        pytest.skip("onnxruntime-web cannot be installed")
+    export_command.main(CARTPOLE, format="onnx", out=tmp_path / "cartpole.onnx")
+    (code,) = re.findall(r"(?s)```js\n(.*?)```", PAGE)
+    actions = []
+    for velocity in ("0.1", "-0.1"):
+        (tmp_path / "play.mjs").write_text(code.replace("0.1", velocity))
+        done = subprocess.run(
+            ["node", "play.mjs"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stderr
+        actions.append(int(done.stdout))
+    script, config, agents = run_directory.load_run(CARTPOLE)
+    _, act = script.make_policy(config)
+    agent = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), agents)
+    for action, velocity in zip(actions, (0.1, -0.1), strict=True):
+        expected, _ = act(agent, (), jnp.array([0.0, 0.0, velocity, 0.0]))
+        assert action == expected
 
 
 # --- all scripts ---
