@@ -8,7 +8,7 @@
     onejit render RUN_DIR                             an episode as GIF, MP4, HTML or SVG
     onejit play RUN_DIR                               play a board game against an agent
     onejit plan ppo --gpu h100                        memory and time on a GPU, without one
-    onejit export RUN_DIR                             a folder for a model hub, or a policy as a file
+    onejit export RUN_DIR                             a folder for a hub, or one file for ONNX
 
 `onejit COMMAND --help` describes a command. `onejit train ppo --help` also lists the flags of
 ppo.py.

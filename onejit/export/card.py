@@ -76,8 +76,8 @@ print(action)
 PLAY = """
 ## How to play it
 
-Read `{script}.py`: the code below executes it. It downloads this folder and plays {count}
-episodes. `onejit render hf:{repo}` draws one.
+Read `{script}.py` first: the code below downloads this folder, executes this script and plays
+{count} episodes. `onejit render hf:{repo} --trust` draws one.
 
 ```python
 from onejit import evaluation, hub, run_directory
@@ -175,9 +175,12 @@ def front_matter(record: dict, shown: Shown) -> str:
 def sentences_on_episodes(record: dict, shown: Shown) -> str:
     """What the two kinds of +/- mean, and of how many seeds and episodes."""
     seeds = record["settings"]["num_seeds"]
-    text = f"The mean over {seeds} seeds is what to expect from another training."
+    text = "One agent was trained, so there is no interval over seeds."
     if seeds > 1:
-        text += " Its interval is Student's t over seeds."
+        text = (
+            f"The mean over {seeds} seeds is what to expect from another training. "
+            "Its interval is Student's t over seeds."
+        )
     text += f" This card plays agent {shown.agent}, {shown.reason}."
     if len(shown.returns):
         text += (
