@@ -305,8 +305,10 @@ def killed_by_tests(name: str, source: str) -> bool:
             if path.stem == "test_normalization"
             or (path.stem in (f"test_{name}", "test_sac_td3") and name in path.read_text())
         ]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", *paths]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-k", name, *paths]
         environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
+        environment["JAX_ENABLE_COMPILATION_CACHE"] = "true"  # most programs are not the mutant's
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".jax_cache")
         return (
             subprocess.run(command, cwd=copied, env=environment, capture_output=True).returncode
             == 1
