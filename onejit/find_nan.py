@@ -321,8 +321,8 @@ def kind_of_value(origin: Origin) -> str:
     """What a value is for the training, from JAX's names of the transformations."""
     if "transpose(" in origin.names:
         return "a gradient"
-    functions = [function for _, _, function in origin.frames]
-    if "step_env" in functions or "reset_env" in functions:
+    functions = {function.rpartition(".")[2] for _, _, function in origin.frames}  # of classes
+    if functions & {"step_env", "reset_env"}:
         return "an observation, a reward or a state of the environment"
     if "jvp(" in origin.names:
         return "a loss, or what it is computed from"
@@ -349,20 +349,37 @@ def describe(origin: Origin) -> str:
     return text
 
 
-def trace_update(script, config, state) -> Origin | None:
-    """The Origin of what is not finite after an update of one seed."""
-    _, update = script.make_learner(config)
-    closed, shapes = jax.make_jaxpr(update, return_shape=True)(state)
-    paths = [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes[0])]
-    args = jax.tree.leaves(state)
+def trace(function, arg, before: list) -> Origin | None:
+    """The Origin of the first result of `function(arg)` that is not finite.
+
+    It is passed over if its entry of `before` is not finite either.
+    """
+    closed = jax.make_jaxpr(function)(arg)
+    args = jax.tree.leaves(arg)
     outputs = jax.jit(jaxpr_as_fun(closed))(*args)
     for kind in ("NaN", "infinity"):
-        for i in range(len(paths)):
-            if is_any(outputs[i], kind) and not is_any(args[i], kind):
+        for i in range(len(outputs)):
+            if is_any(outputs[i], kind) and not is_any(before[i], kind):
                 found = find_origin(closed.jaxpr, closed.consts, args, i, kind)
                 if found:
                     return found
     return None
+
+
+def trace_update(script, config, state) -> Origin | None:
+    """The Origin of what is not finite after an update of one seed, and was finite before it."""
+    _, update = script.make_learner(config)
+
+    def next_state(state):
+        return update(state)[0]
+
+    return trace(next_state, state, before=jax.tree.leaves(state))
+
+
+def trace_init(script, config, key) -> Origin | None:
+    """The Origin of what is not finite before the first update, such as in a warm-up."""
+    init, _ = script.make_learner(config)
+    return trace(init, key, before=[0.0] * len(jax.tree.leaves(jax.eval_shape(init, key))))
 
 
 def search_slice(script, config, options, run_dir, program, first: int) -> str | None:
@@ -370,9 +387,12 @@ def search_slice(script, config, options, run_dir, program, first: int) -> str |
     seeds = range(first, min(first + program.size, options.num_seeds))
     trained = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
     name = "" if program.size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
+    key_data = slices.seed_keys(options)[trained]
     with open_checkpoints(run_dir / "checkpoints" / name, keep=2) as manager:
-        carry, done = last_finite(program, {}, slices.seed_keys(options)[trained], manager)
-    print(f"seeds {seeds.start} to {seeds.stop - 1}: finite after {plural(done, 'update')}")
+        carry, done = last_finite(program, {}, key_data, manager)
+    print(
+        f"seeds {seeds.start} to {seeds.stop - 1}: the search starts after {plural(done, 'update')}"
+    )
     found = first_bad_update(program, carry, done)
     if found is None:
         return None
@@ -389,6 +409,14 @@ def search_slice(script, config, options, run_dir, program, first: int) -> str |
     origin = trace_update(script, config, state)
     if origin:
         text += f"first: {describe(origin)}"
+    else:  # what is not finite has been there since the start
+        origin = trace_init(script, config, jax.random.wrap_key_data(key_data[seed]))
+        if origin:
+            text += f"first, before all updates: {describe(origin)}"
+            text += "not finite before this update:\n"
+            for leaf in before:
+                if before[leaf][seed]:
+                    text += f"    {leaf} in {plural(int(before[leaf][seed]), 'place')}\n"
     text += "not finite after this update:\n"
     for leaf in after:
         if before[leaf][seed] == 0 and after[leaf][seed] > 0:

@@ -1,5 +1,7 @@
 """`onejit train --find-nan`: the first update and the first operation that is not finite."""
 
+import contextlib
+import importlib
 import inspect
 import re
 from types import SimpleNamespace
@@ -7,11 +9,15 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
+from support.small import field_names, small_config
+from support.tiers import slow
 
 from onejit import find_nan, train
 from onejit.envs import host
 
 SMALL = ["q_learning_gridworld", "--max-steps-in-episode=50", "--num-steps=100", "--goal", 4, 5]
+SIZES = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "buffer_size", "batch_size")
+SIZES += ("learning_starts",)
 SMALL += ["--total-timesteps=2000", "--num-seeds=2", "--eval-episodes=0"]
 
 
@@ -132,6 +138,42 @@ def test_a_run_that_is_finite(tmp_path, capsys):
     assert "first update" not in capsys.readouterr().out  # no seed has diverged
     train.main(["--find-nan", run_dir])
     assert "all values are finite" in capsys.readouterr().out
+
+
+ENVS = {"ppo": "BlowsUpDiscrete"}
+LINES = {"reward": "reward = reward * jnp.sqrt", "observation": "obs = obs * jnp.sqrt"}
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        slow("ppo", "reward"),
+        slow("ppo_continuous", "observation"),
+        slow("sac", "reward"),  # in the warm-up
+        slow("td3", "observation"),
+    ],
+)
+def test_what_an_environment_breaks(name, what, tmp_path, capsys):
+    """The operation is named with its line in the environment, wherever the script uses it."""
+    script = importlib.import_module(name)
+    config = small_config(script, num_updates=20)
+    flags = [f"--env-name=toys:{ENVS.get(name, 'BlowsUpContinuous')}", "--env-params", "what", what]
+    for field in SIZES:
+        if field in field_names(script):
+            flags += [f"--{field.replace('_', '-')}", getattr(config, field)]
+    flags += ["--hidden-sizes", 8]
+    run_dir = tmp_path / "run"
+    options = ["--num-seeds=2", "--eval-episodes=0", f"--run-dir={run_dir}"]
+    with contextlib.suppress(SystemExit):
+        train.main([name, *flags, *options])
+    capsys.readouterr()
+    train.main(["--find-nan", run_dir])
+    told = capsys.readouterr().out
+    assert re.search(r"seed [01]: the first update with a value that is not finite is \d+ of", told)
+    assert re.search(
+        "first(, before all updates)?: NaN by the operation sqrt, an observation", told
+    )
+    assert f"BlowsUpContinuous.step_env: {LINES[what]}" in told
 
 
 def test_environments_outside_of_jax_are_refused(diverged, monkeypatch, capsys):

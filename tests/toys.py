@@ -59,9 +59,31 @@ class ToyDiscrete(ToyContinuous):
         return spaces.Discrete(3)
 
 
+class BlowsUpContinuous(ToyContinuous):
+    """Takes the root of -1 in the third step of a few episodes, for a reward or an observation."""
+
+    def __init__(self, what: str = "reward", probability: float = 0.1):
+        self.what = what
+        self.probability = probability
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, terminated, info = super().step_env(key, state, action, params)
+        is_bad = (state.time == 3) & jax.random.bernoulli(key, self.probability)
+        distance = jnp.where(is_bad, -1.0, 1.0)
+        if self.what == "reward":
+            reward = reward * jnp.sqrt(distance)
+        else:
+            obs = obs * jnp.sqrt(distance)
+        return obs, state, reward, terminated, info
+
+
+class BlowsUpDiscrete(BlowsUpContinuous, ToyDiscrete):
+    pass
+
+
 NAMES = [toy.__name__ for toy in (ToyContinuous, ToyDiscrete)]
 TEAMS = ["toys_team:PlainTeam"]
-for toy in (ToyContinuous, ToyDiscrete):
+for toy in (ToyContinuous, ToyDiscrete, BlowsUpContinuous, BlowsUpDiscrete):
     gymnax.register(toy.__name__, toy)
 
 
