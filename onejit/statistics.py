@@ -57,6 +57,24 @@ def mean_interval(values) -> list:
         return [mean, mean - margin, mean + margin]
 
 
+def bootstrap_mean_interval(values) -> list:
+    """The mean over seeds and its 95 % percentile bootstrap interval: mean, low, high, all [...].
+
+    values: [seeds, ...], for curves of bounded returns: the interval stays within the values, where
+    Student's may leave them. NaN where a seed is NaN. One seed has no interval.
+    """
+    values = np.asarray(values, float)
+    seeds = len(values)
+    mean = values.mean(axis=0)
+    if seeds == 1:
+        return [mean, mean * np.nan, mean * np.nan]
+    # how often each seed is drawn, as a fraction
+    weights = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES)
+    means = np.tensordot(weights / seeds, values, axes=1)  # [RESAMPLES, ...]
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    return [mean, low, high]
+
+
 def interval(values, statistic=interquartile_mean, level=95) -> list:
     """A statistic over seeds and its bootstrap interval of `level` %: value, low, high, all [...].
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from onejit import statistics
 from onejit.learning_curve import learning_curve
@@ -61,6 +62,12 @@ def place(axes, which: str, name: str, values: list, as_numbers: bool = True) ->
     if are_numbers and as_numbers:
         is_wide = min(values) > 0 and max(values) / min(values) >= 10
         axes.set(**{f"{which}scale": "log" if is_wide else "linear"})
+        spans_less_than_two_decades = is_wide and max(values) < 100 * min(values)
+        if spans_less_than_two_decades:  # matplotlib labels minor ticks too, which overlap
+            axis = getattr(axes, f"{which}axis")
+            axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
         return np.array(values)
     known = sorted(set(values), key=None if are_numbers else show_value)
     labels = [show_value(value) for value in known]
