@@ -6,6 +6,9 @@ import time
 from tqdm import tqdm
 
 from onejit.hosts import is_first
+from onejit.text import duration
+
+DAY = 24 * 3600.0
 
 
 class Lines:
@@ -24,6 +27,7 @@ class Lines:
         self.begun = time.monotonic()
         self.updated = self.begun
         self.written = self.begun
+        self.disable = False
 
     def __enter__(self):
         return self
@@ -47,11 +51,16 @@ class Lines:
         if self.updated - self.written >= self.every:
             self.show()
 
+    @property
+    def format_dict(self) -> dict:
+        return {"n": self.n, "initial": self.initial, "elapsed": self.updated - self.begun}
+
     def show(self):
         self.written = time.monotonic()
         speed = (self.n - self.initial) / max(self.updated - self.begun, 1e-9)
         share = f"{self.n / self.total:.1%} of {self.total:,} steps"
-        self.write(f"{share}, {speed:,.0f} steps/s {self.note}".rstrip())
+        left = f", {duration(seconds_left(self))} left" if self.n < self.total else ""
+        self.write(f"{share}, {speed:,.0f} steps/s{left} {self.note}".rstrip())
 
     @staticmethod
     def write(text: str, file=None):
@@ -63,6 +72,29 @@ def progress_bar(total: int, disable: bool):
     if disable or sys.stderr.isatty():
         return tqdm(total=total, unit="step", unit_scale=True, disable=disable)
     return Lines(total)
+
+
+def seconds_left(progress) -> float:
+    """At the speed so far; 0 before the first steps."""
+    known = progress.format_dict
+    steps = known["n"] - known["initial"]
+    return known["elapsed"] / steps * (progress.total - known["n"]) if steps else 0.0
+
+
+def warn_of_days(progress) -> None:
+    """Say once, after ten seconds, that a training will take longer than a day."""
+    if progress.disable or getattr(progress, "was_checked", False):
+        return
+    if progress.format_dict["elapsed"] < 10.0:
+        return
+    progress.was_checked = True
+    left = seconds_left(progress)
+    if left > DAY:
+        progress.write(
+            f"onejit train: at this speed the training takes {duration(left)} more; "
+            "Ctrl-C stops it, and --resume goes on",
+            file=sys.stderr,
+        )
 
 
 def count_restored(progress, steps: int) -> None:

@@ -48,7 +48,7 @@ from onejit.checkpoints import open_checkpoints
 from onejit.configs import write_config
 from onejit.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
 from onejit.packages import check_packages
-from onejit.progress import count_restored, progress_bar
+from onejit.progress import count_restored, progress_bar, warn_of_days
 from onejit.results import save_agents, save_results
 from onejit.run_directory import steps_of, write_record
 from onejit.scripts import load_script
@@ -265,6 +265,7 @@ def train_one_slice(request: Request, program, first: int, progress, caught) -> 
             updates_done = first * config.num_updates + last_update * len(seeds)
             record["steps_done"] = updates_done * steps
             progress.update((last_update - first_update) * len(seeds) * steps)
+            warn_of_days(progress)
 
         try:
             carry = slices.train_slice(

@@ -1,0 +1,61 @@
+"""Progress of a training in a log file: speed, time left, and a warning of days."""
+
+import io
+
+import pytest
+
+from onejit import progress, text
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets."""
+    times = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: times[0])
+    return times
+
+
+@pytest.mark.parametrize(
+    ("total", "left", "warns"),
+    [(10_000, "98 s left", False), (100_000, "17 min left", False), (20_000_000, "2.3 days", True)],
+)
+def test_time_left_after_resuming(clock, capsys, total, left, warns):
+    """100 steps per second, beside 100 steps of an earlier session."""
+    lines = progress.Lines(total)
+    progress.count_restored(lines, 100)
+    clock[0] += 1.0
+    lines.update(100)
+    progress.warn_of_days(lines)  # too early to know
+    clock[0] += 30.0
+    lines.update(0)
+    lines.begun = clock[0] - 1.0
+    lines.show()
+    assert f"100 steps/s, {left}" in capsys.readouterr().err
+    lines.begun = clock[0] - 10.0
+    lines.n = 1100
+    for _ in range(2):
+        progress.warn_of_days(lines)
+    said = capsys.readouterr().err
+    assert said.count("at this speed") == warns
+
+
+def test_no_time_is_left_at_the_end(clock, capsys):
+    lines = progress.Lines(100)
+    clock[0] += 1.0
+    lines.update(100)
+    lines.show()
+    assert capsys.readouterr().err == "100.0% of 100 steps, 100 steps/s\n"
+
+
+def test_a_bar_knows_the_time_left_too():
+    with progress.tqdm(total=1000, file=io.StringIO()) as bar:
+        assert progress.seconds_left(bar) == 0.0
+        bar.update(500)
+        assert progress.seconds_left(bar) == pytest.approx(bar.format_dict["elapsed"], rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0 s"), (119, "119 s"), (7000, "117 min"), (9000, "2.5 h")]
+)
+def test_durations(seconds, shown):
+    assert text.duration(seconds) == shown
