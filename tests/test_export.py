@@ -237,6 +237,7 @@ def test_bad_input(copied, tmp_path, capsys):
     (tmp_path / "there").mkdir()
     assert "none: is not a run directory" in refused(capsys, tmp_path / "none")
     assert "there: already exists" in refused(capsys, copied, "--out", tmp_path / "there")
+    assert "eval_episodes = -1: must not be" in refused(capsys, copied, "--eval-episodes=-1")
     assert "--viedo: is not a flag; did you mean --video?" in refused(capsys, copied, "--viedo")
     script = copied / "q_learning_gridworld.py"
     source = script.read_text()

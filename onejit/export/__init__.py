@@ -91,6 +91,8 @@ def main(
     """
     from onejit.render import check_agents
 
+    if eval_episodes < 0:
+        raise ValueError(f"eval_episodes = {eval_episodes}: must not be negative")
     is_folder = format == "folder"
     record = run_directory.read_record(run_dir)
     if is_folder:
