@@ -111,6 +111,29 @@ def test_the_best_ratio_is_one_plus_or_minus_epsilon(spo):
     np.testing.assert_allclose(first, slopes(ppo, [1.0, 1.0]), rtol=1e-5)
 
 
+@pytest.mark.slow  # compiles two whole trainings
+def test_a_coefficient_falls_with_the_updates(tmp_path):
+    """The diff of the schedule: the first update is that of PPO, the second has another bonus."""
+    diff = re.search(r"(?s)## A coefficient with a schedule.*?```diff\n(.*?)```", PAGE)[1]
+    text = (ROOT / "ppo.py").read_text()
+    for old, new in re.findall(r"(?m)^-(.*)\n((?:^\+.*\n)+)", diff):
+        assert text.count(f"{old}\n") == 1, old
+        text = text.replace(f"{old}\n", re.sub(r"(?m)^\+", "", new))
+    (tmp_path / "ppo_schedule.py").write_text(text)
+    script = scripts.load_script(tmp_path / "ppo_schedule.py")
+    settings = {"ent_coef": 0.5, "lr": 0.01, "anneal_lr": False}
+    config = small_config(script, **settings)
+    assert config.num_updates >= 2
+    out, other = (
+        jit_quickly(module.make_train(small_config(module, **settings)))(jax.random.key(0))
+        for module in (script, ppo)
+    )
+    loss, others = (run["metrics"]["policy_loss"] for run in (out, other))
+    np.testing.assert_allclose(loss[0], others[0], rtol=1e-5)
+    params, other_params = (jax.tree.leaves(run["runner_state"].params) for run in (out, other))
+    assert any((a != b).any() for a, b in zip(params, other_params, strict=True))
+
+
 def test_it_trains_and_is_not_ppo(spo):
     keys = jax.random.split(jax.random.key(0), 2)
     out = jit_quickly(jax.vmap(spo.make_train(small_config(spo, lr=0.05))))(keys)
