@@ -103,7 +103,7 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "hopper"  # brax or gymnax environment; MODULE:NAME imports MODULE first
-    # parameters of the environment: NAME VALUE ...
+    # parameters of the environment: NAME VALUE ...; brax's `backend` is spring by default
     env_params: Mapping[str, bool | int | float | str] = FrozenDict()
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent

@@ -28,8 +28,9 @@ advantage estimates (Schulman et al. 2016, arXiv 1506.02438, equation 16).
 As in the paper's section 6.1, actor and critic are separate networks, and the standard deviation of
 the policy does not depend on the state. Differences from the paper: the value loss is clipped,
 advantages are normalized per minibatch, observations and rewards are normalized by running
-statistics, the learning rate is annealed, and the norm of the gradient is clipped. An episode that
-its time limit truncates is bootstrapped from the value of its last observation.
+statistics and clipped to 10 standard deviations, the learning rate is annealed, and the norm of the
+gradient is clipped. An episode that its time limit truncates is bootstrapped from the value of its
+last observation.
 
     python ppo_continuous.py --env-name hopper --num-seeds 8
 
@@ -105,7 +106,7 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "hopper"  # brax or gymnax environment; MODULE:NAME imports MODULE first
-    # parameters of the environment: NAME VALUE ...
+    # parameters of the environment: NAME VALUE ...; brax's `backend` is spring by default
     env_params: Mapping[str, bool | int | float | str] = FrozenDict()
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent

@@ -106,7 +106,7 @@ class Config:
     """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
 
     env_name: str = "Pendulum-v1"  # brax or gymnax environment; MODULE:NAME imports MODULE first
-    # parameters of the environment: NAME VALUE ...
+    # parameters of the environment: NAME VALUE ...; brax's `backend` is spring by default
     env_params: Mapping[str, bool | int | float | str] = FrozenDict()
     total_timesteps: int = 200_000  # environment steps per agent
     num_envs: int = 32  # environments per agent
