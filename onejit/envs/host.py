@@ -115,6 +115,7 @@ class Open:
         self.env = env
         self.seeds = seeds
         self.limit = limit
+        self.order = np.arange(len(seeds))
         self.steps = 0
         self.thread = Thread() if env.own_thread else None
         try:
@@ -332,9 +333,8 @@ class HostEnv(environment.Environment):
                 "a state of an environment on the host can be stepped once, and with its whole "
                 "batch: use jax.lax.scan, because a while_loop under vmap does not step all of them"
             )
-        if rows.size != len(opened.seeds) or not np.array_equal(
-            np.sort(rows), np.arange(rows.size)
-        ):
+        is_in_order = np.array_equal(rows, opened.order)  # it mostly is, and all else takes longer
+        if not is_in_order and not np.array_equal(np.sort(rows), opened.order):
             if opened.steps:
                 raise ValueError(
                     f"{len(opened.seeds)} environments on the host got {rows.size} actions"
@@ -344,14 +344,17 @@ class HostEnv(environment.Environment):
             _close([number])
             opened = Open(self, opened.seeds[rows], opened.limit)
             number = _add(opened)
-            rows = np.arange(rows.size)
-        inverse = np.argsort(rows)
-        flat = action.reshape(-1, *action.shape[len(lead) :])
-        results = opened.call(opened.step, flat[inverse])
+            rows = opened.order
+            is_in_order = True
+        actions = action.reshape(-1, *action.shape[len(lead) :])
+        # a copy in any case: XLA uses the memory again
+        actions = actions.copy() if is_in_order else actions[np.argsort(rows)]
+        results = opened.call(opened.step, actions)
         opened.steps += 1
         *out_of_step, out_batch, out_row = out
         for out_array, value in zip(out_of_step, results, strict=True):
-            out_array[...] = value[rows].reshape(out_array.shape)
+            value = value if is_in_order else value[rows]
+            out_array[...] = value.reshape(out_array.shape)
         out_batch[...] = number
         out_row[...] = rows.reshape(lead)
 
