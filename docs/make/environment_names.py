@@ -1,6 +1,7 @@
 """Write docs/environment_names.md: the names of all environments that `--env-name` accepts.
 
     python docs/make/environment_names.py
+    python docs/make/environment_names.py --only craftax jumanji
     python docs/make/environment_names.py --check
 
 A section is written if its package is installed, and is otherwise kept as it is on the page. A
@@ -180,12 +181,24 @@ def teams_and_games() -> str:
     return text
 
 
-def page(old: str) -> str:
-    text = HEAD + gymnax_section() + brax_section()
+SECTIONS = ("gymnax", "brax", *LIBRARIES, "teams_and_games")
+
+
+def page(old: str, sections) -> str:
+    """The page, with its other sections as they are in `old`."""
+
+    def kept(title: str) -> str:
+        found = re.search(rf"(?ms)^## {title}\n.*?(?=^## )", old)
+        return found[0] if found else ""
+
+    text = HEAD
+    text += gymnax_section() if "gymnax" in sections else kept("gymnax")
+    text += brax_section() if "brax" in sections else kept("brax")
     for module, title in LIBRARIES.items():
-        kept = re.search(rf"(?ms)^## {title}\n.*?(?=^## )", old)
-        text += library_section(module, title) or (kept[0] if kept else "")
-    return text + teams_and_games() + TAIL
+        section = library_section(module, title) if module in sections else None
+        text += section or kept(title)
+    text += teams_and_games() if "teams_and_games" in sections else kept("JaxMARL") + kept("Pgx")
+    return text + TAIL
 
 
 def main():
@@ -196,6 +209,9 @@ def main():
     parser.add_argument(
         "--check", action="store_true", help="write nothing, check the names of gymnax and brax"
     )
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the sections to write"
+    )
     args = parser.parse_args()
     if args.check:
         text = args.out.read_text()
@@ -205,7 +221,7 @@ def main():
             named = re.findall(r"(?m)^\| `(\S+)`", section)
             current &= named == sorted(set(names) - set(NOT_LISTED))
         sys.exit(None if current else f"{args.out} is not current: run this script without --check")
-    args.out.write_text(page(args.out.read_text() if args.out.exists() else ""))
+    args.out.write_text(page(args.out.read_text() if args.out.exists() else "", args.only))
 
 
 if __name__ == "__main__":
