@@ -39,6 +39,7 @@ last observation.
 
 import dataclasses
 import importlib
+import inspect
 import io
 import math
 import os
@@ -778,17 +779,30 @@ class Team(environment.Environment):
         return state.out_of_time | (state.time >= params.max_steps_in_episode)
 
 
+TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
 def make_jaxmarl_env(env_name: str, params: dict) -> MultiAgentEnv:
-    """A registered environment, or with MODULE:NAME the class NAME of a module."""
-    params = dict(params)
+    """A registered environment, or with MODULE:NAME the class NAME of a module.
+
+    Words such as `off`, which are strings on the command line, are truth values.
+    """
+    params = {key: TRUTH_VALUES.get(str(value).lower(), value) for key, value in params.items()}
     if env_name == "overcooked" and "layout" in params:
         params["layout"] = FrozenDict(overcooked.overcooked_layouts[params["layout"]])
     if "scenario" in params:
         params["scenario"] = smax.map_name_to_scenario(params["scenario"])
     module, _, name = env_name.rpartition(":")
     if module:
-        return getattr(importlib.import_module(module), name)(**params)
-    return jaxmarl.make(name, **params)
+        env = getattr(importlib.import_module(module), name)(**params)
+    else:
+        env = jaxmarl.make(name, **params)
+    defaults = inspect.signature(type(env)).parameters
+    for key, value in params.items():
+        is_flag = key in defaults and isinstance(defaults[key].default, bool)
+        if is_flag and not isinstance(value, bool):
+            raise ValueError(f"{key} = {value}: must be true or false")
+    return env
 
 
 @jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also in a jit
@@ -800,6 +814,8 @@ def make_env(config):
         env = Team(make_jaxmarl_env(config.env_name, params), config.centralized_critic)
         if limit is None:
             limit = getattr(env.env, "max_steps", 999) + 1  # after the environment's own clock
+        if int(limit) < 1 or int(limit) != float(limit):
+            raise ValueError(f"max_steps_in_episode = {limit}: must be a whole number above 0")
         env_params = environment.EnvParams(max_steps_in_episode=int(limit))
         jax.eval_shape(env.reset, jax.random.key(0), env_params)
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:

@@ -223,6 +223,23 @@ def test_own_death_ends_no_episode():
     assert finals[0].state.size == 0
 
 
+@pytest.mark.parametrize("word", ["off", "False", "no", False])
+def test_words_for_truth_values(word):
+    env, _ = mappo.make_env(make_config(env_params={"masks": word}))
+    while hasattr(env, "_env"):
+        env = env._env
+    assert env.env.masks is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("masks", "flase"), ("masks", 0), ("max_steps_in_episode", 2.5), ("max_steps_in_episode", 0)],
+)
+def test_parameters_that_mean_something_else_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"^env_name = .*{name} = {value}: must be"):
+        mappo.make_env(make_config(env_params={name: value}))
+
+
 def test_ends_that_set_all_flags_are_no_deaths():
     """As in the particle environments: all agents are done when the time is over."""
     config = make_config(env_params={"dies": 3, "length": 9, "max_steps": 3, "num_agents": 1})
