@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from concurrent import futures
 
 import gymnax
 import jax
@@ -203,6 +204,17 @@ def test_what_belongs_to_a_thread(toy, mode):
         states = jax.tree.map(lambda leaf: np.repeat(leaf[:1], 3, axis=0), state)
         assert [picture.max() for picture in env.frames(states, range(3))] == [0, 1, 2]
     host.close_all()
+
+
+@pytest.mark.parametrize("toy", [toys.Sqlite, toys.Asyncio, toys.OneThread])
+def test_a_batch_has_one_thread_whoever_calls_it(toy):
+    env = unwrap(make_env(register(toy))[0])
+    opened = host.Open(env, np.arange(2), 6)
+    with futures.ThreadPoolExecutor(1) as another:
+        for _ in range(5):
+            another.submit(opened.call, opened.step, np.zeros(2, int)).result()
+    opened.call(opened.step, np.zeros(2, int))
+    opened.close()
 
 
 def test_what_needs_the_main_thread_is_refused_with_the_way_out():
