@@ -301,7 +301,8 @@ def test_networks_and_an_environment_of_ones_own(tmp_path, monkeypatch):
     )
     out = export.main(run_dir)
     assert (out / "modules" / "env_to_export.py").read_text() == ENVIRONMENT
-    assert "PYTHONPATH=modules python ppo.py" in (out / "README.md").read_text()
+    text = (out / "README.md").read_text()
+    assert "PYTHONPATH=modules python ppo.py" in text and "\n- Mine-v0\n" in text
     shutil.move(out, tmp_path.parent / "elsewhere_of_export")
     (tmp_path / "env_to_export.py").unlink()
     assert run_card(tmp_path.parent / "elsewhere_of_export").strip() in ("0", "1", "2")

@@ -283,6 +283,12 @@ def test_all_agents(gridworld, tmp_path, capsys):
         data = (run_dir / f"agent{seed}.stablehlo").read_bytes()
         (actions,) = jax.export.deserialize(bytearray(data)).call(cells)
         np.testing.assert_array_equal(actions, agents["q"][seed].argmax(axis=-1))
+    agents["q"][:] = np.nan
+    run_dir = save_run(tmp_path / "lost", script, config, agents)
+    said = refused(capsys, run_dir, "--format=stablehlo", "--seed-index=all")
+    assert "every agent has diverged" in said
+    said = refused(capsys, run_dir, "--format=stablehlo", "--seed-index=1")
+    assert "seed_index = 1: agent 1 has diverged" in said
 
 
 def test_bad_input(gridworld, tmp_path, capsys, monkeypatch):

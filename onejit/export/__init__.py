@@ -31,6 +31,8 @@ def choose_seeds(wanted: str, run_dir: Path, agents) -> tuple[list[int], str]:
     if wanted == "all":
         for seed in np.flatnonzero(lost):
             print(f"agent {seed} has diverged and is left out")
+        if lost.all():
+            raise ValueError("seed_index = all: every agent has diverged")
         return np.flatnonzero(~lost).tolist(), "each seed that did not diverge"
     if wanted == "best":
         order, criterion = rank(run_dir, agents, best=False)
@@ -48,17 +50,14 @@ def choose_seeds(wanted: str, run_dir: Path, agents) -> tuple[list[int], str]:
     return [seed], reason
 
 
-def write_policies(script, config, agents, seeds, form: str, run_dir: Path, out) -> list[Path]:
-    """One file for each seed. Raises ValueError."""
-    written = []
-    for seed in seeds:
+def write_policies(script, config, agents, form: str, paths: dict[int, Path]) -> list[Path]:
+    """Write the policies of seeds, `paths` {seed: path}. Raises ValueError."""
+    for seed, path in paths.items():
         policy = policies.make_policy(script, config, agents, seed)
-        path = out if out and len(seeds) == 1 else (out or run_dir) / f"agent{seed}.{form}"
         signature = policies.save(policy, form, path, Path(script.__file__).name)
         print(f"agent {seed}: {path}")
-        written.append(path)
     print(signature)
-    return written
+    return list(paths.values())
 
 
 def main(
@@ -114,7 +113,10 @@ def main(
     if reason.startswith("the best"):
         print(f"agent {seeds[0]} is {reason}; it was chosen by these returns, so they are biased")
     if not is_folder:
-        return write_policies(script, config, agents, seeds, format, run_dir, out)
+        paths = {seed: (out or run_dir) / f"agent{seed}.{format}" for seed in seeds}
+        if out and seed_index != "all":
+            paths = {seeds[0]: out}
+        return write_policies(script, config, agents, format, paths)
 
     returns = np.zeros(0)
     if eval_episodes:

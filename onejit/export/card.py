@@ -150,11 +150,12 @@ def mean_reward(returns: np.ndarray) -> str:
 def front_matter(record: dict, shown: Shown) -> str:
     """Metadata that a model hub reads: tags, licence and the mean return of the agent."""
     settings = record["settings"]
+    env_name = settings["env_name"].rpartition(":")[2]  # without the module that it is in
     front = {
         "library_name": "onejit",
         "license": shown.license,
         "pipeline_tag": "reinforcement-learning",
-        "tags": ["reinforcement-learning", "jax", settings["script"], settings["env_name"]],
+        "tags": ["reinforcement-learning", "jax", settings["script"], env_name],
     }
     if len(shown.returns):
         metric = {
@@ -165,7 +166,7 @@ def front_matter(record: dict, shown: Shown) -> str:
         }
         result = {
             "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
-            "dataset": {"name": settings["env_name"], "type": settings["env_name"]},
+            "dataset": {"name": env_name, "type": env_name},
             "metrics": [metric],
         }
         front["model-index"] = [{"name": settings["script"], "results": [result]}]
