@@ -199,11 +199,11 @@ CASES += [
     ("ppo_rnn", {"cell": "mingru"}),
     ("ppo_rnn", {"env_name": "Breakout-MinAtar", "cell_size": 8}),
     ("mappo", {"cell": "gru"}),
-    ("alphazero", {"eval_simulations": 0}),
+    ("alphazero", {"eval_simulations": 4}),
     ("ppo", {"env_name": "Breakout-MinAtar"}),
     ("dqn", {"env_name": "toys:Brightness"}),  # images of bytes
 ]
-WITHOUT_ONNX = [("alphazero", {})]  # its search draws random numbers
+WITHOUT_ONNX = [("alphazero", {"eval_simulations": 4})]  # its search draws random numbers
 
 
 @pytest.mark.slow
