@@ -155,7 +155,7 @@ def test_training_is_the_same_in_other_units(script):
 
 @pytest.mark.parametrize(
     "script",
-    [ppo, ppo_continuous, slow(dpo_continuous), slow(ppo_rnn)],
+    [ppo, ppo_continuous, reppo, slow(dpo_continuous), slow(ppo_rnn)],
     ids=lambda script: script.__name__,
 )
 def test_rewards_are_clipped(script):
@@ -166,7 +166,7 @@ def test_rewards_are_clipped(script):
         _, init, update = learner(script, units)
         state = begin(script, init, units == "OtherUnits")._replace(return_statistics=small)
         _, metrics = update(state)
-        losses.append(metrics["value_loss"])
+        losses.append(metrics["critic_loss" if script is reppo else "value_loss"])
     assert losses[0] > 1.0
     np.testing.assert_allclose(losses[1], losses[0], rtol=5e-3)
 
@@ -181,3 +181,10 @@ def test_observations_are_clipped_on_both_sides():
         statistics = script.RunningMeanStd(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(10.0))
         normalized = script.normalize(statistics, jnp.asarray([-100.0, -16.0, 5.0, 22.0, 100.0]))
         np.testing.assert_allclose(normalized, [-10.0, -9.5, 1.0, 9.5, 10.0], rtol=1e-6)
+
+
+def test_observations_that_never_change_are_finite():
+    for script in (ppo, ppo_continuous, dpo_continuous, ppo_rnn, reppo, sac, td3, evolve_objective):
+        constant = script.RunningMeanStd(jnp.float32(0.0), jnp.float32(0.0), jnp.float32(10.0))
+        normalized = script.normalize(constant, jnp.asarray([-1.0, 0.0, 2e-4]))
+        np.testing.assert_allclose(normalized, [-10.0, 0.0, 2.0], rtol=1e-5)
