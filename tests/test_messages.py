@@ -16,7 +16,6 @@ from onejit import (
     command_line,
     compare,
     compilation,
-    export,
     files,
     other_names,
     run_directory,
@@ -26,6 +25,7 @@ from onejit import (
     train,
 )
 from onejit.checkpoints import open_checkpoints, save
+from onejit.export import card
 
 SMALL = ["--num-envs=2", "--num-steps=2", "--num-minibatches=1", "--total-timesteps=4"]
 
@@ -258,7 +258,7 @@ def test_the_model_card_imports_a_script_of_any_name(name, tmp_path, monkeypatch
     monkeypatch.delitem(sys.modules, "script", raising=False)
     (tmp_path / f"{name}.py").write_text(f"NAME = {name!r}")
     names = {}
-    exec(export.import_of(name), names)
+    exec(card.import_of(name), names)
     assert name == names["script"].NAME
     sys.modules.pop("script", None)
 

@@ -305,9 +305,8 @@ def test_progress_in_a_log_file_is_lines(capfd, monkeypatch):
             progress.set_postfix_str("return 5")
             progress.update(100)
     said = capfd.readouterr().err.splitlines()
-    assert said[0] == "30.0% of 1,000 steps, 10 steps/s return 5" and said[-1].startswith(
-        "100.0% of 1,000 steps"
-    )
+    first = "30.0% of 1,000 steps, 10 steps/s, 70 s left return 5"
+    assert said[0] == first and said[-1].startswith("100.0% of 1,000 steps")
     assert len(said) == 4 and "\r" not in "".join(said)
 
 
@@ -1350,7 +1349,7 @@ def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkey
     returns = np.random.default_rng(0).normal(size=(4, 10))
     metrics = {"episodes": np.ones((4, 10)), "episodic_return": returns}
     save_results(script, script.Config(), 0, {"q": np.zeros((4, 2))}, metrics, tmp_path)
-    np.testing.assert_allclose(bands[0], statistics.mean_interval(returns)[1:])
+    np.testing.assert_allclose(bands[0], statistics.bootstrap_mean_interval(returns)[1:])
 
 
 def test_final_return_by_hand():
