@@ -176,15 +176,21 @@ def memory(script, config):
     return start()
 
 
-def test_observations_are_clipped_on_both_sides():
-    for script in (ppo, ppo_continuous, dpo_continuous, ppo_rnn, reppo, sac, td3, evolve_objective):
-        statistics = script.RunningMeanStd(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(10.0))
-        normalized = script.normalize(statistics, jnp.asarray([-100.0, -16.0, 5.0, 22.0, 100.0]))
-        np.testing.assert_allclose(normalized, [-10.0, -9.5, 1.0, 9.5, 10.0], rtol=1e-6)
+NORMALIZING = (ppo, ppo_continuous, dpo_continuous, ppo_rnn, reppo, sac, td3, evolve_objective)
+each_that_normalizes = pytest.mark.parametrize(
+    "script", NORMALIZING, ids=lambda script: script.__name__
+)
 
 
-def test_observations_that_never_change_are_finite():
-    for script in (ppo, ppo_continuous, dpo_continuous, ppo_rnn, reppo, sac, td3, evolve_objective):
-        constant = script.RunningMeanStd(jnp.float32(0.0), jnp.float32(0.0), jnp.float32(10.0))
-        normalized = script.normalize(constant, jnp.asarray([-1.0, 0.0, 2e-4]))
-        np.testing.assert_allclose(normalized, [-10.0, 0.0, 2.0], rtol=1e-5)
+@each_that_normalizes
+def test_observations_are_clipped_on_both_sides(script):
+    statistics = script.RunningMeanStd(jnp.float32(3.0), jnp.float32(4.0), jnp.float32(10.0))
+    normalized = script.normalize(statistics, jnp.asarray([-100.0, -16.0, 5.0, 22.0, 100.0]))
+    np.testing.assert_allclose(normalized, [-10.0, -9.5, 1.0, 9.5, 10.0], rtol=1e-6)
+
+
+@each_that_normalizes
+def test_observations_that_never_change_are_finite(script):
+    constant = script.RunningMeanStd(jnp.float32(0.0), jnp.float32(0.0), jnp.float32(10.0))
+    normalized = script.normalize(constant, jnp.asarray([-1.0, 0.0, 2e-4]))
+    np.testing.assert_allclose(normalized, [-10.0, 0.0, 2.0], rtol=1e-5)
