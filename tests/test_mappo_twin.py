@@ -42,7 +42,7 @@ SMALL = script.Config(
 )
 CASES = {
     "gru": dataclasses.replace(
-        SMALL, cell="gru", centralized_critic=True, shaping_fraction=0.9, anneal_lr=True
+        SMALL, cell="gru", centralized_critic=True, shaping_fraction=0.0, anneal_lr=True
     ),
     "no memory": dataclasses.replace(
         SMALL,
@@ -50,7 +50,7 @@ CASES = {
         centralized_critic=False,
         agent_ids=False,
         shared_reward=True,
-        shaping_fraction=0.0,
+        shaping_fraction=0.9,
         anneal_lr=False,
         max_grad_norm=float("inf"),
         vf_clip_eps=float("inf"),
