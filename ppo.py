@@ -672,6 +672,8 @@ def read_field(key: str, value, default):
     if not fits:
         expected = "a whole number" if is_whole else "a number"
         raise ValueError(f"env_params: {key} = {value}: must be {expected}")
+    if key == "max_steps_in_episode" and number < 1:
+        raise ValueError(f"env_params: {key} = {value}: must be at least 1")
     if isinstance(default, jax.Array):
         return jnp.asarray(number, default.dtype)
     return type(default)(number)
@@ -706,8 +708,6 @@ def make_gymnax_env(env_name: str, params: dict):
         raise ValueError(f"env_params = {params}: {error}") from error
     env_params = env_params.replace(**changes)
     limit = env_params.max_steps_in_episode
-    if limit < 1:
-        raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
     is_default = limit == type(env_params).max_steps_in_episode
     if limit == 1 and is_default and "max_steps_in_episode" not in changes:
         raise ValueError(

@@ -684,6 +684,8 @@ def read_field(key: str, value, default):
     if not fits:
         expected = "a whole number" if is_whole else "a number"
         raise ValueError(f"env_params: {key} = {value}: must be {expected}")
+    if key == "max_steps_in_episode" and number < 1:
+        raise ValueError(f"env_params: {key} = {value}: must be at least 1")
     if isinstance(default, jax.Array):
         return jnp.asarray(number, default.dtype)
     return type(default)(number)
@@ -718,8 +720,6 @@ def make_gymnax_env(env_name: str, params: dict):
         raise ValueError(f"env_params = {params}: {error}") from error
     env_params = env_params.replace(**changes)
     limit = env_params.max_steps_in_episode
-    if limit < 1:
-        raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
     is_default = limit == type(env_params).max_steps_in_episode
     if limit == 1 and is_default and "max_steps_in_episode" not in changes:
         raise ValueError(
@@ -834,8 +834,6 @@ def make_env(config):
         if "max_steps_in_episode" in params:
             limit = params.pop("max_steps_in_episode")
             limit = read_field("max_steps_in_episode", limit, default=1000)
-            if limit < 1:
-                raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
             env_params = BraxParams(max_steps_in_episode=limit)
         env = BraxEnv(config.env_name, **params)
     else:

@@ -1,18 +1,19 @@
-"""Measure on one GPU, in nine minutes, what was measured on CPUs or only planned.
+"""Measure on one GPU what was measured on CPUs or only planned.
 
     git clone https://github.com/luchris429/purejaxrl
     pip install --target deps --no-deps flashbax
     PYTHONPATH=deps python benchmarks/gpu.py --purejaxrl purejaxrl
     python benchmarks/gpu.py --small     # a trial of each part on a CPU
 
-The parts, in this order:
+The parts run in this order, and none starts after nine minutes (`--seconds`):
 
-- resume: a training that was stopped and resumed, beside one that was not, bit for bit;
-- returns: the agents of a row of docs/results.md, beside those that were trained on a CPU;
-- speed: steps per second of ppo, dqn, ppo_rnn and ppo_continuous (hopper) with 1 to 2048 seeds,
-  beside PureJaxRL's code; and the kernels of our program and its planned time, beside the clock;
-- unrolled: the loop of environment steps unrolled by 8, beside the loop as it is;
-- precision: hopper's physics in full precision, as the script has it, beside TF32.
+- resume: whether a training that was stopped and resumed equals an uninterrupted one, bit for bit;
+- returns: final returns of a row of docs/results.md on this device and on a CPU;
+- speed: steps per second of ppo, dqn, ppo_rnn and ppo_continuous (hopper) with 1 to 2048 seeds, and
+  of PureJaxRL's code; for our programs also the number of kernels, and the planned and the
+  measured time;
+- unrolled: the speed-up from unrolling the loop of environment steps by 8;
+- precision: the time of hopper with its physics in full precision, as in the script, and in TF32.
 
 Speeds are of one training after another one that is not counted. Compilation is not counted
 either. A part or row for which no time is left is left out, and the table says so. Writes gpu.json
@@ -23,6 +24,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +62,7 @@ PLANNED_GPUS = {"H100": "h100", "A100": "a100", "4090": "rtx4090"}
 
 
 def resume(options) -> dict:
-    """Stop a training by SIGINT, resume it, and compare its agents with those of a whole one."""
+    """Whether a training stopped by SIGINT and resumed has the agents of an uninterrupted one."""
     flags = ["--num-seeds", "2", "--total-timesteps", "20000" if options.small else "2e6"]
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
@@ -70,7 +72,7 @@ def resume(options) -> dict:
         process = start_onejit(*words)
         while process.poll() is None and not (stopped / "checkpoints").exists():
             time.sleep(0.1)
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         process.wait()
         was_stopped = not (stopped / "metrics.npz").exists()
         if was_stopped:

@@ -37,7 +37,6 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when J
 
 import gymnasium
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 
@@ -146,8 +145,7 @@ def greedy_returns(script, config, agents, episodes: int, seed: int) -> np.ndarr
     play = evaluation.make_player(script, config)
 
     def episodic_return(agent, key):
-        episode = play(agent, key)
-        return jnp.where(episode.valid, episode.reward, 0.0).sum()
+        return evaluation.return_of(play(agent, key))
 
     num_seeds = len(jax.tree.leaves(agents)[0])
     keys = jax.random.split(jax.random.key(seed), (num_seeds, episodes))

@@ -74,7 +74,7 @@ def read_rows(folder: Path) -> list[dict]:
 
 
 def read_measured() -> list[dict]:
-    """All rows, and those of version 0.2 which were not measured again: they have no "seed"."""
+    """All rows. Where version 0.2 measured a row last, the row has no "seed"."""
     rows = read_rows(MEASURED)
     names = {row["row"] for row in rows}
     return rows + [row for row in read_rows(EARLIER) if row["row"] not in names]
@@ -289,7 +289,7 @@ RETURNS_OF_A_KIND = {
 
 
 def state(row: dict) -> str:
-    """`above`, `undecided` or `below`: the row beside a published score at no more steps.
+    """`above`, `undecided` or `below`: how a row compares with a published score at no more steps.
 
     Returns of the same kind are compared. If their intervals overlap, or the row has no returns of
     this kind, it is undecided. Empty if there is no such score.

@@ -1,6 +1,6 @@
 """The Hugging Face hub: upload a folder, download a run.
 
-The address is `HF_ENDPOINT`, and the login that of `hf auth login` or `HF_TOKEN`.
+`HF_ENDPOINT` names another server. `hf auth login` or `HF_TOKEN` provides the login.
 """
 
 import contextlib

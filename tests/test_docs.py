@@ -599,7 +599,7 @@ def measured_rows() -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_readme_has_results_of_the_config(name):
-    """Mean and worst agent are those of docs/results.md.
+    """The mean and the worst agent agree with docs/results.md.
 
     A comment counts where the config is no row, and for the shortest paths of the GridWorld.
     """

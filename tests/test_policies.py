@@ -244,7 +244,7 @@ def test_onnx_acts_as_the_script(name, overrides):
 
 @pytest.fixture(scope="module")
 def gridworld(tmp_path_factory):
-    """Three agents, of which the second has the best greedy returns."""
+    """Three agents. The second one has the best greedy returns."""
     folder = tmp_path_factory.mktemp("policies") / "run"
     evaluation = np.array([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
     return save_run(folder, *untrained("q_learning_gridworld", 3), evaluation)

@@ -20,7 +20,7 @@ def clock(monkeypatch):
     [(10_000, "98 s left", False), (100_000, "17 min left", False), (20_000_000, "2.3 days", True)],
 )
 def test_time_left_after_resuming(clock, capsys, total, left, warns):
-    """100 steps per second, beside 100 steps of an earlier session."""
+    """100 steps per second in this session, after 100 steps of an earlier one."""
     lines = progress.Lines(total)
     progress.count_restored(lines, 100)
     clock[0] += 1.0

@@ -75,7 +75,12 @@ def test_learning_curve_against_plain_means():
     [
         ([480.0] * 4, [481.0] * 4, 499_712, "below"),  # published: 500 within 1e5 steps, greedy
         ([480.0] * 4, [500.0] * 4, 499_712, "undecided"),
-        ([500.0] * 4, [400.0, 401.0, 402.0, 403.0], 499_712, "below"),  # greedy beside greedy
+        (
+            [500.0] * 4,
+            [400.0, 401.0, 402.0, 403.0],
+            499_712,
+            "below",
+        ),  # compares greedy returns
         ([480.0] * 4, [470.0, 480.0, 490.0, 520.0], 499_712, "undecided"),
         ([480.0] * 4, [501.0, 502.0, 501.0, 502.0], 499_712, "above"),
         ([480.0] * 4, [481.0] * 4, 80_000, ""),  # which had more steps
@@ -101,7 +106,10 @@ def test_the_published_spread_counts(monkeypatch, mean, state):
     monkeypatch.setitem(returns_page.PUBLISHED, "HalfCheetah-v4", scores)
     row = make_row(row="ppo_continuous/mujoco_halfcheetah", script="ppo_continuous")
     row |= {"environment": "HalfCheetah-v4", "total_timesteps": 1_000_000}
-    row |= {"final_return": [mean] * 4, "greedy_return": [9e3] * 4}  # training beside training
+    row |= {
+        "final_return": [mean] * 4,
+        "greedy_return": [9e3] * 4,
+    }  # compares final returns
     assert returns_page.state(row) == state
     assert "1443 (1329 to 1557) at 1e6" in returns_page.cells_of(row)["public"]
 

@@ -113,7 +113,7 @@ def test_the_best_ratio_is_one_plus_or_minus_epsilon(spo):
 
 @pytest.mark.slow  # compiles two whole trainings
 def test_a_coefficient_falls_with_the_updates(tmp_path):
-    """The diff of the schedule: the first update is that of PPO, the second has another bonus."""
+    """With the schedule, the first update equals PPO's, and the second one has a smaller bonus."""
     diff = re.search(r"(?s)## A coefficient with a schedule.*?```diff\n(.*?)```", PAGE)[1]
     text = (ROOT / "ppo.py").read_text()
     for old, new in re.findall(r"(?m)^-(.*)\n((?:^\+.*\n)+)", diff):
