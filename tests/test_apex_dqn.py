@@ -314,7 +314,8 @@ ENDLESS = 1 / (1 - GAMMA)
 FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
 
 
-@pytest.mark.parametrize("n_step", [slow(1), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_step", [1, 3])
 def test_truncation_is_bootstrapped(n_step):
     """From the last observation, not from the next episode's first, whose sign may differ."""
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
@@ -323,7 +324,8 @@ def test_truncation_is_bootstrapped(n_step):
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
 
 
-@pytest.mark.parametrize("n_step", [slow(1), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("n_step", [1, 3])
 def test_termination_is_not_bootstrapped(n_step):
     *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=600, n_step=n_step)
     learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])

@@ -234,4 +234,4 @@ class Twin:
 
 @pytest.mark.parametrize("case", CASES)
 def test_twin(case):
-    twin.check(script, CASES[case], Twin, num_updates=4)
+    twin.check(script, CASES[case], Twin, num_updates=4, seed=9)  # many episodes terminate

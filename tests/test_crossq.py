@@ -215,6 +215,7 @@ def learn(num_updates=400, env_params=(), **overrides):
     return state, out["metrics"], q
 
 
+@pytest.mark.slow  # SAC's is fast
 def test_truncation_is_bootstrapped():
     """From the last observation, not the first one of the next episode, whose sign may differ."""
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
@@ -224,6 +225,7 @@ def test_truncation_is_bootstrapped():
     assert not state.replay.terminated.any()
 
 
+@pytest.mark.slow  # SAC's is fast
 def test_termination_is_not_bootstrapped():
     *_, q = learn(env_params={"length": LIMIT, "shows_time": True})
     learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])

@@ -45,4 +45,4 @@ class Twin(ppo.Twin):
 
 @pytest.mark.parametrize("case", CASES)
 def test_twin(case):
-    twin.check(script, CASES[case], Twin)
+    twin.check(script, CASES[case], Twin, seed=9)  # many episodes terminate

@@ -1,7 +1,7 @@
 """Each script, alone in an empty folder, trains with `uv run`, which installs what its header names
 and nothing else.
 
-The fast tier starts one script, the slow tier all of them. uv downloads the packages once and keeps
+All are in the slow tier, because each takes up to 40 s. uv downloads the packages once and keeps
 them in its cache; the first time needs the network.
 """
 
@@ -17,7 +17,6 @@ import pytest
 from support.compilation import QUICKLY
 from support.files import ROOT, SCRIPTS
 from support.small import flags, small_config
-from support.tiers import slow
 
 WRITTEN = {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors"}
 OF_MINE = (
@@ -36,11 +35,6 @@ OF_MINE = (
 def header(name: str) -> str:
     """The lines of the script's inline metadata."""
     return re.search(r"(?ms)^# /// script\n.*?^# ///\n", (ROOT / f"{name}.py").read_text())[0]
-
-
-def one_quickly() -> list:
-    """The scripts as parameters of a test, which costs up to 30 s: all but one are `slow`."""
-    return [name if name == "q_learning_gridworld" else slow(name) for name in SCRIPTS]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +85,8 @@ def environment_of(path, uv, environment) -> Path:
     return Path(found.stdout.strip()).parent.parent
 
 
-@pytest.mark.parametrize("name", one_quickly())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_script_trains_with_the_packages_of_its_header(name, path, uv, environment):
     def run(*words, **more):
         command = [*uv, *words]

@@ -356,6 +356,7 @@ def test_agents_of_a_run_are_those_of_make_train(script, finished):
         assert file.metadata() == {"run": f"script: {script.__name__}\nseed: 0\n"}
 
 
+@pytest.mark.common("ppo_continuous", "ppo_rnn", "q_learning_gridworld")
 def test_loaded_agent_acts(script, finished):
     config = shifted_config(script)
     env, env_params = script.make_env(config)
@@ -369,6 +370,7 @@ def test_loaded_agent_acts(script, finished):
     assert action.shape == space.shape and space.contains(action)
 
 
+@pytest.mark.common
 def test_final_return_of_a_run(finished):
     """Over the episodes that ended in the last 10 % of the updates, the last one here."""
     final = np.load(finished[0] / "metrics.npz")["episodic_return"][:, 5]
@@ -382,6 +384,7 @@ def test_final_return_of_a_run(finished):
     assert (lost in lines) == (len(finite) < 4)
 
 
+@pytest.mark.common
 def test_learning_curve_of_a_run(finished):
     picture = matplotlib.image.imread(finished[0] / "learning_curve.png")[..., :3]
     assert min(picture.shape[:2]) > 300 and picture.std() > 0.01

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import toys  # registers the environments
 from brax import envs as brax_envs
-from support.tiers import slow
 
 import evolve_objective
 import ppo as ppo_discrete
@@ -173,7 +172,8 @@ def test_value_depends_on_the_observation(ppo):
     np.testing.assert_allclose(value([1, 1], [-1, 1]), [1.0, -1.0], atol=0.05)
 
 
-@pytest.mark.parametrize("normalize_obs", [slow(False), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("normalize_obs", [False, True])
 def test_value_is_discounted(ppo, normalize_obs):
     arguments = {"length": 2, "reward": "last", "shows_time": True}
     *_, value = learn(ppo, VALUE[ppo], env_params=arguments, normalize_obs=normalize_obs)

@@ -229,7 +229,7 @@ class Twin:
     def check(self, state) -> None:
         """Everything that the script carries to its next update."""
         self.check_learning(state)
-        np.testing.assert_allclose(state.obs, self.environments.obs, rtol=1e-5)
+        np.testing.assert_allclose(state.obs, self.environments.obs, rtol=1e-4)
         self.obs_statistics.check(state.obs_statistics)
         self.return_statistics.check(state.return_statistics)
         np.testing.assert_allclose(state.discounted_return, self.discounted_return, rtol=1e-5)
@@ -245,4 +245,4 @@ class Twin:
 
 @pytest.mark.parametrize("case", CASES)
 def test_twin(case):
-    twin.check(script, CASES[case], Twin)
+    twin.check(script, CASES[case], Twin, seed=9)  # many episodes terminate

@@ -68,4 +68,4 @@ class Twin(continuous.Twin):
 
 @pytest.mark.parametrize("case", CASES)
 def test_twin(case):
-    twin.check(script, CASES[case], Twin)
+    twin.check(script, CASES[case], Twin, seed=9)  # many episodes terminate

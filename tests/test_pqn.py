@@ -170,17 +170,20 @@ def learn(*args, **settings):
     )
 
 
+@pytest.mark.slow
 def test_value_of_a_constant_reward():
     *_, metrics, q = learn(env_params={"length": 1})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), 1.0, atol=0.05)
     np.testing.assert_allclose(metrics["q_value"][-1], 1.0, atol=0.05)
 
 
+@pytest.mark.slow
 def test_value_depends_on_the_observation():
     *_, q = learn(env_params={"length": 1, "reward": "sign"}, layer_norm=True)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[1.0] * 3, [-1.0] * 3], atol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q_lambda", [0.0, 1.0])
 def test_value_is_discounted(q_lambda):
     *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, q_lambda=q_lambda)

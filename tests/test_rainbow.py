@@ -305,7 +305,7 @@ ENDLESS = 1 / (1 - GAMMA)
 FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
 
 
-@pytest.mark.parametrize("distribution", [slow("none"), "categorical", slow("quantile")])
+@pytest.mark.parametrize("distribution", [slow("none"), slow("categorical"), slow("quantile")])
 def test_truncation_is_bootstrapped(distribution):
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
     _, _, metrics, q = learn(env_params=env_params, num_updates=600, distribution=distribution)

@@ -21,6 +21,7 @@ import yaml
 from PIL import Image
 from safetensors.numpy import save_file
 from support.files import ROOT
+from support.tiers import slow
 
 import q_learning_gridworld
 from onejit import __main__, command_line, render, run_directory, statistics, train
@@ -134,7 +135,7 @@ def test_agents_are_ranked_and_named():
     assert render.choose_agents(["best", "median", "worst"], np.array([0])) == {"best_agent0": 0}
 
 
-@pytest.mark.parametrize("episode", [0, 2])
+@pytest.mark.parametrize("episode", [slow(0), 2])
 def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode):
     written = run(run_dir, "--out", tmp_path, "--episode", episode)
     evaluation = np.load(run_dir / "evaluation.npy")

@@ -14,7 +14,6 @@ import scipy.integrate
 import scipy.stats
 import toys  # registers the environments
 from support.compilation import jit_quickly
-from support.tiers import slow
 
 import reppo
 import sac
@@ -299,7 +298,8 @@ def learn(num_updates=150, env_params=(), **overrides):
     return config, state, out["metrics"], q
 
 
-@pytest.mark.parametrize("normalize_obs", [False, slow(True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("normalize_obs", [False, True])
 def test_value_is_discounted(normalize_obs):
     env_params = {"length": 2, "reward": "last", "shows_time": True}
     *_, q = learn(env_params=env_params, normalize_obs=normalize_obs)
@@ -326,6 +326,7 @@ ENDLESS = 1 / (1 - GAMMA)
 FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
 
 
+@pytest.mark.slow
 def test_truncation_is_bootstrapped_from_the_last_observation():
     """Not from the first one of the next episode, whose sign and return may be the other."""
     *_, metrics, q = learn(300, {"reward": "sign", "max_steps_in_episode": LIMIT})
@@ -333,6 +334,7 @@ def test_truncation_is_bootstrapped_from_the_last_observation():
     assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
 
 
+@pytest.mark.slow
 def test_termination_is_not_bootstrapped():
     *_, q = learn(300, {"length": LIMIT, "shows_time": True})
     learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])

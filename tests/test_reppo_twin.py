@@ -216,4 +216,4 @@ def constant(x):
 
 @pytest.mark.parametrize("case", CASES)
 def test_twin(case):
-    twin.check(script, CASES[case], Twin)
+    twin.check(script, CASES[case], Twin, seed=2)  # many episodes terminate

@@ -310,7 +310,8 @@ def learn_the_discount(script):
     return learn(script, env_params=env_params, reward_scale=2.0)
 
 
-@alike
+@pytest.mark.slow
+@both
 def test_value_is_discounted_and_rewards_are_scaled(script):
     *_, q = learn_the_discount(script)
     np.testing.assert_allclose(
@@ -374,7 +375,7 @@ ENDLESS = 1 / (1 - GAMMA)
 FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
 
 
-@both
+@alike
 def test_truncation_is_bootstrapped(script):
     """From the last observation, not the first one of the next episode, whose sign may differ."""
     env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
@@ -384,7 +385,7 @@ def test_truncation_is_bootstrapped(script):
     assert not state.replay.terminated.any()
 
 
-@both
+@alike
 def test_termination_is_not_bootstrapped(script):
     *_, q = learn(script, env_params={"length": LIMIT, "shows_time": True}, num_updates=500)
     learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])

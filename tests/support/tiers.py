@@ -10,6 +10,7 @@ COSTLY = (  # compile for long: contract in the slow tier
     "evolve_objective",
     "mappo",
     "rainbow",
+    "reppo",
     "td3",
 )
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier's for common blocks
