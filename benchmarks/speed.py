@@ -20,13 +20,14 @@ envpool_steps against a plain loop over EnvPool; gridworld against a plain port.
 missing, its rows are skipped with a message. benchmarks/peers.py has the hyperparameters and says
 what is put back in the peers' files for newer packages.
 
-The contestants are `jit(vmap(train))` of both on one device, a single seed without `vmap`, and,
-with several seeds and several devices (each CPU core is one), the script's seeds spread over them,
-as `main` and onejit train do it. A peer's seeds are run as its own README does. Compilation is not
-counted, but its time is shown. A ratio is the median over neighbouring trainings, with the least
-and the largest. A contestant that calls LAPACK and could hang (docs/hangs.md) is refused. CleanRL
-runs in a Python of its own and reports its speed itself. Writes speed.json, speed.md and speed.png
-into the directory --out; rows that were measured before stay in them.
+The contestants are `jit(vmap(train))` of both on one device, as a peer's own README runs its seeds
+(a single seed without `vmap`). With several seeds and several devices (each CPU core is one), the
+seeds of both are also spread over all devices, as `main` and onejit train do it. Compilation is not
+counted, but its time is shown. A ratio compares equal devices: it is the median over neighbouring
+trainings, with the least and the largest. A contestant that calls LAPACK and could hang
+(docs/hangs.md) is refused. CleanRL runs in a Python of its own and reports its speed itself. Writes
+speed.json, speed.md and speed.png into the directory --out; rows that were measured before stay in
+them.
 """
 
 import argparse
@@ -75,8 +76,8 @@ ROWS = {
     "ppo_rnn": Row(peers.ppo_rnn, (1, 8), (256,), 65_536, 512, "PureJaxRL, CartPole"),
     "dqn": Row(peers.dqn, (1, 8), (256,), 200_000, 10, "PureJaxRL, CartPole"),
     "pqn": Row(peers.pqn, (1, 8), (256,), 262_144, 2048, "PureJaxQL, CartPole"),
-    "sac": Row(peers.sac, (1, 8), (64,), 8192, 2, "rejax, Pendulum"),
-    "td3": Row(peers.td3, (1, 8), (64,), 8192, 2, "rejax, Pendulum"),
+    "sac": Row(peers.sac, (1, 8), (64,), 16_384, 2, "rejax, Pendulum"),
+    "td3": Row(peers.td3, (1, 8), (64,), 16_384, 2, "rejax, Pendulum"),
     "mappo": Row(peers.mappo, (1, 8), (256,), 409_600, 2048, "JaxMARL, simple_spread"),
     "alphazero": Row(peers.alphazero, (1,), (1,), 4096, 1024, "Pgx, connect_four"),
     "gridworld": Row(peers.gridworld, (1, 8, 30), (4096,), 200_000, 1000, "a plain port"),
@@ -139,6 +140,7 @@ def measure(name: str, seeds: int, options) -> dict | None:
     num_devices = max(n for n in range(1, jax.device_count() + 1) if seeds % n == 0)
     contestants = {"peer": compile_for(theirs, keys), "bare": compile_for(ours, keys)}
     if num_devices > 1:
+        contestants["peer spread"] = compile_for(theirs, keys, num_devices)
         contestants["spread"] = compile_for(ours, keys, num_devices)
 
     seconds = {contestant: [] for contestant in contestants}
@@ -156,12 +158,12 @@ def measure(name: str, seeds: int, options) -> dict | None:
         "devices": num_devices,
         "repeats": options.repeats,
     }
-    of_peer = seconds["peer"][1:]  # the first warms up
     for contestant, (_, compilation) in contestants.items():
-        of_it = seconds[contestant][1:]
+        of_it = seconds[contestant][1:]  # the first warms up
         result[f"{contestant} steps/s"] = seeds * steps / float(np.median(of_it))
         result[f"{contestant} compilation"] = compilation
-        if contestant != "peer":
+        if contestant in ("bare", "spread"):
+            of_peer = seconds["peer" if contestant == "bare" else "peer spread"][1:]
             ratios = sorted(a / b for a, b in zip(of_peer, of_it, strict=True))
             result[f"{contestant} ratio"] = [float(np.median(ratios)), ratios[0], ratios[-1]]
     return result
@@ -172,10 +174,11 @@ def measure(name: str, seeds: int, options) -> dict | None:
 HEAD = [
     "row",
     "seeds",
-    "peer, steps/s",
+    "peer, one device",
     "script, one device",
     "ratio",
-    "over all devices",
+    "peer, all devices",
+    "script, all devices",
     "ratio",
     "compilation, s",
 ]
@@ -185,14 +188,15 @@ def markdown(rows: list[dict]) -> str:
     """The table; a ratio above 1 says that the script is the faster one."""
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     for row in rows:
-        cells = [row["row"], str(row["seeds"]), f"{row['peer steps/s']:,.0f}"]
-        for contestant in ("bare", "spread"):
+        cells = [row["row"], str(row["seeds"])]
+        for peer, contestant in (("peer", "bare"), ("peer spread", "spread")):
             if f"{contestant} ratio" in row:
                 middle, least, largest = row[f"{contestant} ratio"]
+                cells.append(f"{row[f'{peer} steps/s']:,.0f}")
                 cells.append(f"{row[f'{contestant} steps/s']:,.0f}")
                 cells.append(f"{middle:.2f} ({least:.2f} to {largest:.2f})")
             else:
-                cells += ["", ""]
+                cells += ["", "", ""]
         cells.append(f"{row['peer compilation']:.1f} / {row['bare compilation']:.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -251,7 +255,7 @@ def draw_throughput(axes, rows: list[dict]) -> None:
             continue
         color = f"C{index}"
         seeds = [row["seeds"] for row in of_it]
-        of_peer = [row["peer steps/s"] for row in of_it]
+        of_peer = [row.get("peer spread steps/s", row["peer steps/s"]) for row in of_it]
         of_script = [row.get("spread steps/s", row["bare steps/s"]) for row in of_it]
         axes.plot(seeds, of_peer, ":", marker="o", markersize=4, color=color)
         axes.plot(seeds, of_script, "-", marker="o", markersize=4, color=color)
@@ -260,7 +264,7 @@ def draw_throughput(axes, rows: list[dict]) -> None:
     if not axes.lines:  # a logarithmic axis needs numbers
         axes.set_ylim(1, 10)
     axes.plot([], [], "-", color="0.4", label="script, over all devices")
-    axes.plot([], [], ":", color="0.4", label="peer")
+    axes.plot([], [], ":", color="0.4", label="peer, over all devices")
     axes.set(
         xscale="log",
         yscale="log",
