@@ -37,6 +37,11 @@ def total_steps(config, num_seeds: int) -> int:
     return num_seeds * config.num_updates * steps_of(config)
 
 
+def timesteps_until(config, num_updates: int) -> int:
+    """Environment steps of one agent until so many updates have ended, warm-up included."""
+    return getattr(config, "warmup_timesteps", 0) + num_updates * steps_of(config)
+
+
 def env_name_of(config) -> str:
     return getattr(config, "env_name", "")
 

@@ -76,15 +76,18 @@ def make_reader(program):
     return read
 
 
-def restore_or_start(program, floats, key_data, manager):
-    """`(carry, number of updates done)` from the last checkpoint, or from the start."""
+def restore_or_start(program, floats, key_data, manager, earlier=None):
+    """`(carry, number of updates done)` from the last checkpoint, from `earlier`, or the start."""
     from onejit.envs import host  # not at the top: it starts JAX, which must be after `connect`
 
     host.close_all()  # left by an earlier slice
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
-    if not done:
+    if done:
+        carry = restore(manager, done, program)
+    elif earlier is not None:
+        carry, done = earlier(program)
+    else:
         return program.start(floats, jax.device_put(key_data, program.spread)), 0
-    carry = restore(manager, done, program)
     if holds(program.abstract["runner_state"], host.HostState):
         state = carry["runner_state"]
         carry["runner_state"] = with_new_episodes(program, state, floats, key_data, done)
@@ -111,6 +114,8 @@ def train_slice(
     manager,
     watch,
     *,
+    last_update: int | None = None,
+    earlier=None,
     interval: float = 60.0,
     save_last: bool = False,
     eval_interval: int = 0,
@@ -122,6 +127,8 @@ def train_slice(
 ):
     """Train a slice from its last checkpoint, or from the start, to the end. Returns its `carry`.
 
+    The end is the update `last_update` if that is given. `earlier(program)` returns the carry and
+    the number of its updates to start from, if the runs have been trained in other slices before.
     `floats` {name: [size]} and `key_data` [size, words] are NumPy arrays. `begin()` is called
     before the first update. After each chunk of about a second, process 0 calls
     `watch(first, last, metrics, returns)` with the metrics of updates [first, last), and with the
@@ -137,14 +144,15 @@ def train_slice(
         on_devices[name] = jax.device_put(np.asarray(values, np.float32), program.spread)
     floats = on_devices
 
-    carry, done = restore_or_start(program, floats, key_data, manager)
+    end = program.num_updates if last_update is None else last_update
+    carry, done = restore_or_start(program, floats, key_data, manager, earlier)
     read = make_reader(program)
     chunk = 1
     saved_at = time.perf_counter()
     begin()
-    while done < program.num_updates:
+    while done < end:
         begun = time.perf_counter()
-        last = min(done + chunk, program.num_updates)
+        last = min(done + chunk, end)
         if eval_interval:
             last = min(last, (done // eval_interval + 1) * eval_interval)
         trained = {name: carry[name] for name in ("runner_state", "metrics")}
@@ -166,10 +174,8 @@ def train_slice(
         done = last
         now = time.perf_counter()
         stop = latest(caught)
-        if done == program.num_updates:
-            due = save_last
-        else:
-            due = stop > 0 or 0 < interval <= now - saved_at
+        is_time = stop > 0 or 0 < interval <= now - saved_at
+        due = save_last if done == end else is_time
         chunk, due = agree([length_of_next_chunk(chunk, ended - begun), due])
         if due:
             if is_first():
@@ -178,6 +184,6 @@ def train_slice(
             if is_first():
                 after_save()
             saved_at = time.perf_counter()
-        if stop and done < program.num_updates:
+        if stop and done < end:
             raise Stopped(stop)
     return carry

@@ -2,7 +2,6 @@
 
 import numpy as np
 import scipy.special
-import scipy.stats
 from flax.traverse_util import flatten_dict
 
 RESAMPLES = 2000
@@ -21,10 +20,23 @@ def mean_return(metrics) -> np.ndarray:
         return totals.sum(axis=1) / episodes.sum(axis=1)
 
 
-def final_return(metrics) -> np.ndarray:
-    """Mean return of the episodes that ended in the last tenth of the updates: [num_seeds]."""
-    first = metrics["episodes"].shape[1] * 9 // 10
-    return mean_return({name: metrics[name][:, first:] for name in ("episodes", "episodic_return")})
+def final_stretch(num_updates: int, end: int) -> slice:
+    """The updates before `end`, as many as the last tenth of `num_updates` has."""
+    width = num_updates - num_updates * 9 // 10
+    return slice(max(0, end - width), end)
+
+
+def final_return(metrics, num_updates: int | None = None) -> np.ndarray:
+    """Mean return of the episodes that ended in the last tenth of the updates: [num_seeds].
+
+    `num_updates` are those of the whole training if it was stopped early. As many updates then
+    count as if it had not been.
+    """
+    end = metrics["episodes"].shape[1]
+    stretch = final_stretch(num_updates or end, end)
+    return mean_return(
+        {name: metrics[name][:, stretch] for name in ("episodes", "episodic_return")}
+    )
 
 
 def interquartile_mean(values, axis=0):
@@ -219,12 +231,14 @@ def probability_of_improvement(*samples):
     The first half of `samples` is X in each environment, the second half is Y. The Mann-Whitney U
     of an environment is the number of pairs that X wins, and is computed from ranks.
     """
+    from scipy.stats import rankdata  # takes a second to import, and only `compare` needs it
+
     half = len(samples) // 2
     won = []
     for x, y in zip(samples[:half], samples[half:], strict=True):
         n = x.shape[-1]
         m = y.shape[-1]
-        ranks = scipy.stats.rankdata(np.concatenate([x, y], axis=-1), axis=-1)[..., :n]
+        ranks = rankdata(np.concatenate([x, y], axis=-1), axis=-1)[..., :n]
         won.append((ranks.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
     return np.mean(won, axis=0)
 

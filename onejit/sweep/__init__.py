@@ -5,6 +5,7 @@
     onejit sweep ppo --lr log-uniform 1e-5 1e-2 --ent-coef uniform 0 0.05 --optuna tpe --samples 64
     onejit sweep path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
     onejit sweep --resume RUN_DIR
+    onejit sweep --merge RUN_DIR RUN_DIR ...
 
 The trials are a grid, a random search or chosen by Optuna. A hyperparameter with several values is
 swept over, and several such hyperparameters make a grid. A single value holds for all trials.
@@ -12,8 +13,10 @@ swept over, and several such hyperparameters make a grid. A single value holds f
 values of a float; each point of a grid gets the same draws. If a field holds several values, commas
 join the values of one trial: `--hidden-sizes 64,64 256,256`. All float fields share one program.
 Each combination of the other fields is a compile group of its own. With `--optuna`, each batch of
-`--batch` trials is proposed from the returns of the batches before it. `onejit sweep SCRIPT --help`
-lists all flags; docs/sweep.md describes the results.
+`--batch` trials is proposed from the returns of the batches before it. With `--halving ETA` only
+the best 1/ETA of the trials go on at each of several rungs. `--part I/N` trains some of the trials,
+and `--merge` joins the results of all parts. `--storage` shares a study of Optuna's between sweeps.
+`onejit sweep SCRIPT --help` lists all flags; docs/sweep.md describes the results.
 """
 
 import contextlib
@@ -32,8 +35,15 @@ from onejit.errors import (
 )
 from onejit.progress import progress_bar
 from onejit.signals import Stopped, catching_signals, stopping
-from onejit.sweep import execution, results, search
-from onejit.sweep.request import Group, Options, Request, ResumeOptions, make_groups, read_request
+from onejit.sweep import execution, halving, merge, results, search
+from onejit.sweep.request import (
+    Group,
+    Options,
+    Request,
+    ResumeOptions,
+    groups_of_part,
+    read_request,
+)
 from onejit.text import plural
 
 __all__ = ["Options", "ResumeOptions", "main", "read_request"]
@@ -50,15 +60,17 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     record = request.record
     num_trials = record["num_trials"]
     hosts.only_first(tracking.check_login, options.track)
-    groups = make_groups(request)
     if options.optuna:  # the trials are not known yet
         groups = [Group(request.config, list(range(num_trials)))]
-    steps_total = 0
+    else:
+        groups = groups_of_part(request)
     for group in groups:
         with naming_the_field(request.script, group.config):  # before anything is compiled
             request.script.make_learner(group.config)
-        num_runs = len(group.trials) * options.num_seeds
-        steps_total += run_directory.total_steps(group.config, num_runs)
+    if options.halving:
+        steps_total = halving.plan(request, groups)
+    else:
+        steps_total = sum(group.steps(len(group.trials) * options.num_seeds) for group in groups)
     record["steps_done"] = 0  # slices on disk are counted again
     record["steps_total"] = steps_total
     if is_new:
@@ -79,8 +91,14 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
         devices = plural(len(jax.devices()), "device")
         size = f"{plural(len(groups), 'compile group')} on {devices}"
         proposals = f", {options.batch} at a time by Optuna" if options.optuna else ""
+        if options.part:
+            trials += f", part {options.part} of {plural(len(request.trials), 'trial')},"
         print(f"{trials} in {size}{proposals}")
-    return search.propose_groups(request) if options.optuna else groups
+        if options.halving:
+            print(halving.describe(request, groups))
+    if options.optuna:
+        return search.propose_groups(request)
+    return halving.rungs(request, groups) if options.halving else groups
 
 
 def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, caught) -> None:
@@ -97,6 +115,9 @@ def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, cau
 def main(words) -> Path:
     """Sweep as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
+    if words[:1] == ["--merge"]:
+        with errors_in_one_line(TOOL):
+            return merge.main(words[1:])
     is_new = words[:1] != ["--resume"]
     with (
         stopping(TOOL, "nothing was started"),

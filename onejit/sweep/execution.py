@@ -10,14 +10,15 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save as as_safetensors
 
-from onejit import compilation, hosts, run_directory, slices, statistics, tracking
-from onejit.checkpoints import open_checkpoints
+from onejit import compilation, hosts, slices, statistics, tracking
+from onejit.checkpoints import damage_of, open_checkpoints
 from onejit.configs import plain
 from onejit.files import write
 from onejit.progress import count_restored
-from onejit.run_directory import steps_of, total_steps, write_record
+from onejit.run_directory import steps_of, timesteps_until, write_record
 from onejit.signals import Stopped
-from onejit.sweep.ranking import best_trials, rank_trials
+from onejit.sweep.gather import gather
+from onejit.sweep.ranking import best_trials, last_groups, rank_trials
 from onejit.sweep.request import Group, Request, config_of, float_names
 from onejit.sweep.slice_files import (
     DIVERGED,
@@ -30,6 +31,7 @@ from onejit.sweep.slice_files import (
     slice_name,
 )
 from onejit.sweep.values import show_values
+from onejit.text import plural
 
 
 def compile_group(request: Request, group: Group, number: int, progress) -> compilation.Program:
@@ -40,6 +42,7 @@ def compile_group(request: Request, group: Group, number: int, progress) -> comp
     floats = float_names(request)
     sizes = request.record["slices"]
     num_runs = len(group.trials) * request.options.num_seeds
+    all_updates = group.config.num_updates
     program, description = compilation.compile_slices(
         partial(compilation.compile_slice, request.script, group.config, floats),
         total=num_runs,
@@ -54,7 +57,11 @@ def compile_group(request: Request, group: Group, number: int, progress) -> comp
         trial = request.trials[group.trials[0]]
         static = {name: value for name, value in trial.items() if name not in floats}
         label = show_values(static) or "float fields only"
-        runs = f"{num_runs} runs of {group.config.num_updates} updates"
+        runs = f"{num_runs} runs of {all_updates} updates"
+        if request.options.halving:
+            label += f", rung {group.rung + 1}"
+            updates = f"updates {group.first_update} to {group.num_updates} of {all_updates}"
+            runs = f"{num_runs} runs, {updates},"
         progress.write(f"group {number} ({label}): {runs} in {description}", file=sys.stdout)
     return program
 
@@ -62,23 +69,30 @@ def compile_group(request: Request, group: Group, number: int, progress) -> comp
 def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> None:
     """Compile and train group by group. Raises ValueError, OSError, Stopped.
 
-    Consecutive groups with the same config share a program, as the batches of Optuna do.
+    Consecutive groups with the same config share a program, as the batches of Optuna do. Each rung
+    has its own.
     """
-    program = None
-    number = -1  # of the program
+    programs = {}  # {rung: program} of the config
+    numbers = {}  # {rung: number of the program} of the config
+    num_programs = 0
     sizes = request.record["slices"]
     for index, group in enumerate(groups):
-        if not request.groups or request.groups[-1].config != group.config:
-            program = None  # free its memory before the next one compiles
-            number += 1
+        if request.groups and request.groups[-1].config != group.config:
+            programs.clear()  # free their memory before the next one compiles
+            numbers.clear()
+        if group.rung not in numbers:
+            numbers[group.rung] = num_programs
+            num_programs += 1
+        number = numbers[group.rung]
         request.groups.append(group)
+        for trial in group.trials:
+            request.returns.pop(trial, None)  # of the rung before
         num_runs = len(group.trials) * request.options.num_seeds
-        files = finished_slices(request.run_dir, index)
-        done = hosts.agree([runs_of(file)[0] for file in files])
-        if program is None:
+        done = hosts.only_first(first_runs_done, request, group, index)
+        if group.rung not in programs:
             is_new = number == len(sizes)
             if is_new or set(range(0, num_runs, sizes[number])) - set(done):
-                program = compile_group(request, group, number, progress)
+                programs[group.rung] = compile_group(request, group, number, progress)
         for first in range(0, num_runs, sizes[number]):
             last = min(first + sizes[number], num_runs)
             name = slice_name(index, first, last)
@@ -89,17 +103,31 @@ def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> N
             if stop:
                 raise Stopped(stop)
             metrics, agent = train_slice(
-                request, group, program, first, last, name, progress, caught
+                request, group, programs[group.rung], first, last, name, progress, caught
             )
             hosts.only_first(finish_slice, request, group, metrics, agent, first, name, progress)
             del metrics, agent
+
+
+def first_runs_done(request: Request, group: Group, index: int) -> list[int]:
+    """The first run of each slice of a group that an earlier session has trained.
+
+    A slice whose trials may go on is only done if its last checkpoint is intact.
+    """
+    done = []
+    for file in finished_slices(request.run_dir, index):
+        checkpoints = request.run_dir / "unfinished" / file.stem
+        is_needed = group.num_updates < group.config.num_updates and checkpoints.is_dir()
+        if not is_needed or not damage_of(checkpoints / str(group.num_updates)):
+            done.append(runs_of(file)[0])
+    return done
 
 
 def count_finished_slice(
     request: Request, group: Group, first: int, last: int, name: str, progress
 ) -> None:
     """Count a slice that an earlier session has trained."""
-    count(request, progress, total_steps(group.config, last - first), restored=True)
+    count(request, progress, group.steps(last - first), restored=True)
     file = request.run_dir / "slices" / f"{name}.npz"
     stored = read_slice(file, [FINAL_RETURN])
     note_returns(request, group, first, stored[FINAL_RETURN])
@@ -133,17 +161,27 @@ def train_slice(
 
     def watch(first_update, last_update, metrics, _):
         returns = statistics.mean_return(metrics)[: last - first]
+        notes = []
+        if options.halving:
+            notes.append(f"rung {group.rung + 1}, {plural(len(group.trials), 'trial')}")
         if not np.isnan(returns).all():
-            note = f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}"
-            progress.set_postfix_str(note, refresh=False)
+            notes.append(f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}")
+        progress.set_postfix_str(", ".join(notes), refresh=False)
         count(request, progress, (last_update - first_update) * steps)
+
+    earlier = None
+    if group.before is not None:
+        position = {trial: i for i, trial in enumerate(request.groups[group.before].trials)}
+        wanted = np.array([position[trial] for trial in trials]) * options.num_seeds
+        wanted += run % options.num_seeds
+        earlier = partial(gather, request.run_dir, group.before, group.first_update, wanted)
 
     with open_checkpoints(request.run_dir / "unfinished" / name, keep=2) as manager:
         done = manager.latest_step() or 0
         if done:
-            count(request, progress, done * steps, restored=True)
+            count(request, progress, (done - group.first_update) * steps, restored=True)
             if hosts.is_first():
-                updates = f"{done} of {program.num_updates} updates of the next slice"
+                updates = f"{done} of {group.num_updates} updates of the next slice"
                 progress.write(f"resume: {updates} are done", file=sys.stdout)
         carry = slices.train_slice(
             program,
@@ -151,7 +189,10 @@ def train_slice(
             keys,
             manager,
             watch,
+            last_update=group.num_updates,
+            earlier=earlier,
             interval=options.checkpoint_interval,
+            save_last=group.num_updates < program.num_updates,  # for the next rung
             begin=progress.unpause,
             before_save=partial(write_record, request.run_dir, request.record),
             caught=caught,
@@ -159,6 +200,7 @@ def train_slice(
         )
     arrays = hosts.fetch((carry["metrics"], carry["runner_state"].agent))
     metrics, agent = jax.tree.map(lambda leaf: leaf[: last - first], arrays)
+    metrics = {name: values[:, : group.num_updates] for name, values in metrics.items()}
     return metrics, agent
 
 
@@ -170,7 +212,7 @@ def finish_slice(
     Raises OSError.
     """
     folder = request.run_dir / "slices"
-    final = statistics.final_return(metrics)
+    final = statistics.final_return(metrics, group.config.num_updates)
     not_finite = first_not_finite(metrics)
     lost = statistics.diverged(agent)
     good = (not_finite < 0) & ~lost
@@ -181,7 +223,7 @@ def finish_slice(
         values = show_values(request.trials[trial])
         progress.write(f"not finite: trial {trial} ({values})", file=sys.stderr)
     for trial in note_returns(request, group, first, returns):
-        track(request, trial)
+        track(request, group, trial)
 
     if request.options.keep:
         flat = {}
@@ -190,7 +232,8 @@ def finish_slice(
         write(folder / f"{name}.safetensors", lambda file: file.write(as_safetensors(flat)))
     of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
     write(folder / f"{name}.npz", partial(np.savez, **metrics, **of_runs))
-    shutil.rmtree(request.run_dir / "unfinished" / name)
+    if group.num_updates == group.config.num_updates:
+        shutil.rmtree(request.run_dir / "unfinished" / name)
     write_record(request.run_dir, request.record)
     delete_agents_of_worse_trials(request)
 
@@ -202,13 +245,16 @@ def delete_agents_of_worse_trials(request: Request) -> None:
     for trials in rank_trials(request).values():
         finished.update(trials)
     worse = finished.difference(best_trials(request))
+    last_group = last_groups(request)
     for file in (request.run_dir / "slices").glob("*.safetensors"):
-        if group_of(file) >= len(request.groups):
+        number = group_of(file)
+        if number >= len(request.groups):
             continue
         first, last = runs_of(file)
-        trials = request.groups[group_of(file)].trials
+        trials = request.groups[number].trials
         trials = trials[first // num_seeds : -(-last // num_seeds)]
-        if worse.issuperset(trials):
+        continued = {trial for trial in finished if last_group[trial] > number}
+        if (worse | continued).issuperset(trials):
             file.unlink()
 
 
@@ -229,19 +275,18 @@ def note_returns(request: Request, group: Group, first: int, returns) -> list[in
     return ended
 
 
-def track(request: Request, trial: int) -> None:
-    """Track a trial as a run of TensorBoard or W&B. Raises OSError."""
+def track(request: Request, group: Group, trial: int) -> None:
+    """Track a trial as a run of TensorBoard or W&B, with a point for each rung. Raises OSError."""
     config = config_of(request, trial)
     record = request.record | {"settings": request.record["settings"] | plain(config)}
     name = f"trial-{trial}"
-    tracker = tracking.open_tracker(request.options.track, request.run_dir, record, name, 0)
+    done = timesteps_until(config, group.first_update) if group.first_update else 0
+    tracker = tracking.open_tracker(request.options.track, request.run_dir, record, name, done)
     values = tracking.returns_over_seeds("final_return", request.returns[trial])
     for field, value in request.trials[trial].items():
         if isinstance(value, (int, float)):
             values[f"hyperparameters/{field}"] = value
-    warmup_timesteps = getattr(config, "warmup_timesteps", 0)
-    steps = warmup_timesteps + run_directory.total_steps(config, num_seeds=1)
-    tracker.log(steps, tracking.only_finite(values))
+    tracker.log(timesteps_until(config, group.num_updates), tracking.only_finite(values))
     tracker.close()
 
 

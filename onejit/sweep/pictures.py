@@ -1,7 +1,9 @@
 """Figures of a sweep. `ranked` holds the results of an environment's trials, best first."""
 
 import math
+from collections import Counter
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -9,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from onejit import statistics
 from onejit.learning_curve import learning_curve
 from onejit.sweep.values import show_value, show_values
+from onejit.text import plural
 
 
 def interval_over_trials(returns: np.ndarray) -> list:
@@ -52,6 +55,49 @@ def draw_curves(ranked: list, title: str, file) -> None:
     figure.savefig(file, format="png", dpi=150)
 
 
+def draw_rungs(ranked: list, title: str, file) -> None:
+    """Return over steps of all trials, up to the rung where each of them stopped.
+
+    A curve is the mean over the seeds that ended an episode. The winner is drawn thick.
+    """
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    colors = matplotlib.colormaps["viridis_r"]
+    most = max(result.rung for result in ranked)
+    ends = {}  # {rung: steps at its end}
+    counts = Counter(result.rung for result in ranked)
+    for result in reversed(ranked):
+        steps, returns = learning_curve(result.config, result.metrics, points=50)
+        ends[result.rung] = steps[-1]
+        finite = np.isfinite(returns)
+        with np.errstate(invalid="ignore"):  # where no episode has ended
+            mean = np.where(finite, returns, 0.0).sum(axis=0) / finite.sum(axis=0)
+        is_best = result is ranked[0]
+        axes.plot(
+            steps,
+            mean,
+            color=colors(result.rung / most),
+            linewidth=3 if is_best else 1,
+            marker="." if len(steps) == 1 else None,
+            label=show_values(result.values) if is_best else None,
+        )
+    trials = 0
+    for rung, end in sorted(ends.items(), reverse=True):
+        trials += counts[rung]
+        axes.axvline(end, color="0.7", linestyle=":", zorder=0)
+        at_the_top = axes.get_xaxis_transform()
+        text = plural(trials, "trial")
+        axes.text(end, 1.01, text, transform=at_the_top, ha="right", fontsize="small")
+    axes.set_title(title, pad=20)
+    axes.set(
+        xscale="log",
+        xlabel="environment steps per agent",
+        ylabel="return of the episodes that ended",
+    )
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(file, format="png", dpi=150)
+
+
 def place(axes, which: str, name: str, values: list, as_numbers: bool = True) -> np.ndarray:
     """Set up the axis "x" or "y", and return the positions of values.
 
@@ -80,15 +126,20 @@ def draw_returns_of_field(axes, ranked: list, name: str, is_only_field: bool) ->
     means = np.array([result.interquartile_mean for result in ranked])
     returns = np.stack([result.returns for result in ranked])
     finite = np.isfinite(means)
+    rungs = sorted({result.rung for result in ranked})  # [None] without `--halving`
     where = place(axes, "x", name, [result.values[name] for result in ranked])
-    style = {"color": "tab:blue", "alpha": 0.5, "markersize": 4}
-    axes.plot(where[finite], means[finite], "o", label="trial", **style)
+    style = {"alpha": 0.5, "markersize": 4}
+    for rung in rungs:
+        shown = finite & np.array([result.rung == rung for result in ranked])
+        label = "trial" if rung is None else f"trial of rung {rung}"
+        axes.plot(where[shown], means[shown], "o", label=label, **style)
     lost = where[~finite]
     if len(lost):
         at_the_bottom = axes.get_xaxis_transform()
         axes.plot(lost, 0.0 * lost, "rx", transform=at_the_bottom, label="not finite")
     points = np.unique(where)
-    if len(points) < len(where) or is_only_field:
+    are_comparable = len(rungs) == 1
+    if are_comparable and (len(points) < len(where) or is_only_field):
         numbers = np.array([interval_over_trials(returns[where == point]) for point in points])
         center, low, high = without_infinite(numbers).T
         margins = (center - low, high - center)

@@ -8,19 +8,39 @@ from onejit.run_directory import task_of
 from onejit.sweep.request import Request, config_of
 
 
+def last_groups(request: Request) -> dict[int, int]:
+    """`{trial: number of the last group that has trained it}`."""
+    last = {}
+    for number, group in enumerate(request.groups):
+        last |= dict.fromkeys(group.trials, number)
+    return last
+
+
+def sort_trials(request: Request, trials: list[int]) -> list[int]:
+    """Finished trials of an environment, best first.
+
+    Trials without a finite return come last. Other trials are sorted by the rung that they have
+    reached with `--halving`, and then by their return.
+    """
+    last_group = last_groups(request)
+
+    def rank(trial):
+        mean = statistics.interquartile_mean(request.returns[trial])
+        rung = request.groups[last_group[trial]].rung
+        return not np.isfinite(mean), -rung, -mean, trial
+
+    return sorted(trials, key=rank)
+
+
 def rank_trials(request: Request) -> dict[str, list[int]]:
     """The finished trials of each environment, best first."""
-    places = {}
+    ranks = {}
     for trial, returns in sorted(request.returns.items()):
         if np.isnan(returns).any():
             continue
         task = task_of(plain(config_of(request, trial)))
-        place = (-statistics.interquartile_mean(returns), trial)
-        places.setdefault(task, []).append(place)
-    ranks = {}
-    for task, of_task in places.items():
-        ranks[task] = [trial for _, trial in sorted(of_task)]
-    return ranks
+        ranks.setdefault(task, []).append(trial)
+    return {task: sort_trials(request, of_task) for task, of_task in ranks.items()}
 
 
 def best_trials(request: Request) -> list[int]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,7 +29,18 @@ class Options:
     samples: int | None = None  # number of draws of the fields with a distribution
     # sampler of Optuna that proposes the samples
     optuna: Literal["tpe", "cmaes", "random"] | None = None
+    # file, or URL of a database, with a study of Optuna's that several sweeps share
+    storage: str | None = None
     batch: int = 8  # number of trials that Optuna proposes at a time, and that train together
+    # share of the trials to train, such as 1/4; --merge joins the results of all shares
+    part: str | None = None
+    # successive halving: the best 1/HALVING of the trials of a rung go on to the next rung
+    halving: int | None = None
+    # number of rungs of --halving; the last one has all timesteps, and each other rung 1/HALVING of
+    # those of the rung after it; by default as many rungs as the number of trials allows
+    rungs: int | None = None
+    # timesteps of an agent in the first rung of --halving, instead of --rungs
+    first_rung: int | None = None
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
     # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-PID by default
     run_dir: Path | None = None
@@ -53,10 +65,27 @@ class ResumeOptions:
 
 
 class Group(NamedTuple):
-    """Trials that train in one program, because they differ only in float fields."""
+    """Trials that train in one program, because they differ only in float fields.
+
+    With `--halving` they train from the end of the rung before to the end of this rung.
+    """
 
     config: Any
     trials: list[int]
+    rung: int = 0
+    first_update: int = 0
+    last_update: int | None = None  # the update that ends the rung; None for all updates
+    before: int | None = None  # number of the group that trained them up to `first_update`
+
+    @property
+    def num_updates(self) -> int:
+        return self.config.num_updates if self.last_update is None else self.last_update
+
+    def steps(self, num_runs: int) -> int:
+        """Environment steps of so many runs, without the warm-up."""
+        return (
+            num_runs * (self.num_updates - self.first_update) * run_directory.steps_of(self.config)
+        )
 
 
 class Request(NamedTuple):
@@ -125,6 +154,7 @@ def check_options(script, swept: dict[str, list[str]], options: Options) -> None
         raise ValueError(
             f"samples = {options.samples}: needs a field to draw, with {kinds}, or --optuna"
         )
+    check_halving(swept, options)
     check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna, ()))
     check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
     if options.optuna == "cmaes" and len(drawn) < 2:
@@ -133,12 +163,63 @@ def check_options(script, swept: dict[str, list[str]], options: Options) -> None
         )
     if options.batch != Options.batch and not options.optuna:
         raise ValueError(f"batch = {options.batch}: goes with --optuna")
+    if options.storage is not None and not options.optuna:
+        raise ValueError(f"storage = {options.storage}: goes with --optuna")
+    if options.storage == "":
+        raise ValueError("storage: needs a file or the URL of a database")
     if options.optuna:
         for name in swept:
             if not is_float(script, name):
                 raise ValueError(
                     f"{name}: is not a float field; Optuna can only choose values of float fields"
                 )
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """`(I, N)` of "I/N". Raises ValueError."""
+    first, slash, second = text.partition("/")
+    if not (slash and first.isdecimal() and second.isdecimal()):
+        raise ValueError(f"part = {text}: must be I/N, such as 1/4")
+    part = int(first)
+    parts = int(second)
+    if not 1 <= part <= parts:
+        raise ValueError(f"part = {text}: must be one of 1/{parts} to {parts}/{parts}")
+    return part, parts
+
+
+def check_part(num_trials: int, options: Options) -> None:
+    """Raise ValueError if there is no such part."""
+    if options.part is None:
+        return
+    _, parts = read_part(options.part)
+    if options.optuna:
+        raise ValueError(f"part = {options.part}: does not go with --optuna; --storage does")
+    if options.halving:
+        raise ValueError(
+            f"part = {options.part}: does not go with --halving, which compares all trials"
+        )
+    if parts > num_trials:
+        raise ValueError(f"part = {options.part}: there are only {num_trials} trials")
+
+
+def check_halving(swept: dict[str, list[str]], options: Options) -> None:
+    """Raise ValueError if options of --halving do not fit together."""
+    for name in ("rungs", "first_rung"):
+        value = getattr(options, name)
+        if value is not None and options.halving is None:
+            raise ValueError(f"{name} = {value}: goes with --halving")
+    if options.halving is None:
+        return
+    if options.halving < 2:
+        raise ValueError(f"halving = {options.halving}: must be at least 2")
+    if options.rungs is not None and options.rungs < 2:
+        raise ValueError(f"rungs = {options.rungs}: must be at least 2")
+    if options.rungs is not None and options.first_rung is not None:
+        raise ValueError(f"first_rung = {options.first_rung}: does not go with --rungs")
+    if "total_timesteps" in swept:
+        raise ValueError(
+            "total_timesteps: cannot be swept with --halving, which compares trials at equal steps"
+        )
 
 
 def read_request(
@@ -185,6 +266,7 @@ def make_request(script, words: list[str], description: str) -> Request:
     trials = []
     if not options.optuna:
         trials = make_trials(script, swept, options.samples, options.seed)
+    check_part(len(trials), options)
     record = {"words": join_flags(split_flags(words))}
     return Request(script, config, options, options.run_dir, swept, trials, record, [], {})
 
@@ -199,7 +281,13 @@ def begin_record(request: Request, command: list[str]) -> Request:
     record = run_directory.make_record("sweep", script, request.config, options, command)
     record |= request.record
     record["slices"] = []
-    record["num_trials"] = options.samples if options.optuna else len(request.trials)
+    if options.storage:
+        record["owner"] = hosts.agree(uuid.uuid4().hex)
+        record["numbers"] = []  # of the trials in the study
+    if options.optuna:
+        record["num_trials"] = options.samples
+    else:
+        record["num_trials"] = sum(len(group.trials) for group in groups_of_part(request))
     return request._replace(run_dir=run_dir, record=record)
 
 
@@ -225,3 +313,24 @@ def make_groups(request: Request) -> list[Group]:
             groups[key] = Group(dataclasses.replace(request.config, **static), [])
         groups[key].trials.append(index)
     return list(groups.values())
+
+
+def groups_of_part(request: Request) -> list[Group]:
+    """The groups of the trials to train: of all trials, or of a share of them with `--part`.
+
+    A share is a range of the trials in the order of their groups, and therefore has few groups.
+    """
+    groups = make_groups(request)
+    if request.options.part is None:
+        return groups
+    part, parts = read_part(request.options.part)
+    number = len(request.trials)
+    share = range(number * (part - 1) // parts, number * part // parts)
+    begin = 0  # of the group
+    mine = []
+    for group in groups:
+        trials = [trial for i, trial in enumerate(group.trials, start=begin) if i in share]
+        if trials:
+            mine.append(group._replace(trials=trials))
+        begin += len(group.trials)
+    return mine

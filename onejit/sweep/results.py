@@ -15,10 +15,10 @@ from flax.traverse_util import unflatten_dict
 
 from onejit import local_modules, run_directory, statistics, train
 from onejit.configs import plain, write_config
-from onejit.files import write, write_picture
+from onejit.files import reading, write, write_picture
 from onejit.run_directory import OF_THE_TASK, steps_of, write_record
 from onejit.sweep import pictures
-from onejit.sweep.ranking import best_trials, rank_trials
+from onejit.sweep.ranking import best_trials, last_groups, rank_trials
 from onejit.sweep.request import Request, config_of
 from onejit.sweep.slice_files import (
     DIVERGED,
@@ -32,6 +32,7 @@ from onejit.sweep.values import show_value
 from onejit.text import align
 
 MOST_LINES = 22  # of a table that is printed
+OF_TRIALS = ("warmup_timesteps", "steps_per_update")  # arrays [trials] in metrics.npz
 # of a sweep's record, in the records of its trials
 KEPT = ("command", "started", "device", "versions", "commit", "sha256", "folders", "modules")
 
@@ -50,6 +51,7 @@ class Result(NamedTuple):
     interquartile_mean: float
     low: float  # end of its 95 % interval, NaN for one seed
     high: float  # the other end
+    rung: int | None = None  # the last rung of `--halving` that it has trained, from 1
 
     def mean_of_finite(self) -> float:
         """Mean return of the finite seeds, or -inf."""
@@ -62,32 +64,34 @@ class Result(NamedTuple):
         return float(finite.min()) if len(finite) else -np.inf
 
 
-def collect(request: Request) -> list[dict]:
-    """All arrays of each trial's slices: {name: [seeds, ...]}.
+def collect(request: Request) -> dict[int, dict]:
+    """All arrays of each trial's slices, in the order of trials: `{trial: {name: [seeds, ...]}}`.
 
     Raises OSError if a file cannot be read.
     """
     seeds = request.options.num_seeds
-    trials = [None] * len(request.trials)
+    trials = {}
     for number, group in enumerate(request.groups):
         parts = [read_slice(file) for file in finished_slices(request.run_dir, number)]
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         for position, trial in enumerate(group.trials):
             rows = slice(position * seeds, (position + 1) * seeds)
             trials[trial] = {name: values[rows] for name, values in whole.items()}
-    return trials
+    return dict(sorted(trials.items()))
 
 
-def make_results(request: Request, arrays: list[dict]) -> list[Result]:
-    """Results in the order of trials, from the arrays of `collect`.
+def make_results(request: Request, arrays: dict[int, dict]) -> list[Result]:
+    """Results in the order of `arrays`, which are as those of `collect`.
 
     Seeds are drawn jointly for the intervals: all trials share keys.
     """
-    returns = np.stack([of_trial[FINAL_RETURN] for of_trial in arrays], axis=1)
+    last_group = last_groups(request)
+    returns = np.stack([of_trial[FINAL_RETURN] for of_trial in arrays.values()], axis=1)
     means, lows, highs = statistics.interval(returns)
     results = []
-    for trial, values in enumerate(request.trials):
-        metrics = dict(arrays[trial])
+    for position, (trial, of_trial) in enumerate(arrays.items()):
+        metrics = dict(of_trial)
+        values = request.trials[trial]
         result = Result(
             trial=trial,
             config=config_of(request, trial),
@@ -96,9 +100,10 @@ def make_results(request: Request, arrays: list[dict]) -> list[Result]:
             not_finite=metrics.pop(FIRST_NOT_FINITE),
             diverged=metrics.pop(DIVERGED),
             metrics=metrics,
-            interquartile_mean=float(means[trial]),
-            low=float(lows[trial]),
-            high=float(highs[trial]),
+            interquartile_mean=float(means[position]),
+            low=float(lows[position]),
+            high=float(highs[position]),
+            rung=request.groups[last_group[trial]].rung + 1 if request.options.halving else None,
         )
         results.append(result)
     return results
@@ -109,6 +114,9 @@ def make_results(request: Request, arrays: list[dict]) -> list[Result]:
 
 def make_table(ranked: list[Result]) -> list[str]:
     titles = ["interquartile mean", "95 % interval", "mean", "worst seed", "seeds"]
+    has_rungs = ranked[0].rung is not None
+    if has_rungs:
+        titles.append("rung")
     rows = [["trial", *ranked[0].values, *titles]]
     for result in ranked:
         seeds = len(result.returns)
@@ -125,6 +133,8 @@ def make_table(ranked: list[Result]) -> list[str]:
             show_value(result.worst_of_finite()),
             str(seeds) if finite == seeds else f"{finite} of {seeds} finite",
         ]
+        if has_rungs:
+            row.append(str(result.rung))
         rows.append(row)
     return align(rows).split("\n")
 
@@ -138,6 +148,11 @@ def make_csv(request: Request, results: list[Result]) -> str:
     rows = csv.writer(text, lineterminator="\n")
     of_seed = ["seed", "final_return", "first_update_not_finite", "diverged"]
     of_trial = ["trial_interquartile_mean", "trial_mean", "trial_worst"]
+    rank = {}
+    if request.options.halving:
+        of_trial += ["trial_rung", "trial_updates", "trial_rank"]
+        for trials in rank_trials(request).values():
+            rank |= {trial: place for place, trial in enumerate(trials, start=1)}
     rows.writerow(["trial", *request.swept, *of_seed, *of_trial])
     for result in results:
         values = []
@@ -156,8 +171,20 @@ def make_csv(request: Request, results: list[Result]) -> str:
                 result.mean_of_finite(),
                 result.worst_of_finite(),
             ]
+            if result.rung is not None:
+                num_updates = result.metrics["episodes"].shape[1]
+                row += [result.rung, num_updates, rank[result.trial]]
             rows.writerow(row)
     return text.getvalue()
+
+
+def read_csv(path: Path) -> dict[int, list[dict]]:
+    """The rows of each trial in results.csv, in the order of the file. Raises ValueError."""
+    trials = {}
+    with reading(path), path.open() as file:
+        for row in csv.DictReader(file):
+            trials.setdefault(int(row["trial"]), []).append(row)
+    return trials
 
 
 # --- files ---
@@ -188,7 +215,7 @@ def stack_metrics(metrics: list[dict]) -> dict:
     return stacked
 
 
-def keep_agents(request: Request, results: list[Result]) -> None:
+def keep_agents(request: Request, results: dict[int, Result]) -> None:
     """Write a directory for each of the best trials, like a run of `onejit train`.
 
     Raises OSError.
@@ -201,7 +228,7 @@ def keep_agents(request: Request, results: list[Result]) -> None:
 def keep_agents_of(request: Request, result: Result) -> None:
     trial = result.trial
     seeds = request.options.num_seeds
-    number = next(i for i, group in enumerate(request.groups) if trial in group.trials)
+    number = last_groups(request)[trial]
     first = request.groups[number].trials.index(trial) * seeds
     agents = read_agents(request.run_dir, number, range(first, first + seeds))
 
@@ -209,6 +236,9 @@ def keep_agents_of(request: Request, result: Result) -> None:
     record["kind"] = "trial"
     record["settings"] = request.record["settings"] | plain(result.config)
     record["trial"] = trial
+    if result.rung is not None:
+        record["rung"] = result.rung
+        record["num_updates"] = result.metrics["episodes"].shape[1]
     record["path"] = str(request.run_dir / Path(request.script.__file__).name)
 
     run_dir = request.run_dir / "agents" / f"trial-{trial}"
@@ -228,28 +258,32 @@ def write_pictures(request: Request, ranked: list[Result], task: str, suffix: st
     script_name = Path(request.script.__file__).stem
     title = f"{script_name} on {task}, {request.options.num_seeds} seeds each"
     drawn = {"learning_curves": partial(pictures.draw_curves, ranked[:5])}
+    if request.options.halving:
+        drawn["halving"] = partial(pictures.draw_rungs, ranked)
     if len(ranked) > 1:
         drawn["final_return"] = partial(pictures.draw_returns, ranked)
-    if len(ranked[0].values) == 2:
+    if len(ranked[0].values) == 2 and not request.options.halving:
         drawn["heat_map"] = partial(pictures.draw_heat_map, ranked)
     for name, draw in drawn.items():
         write_picture(request.run_dir / f"{name}{suffix}.png", partial(draw, title))
 
 
-def write_results(request: Request) -> bool:
+def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[str]]:
     """Write a ranking of the trials for each environment, all other results, then the pictures.
 
-    Returns whether a seed of any trial is left that has not diverged. Raises OSError.
+    `arrays` are as those of `collect`. `keep(request, {trial: result})` writes agents. Returns the
+    tables. Raises OSError.
     """
     run_dir = request.run_dir
-    results = make_results(request, collect(request))
+    results = make_results(request, arrays)
+    of_trial = {result.trial: result for result in results}
     write(run_dir / "results.csv", make_csv(request, results))
 
     ranks = rank_trials(request)
     tables = []
     pictured = {}  # {suffix of the files: (environment, its results)}
     for task, trials in ranks.items():
-        ranked = [results[trial] for trial in trials]
+        ranked = [of_trial[trial] for trial in trials]
         table = make_table(ranked)
         suffix = ""
         if len(ranks) > 1:
@@ -262,7 +296,7 @@ def write_results(request: Request) -> bool:
     lines = [line for table in tables for line in table]
     write(run_dir / "table.txt", "\n".join(lines) + "\n")
 
-    keep_agents(request, results)
+    keep(request, of_trial)
     metrics = stack_metrics([result.metrics for result in results])
     configs = [result.config for result in results]
     metrics["warmup_timesteps"] = [getattr(config, "warmup_timesteps", 0) for config in configs]
@@ -273,11 +307,26 @@ def write_results(request: Request) -> bool:
 
     request.record["finished"] = run_directory.now()
     write_record(run_dir, request.record)
-    for name in ("slices", "unfinished"):
-        shutil.rmtree(run_dir / name, ignore_errors=True)
+    return tables
+
+
+def show_tables(tables: list[list[str]], run_dir: Path) -> None:
     for table in tables:
         print("\n".join(table[:MOST_LINES]))
         if len(table) > MOST_LINES:
             print(f"... {len(table) - MOST_LINES} more in {run_dir / 'table.txt'}")
     print(f"results in {run_dir}")
-    return not all(result.diverged.all() for result in results)
+
+
+def write_results(request: Request) -> bool:
+    """Write and show all results, and delete what is in parts.
+
+    Returns whether a seed of any trial is left that has not diverged. Raises OSError.
+    """
+    run_dir = request.run_dir
+    arrays = collect(request)
+    tables = write_files(request, arrays, keep_agents)
+    for name in ("slices", "unfinished"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    show_tables(tables, run_dir)
+    return not all(of_trial[DIVERGED].all() for of_trial in arrays.values())

@@ -1,7 +1,12 @@
 """Trials that Optuna proposes, batch by batch."""
 
+import contextlib
+import warnings
+
 from onejit import statistics
 from onejit.hosts import is_first, only_first
+from onejit.sweep import halving, storage
+from onejit.sweep.ranking import last_groups
 from onejit.sweep.request import Group, Request
 from onejit.sweep.values import DISTRIBUTIONS, read_distribution, read_values
 
@@ -11,16 +16,24 @@ def make_study(request: Request):
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     options = request.options
+    seed = storage.seed_of(request) if options.storage else options.seed
     if options.optuna == "tpe":
         # constant_liar spreads out the trials of a batch
-        sampler = optuna.samplers.TPESampler(seed=options.seed, constant_liar=True)
+        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     elif options.optuna == "cmaes":
-        sampler = optuna.samplers.CmaEsSampler(
-            seed=options.seed, popsize=max(4, options.batch), warn_independent_sampling=False
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.CmaEsSampler(
+                seed=seed,
+                popsize=max(4, options.batch),
+                warn_independent_sampling=False,
+                consider_pruned_trials=options.halving is not None,
+            )
     else:
-        sampler = optuna.samplers.RandomSampler(seed=options.seed)
-    return optuna.create_study(direction="maximize", sampler=sampler)
+        sampler = optuna.samplers.RandomSampler(seed=seed)
+    if not options.storage:
+        return optuna.create_study(direction="maximize", sampler=sampler)
+    return storage.open_study(request, sampler)
 
 
 def is_mirrored(request: Request, name: str) -> bool:
@@ -45,40 +58,80 @@ def make_space(request: Request) -> dict:
     return space
 
 
-def ask(request: Request, study, space: dict, size: int) -> list[dict]:
-    """The values of `size` new trials."""
-    proposals = [study.ask(space).params for _ in range(size)]
+def ask(request: Request, studies: list, space: dict, size: int, asked: list) -> list[dict]:
+    """The values of `size` new trials. Adds Optuna's trials to `asked`."""
+    (study,) = studies
+    if request.options.storage:
+        storage.fail_expired(study)
+    proposals = [study.ask(space) for _ in range(size)]
+    asked += proposals
+    if request.options.storage:
+        storage.own(request, proposals)
     trials = []
-    for params in proposals:
+    for proposal in proposals:
         trial = {}
         for name in space:
-            trial[name] = 1.0 - params[name] if is_mirrored(request, name) else params[name]
+            value = proposal.params[name]
+            trial[name] = 1.0 - value if is_mirrored(request, name) else value
         trials.append(trial)
     return trials
+
+
+def tell(request: Request, study, index: int, proposal) -> None:
+    """Tell Optuna the result of a trial. A trial without a finite result counts as the worst.
+
+    `proposal` is Optuna's trial, or None if an earlier session has asked for it.
+    """
+    import optuna
+
+    value = float(statistics.interquartile_mean(request.returns[index]))
+    group = request.groups[last_groups(request)[index]]
+    is_stopped = group.num_updates < group.config.num_updates
+    if request.options.storage:
+        number = request.record["numbers"][index]
+        if proposal is None or not storage.is_running(study, number):
+            stopped_at = group.num_updates if is_stopped else None
+            storage.tell_again(study, number, value, stopped_at)
+            return
+    if is_stopped:
+        proposal.report(value, step=group.num_updates)
+        study.tell(proposal, state=optuna.trial.TrialState.PRUNED)
+    else:
+        study.tell(proposal, value)
 
 
 def propose_groups(request: Request):
     """Groups of `batch` trials, which Optuna proposes from earlier returns.
 
-    A resumed sweep repeats the proposals.
+    With `--halving` a batch is a bracket. A resumed sweep repeats the proposals; with `--storage`
+    it remembers them, because Optuna has seen other results meanwhile.
     """
     options = request.options
     trials = request.trials
     known = request.record.setdefault("proposed", [])
-    study = make_study(request) if is_first() else None
+    studies = []  # the study, on process 0
+    asked = []  # Optuna's trials, on process 0
+    only_first(lambda: studies.append(make_study(request)))
     space = make_space(request) if is_first() else {}
-    while len(trials) < options.samples:
-        first = len(trials)
-        size = min(options.batch, options.samples - first)
-        trials.extend(only_first(ask, request, study, space, size))
-        last = len(trials)
-        if known[first:last] not in ([], trials[first:]):
-            raise ValueError(
-                "resume: Optuna proposes other trials than before; has its version changed?"
-            )
-        known[first:last] = trials[first:]
-        yield Group(request.config, list(range(first, last)))
-        if is_first():
-            for index in range(first, last):
-                value = statistics.interquartile_mean(request.returns[index])
-                study.tell(index, float(value))  # -inf ranks last
+    with contextlib.ExitStack() as until_the_end:
+        if is_first() and options.storage:
+            until_the_end.enter_context(storage.holding_lease(*studies, request.record["owner"]))
+        while len(trials) < options.samples:
+            first = len(trials)
+            size = min(options.batch, options.samples - first)
+            if options.storage and known[first:]:
+                trials.extend(known[first : first + size])
+                asked += [None] * size
+            else:
+                trials.extend(only_first(ask, request, studies, space, size, asked))
+            last = len(trials)
+            if known[first:last] not in ([], trials[first:]):
+                raise ValueError(
+                    "resume: Optuna proposes other trials than before; has its version changed?"
+                )
+            known[first:last] = trials[first:]
+            group = Group(request.config, list(range(first, last)))
+            yield from halving.rungs(request, [group]) if options.halving else [group]
+            if is_first():
+                for index in range(first, last):
+                    tell(request, *studies, index, asked[index])

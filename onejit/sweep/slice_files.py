@@ -1,7 +1,8 @@
 """Files of a sweep that has not finished: the metrics and agents of complete slices.
 
 The file `slices/GROUP-FIRST-LAST.npz` has the metrics of the runs [FIRST, LAST) of a group, and the
-arrays OF_RUNS. The file `.safetensors` of the same name has the agents.
+arrays OF_RUNS. The file `.safetensors` of the same name has the agents. The folder
+`unfinished/GROUP-FIRST-LAST` has the checkpoints of these runs.
 """
 
 from pathlib import Path
@@ -32,6 +33,11 @@ def group_of(file: Path) -> int:
 def finished_slices(run_dir: Path, group: int) -> list[Path]:
     """The files of complete slices of a group, in the order of runs."""
     return sorted((run_dir / "slices").glob(f"{group}-*.npz"))
+
+
+def checkpoints_of(run_dir: Path, group: int) -> list[Path]:
+    """The folders of checkpoints of a group, in the order of runs."""
+    return sorted((run_dir / "unfinished").glob(f"{group}-*"))
 
 
 def read_slice(file: Path, names=None) -> dict:

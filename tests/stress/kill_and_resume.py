@@ -1,6 +1,7 @@
 """Kill a run at random moments, resume it, and compare its end with a run left alone.
 
     python tests/stress/kill_and_resume.py sweep      # onejit sweep, in slices
+    python tests/stress/kill_and_resume.py halving    # onejit sweep --halving, three rungs
     python tests/stress/kill_and_resume.py train      # onejit train, in slices
     python tests/stress/kill_and_resume.py module     # onejit train, an environment of one's own
 
@@ -39,6 +40,19 @@ COMMANDS = {
         "0.3",
         "0.5",
         "--num-seeds=4",
+    ],
+    "halving": [
+        "-m",
+        "onejit",
+        "sweep",
+        "q_learning_gridworld",
+        "--lr",
+        "0.1",
+        "0.2",
+        "0.3",
+        "0.5",
+        "--num-seeds=4",
+        "--halving=2",
     ],
     "train": [
         "-m",
