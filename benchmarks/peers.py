@@ -8,7 +8,8 @@ seeds' keys that returns the seconds it took.
 
 Peers run from their own files. What newer packages took from them is put back: gymnax's five-value
 step, `jax.tree_map`, and W&B and hydra, which they only import. Flax's orthogonal initialization,
-which can hang under `vmap` on CPUs (docs/hangs.md), is replaced by the scripts' own.
+which can hang under `vmap` on CPUs (docs/hangs.md), is replaced by the scripts' own. PureJaxRL's
+dqn.py gives each seed the same key by mistake: here each has its own.
 """
 
 import dataclasses
@@ -167,8 +168,16 @@ def upper(settings: dict, **more) -> dict:
 # --- a peer's file as a module ---
 
 
-def load(path: Path, name: str, flags=()):
-    """A peer's file as a module, with what it needs of other packages as it was."""
+def load(path: Path, name: str, flags=(), corrections=()):
+    """A peer's file as a module, with what it needs of other packages as it was.
+
+    `corrections` are pairs of a text in the file and what replaces it.
+    """
+    source = path.read_text()
+    for text, correction in corrections:
+        if source.count(text) != 1:
+            raise ValueError(f"{path}: does not have {text!r} once")
+        source = source.replace(text, correction)
     stub_absent_packages(flags)
     jax.tree_map = jax.tree.map
     wrappers.purerl.LogWrapper = five_value_log_wrapper
@@ -178,7 +187,7 @@ def load(path: Path, name: str, flags=()):
     try:
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        exec(compile(source, path, "exec"), module.__dict__)
     finally:
         sys.path.remove(str(path.parent))
         sys.modules.pop("wrappers", None)
@@ -308,7 +317,15 @@ def dqn(options, steps):
     )
     if not options.purejaxrl or not is_installed("flashbax"):
         return ours, None
-    module = load(options.purejaxrl / "purejaxrl" / "dqn.py", "purejaxrl_dqn")
+    # The file goes on with the key of its dummy: all seeds would have the same networks and draws.
+    corrections = [
+        ("        rng = jax.random.PRNGKey(0)  #", "        dummy_rng = jax.random.PRNGKey(0)  #"),
+        ("env.reset(rng, env_params)", "env.reset(dummy_rng, env_params)"),
+        ("basic_env.action_space().sample(rng)", "basic_env.action_space().sample(dummy_rng)"),
+        ("env.step(rng, _env_state", "env.step(dummy_rng, _env_state"),
+    ]
+    file = options.purejaxrl / "purejaxrl" / "dqn.py"
+    module = load(file, "purejaxrl_dqn", corrections=corrections)
     config = upper(
         DQN,
         ENV_NAME="CartPole-v1",
