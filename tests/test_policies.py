@@ -113,7 +113,10 @@ def save_run(folder, script, config, agents, evaluation=None):
 def test_stablehlo_plays_cartpole(tmp_path, capsys):
     path = tmp_path / "cartpole.stablehlo"
     assert export_command.main(CARTPOLE, format="stablehlo", out=path) == [path]
-    assert f"agent 0: {path}\nobs [batch, 4] float32 -> action\n" in capsys.readouterr().out
+    assert (
+        f"agent 0: {path}\nobs [batch, 4] float32 -> action [batch] int32\n"
+        in capsys.readouterr().out
+    )
     returns = run_program("play_jax.py", tmp_path, path, "CartPole-v1")
     assert returns == returns_of_act(CARTPOLE, "CartPole-v1") == [500.0] * 3
 
@@ -183,6 +186,30 @@ def test_javascript_acts(tmp_path):
     for action, velocity in zip(actions, (0.1, -0.1), strict=True):
         expected, _ = act(agent, (), jnp.array([0.0, 0.0, velocity, 0.0]))
         assert action == expected
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is missing")
+def test_cpp_acts(tmp_path):
+    """The page's program, for 20 observations."""
+    (code,) = re.findall(r"(?s)```cpp\n(.*?)```", PAGE)
+    (tmp_path / "policy.cpp").write_text(code)
+    build = ["g++", "-O2", "-std=c++17", "-Wall", "-Werror", "-o", "policy", "policy.cpp"]
+    subprocess.run(build, cwd=tmp_path, check=True, timeout=100)
+    script, config, agents = run_directory.load_run(CARTPOLE)
+    _, act = script.make_policy(config)
+    agent = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), agents)
+    obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    expected, _ = jax.vmap(act, in_axes=(None, None, 0))(agent, (), obs)
+    done = subprocess.run(
+        ["./policy", CARTPOLE / "agent.safetensors"],
+        cwd=tmp_path,
+        input=" ".join(map(str, obs.ravel())),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal([int(line) for line in done.stdout.split()], expected)
 
 
 # --- all scripts ---

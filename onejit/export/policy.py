@@ -233,7 +233,12 @@ def save(policy: Policy, form: str, path: Path, script: str) -> str:
             f"format = {form}: the policy of {script} cannot be converted ({cause})"
         ) from error
     write(path, lambda file: file.write(content))
-    inputs = []
-    for name, x in policy.inputs.items():
-        inputs.append(f"{name} [{', '.join([batch, *map(str, x.shape)])}] {x.dtype}")
-    return f"{', '.join(inputs)} -> {', '.join(policy.outputs)}"
+    inputs = [in_words(name, x, batch) for name, x in policy.inputs.items()]
+    arrays = jax.eval_shape(policy.act, *policy.inputs.values())
+    outputs = [in_words(name, x, batch) for name, x in zip(policy.outputs, arrays, strict=True)]
+    return f"{', '.join(inputs)} -> {', '.join(outputs)}"
+
+
+def in_words(name: str, x, batch: str) -> str:
+    """Such as `obs [batch, 4] float32`."""
+    return f"{name} [{', '.join([batch, *map(str, x.shape)])}] {x.dtype}"
