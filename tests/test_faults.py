@@ -10,6 +10,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 import types
 from pathlib import Path
@@ -442,6 +443,23 @@ def test_a_signal_keeps_the_results_with_environments_on_the_host(environment, n
     stress = runpy.run_path(str(ROOT / "tests" / "stress" / "interrupts.py"))
     env_name = stress["ENVIRONMENTS"][environment]
     assert stress["interrupt"](env_name, number, [0.2], tmp_path) == []
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_stress_test_that_killed_nothing_fails(kills, monkeypatch, capsys, tmp_path):
+    stress = runpy.run_path(str(ROOT / "tests" / "stress" / "kill_and_resume.py"))
+    functions = stress["main"].__globals__
+    monkeypatch.setitem(functions, "run_whole", lambda *_: 0.0)
+    monkeypatch.setitem(functions, "kill_again_and_again", lambda *_: {"killed later": kills})
+    monkeypatch.setitem(functions, "differences", lambda *_: [])
+    monkeypatch.setattr(sys, "argv", ["kill_and_resume.py", "module"])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if kills:
+        stress["main"]()
+        assert "the same bit for bit" in capsys.readouterr().out
+        return
+    with pytest.raises(SystemExit, match="ended before it was killed"):
+        stress["main"]()
 
 
 def test_the_empty_directory_of_a_failed_script_is_used_again(tmp_path):

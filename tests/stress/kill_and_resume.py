@@ -5,12 +5,13 @@
     python tests/stress/kill_and_resume.py train      # onejit train, in slices
     python tests/stress/kill_and_resume.py module     # onejit train, an environment of one's own
 
-Exits with 1 if the two differ in any bit of their results, or if a file is left half written. Each
-kill is a SIGKILL or a SIGHUP after a random time, up to the time that a start takes and some more
-seconds. After every other kill the newest checkpoint is damaged if there is an older one: its
-largest file is cut off, or 64 of its bytes are changed. In `module`, the module of the environment
-is changed after each kill. It is a stress test that takes many minutes and is random, and therefore
-stands here and not in tests/, which kill a run at chosen moments.
+Exits with 1 if the two differ in any bit of their results, if a file is left half written, or if
+the run ended before any kill. Each kill is a SIGKILL or a SIGHUP after a random time, up to the
+time that a start takes and some more seconds. After every other kill the newest checkpoint is
+damaged if there is an older one: its largest file is cut off, or 64 of its bytes are changed. In
+`module`, the module of the environment is changed after each kill. It is a stress test that takes
+many minutes and is random, and therefore stands here and not in tests/, which kill a run at chosen
+moments.
 """
 
 import argparse
@@ -255,6 +256,8 @@ def main():
     moments = kill_again_and_again(command, folder / "killed", args.kills, args.longest)
     counts = ", ".join(f"{count} {name}" for name, count in moments.items())
     print(f"faults: {counts}", flush=True)
+    if not any(moments.values()):
+        raise SystemExit("the run ended before it was killed: --timesteps must be larger")
     print(f"resumed to the end: {run_whole(command, folder / 'killed'):.1f} s")
     names = differences(folder / "killed", folder / "whole")
     if names:
