@@ -175,9 +175,10 @@ def extend(script, config, total_timesteps: int):
             f"total_timesteps = {total_timesteps}: the run already has {config.total_timesteps}"
         )
     if describe_update(script, config) != describe_update(script, longer):
+        advice = " with --anneal-lr False" if getattr(config, "anneal_lr", False) else ""
         raise ValueError(
             f"total_timesteps = {total_timesteps}: cannot be changed, because a schedule of the "
-            "script depends on it, such as an annealed learning rate; start a new run"
+            f"script depends on it, such as an annealed learning rate; start a new run{advice}"
         )
     return longer
 

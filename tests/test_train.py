@@ -635,6 +635,7 @@ def test_extension_that_would_change_the_updates(tmp_path, capfd):
     capfd.readouterr()
     message = one_line(capfd, ["--resume", run_dir, "--total-timesteps=2048"])
     assert "total_timesteps = 2048: cannot be changed" in message
+    assert message.rstrip().endswith("start a new run with --anneal-lr False")
     assert "already has 1024" in one_line(capfd, ["--resume", run_dir, "--total-timesteps=512"])
 
 
