@@ -77,6 +77,14 @@ def ask(request: Request, studies: list, space: dict, size: int, asked: list) ->
     return trials
 
 
+def stopped_at(request: Request, index: int) -> int | None:
+    """The update at which `--halving` has stopped a trial."""
+    if request.options.halving is None:
+        return None
+    group = request.groups[last_groups(request)[index]]
+    return group.last_update if group.num_updates < group.config.num_updates else None
+
+
 def tell(request: Request, study, index: int, proposal) -> None:
     """Tell Optuna the result of a trial. A trial without a finite result counts as the worst.
 
@@ -85,16 +93,14 @@ def tell(request: Request, study, index: int, proposal) -> None:
     import optuna
 
     value = float(statistics.interquartile_mean(request.returns[index]))
-    group = request.groups[last_groups(request)[index]]
-    is_stopped = group.num_updates < group.config.num_updates
+    update = stopped_at(request, index)
     if request.options.storage:
         number = request.record["numbers"][index]
         if proposal is None or not storage.is_running(study, number):
-            stopped_at = group.num_updates if is_stopped else None
-            storage.tell_again(study, number, value, stopped_at)
+            storage.tell_again(study, number, value, update)
             return
-    if is_stopped:
-        proposal.report(value, step=group.num_updates)
+    if update is not None:
+        proposal.report(value, step=update)
         study.tell(proposal, state=optuna.trial.TrialState.PRUNED)
     else:
         study.tell(proposal, value)

@@ -1,0 +1,174 @@
+"""`onejit sweep --merge`: the results of all parts of a sweep, as if it had been one sweep."""
+
+import dataclasses
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from onejit import command_line, local_modules, run_directory
+from onejit.sweep import results
+from onejit.sweep.ranking import best_trials
+from onejit.sweep.request import (
+    Request,
+    config_of,
+    join_flags,
+    make_groups,
+    make_request,
+    read_part,
+    split_flags,
+)
+from onejit.sweep.slice_files import DIVERGED, FINAL_RETURN, FIRST_NOT_FINITE
+from onejit.train import new_run_dir
+
+# flags that may differ between the parts of a sweep
+OF_A_PART = ("part", "run_dir", "memory", "checkpoint_interval", "track")
+SAME = {"sha256": "scripts", "modules": "modules", "random_keys": "kinds of random keys"}
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeOptions:
+    """Options that can be given with --merge RUN_DIR RUN_DIR ..."""
+
+    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-PID by default
+    run_dir: Path | None = None
+    # use the sweep's copies of the script and of your modules although they were edited
+    force: tyro.conf.FlagCreatePairsOff[bool] = False
+    # execute code outside of the run directory that the sweep names
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False
+
+
+# --- which parts there are ---
+
+
+def flags_of_sweep(record: dict) -> dict[str, list[str]]:
+    """The flags of the whole sweep that a part belongs to."""
+    flags = split_flags(record["words"])
+    return {name: words for name, words in flags.items() if name not in OF_A_PART}
+
+
+def part_of(run_dir: Path, record: dict) -> tuple[int, int]:
+    """`(I, N)` of a part that has finished. Raises ValueError."""
+    flags = {}
+    if run_directory.kind_of(record) == "sweep":
+        flags = split_flags(record["words"])
+    if "part" not in flags:
+        raise ValueError(f"merge: {run_dir} is not a part of a sweep, which --part makes")
+    if "finished" not in record:
+        raise ValueError(
+            f"merge: {run_dir} has not finished; onejit sweep --resume {run_dir} continues it"
+        )
+    return read_part(flags["part"][0])
+
+
+def check_same_sweep(record: dict, other: dict, about: str) -> None:
+    """Raise ValueError if two parts differ in more than their trials."""
+    about = f"merge: {about} are parts of different sweeps"
+    for name, what in SAME.items():
+        if record.get(name) != other.get(name):
+            raise ValueError(f"{about}, with different {what}")
+    flags = flags_of_sweep(record)
+    other_flags = flags_of_sweep(other)
+    for name in flags | other_flags:
+        if flags.get(name) != other_flags.get(name):
+            raise ValueError(f"{about}, with different --{name.replace('_', '-')}")
+
+
+def check_parts(run_dirs: list[Path], records: list[dict]) -> None:
+    """Raise ValueError unless these are all parts of one sweep."""
+    parts = [part_of(*each) for each in zip(run_dirs, records, strict=True)]
+    for run_dir, record, part in zip(run_dirs, records, parts, strict=True):
+        about = f"{run_dirs[0]} and {run_dir}"
+        check_same_sweep(records[0], record, about)
+        if part[1] != parts[0][1]:
+            raise ValueError(f"merge: {about} are of {parts[0][1]} and of {part[1]} parts")
+        if parts.count(part) > 1:
+            raise ValueError(f"merge: part {part[0]}/{part[1]} is given twice")
+    number = parts[0][1]
+    for part in range(1, number + 1):
+        if (part, number) not in parts:
+            raise ValueError(f"merge: part {part}/{number} is missing")
+
+
+# --- their results ---
+
+
+def read_trials(request: Request, run_dir: Path) -> dict[int, dict]:
+    """All arrays of each trial of a part: `{trial: {name: [seeds, ...]}}`. Raises ValueError."""
+    metrics = run_directory.load_metrics(run_dir)
+    trials = {}
+    for position, (trial, rows) in enumerate(results.read_csv(run_dir / "results.csv").items()):
+        num_updates = config_of(request, trial).num_updates
+        arrays = {}
+        for name, values in metrics.items():
+            if name not in results.OF_TRIALS:
+                arrays[name] = values[position, :, :num_updates]
+        not_finite = [row["first_update_not_finite"] or -1 for row in rows]
+        arrays[FINAL_RETURN] = np.array([row["final_return"] for row in rows], float)
+        arrays[FIRST_NOT_FINITE] = np.array(not_finite, int)
+        arrays[DIVERGED] = np.array([row["diverged"] == "True" for row in rows])
+        trials[trial] = arrays
+    return trials
+
+
+def merged_record(records: list[dict], run_dirs: list[Path], words: list[str]) -> dict:
+    """The record of the whole sweep."""
+    record = dict(records[0])
+    record["words"] = join_flags(flags_of_sweep(record))
+    record["command"] = shlex.join(["onejit", "sweep", "--merge", *words])
+    record["merged"] = [str(run_dir) for run_dir in run_dirs]
+    for name in ("steps_done", "steps_total", "num_trials"):
+        record[name] = sum(other[name] for other in records)
+    seconds = [other["seconds"] for other in records]
+    record["seconds"] = {name: sum(other[name] for other in seconds) for name in seconds[0]}
+    del record["slices"]
+    return record
+
+
+def main(words: list[str]) -> Path:
+    """Merge as the command line says. Returns the new run directory. Raises ValueError, OSError."""
+    number = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    run_dirs = [Path(word) for word in words[:number]]
+    given = command_line.parse(
+        MergeOptions, words[number:], prog="onejit sweep --merge", description=__doc__
+    )
+    if not run_dirs:
+        raise ValueError("merge: needs RUN_DIR RUN_DIR ..., the parts of a sweep")
+    records = [run_directory.read_record(run_dir) for run_dir in run_dirs]
+    check_parts(run_dirs, records)
+
+    record = merged_record(records, run_dirs, words)
+    script = run_directory.script_of(run_dirs[0], record, given.force, given.trust)
+    request = make_request(script, record["words"], description="")
+    for trial in range(len(request.trials)):
+        env_name = run_directory.env_name_of(config_of(request, trial))
+        local_modules.check_environment(run_dirs[0], record, env_name, given.trust)
+    run_dir = given.run_dir or new_run_dir(script, request.config, prefix="sweep-")
+    run_directory.check_new(run_dir)
+
+    trials = {}
+    for part in run_dirs:
+        trials |= read_trials(request, part)
+    arrays = dict(sorted(trials.items()))
+    returns = {trial: of_trial[FINAL_RETURN] for trial, of_trial in arrays.items()}
+
+    def keep_agents(request: Request, _) -> None:
+        for trial in best_trials(request):
+            name = Path("agents") / f"trial-{trial}"
+            part = next(part for part in run_dirs if (part / name).is_dir())
+            shutil.copytree(part / name, request.run_dir / name)
+
+    # in a folder of another name: without complete results there would be a sweep to resume
+    folder = run_dir.with_name(run_dir.name + ".merging")
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
+    modules = local_modules.read_copies(run_dirs[0], record, force=True)  # checked above
+    run_directory.begin_run(folder, request.config, record, script, modules)
+    request = request._replace(
+        run_dir=folder, record=record, groups=make_groups(request), returns=returns
+    )
+    tables = results.write_files(request, arrays, keep_agents)
+    folder.replace(run_dir)
+    results.show_tables(tables, run_dir)
+    return run_dir

@@ -1,0 +1,158 @@
+"""A study of Optuna in a file or a database, on which several sweeps work together.
+
+Each sweep trains batches of its own and reads the results of all others. It holds a lease on its
+trials, which it renews while it runs. If its machine dies, the lease ends, and another sweep marks
+its trials as failed.
+"""
+
+import contextlib
+import json
+import threading
+import time
+import zlib
+
+from onejit.configs import plain
+from onejit.sweep.request import Request
+
+LEASE = 300.0  # seconds without a renewal after which a sweep counts as dead
+OF_STUDY = "sweep"  # the study's attribute for what all of its sweeps have in common
+OWNER = "owner"  # a trial's attribute for the sweep that trains it
+REPLACES = "replaces"  # a trial's attribute for the failed trial whose result it has
+
+
+def open_storage(name: str):
+    """Optuna's journal in a file, or a database with a URL. Raises ValueError."""
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    try:
+        if "://" in name:
+            return RDBStorage(name)
+        return JournalStorage(JournalFileBackend(name))
+    except Exception as error:  # many kinds: of files, databases and missing packages
+        cause = " ".join(str(error).split())[:300]
+        raise ValueError(f"storage = {name}: cannot be opened ({cause})") from error
+
+
+def common(request: Request) -> dict:
+    """What all sweeps of a study have in common."""
+    options = request.options
+    names = ("num_seeds", "halving", "rungs", "first_rung")
+    settings = plain(request.config)
+    swept = {name: " ".join(words) for name, words in request.swept.items()}
+    fixed = {name: value for name, value in settings.items() if name not in swept}
+    values = fixed | swept | {name: getattr(options, name) for name in names}
+    values["script"] = request.record["sha256"]
+    return json.loads(json.dumps(values))  # as the storage returns it
+
+
+def open_study(request: Request, sampler):
+    """The study in the storage, a new one if there is none.
+
+    Raises ValueError, also if the study belongs to another sweep.
+    """
+    import optuna
+
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=sampler,
+        storage=open_storage(request.options.storage),
+        study_name="onejit",
+        load_if_exists=True,
+    )
+    mine = common(request)
+    theirs = study.user_attrs.get(OF_STUDY)
+    if theirs is None:
+        study.set_user_attr(OF_STUDY, mine)
+    elif theirs != mine:
+        names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
+        raise ValueError(
+            f"storage = {request.options.storage}: belongs to a sweep with another {names[0]}"
+        )
+    return study
+
+
+def seed_of(request: Request) -> int:
+    """A seed of the sampler that no other sweep of the study has, nor this one before."""
+    text = f"{request.options.seed} {request.record['owner']} {len(request.record['proposed'])}"
+    return zlib.crc32(text.encode())
+
+
+# --- leases ---
+
+
+@contextlib.contextmanager
+def holding_lease(study, owner: str):
+    """Renew the lease of `owner` until the end."""
+    over = threading.Event()
+
+    def renew():
+        while not over.wait(LEASE / 5):
+            with contextlib.suppress(Exception):  # many kinds: a disk may be away for a while
+                study.set_user_attr(owner, time.time())
+
+    study.set_user_attr(owner, time.time())
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def fail_expired(study) -> None:
+    """Mark the trials of sweeps that have died as failed."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+        begun = trial.datetime_start.timestamp()
+        renewed = study.user_attrs.get(trial.user_attrs.get(OWNER), begun)
+        if time.time() - renewed > LEASE:
+            with contextlib.suppress(ValueError, RuntimeError):  # another sweep was faster
+                study.tell(trial.number, state=TrialState.FAIL)
+
+
+def own(request: Request, trials: list) -> None:
+    """Note to whom new trials belong, in the study and in the record."""
+    for trial in trials:
+        trial.set_user_attr(OWNER, request.record["owner"])
+    request.record["numbers"] += [trial.number for trial in trials]
+
+
+# --- trials of a sweep that was resumed, or whose lease has ended ---
+
+
+def is_running(study, number: int) -> bool:
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False)[number].state == TrialState.RUNNING
+
+
+def tell_again(study, number: int, value: float, stopped_at: int | None) -> None:
+    """Tell the result of a trial for which there is no object of Optuna's any more.
+
+    A trial that stopped at an update, or was marked as failed meanwhile, is added as a new one.
+    """
+    from optuna.trial import TrialState, create_trial
+
+    trials = study.get_trials(deepcopy=False)
+    trial = trials[number]
+    is_replaced = any(other.user_attrs.get(REPLACES) == number for other in trials)
+    if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or is_replaced:
+        return
+    if trial.state == TrialState.RUNNING:
+        if stopped_at is None:
+            study.tell(number, value)
+            return
+        study.tell(number, state=TrialState.FAIL)
+    is_complete = stopped_at is None
+    new = create_trial(
+        state=TrialState.COMPLETE if is_complete else TrialState.PRUNED,
+        value=value,
+        intermediate_values={} if is_complete else {stopped_at: value},
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs={REPLACES: number},
+    )
+    study.add_trial(new)
