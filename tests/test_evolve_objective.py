@@ -209,6 +209,7 @@ def assert_close(ours, theirs):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_trainings_are_those_of_ppo():
     """The same agent from the same key, with all that its training carries, statistics of its
     episodes included.

@@ -299,6 +299,7 @@ def test_evaluations_play_whole_games_with_their_own_score():
     assert evaluation.whole_games(config) == dataclasses.replace(config, env_params={})
 
 
+@pytest.mark.slow
 def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
     """The environment that plays the actions again for pictures has no option of the training
     either.
@@ -351,6 +352,7 @@ def test_a_script_trains_in_one_jit():
     assert np.isfinite(out["metrics"]["value_loss"]).all() and out["metrics"]["episodes"].sum() > 0
 
 
+@pytest.mark.slow
 def test_resume_begins_new_episodes(tmp_path, capsys):
     config = small(anneal_lr=False)
     program = compilation.compile_slice(ppo, config, [], 2)

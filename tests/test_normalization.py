@@ -120,6 +120,7 @@ def begin(script, init, in_other_units=False):
     return state._replace(return_statistics=returns)
 
 
+@pytest.mark.slow
 @each_script
 def test_training_is_the_same_in_other_units(script):
     """Where it acts, learns and bootstraps from the last observation of an episode, which is seen

@@ -223,6 +223,7 @@ def test_if_all_seeds_diverge_the_exit_code_is_1(tmp_path, capfd):
 # --- results ---
 
 
+@pytest.mark.slow
 def test_one_seed_has_no_interval(tmp_path):
     """Neither in the table nor in the pictures, which are drawn."""
     run_dir = sweep.main(
@@ -358,6 +359,7 @@ def test_agents_that_cannot_be_kept_leave_the_disk(tmp_path, monkeypatch, keep, 
     assert len(list((tmp_path / "run").glob("agents/*/agent.safetensors"))) == keep
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_pictures")
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboardX")
@@ -389,6 +391,7 @@ def test_tensorboard(tmp_path):
         assert found["hyperparameters/lr"] == (2000, pytest.approx(rate))
 
 
+@pytest.mark.slow
 def test_heat_map_and_copy_of_a_script(tmp_path):
     """Somebody's own file, anywhere; two fields, one drawn and one not a number."""
     shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "my_algorithm.py")
@@ -809,6 +812,7 @@ def compiled_in_order(monkeypatch, call):
     monkeypatch.setattr(compilation, "compile_slice", compile_it)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_pictures")
 def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
     """Inside a directory that is there and locked.
@@ -1018,6 +1022,7 @@ def before_the_results(tmp_path_factory):
     return run_dir
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_pictures")
 def test_metrics_stay_in_slices_until_they_are_written_whole(
     finished, before_the_results, tmp_path, monkeypatch

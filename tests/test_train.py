@@ -205,6 +205,7 @@ def test_seeds_that_diverged_are_said_and_rank_last(tmp_path, capsys):
         assert [found[each] for each in ("mean", "worst", "interquartile_mean")] == [None] * 3
 
 
+@pytest.mark.slow
 def test_one_seed_has_no_interval(tmp_path, capsys):
     run_dir = train.main(
         [*without("--num-seeds"), "--num-seeds=1", f"--run-dir={tmp_path / 'run'}"]
@@ -250,6 +251,7 @@ def test_record_of_the_commit(tmp_path):
     assert recorded() == f"{git('rev-parse', 'HEAD')}-dirty"
 
 
+@pytest.mark.slow
 def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
     greedy_returns = evaluation.greedy_returns
 
@@ -310,6 +312,7 @@ def test_progress_in_a_log_file_is_lines(capfd, monkeypatch):
     assert len(said) == 4 and "\r" not in "".join(said)
 
 
+@pytest.mark.slow
 def test_speed_in_a_log_file_is_of_the_updates_of_this_session(
     finished, tmp_path, capfd, monkeypatch
 ):
@@ -446,6 +449,7 @@ def test_mistake_in_a_script_keeps_its_traceback(script, tmp_path, monkeypatch):
     compilation.make_learner.cache_clear()
 
 
+@pytest.mark.slow
 def test_slices_that_fit(script, tmp_path, capsys):
     """Seven seeds by threes."""
     args = [*SMALL[:-1], "--num-seeds=7"]
@@ -523,6 +527,7 @@ def test_resume(finished, interrupted, capsys):
     assert record_of(run_dir)["steps_done"] == 4 * 100 * NUM_UPDATES
 
 
+@pytest.mark.slow
 def test_seconds_add_up_over_all_processes(interrupted):
     run_dir, _ = interrupted
     record = record_of(run_dir)
@@ -538,6 +543,7 @@ def test_seconds_add_up_over_all_processes(interrupted):
     assert record_of(run_dir)["steps_per_second"] == pytest.approx(4 * 2000 / seconds["train"])
 
 
+@pytest.mark.slow
 def test_resume_takes_the_copy_of_the_script(finished, interrupted, tmp_path):
     """The original may have changed or moved, or another script of its name may lie in the working
     directory.
@@ -622,6 +628,7 @@ def test_a_finished_run_is_extended(tmp_path):
     assert_same(dict(np.load(whole / "evaluations.npz")), dict(np.load(short / "evaluations.npz")))
 
 
+@pytest.mark.slow
 def test_extension_that_would_change_the_updates(tmp_path, capfd):
     args = [
         "ppo",
@@ -675,6 +682,7 @@ def test_resume_with_nothing_committed_starts_anew(finished, tmp_path):
     assert not list(copy.rglob("*tmp*"))
 
 
+@pytest.mark.slow
 def test_interval_0_writes_the_last_checkpoint_alone(tmp_path, monkeypatch):
     saved, save = [], slices.save
     monkeypatch.setattr(
@@ -1184,6 +1192,7 @@ def test_curves_by_hand(script):
     )
 
 
+@pytest.mark.slow
 def test_wandb(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     summaries, runs, init = [], [], wandb.init
