@@ -251,13 +251,13 @@ def test_trials_that_are_not_finite_stop(tmp_path, capfd):
 @pytest.mark.slow
 def test_rungs_before_any_episode_has_ended(tmp_path, capfd):
     """There is nothing to choose by: one line, instead of trials in the order of their numbers."""
-    words = ["q_learning_gridworld", "--num-steps=200", "--total-timesteps=5400", "--num-seeds=2"]
-    words += ["--step-reward=0", "--epsilon=0", "--max-steps-in-episode=5000"]  # stays at a wall
+    words = ["q_learning_gridworld", "--num-steps=10", "--total-timesteps=900", "--num-seeds=2"]
+    words += ["--height=30", "--width=30", "--start", "29", "29", "--max-steps-in-episode=500"]
     with pytest.raises(SystemExit) as stop:
-        run([*words, *THREE, *H3, "--first-rung=200"], tmp_path / "run")
+        run([*words, *THREE, *H3, "--first-rung=40"], tmp_path / "run")
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 2
-    assert "first_rung: no episode has ended in 200 timesteps" in message
+    assert "first_rung: no episode has ended in 40 timesteps" in message
 
 
 # --- Optuna ---
