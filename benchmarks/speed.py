@@ -237,7 +237,7 @@ def draw_ratios(axes, rows: list[dict]) -> None:
     axes.set(
         xscale="log",
         xlabel="speed relative to the peer",
-        xlim=(0.6, 260),
+        xlim=(0.6, 500),
         ylim=(-len(rows) + 0.4, 0.6),
     )
     ticks = [1, 2, 5, 10, 20, 50, 100]
@@ -263,8 +263,8 @@ def draw_throughput(axes, rows: list[dict]) -> None:
         axes.annotate(name, end, (6, -3), textcoords="offset points", color=color, fontsize=9)
     if not axes.lines:  # a logarithmic axis needs numbers
         axes.set_ylim(1, 10)
-    axes.plot([], [], "-", color="0.4", label="script, over all devices")
-    axes.plot([], [], ":", color="0.4", label="peer, over all devices")
+    axes.plot([], [], "-", color="0.4", label="script")
+    axes.plot([], [], ":", color="0.4", label="peer")
     axes.set(
         xscale="log",
         yscale="log",
@@ -275,6 +275,7 @@ def draw_throughput(axes, rows: list[dict]) -> None:
     ticks = [1, 2, 4, 8, 16, 32]
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()
+    axes.set_ylim(bottom=axes.get_ylim()[0] / 3)  # room for the legend
     axes.legend(frameon=False, loc="lower right")
 
 
