@@ -419,7 +419,7 @@ def assert_same_results(run_dir: Path, other: Path) -> None:
     [
         slow(2),  # within the first rung
         36,  # 27 + 9: within the second
-        slow(56),  # within the last
+        slow(46),  # 27 + 18 + 1: within the last
     ],
 )
 def test_stopped_and_resumed(halved, stop_at, tmp_path, updates):
