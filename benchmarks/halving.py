@@ -39,7 +39,7 @@ TASKS = {
     ],
     "dqn/acrobot": ["--lr", *LR, *GAMMA, "--epsilon-finish", "log-uniform", "1e-3", "0.3"],
 }
-FRESH = 1000  # base seed of the winners' second training; the sweeps have base seed 0
+FRESH = 2000  # base seed of the winners' second training; the sweeps have base seed 0
 
 
 def run(words: list[str], run_dir: Path) -> dict:

@@ -29,8 +29,8 @@ def final_stretch(num_updates: int, end: int) -> slice:
 def final_return(metrics, num_updates: int | None = None) -> np.ndarray:
     """Mean return of the episodes that ended in the last tenth of the updates: [num_seeds].
 
-    `num_updates` are those of the whole training if it was stopped early. As many updates then
-    count as if it had not been.
+    If the training was stopped early, `num_updates` is the number of updates it was meant to have:
+    a tenth of them then counts.
     """
     end = metrics["episodes"].shape[1]
     stretch = final_stretch(num_updates or end, end)

@@ -53,7 +53,8 @@ def quick_results():
 def slices_of_four_runs():
     """Slices of the same size in all sweeps, whose runs can then agree bit for bit.
 
-    They do not end where a trial ends, and those of later rungs are filled up.
+    A slice may end within the seeds of a trial. In later rungs, which have few runs, slices are
+    padded.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "largest_slice", lambda compile_size, *_: compile_size(4))

@@ -278,7 +278,7 @@ def test_a_lease_is_renewed(shared, monkeypatch):
 
 @pytest.mark.parametrize("is_failed", [False, True])
 def test_a_resumed_sweep_tells_its_results(shared, is_failed, monkeypatch):
-    """Also those of trials that were marked as failed, and each result once."""
+    """Each result is told once, even if its trial was marked as failed in the meantime."""
     request = begun([*OPTUNA, f"--storage={shared}"])
     train(request, stop_after=1)
     if is_failed:

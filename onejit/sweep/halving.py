@@ -24,7 +24,7 @@ def updates_until(config, timesteps: int) -> int:
 
 
 def most_rungs(config, eta: int) -> int:
-    """The largest number of rungs of which the first has an update."""
+    """The largest number of rungs with which the first rung has at least one update."""
     timesteps = config.total_timesteps
     rungs = 0
     while timesteps > 0 and updates_until(config, timesteps) > 0:

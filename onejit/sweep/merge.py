@@ -78,7 +78,9 @@ def check_same_sweep(record: dict, other: dict, about: str) -> None:
 
 def check_parts(run_dirs: list[Path], records: list[dict]) -> None:
     """Raise ValueError unless these are all parts of one sweep."""
-    parts = [part_of(*each) for each in zip(run_dirs, records, strict=True)]
+    parts = []
+    for run_dir, record in zip(run_dirs, records, strict=True):
+        parts.append(part_of(run_dir, record))
     for run_dir, record, part in zip(run_dirs, records, parts, strict=True):
         about = f"{run_dirs[0]} and {run_dir}"
         check_same_sweep(records[0], record, about)

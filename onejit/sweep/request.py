@@ -36,8 +36,8 @@ class Options:
     part: str | None = None
     # successive halving: the best 1/HALVING of the trials of a rung go on to the next rung
     halving: int | None = None
-    # number of rungs of --halving; the last one has all timesteps, and each other rung 1/HALVING of
-    # those of the rung after it; by default as many rungs as the number of trials allows
+    # number of rungs of --halving, by default as many as the number of trials allows; the last rung
+    # ends at all timesteps, and each earlier rung at 1/HALVING of the timesteps of the next rung
     rungs: int | None = None
     # timesteps of an agent in the first rung of --halving, instead of --rungs
     first_rung: int | None = None

@@ -81,7 +81,7 @@ def collect(request: Request) -> dict[int, dict]:
 
 
 def make_results(request: Request, arrays: dict[int, dict]) -> list[Result]:
-    """Results in the order of `arrays`, which are as those of `collect`.
+    """Results in the order of `arrays`, which `collect` describes.
 
     Seeds are drawn jointly for the intervals: all trials share keys.
     """
@@ -271,8 +271,8 @@ def write_pictures(request: Request, ranked: list[Result], task: str, suffix: st
 def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[str]]:
     """Write a ranking of the trials for each environment, all other results, then the pictures.
 
-    `arrays` are as those of `collect`. `keep(request, {trial: result})` writes agents. Returns the
-    tables. Raises OSError.
+    `collect` describes `arrays`. `keep(request, {trial: result})` writes the agents of the best
+    trials. Returns the tables. Raises OSError.
     """
     run_dir = request.run_dir
     results = make_results(request, arrays)
@@ -319,7 +319,7 @@ def show_tables(tables: list[list[str]], run_dir: Path) -> None:
 
 
 def write_results(request: Request) -> bool:
-    """Write and show all results, and delete what is in parts.
+    """Write and show all results, and delete the files of single slices.
 
     Returns whether a seed of any trial is left that has not diverged. Raises OSError.
     """

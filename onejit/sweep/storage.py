@@ -130,9 +130,10 @@ def is_running(study, number: int) -> bool:
 
 
 def tell_again(study, number: int, value: float, stopped_at: int | None) -> None:
-    """Tell the result of a trial for which there is no object of Optuna's any more.
+    """Tell the result of a trial that an earlier session has asked for.
 
-    A trial that stopped at an update, or was marked as failed meanwhile, is added as a new one.
+    `stopped_at` is the update at which `--halving` stopped it. Such a trial, or one that was marked
+    as failed in the meantime, is added to the study as a new trial.
     """
     from optuna.trial import TrialState, create_trial
 
