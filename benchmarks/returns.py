@@ -25,7 +25,6 @@ import dataclasses
 import json
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -70,7 +69,9 @@ def load(name: str):
 
 
 def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
-    """Run onejit train: its command, and the seconds it took. Raises CalledProcessError.
+    """Run onejit train: its command, the seconds it took, its most memory in bytes.
+
+    Raises CalledProcessError.
 
     A training that was killed goes on from its last checkpoint in `run_dir`.
     """
@@ -79,15 +80,20 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
     resumes = (run_dir / "checkpoints").exists()
     if resumes:
         words = ["train", "--resume", str(run_dir)]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "onejit", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onejit", *words], cwd=ROOT, stdout=subprocess.DEVNULL
     )
-    seconds = time.perf_counter() - begun
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    training = {"command": " ".join(command), "seconds": seconds, "processor_seconds": spent}
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    training = {
+        "command": " ".join(command),
+        "seconds": time.perf_counter() - begun,
+        "processor_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    }
     if resumes:  # what was spent before is known of the training alone
         training["seconds"] = sum(run_directory.read_record(run_dir)["seconds"].values())
         training["processor_seconds"] = None
@@ -198,6 +204,7 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
         "curve": training_curve(config, metrics),
         "seconds": training["seconds"],
         "processor_seconds": training["processor_seconds"],
+        "peak_memory": training["peak_memory"],
     }
     if evaluations:
         row["evaluation_curve"] = curve_over_seeds(evaluations["timesteps"], evaluations["returns"])

@@ -624,9 +624,61 @@ def update_readme(text: str, rows: list[dict]) -> str:
     return text
 
 
+def cost(row: dict) -> str:
+    """What a row took, as the comment of its config says it. Empty if its memory is not known."""
+    if "peak_memory" not in row:
+        return ""
+    count, platform = row["device"].partition(",")[0].split(" x ")
+    name = "core" if platform == "cpu" else "device"
+    devices = f"{count} {name}{'s' if count != '1' else ''} ({row['processor']})"
+    seeds = len(row["final_return"])
+    return f"# {seeds} seeds took {show_cost(row['seconds'], row['peak_memory'])} on {devices}."
+
+
+def planned_cost(name: str, plans: dict) -> str:
+    """What a config would take on a GPU, as its comment says it. Empty if it was not planned."""
+    if name not in plans:
+        return ""
+    plan = plans[name]
+    planned = DATA["planned"][name]
+    steps = f", {planned['steps']} steps" if "steps" in planned else ""
+    least = show_cost(plan["seconds"], plan["memory"])
+    return f"# Planned for {planned['seeds']} seeds{steps} on one H100, not measured: {least}."
+
+
+def show_cost(seconds: float, size: float) -> str:
+    """Minutes and GiB, with two digits each. `size` in bytes."""
+    minutes, gib = (float(f"{value:.2g}") for value in (seconds / 60, size / 2**30))
+    return f"{minutes:g} min and {gib:g} GiB"
+
+
+def update_config(text: str, costs: list[str]) -> str:
+    """A config with these lines in its comment, before the row of its results if it names one."""
+    lines = text.splitlines(keepends=True)
+    kept = [line for line in lines if not re.match(r"# (\d+ seeds took |Planned for )", line)]
+    ends = [line.startswith("# Results") or not line.startswith("#") for line in kept]
+    place = ends.index(True)
+    kept[place:place] = [f"{line}\n" for line in costs if line]
+    return "".join(kept)
+
+
+def update_configs(rows: list[dict], plans: dict) -> dict[Path, str]:
+    """The files of configs with what their training takes, `{path: text}`."""
+    took = {row["row"]: cost(row) for row in rows}
+    result = {}
+    for name in [*ROWS, *plans]:
+        path = ROOT / config_of(name)
+        name = name.partition("@")[0]  # what more steps took is on the page
+        costs = [took.get(name, ""), planned_cost(name, plans)]
+        result[path] = update_config(path.read_text(), costs)
+    return result
+
+
 def render() -> None:
-    """Write docs/results.md, its figures, and the numbers in README.md."""
+    """Write docs/results.md, its figures, the numbers in README.md, and the costs in configs."""
     rows = read_measured()
+    for path, config in update_configs(rows, read_plans()).items():
+        path.write_text(config)
     README.write_text(update_readme(README.read_text(), rows))
     for environment, of_it in by_environment(rows).items():
         draw(of_it, FIGURES / figure_name(environment))

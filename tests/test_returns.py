@@ -322,6 +322,29 @@ def test_config_of_a_measured_row_quotes_no_return(path):
     assert not re.findall(quoted, " ".join(comment))
 
 
+def test_configs_say_what_their_training_took():
+    rows = returns_page.read_measured()
+    for path, config in returns_page.update_configs(rows, returns_page.read_plans()).items():
+        assert path.read_text() == config, path
+
+
+def test_cost_of_a_row():
+    row = make_row(seconds=7380.0, peak_memory=1.6 * 2**30)
+    took = "# 2 seeds took 120 min and 1.6 GiB on 2 cores (A CPU)."
+    assert returns_page.cost(row) == took
+    assert returns_page.cost(make_row()) == ""
+    plans = {"ppo/breakout": {"seconds": 61.0, "memory": 2**34}}
+    planned = returns_page.planned_cost("ppo/breakout", plans)
+    assert planned == (
+        "# Planned for 256 seeds, 1e7 steps on one H100, not measured: 1 min and 16 GiB."
+    )
+    config = "# What it is.\n# Results: there.\nlr: 1\n"
+    once = returns_page.update_config(config, [took, planned])
+    assert once == f"# What it is.\n{took}\n{planned}\n# Results: there.\nlr: 1\n"
+    assert returns_page.update_config(once, [took, planned]) == once
+    assert returns_page.update_config("# What.\nlr: 1\n", [took]) == f"# What.\n{took}\nlr: 1\n"
+
+
 def test_rows_have_configs():
     data = returns_page.DATA
     rows = set(data["rows"])
