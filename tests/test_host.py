@@ -20,8 +20,10 @@ from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
 from support.files import ROOT
 
+import apex_dqn
 import dqn
 import ppo
+import rainbow
 from onejit import checkpoints, compilation, evaluation, render, signals, slices, train
 from onejit.envs import host, register
 from onejit.render import formats
@@ -394,6 +396,33 @@ def test_resume_does_not_warm_up_again(tmp_path):
         slices.train_slice(program, {}, key_data, manager, watch)
     shortest = config.num_steps  # of dqn: one rollout
     assert len(Echo.calls) == config.num_updates * config.num_steps - done + shortest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [rainbow, apex_dqn], ids=lambda script: script.__name__)
+def test_no_transition_of_several_steps_spans_a_resume(script, tmp_path):
+    """It would join the episode before with one of another seed."""
+    small()  # registers the environment
+    sizes = {"num_envs": 2, "num_steps": 4, "batch_size": 8, "hidden_sizes": (8,), "n_step": 3}
+    config = script.Config(env_name="Echo", learning_starts=16, total_timesteps=180, **sizes)
+    program = compilation.compile_slice(script, config, [], 1)
+    key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
+
+    def watch(first, last, metrics, returns):
+        pass
+
+    with checkpoints.open_checkpoints(tmp_path / "checkpoints", keep=2) as manager:
+        with pytest.raises(signals.Stopped):
+            slices.train_slice(program, {}, key_data, manager, watch, caught=[15])
+        host.close_all()  # as in another process
+        carry = slices.train_slice(program, {}, key_data, manager, watch)
+    state = carry["runner_state"]
+    count = int(state.rollout_count[0])
+    obs = np.asarray(state.replay.obs[0, :count]).reshape(-1, 3)
+    next_obs = np.asarray(state.replay.next_obs[0, :count]).reshape(-1, 3)
+    assert len(set(obs[:, 0])) == 4  # two environments before and two after
+    np.testing.assert_array_equal(obs[:, :2], next_obs[:, :2])  # the seed and the episode
+    assert (next_obs[:, 2] - obs[:, 2]).max() == 3
 
 
 def test_a_picture_of_each_step_of_an_episode():
