@@ -5,7 +5,7 @@
     python benchmarks/returns.py                             # all rows without results: the queue
     python benchmarks/returns.py --render                    # only the page
     python benchmarks/returns.py --check                     # whether every row keeps the rules
-    python benchmarks/returns.py --plan                      # what the rows for a GPU would take
+    python benchmarks/returns.py --plan                      # what rows would take on a GPU
 
 A row is one run of onejit train from start to end. Then each agent plays greedy episodes of its
 own, and agents of classic control play in Gymnasium's environments too.
@@ -333,7 +333,7 @@ def play_in_gymnasium(script, config, agents, seed: int, episodes: int = 16) -> 
 
 def plan(name: str) -> dict:
     """What an H100 would take, from onejit plan, with the packages of requirements-gpu.txt."""
-    planned = DATA["planned"][name]
+    planned = page.PLANNED[name]
     command = ["onejit", "plan", name.partition("/")[0], "--config", f"configs/{name}.yaml"]
     if "steps" in planned:
         command += ["--total-timesteps", planned["steps"]]
@@ -357,9 +357,9 @@ def plan(name: str) -> dict:
     }
 
 
-def plan_missing() -> None:
+def plan_missing(names: list[str]) -> None:
     plans = page.read_plans()
-    for name in DATA["planned"]:
+    for name in names:
         if name not in plans:
             plans[name] = plan(name)
             files.write(page.PLANS_FILE, json.dumps(plans, indent=1) + "\n")
@@ -397,7 +397,7 @@ def main():
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="the rows for a GPU: plan those that are not planned yet",
+        help="what a GPU would take: plan the rows that are not planned yet",
     )
     options = parser.parse_args()
     for name in options.rows:
@@ -408,7 +408,7 @@ def main():
         print("\n".join(wrong) or "every row keeps the rules")
         sys.exit(1 if wrong else 0)
     if options.plan:
-        plan_missing()
+        plan_missing(options.rows or list(page.PLANNED))
     elif not options.render:
         for name in options.rows or page.not_measured():
             measure_and_keep(name, options.num_seeds or ROWS[name])

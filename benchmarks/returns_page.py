@@ -25,6 +25,7 @@ EARLIER = MEASURED / "seed_100"  # rows of version 0.2, shown until they are mea
 FIRST_SEED = 2000  # tuning uses seeds below 1000
 PLANS_FILE = MEASURED / "plans.json"
 PEERS_FILE = MEASURED / "peers.json"
+PUBLISHED_CURVES = json.loads((ROOT / "benchmarks" / "published_curves.json").read_text())
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 FIGURES = ROOT / "docs" / "figures"
@@ -66,6 +67,16 @@ ROWS = {
     name: entry["seeds"]
     for name, entry in DATA["rows"].items()
     if (ROOT / config_of(name)).exists()
+}
+
+# Of a plan for a GPU: {row: its seeds and, if not the config's, its steps}. The rows that are sized
+# for a GPU come first. EnvPool steps its environments on the CPU, so they cannot be planned.
+PLANNED = DATA["planned"] | {
+    name: {"seeds": seeds}
+    for name, seeds in ROWS.items()
+    if "@" not in name
+    and name not in DATA["planned"]
+    and "onejit.envs.envpool" not in (ROOT / config_of(name)).read_text()
 }
 
 
@@ -461,8 +472,10 @@ def plans_table(plans: dict) -> str:
     """What is sized for a GPU. `plans` {row: what `returns.plan` gave}."""
     head = ["row", "seeds", "memory, GiB", "kernels", "bytes, TB", "minutes at least"]
     lines = []
-    for name, plan in plans.items():
-        planned = DATA["planned"][name]
+    for name, planned in DATA["planned"].items():
+        if name not in plans:
+            continue
+        plan = plans[name]
         longer = f", {planned['steps']} steps" if "steps" in planned else ""
         lines.append(
             [
@@ -514,6 +527,7 @@ def draw(rows: list[dict], path: Path) -> None:
         name = f"published: {reference.algorithm}, {reference.score:g} at {number(reference.steps)}"
         axes.axhline(reference.score, color=color, linestyle=":", linewidth=1.2, label=name)
         ends.append((max(budgets), reference.score, name, color))
+    ends += draw_published(axes, rows)
     axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent", ylabel="return")
     if max(budgets) > 1.5 * min(budgets):  # 499,968 and 500,000 are one budget
         axes.set_xscale("log")
@@ -529,6 +543,18 @@ def draw_curve(axes, curve: dict, name: str, color: str, style: str) -> tuple:
     axes.plot(steps, curve["return"], style, color=color, label=name)
     axes.fill_between(steps, curve["low"], curve["high"], color=color, alpha=0.15, linewidth=0)
     return steps[-1], curve["return"][-1], name, color
+
+
+def draw_published(axes, rows: list[dict]) -> list[tuple]:
+    """Draw published learning curves of the rows' algorithms. Returns their last points."""
+    ends = []
+    scripts = [row["script"] for row in rows]
+    for algorithm, curve in PUBLISHED_CURVES.get(rows[0]["environment"], {}).items():
+        script = algorithm.partition(",")[0].lower()
+        if script in scripts:
+            name = f"published: {algorithm}, greedy"
+            ends.append(draw_curve(axes, curve, name, COLORS[script], ":"))
+    return ends
 
 
 def name_curves(axes, ends: list[tuple]) -> None:
@@ -640,7 +666,7 @@ def planned_cost(name: str, plans: dict) -> str:
     if name not in plans:
         return ""
     plan = plans[name]
-    planned = DATA["planned"][name]
+    planned = PLANNED[name]
     steps = f", {planned['steps']} steps" if "steps" in planned else ""
     least = show_cost(plan["seconds"], plan["memory"])
     return f"# Planned for {planned['seeds']} seeds{steps} on one H100, not measured: {least}."

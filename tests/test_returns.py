@@ -215,7 +215,7 @@ def test_scores_under_other_rules_are_shown_and_not_compared():
 def test_threshold_is_half_of_the_score_that_a_row_is_compared_with():
     row = make_row(row="sac/mujoco_hopper", script="sac", environment="Hopper-v4")
     assert returns_page.threshold_of(row | {"total_timesteps": 300_000}) == 1200  # SAC's, not PPO's
-    assert returns_page.threshold_of(row | {"total_timesteps": 100_000}) is None
+    assert returns_page.threshold_of(row | {"total_timesteps": 50_000}) is None
     cost = row | {"script": "ppo_continuous", "environment": "Reacher-v4"}
     assert returns_page.threshold_of(cost | {"total_timesteps": 1_000_000}) == -8.2
 
@@ -299,6 +299,24 @@ def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatc
     public = "published: PPO, 500 at 1e5"
     assert styles == {"ppo/cartpole": "-", "ppo/cartpole, greedy": "--", public: ":"}
     assert {text.get_text() for text in figures[0].axes[0].texts} == set(styles)
+
+
+def test_figure_has_published_curves_of_its_algorithms(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
+    )
+    row = make_row(row="sac/mujoco_ant@1e5", script="sac", environment="Ant-v4")
+    row["total_timesteps"] = 100_000
+    returns_page.draw([row], tmp_path / "figure.png")
+    lines = {line.get_label(): line for line in figures[0].axes[0].get_lines()}
+    assert set(lines) == {
+        "sac/mujoco_ant@1e5",
+        "published: SAC, 747 at 1e5",
+        "published: SAC, greedy",
+    }
+    steps, returns = lines["published: SAC, greedy"].get_data()
+    assert (steps[-1], returns[-1]) == (299_988, 3532.5)
 
 
 @pytest.mark.parametrize(
