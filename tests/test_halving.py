@@ -16,7 +16,7 @@ from support.tiers import slow
 from support.trees import assert_same
 
 from onejit import compilation, scripts, statistics, sweep
-from onejit.sweep import execution, halving, pictures, search
+from onejit.sweep import execution, gather, halving, pictures, search
 
 SMALL = [
     "q_learning_gridworld",
@@ -444,6 +444,26 @@ def test_killed_before_trials_are_chosen(halved, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(halving, "choose", interrupt)
         run(HALVING, tmp_path / "run")
+    sweep.main(["--resume", tmp_path / "run"])
+    assert_same_results(tmp_path / "run", halved)
+
+
+@pytest.mark.slow
+def test_killed_while_the_runs_of_a_rung_are_gathered(halved, tmp_path, monkeypatch):
+    """From the second of the folders that they lie in."""
+    folders = []
+    take = gather.take
+
+    def take_and_stop(folder, *args):
+        folders.append(folder)
+        if len(folders) == 2:
+            raise KeyboardInterrupt
+        return take(folder, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(gather, "take", take_and_stop)
+        run(HALVING, tmp_path / "run")
+    assert len(set(folders)) == 2
     sweep.main(["--resume", tmp_path / "run"])
     assert_same_results(tmp_path / "run", halved)
 
