@@ -7,7 +7,8 @@
 A section is written if its package is installed, and is otherwise kept as it is on the page. A
 name is on the page if a script can start the environment: it is made, and an update is traced, with
 numbers of 32 bits and of 64. EnvPool and Gymnasium have more than a thousand names, and the page
-says how to list them.
+says how to list them. Playground's robots, whose models have to be downloaded, are listed without
+a start.
 """
 
 import argparse
@@ -152,11 +153,23 @@ def library_section(module: str, title: str) -> str | None:
             importlib.import_module(f"onejit.envs.{module}")
     except ImportError:
         return None
-    names = sorted(set(gymnax.registered_envs) - before)
-    written = [started(script_for(name), name) for name in names]
+    names = set(gymnax.registered_envs) - before
+    downloads = names & robots() if module == "playground" else set()
+    written = [started(script_for(name), name) for name in sorted(names - downloads)]
     written = [name for name in written if name]
     intro = f"{len(written)} names, to be written as `onejit.envs.{module}:NAME`:"
-    return f"## {title}\n\n{intro}\n\n{listed(written)}.\n\n"
+    text = f"## {title}\n\n{intro}\n\n{listed(written)}.\n\n"
+    if downloads:
+        text += f"{len(downloads)} robots were not started, because they download their models:\n\n"
+        text += listed(f"`{name}`" for name in sorted(downloads)) + ".\n\n"
+    return text
+
+
+def robots() -> set[str]:
+    """The names of Playground whose models do not come with the package."""
+    from mujoco_playground import locomotion, manipulation
+
+    return {*locomotion.ALL_ENVS, *manipulation.ALL_ENVS}
 
 
 def listed(names) -> str:
