@@ -69,15 +69,8 @@ ROWS = {
     if (ROOT / config_of(name)).exists()
 }
 
-# Of a plan for a GPU: {row: its seeds and, if not the config's, its steps}. The rows that are sized
-# for a GPU come first. EnvPool steps its environments on the CPU, so they cannot be planned.
-PLANNED = DATA["planned"] | {
-    name: {"seeds": seeds}
-    for name, seeds in ROWS.items()
-    if "@" not in name
-    and name not in DATA["planned"]
-    and "onejit.envs.envpool" not in (ROOT / config_of(name)).read_text()
-}
+# Of a plan for a GPU: {row: its seeds and, if not the config's, its steps}.
+PLANNED = DATA["planned"] | {name: {"seeds": ROWS[name]} for name in DATA["planned_too"]}
 
 
 def read_rows(folder: Path) -> list[dict]:
