@@ -42,6 +42,9 @@ class Program(NamedTuple):
     whole: Any  # sharding of arrays that every device has
     # as `start`, with the shortest warm-up; compiled when it is called
     restart: Any = None
+    # (carry, updates done) -> carry, after every `exchange_interval` updates; None without any
+    exchange: Any = None
+    exchange_interval: int = 0
 
 
 # --- functions ---
@@ -262,19 +265,24 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
 
 
 def compile_slices(
-    compile_size, total: int, size: int | None, memory_gib: float | None, seconds: dict
+    compile_size,
+    total: int,
+    size: int | None,
+    memory_gib: float | None,
+    seconds: dict,
+    step: int | None = None,
 ):
     """`(program, description)` for `total` runs in slices of `size`.
 
-    By default they are the largest slices that fit in memory. Adds the time to `seconds`
-    {"compile"}. Raises ValueError.
+    By default they are the largest slices that fit in memory, multiples of `step`, which by default
+    keeps all devices busy. Adds the time to `seconds` {"compile"}. Raises ValueError.
     """
     begun = time.perf_counter()
     memory = free_memory(memory_gib)
     if size:
         program = compile_size(size)
     else:
-        program = largest_slice(compile_size, total, smallest_slice(total), memory)
+        program = largest_slice(compile_size, total, step or smallest_slice(total), memory)
     took = time.perf_counter() - begun
     seconds["compile"] += took
     slices = plural(number_of_slices(total, program.size), "slice")

@@ -3,6 +3,7 @@
 import sys
 import time
 
+import numpy as np
 from tqdm import tqdm
 
 from onejit.hosts import is_first
@@ -72,6 +73,15 @@ def progress_bar(total: int, disable: bool):
     if disable or sys.stderr.isatty():
         return tqdm(total=total, unit="step", unit_scale=True, disable=disable)
     return Lines(total)
+
+
+def note_of_returns(progress, returns) -> str:
+    """The range of the last `returns` [runs] and the best return so far. Empty if all are NaN."""
+    if np.isnan(returns).all():
+        return ""
+    best = max(getattr(progress, "best_return", -np.inf), np.nanmax(returns))
+    progress.best_return = best
+    return f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}, best {best:.4g}"
 
 
 def seconds_left(progress) -> float:

@@ -136,6 +136,9 @@ def train_slice(
     `interval` seconds unless `interval` is 0, and one at the end if `save_last` is set. Process 0
     decides when, because clocks differ. A signal in `caught` ends training with a checkpoint and
     raises `Stopped`. The times are added to `seconds` {"train", "evaluate"}.
+
+    A program with an exchange has the current `floats` in its carry. After every
+    `program.exchange_interval` updates, `program.exchange` changes the carry.
     """
     if seconds is None:
         seconds = {"train": 0.0, "evaluate": 0.0}
@@ -155,6 +158,9 @@ def train_slice(
         last = min(done + chunk, end)
         if eval_interval:
             last = min(last, (done // eval_interval + 1) * eval_interval)
+        if program.exchange is not None:
+            last = min(last, (done // program.exchange_interval + 1) * program.exchange_interval)
+            floats = carry["population"]["floats"]
         trained = {name: carry[name] for name in ("runner_state", "metrics")}
         carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
         metrics = read(carry["metrics"], done, last)
@@ -170,6 +176,8 @@ def train_slice(
         seconds["evaluate"] += time.perf_counter() - ended
         if is_first():
             watch(done, last, metrics, returns)
+        if program.exchange is not None and last % program.exchange_interval == 0:
+            carry = jax.block_until_ready(program.exchange(carry, last))
 
         done = last
         now = time.perf_counter()

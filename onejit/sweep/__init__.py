@@ -4,6 +4,8 @@
     onejit sweep ppo --gamma one-minus-log-uniform 0.9 0.999 --samples 64 --num-seeds 16
     onejit sweep ppo --lr log-uniform 1e-5 1e-2 --ent-coef uniform 0 0.05 --optuna tpe --samples 64
     onejit sweep path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
+    onejit sweep ppo --lr log-uniform 1e-5 1e-2 --pbt --samples 32 --exploit-interval 10
+    onejit sweep --replay RUN_DIR
     onejit sweep --resume RUN_DIR
     onejit sweep --merge RUN_DIR RUN_DIR ...
 
@@ -16,6 +18,8 @@ Each combination of the other fields is a compile group of its own. With `--optu
 `--batch` trials is proposed from the returns of the batches before it. With `--halving ETA` only
 the best 1/ETA of the trials go on at each of several rungs. `--part I/N` trains some of the trials,
 and `--merge` joins the results of all parts. `--storage` shares a study of Optuna's between sweeps.
+With `--pbt` the samples are agents of a population, which copy each other and change their floats.
+`--replay` trains new seeds with the floats over time that a population has found.
 `onejit sweep SCRIPT --help` lists all flags; docs/sweep.md describes the results.
 """
 
@@ -35,7 +39,15 @@ from onejit.errors import (
 )
 from onejit.progress import progress_bar
 from onejit.signals import Stopped, catching_signals, stopping
-from onejit.sweep import execution, halving, merge, results, search
+from onejit.sweep import (
+    execution,
+    halving,
+    merge,
+    population,
+    population_results,
+    results,
+    search,
+)
 from onejit.sweep.request import (
     Group,
     Options,
@@ -67,7 +79,9 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     for group in groups:
         with naming_the_field(request.script, group.config):  # before anything is compiled
             request.script.make_learner(group.config)
-    if options.halving:
+    if options.pbt:
+        steps_total = population.plan(request)
+    elif options.halving:
         steps_total = halving.plan(request, groups)
     else:
         steps_total = sum(group.steps(len(group.trials) * options.num_seeds) for group in groups)
@@ -93,7 +107,10 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
         proposals = f", {options.batch} at a time by Optuna" if options.optuna else ""
         if options.part:
             trials += f", part {options.part} of {plural(len(request.trials), 'trial')},"
-        print(f"{trials} in {size}{proposals}")
+        if options.pbt:
+            print(population.describe(request))
+        else:
+            print(f"{trials} in {size}{proposals}")
         if options.halving:
             print(halving.describe(request, groups))
     if options.optuna:
@@ -104,7 +121,10 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
 def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, caught) -> None:
     """Train all groups. A directory in which nothing was begun is removed."""
     try:
-        execution.run_groups(request, groups, bar, caught)
+        if request.options.pbt:
+            population.train(request, bar, caught)
+        else:
+            execution.run_groups(request, groups, bar, caught)
     except Exception as error:
         nothing_begun = is_new and not request.record["slices"]
         if nothing_begun and not isinstance(error, Stopped):
@@ -125,9 +145,12 @@ def main(words) -> Path:
         failures_in_one_line(TOOL),
         contextlib.ExitStack() as until_the_end,
     ):
-        _, hosts_options, _ = command_line.split_words(words)
-        hosts.connect(hosts_options)  # before importing a script, which starts JAX
-        request = read_request(words, until_the_end, description=__doc__)
+        if words[:1] == ["--replay"]:
+            request = population.read_replay(words[1:], ["sweep", *words])
+        else:
+            _, hosts_options, _ = command_line.split_words(words)
+            hosts.connect(hosts_options)  # before importing a script, which starts JAX
+            request = read_request(words, until_the_end, description=__doc__)
         if request is None:
             return Path(words[1])
         run_dir = request.run_dir
@@ -145,7 +168,8 @@ def main(words) -> Path:
         ):
             with errors_in_one_line(TOOL, kinds=(ValueError,)), bar:
                 run_groups(request, groups, is_new, bar, caught)
-            is_any_left = hosts.only_first(results.write_results, request)
+            write_results = population_results if request.options.pbt else results
+            is_any_left = hosts.only_first(write_results.write_results, request)
     if not is_any_left:
         exit_as_diverged(TOOL, run_dir)
     return run_dir

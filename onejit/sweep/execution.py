@@ -14,7 +14,7 @@ from onejit import compilation, hosts, slices, statistics, tracking
 from onejit.checkpoints import damage_of, open_checkpoints
 from onejit.configs import plain
 from onejit.files import write
-from onejit.progress import count_restored
+from onejit.progress import count_restored, note_of_returns
 from onejit.run_directory import steps_of, timesteps_until, write_record
 from onejit.signals import Stopped
 from onejit.sweep.gather import gather
@@ -164,9 +164,8 @@ def train_slice(
         notes = []
         if options.halving:
             notes.append(f"rung {group.rung + 1}, {plural(len(group.trials), 'trial')}")
-        if not np.isnan(returns).all():
-            notes.append(f"return {np.nanmin(returns):.4g} to {np.nanmax(returns):.4g}")
-        progress.set_postfix_str(", ".join(notes), refresh=False)
+        notes.append(note_of_returns(progress, returns))
+        progress.set_postfix_str(", ".join(filter(None, notes)), refresh=False)
         count(request, progress, (last_update - first_update) * steps)
 
     earlier = None

@@ -5,8 +5,10 @@ from collections import Counter
 
 import matplotlib
 import numpy as np
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from onejit import statistics
 from onejit.learning_curve import learning_curve
@@ -184,4 +186,71 @@ def draw_heat_map(ranked: list, title: str, file) -> None:
     axes.margins(0.2 if is_grid else 0.05)
     axes.set_title(title, fontsize="medium")
     figure.colorbar(points, label="final return, interquartile mean")
+    figure.savefig(file, format="png", dpi=150)
+
+
+# --- population-based training ---
+
+
+def over_time(axes, begins, ends, values, returns, norm):
+    """A horizontal line for each agent and stretch, coloured by its return.
+
+    `values` and `returns` are [agents, stretches]. Stretches without a return are grey.
+    """
+    starts = np.broadcast_to(begins, values.shape)
+    stops = np.broadcast_to(ends, values.shape)
+    points = np.stack([starts, values, stops, values], axis=-1).reshape(-1, 2, 2)
+    colors = matplotlib.colormaps["viridis"].with_extremes(bad="0.8")
+    lines = LineCollection(points, cmap=colors, norm=norm, linewidth=1.5)
+    lines.set_array(np.ma.masked_invalid(returns.reshape(-1)))
+    return axes.add_collection(lines)
+
+
+def draw_population(
+    title: str, *, begins, ends, parent, returns, schedule, distributions, ancestors, file
+) -> None:
+    """The lineage of a population, and each float over time, coloured by the return.
+
+    `parent`, `returns` and each field of `schedule` are [agents, stretches]. The winner's lineage,
+    `ancestors` [stretches], is a black line.
+    """
+    returns = without_infinite(returns)
+    agents, stretches = parent.shape
+    rows = 1 + len(schedule)
+    figure = Figure(figsize=(8, 3 + 2 * rows), layout="constrained")
+    panels = figure.subplots(
+        rows, 1, sharex=True, squeeze=False, height_ratios=[1.6] + [1] * len(schedule)
+    )[:, 0]
+    middle = returns[np.isfinite(returns)]
+    low, high = np.percentile(middle, [5, 100]) if len(middle) else (0.0, 1.0)
+    norm = Normalize(low, high)
+
+    numbers = np.broadcast_to(np.arange(agents)[:, None], parent.shape).astype(float)
+    lines = over_time(panels[0], begins, ends, numbers, returns, norm)
+    children, when = np.nonzero(parent[:, 1:] != numbers[:, 1:])
+    copies = np.stack(
+        [begins[when + 1], parent[children, when + 1], begins[when + 1], children], axis=-1
+    )
+    copies = LineCollection(copies.reshape(-1, 2, 2), color="0.5", linewidth=0.4, alpha=0.6)
+    panels[0].add_collection(copies)
+    panels[0].set(ylabel="agent", ylim=(-0.5, agents - 0.5))
+    panels[0].yaxis.set_major_locator(MaxNLocator(integer=True))
+
+    steps = np.stack([begins, ends], axis=1).reshape(-1)
+    style = {"color": "black", "linewidth": 5.0, "zorder": 1, "label": "ancestors of the winner"}
+    panels[0].plot(steps, np.repeat(ancestors, 2), **style)
+    for axes, (name, values) in zip(panels[1:], schedule.items(), strict=True):
+        kind, *bounds = distributions[name]
+        is_mirrored = kind == "one-minus-log-uniform"
+        shown = 1.0 - values if is_mirrored else values
+        over_time(axes, begins, ends, shown, returns, norm)
+        axes.plot(steps, np.repeat(shown[ancestors, np.arange(stretches)], 2), **style)
+        axes.set_yscale("linear" if kind == "uniform" else "log")
+        axes.set_ylim(*sorted(1.0 - bound if is_mirrored else bound for bound in bounds))
+        axes.set_ylabel(f"1 - {name}" if is_mirrored else name)
+    panels[0].set_title(title, loc="left", fontsize="medium")
+    panels[0].set_xlim(begins[0], ends[-1])
+    panels[-1].set_xlabel("environment steps per agent")
+    panels[0].legend(frameon=False, fontsize="small", loc="lower right", bbox_to_anchor=(1, 1))
+    figure.colorbar(lines, ax=list(panels), label="return since the last exchange", aspect=40)
     figure.savefig(file, format="png", dpi=150)

@@ -41,6 +41,13 @@ class Options:
     rungs: int | None = None
     # timesteps of an agent in the first rung of --halving, instead of --rungs
     first_rung: int | None = None
+    # population-based training: --samples is the size of a population, --num-seeds the number of
+    # independent populations
+    pbt: tyro.conf.FlagCreatePairsOff[bool] = False
+    # updates between exchanges of --pbt; must divide the number of updates
+    exploit_interval: int | None = None
+    # agents of --pbt that copy another one keep their own replay and episodes
+    keep_replay: tyro.conf.FlagCreatePairsOff[bool] = False
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
     # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-PID by default
     run_dir: Path | None = None
@@ -155,6 +162,7 @@ def check_options(script, swept: dict[str, list[str]], options: Options) -> None
             f"samples = {options.samples}: needs a field to draw, with {kinds}, or --optuna"
         )
     check_halving(swept, options)
+    check_population(script, swept, options)
     check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna, ()))
     check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
     if options.optuna == "cmaes" and len(drawn) < 2:
@@ -222,6 +230,36 @@ def check_halving(swept: dict[str, list[str]], options: Options) -> None:
         )
 
 
+def check_population(script, swept: dict[str, list[str]], options: Options) -> None:
+    """Raise ValueError if options of --pbt do not fit together."""
+    if not options.pbt:
+        if options.exploit_interval is not None:
+            raise ValueError(f"exploit_interval = {options.exploit_interval}: goes with --pbt")
+        if options.keep_replay:
+            raise ValueError("keep_replay: goes with --pbt")
+        return
+    for name in ("optuna", "halving", "part", "track"):
+        value = getattr(options, name)
+        if value is not None:
+            raise ValueError(f"{name} = {value}: does not go with --pbt")
+    for name, words in swept.items():
+        if not is_float(script, name):
+            raise ValueError(
+                f"{name}: is not a float field; agents of different shapes cannot exchange, so "
+                "--pbt needs a single value"
+            )
+        if words[0] not in DISTRIBUTIONS:
+            kinds = ", ".join(DISTRIBUTIONS)
+            raise ValueError(f"{name}: is a list of values; --pbt needs {kinds} LOW HIGH")
+    if options.samples < 4:
+        raise ValueError(
+            f"samples = {options.samples}: must be at least 4 with --pbt, whose agents exchange by "
+            "quarters"
+        )
+    if options.exploit_interval is None:
+        raise ValueError("pbt: needs --exploit-interval, the updates between exchanges")
+
+
 def read_request(
     words: list[str], until_the_end: contextlib.ExitStack, description: str = ""
 ) -> Request | None:
@@ -247,7 +285,9 @@ def read_request(
     for env_name in dict.fromkeys(map(run_directory.env_name_of, [request.config, *trials])):
         local_modules.check_environment(run_dir, record, env_name, given.trust)
     memory = given.memory or request.options.memory
-    options = dataclasses.replace(request.options, memory=memory)
+    options = dataclasses.replace(
+        request.options, memory=memory, **record.get("replay_options", {})
+    )
     return request._replace(options=options, run_dir=run_dir, record=record)
 
 
@@ -265,7 +305,10 @@ def make_request(script, words: list[str], description: str) -> Request:
     check_options(script, swept, options)
     trials = []
     if not options.optuna:
-        trials = make_trials(script, swept, options.samples, options.seed)
+        samples = options.samples
+        if options.pbt:  # a trial is an agent, which begins with values of its own
+            samples *= options.num_seeds
+        trials = make_trials(script, swept, samples, options.seed)
     check_part(len(trials), options)
     record = {"words": join_flags(split_flags(words))}
     return Request(script, config, options, options.run_dir, swept, trials, record, [], {})

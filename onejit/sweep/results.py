@@ -232,22 +232,32 @@ def keep_agents_of(request: Request, result: Result) -> None:
     first = request.groups[number].trials.index(trial) * seeds
     agents = read_agents(request.run_dir, number, range(first, first + seeds))
 
+    about = {"trial": trial}
+    if result.rung is not None:
+        about["rung"] = result.rung
+        about["num_updates"] = result.metrics["episodes"].shape[1]
+    trained = {"metrics": result.metrics, "agent": unflatten_dict(agents, sep=".")}
+    write_run(request, f"trial-{trial}", result.config, about, trained)
+
+
+def write_run(request: Request, name: str, config, about: dict, trained: dict) -> dict:
+    """Write agents as a run of `onejit train` to `agents/NAME`. Returns its record.
+
+    `trained` is what `train.train` returns, and `about` is added to the record. Raises OSError.
+    """
     record = {name: request.record[name] for name in KEPT if name in request.record}
     record["kind"] = "trial"
-    record["settings"] = request.record["settings"] | plain(result.config)
-    record["trial"] = trial
-    if result.rung is not None:
-        record["rung"] = result.rung
-        record["num_updates"] = result.metrics["episodes"].shape[1]
+    record["settings"] = request.record["settings"] | plain(config)
     record["path"] = str(request.run_dir / Path(request.script.__file__).name)
+    record |= about
 
-    run_dir = request.run_dir / "agents" / f"trial-{trial}"
+    run_dir = request.run_dir / "agents" / name
     modules = local_modules.read_copies(request.run_dir, record, force=True)  # checked at the start
-    run_directory.begin_run(run_dir, result.config, record, request.script, modules)
-    trained = {"metrics": result.metrics, "agent": unflatten_dict(agents, sep=".")}
-    run = train.Request(request.script, result.config, request.options, run_dir, record)
+    run_directory.begin_run(run_dir, config, record, request.script, modules)
+    run = train.Request(request.script, config, request.options, run_dir, record)
     with contextlib.redirect_stdout(io.StringIO()):
         train.finish(run, trained, runner_state=None)
+    return record
 
 
 def write_pictures(request: Request, ranked: list[Result], task: str, suffix: str) -> None:

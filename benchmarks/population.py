@@ -1,0 +1,227 @@
+"""Population-based training against tuned configs and random search, with equal environment steps.
+
+    python benchmarks/population.py ppo/cartpole_fast
+    python benchmarks/population.py ppo/breakout ppo_continuous/pendulum ppo/acrobot
+    python benchmarks/population.py dqn/cartpole    # copied replays against kept ones
+    python benchmarks/population.py --render        # only the table in docs/population.md
+
+An argument is a config. Its rows are trained from seed 2000, which no tuning has seen:
+
+- tuned: the config as it is, with 5 x 32 seeds
+- random: 5 independent random searches of 32 trials with one seed; the winner of each
+- pbt: 5 populations of 32 agents with the same ranges; all agents of the final populations
+- keep_replay: as pbt, but that agents keep their own replay (dqn alone)
+
+Each agent then plays 16 greedy episodes of its own. Intervals are Student's t over the agents of
+`tuned`, over the winners of `random`, and over the means of the populations. The results are in
+benchmarks/results/population.json, and the runs in runs/population/. A row that is there is not
+trained again, and what was stopped is resumed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from returns import greedy_returns
+
+from onejit import run_directory, statistics
+
+RESULTS = ROOT / "benchmarks" / "results" / "population.json"
+PAGE = ROOT / "docs" / "population.md"
+MARKS = ("<!-- population.py -->", "<!-- end of population.py -->")
+FIRST_SEED = 2000
+EPISODES = 16
+
+LR = ["log-uniform", "1e-5", "1e-1"]
+GAMMA = ["--gamma", "one-minus-log-uniform", "0.9", "0.999"]
+OF_PPO = ["--lr", *LR, *GAMMA, "--gae-lambda", "uniform", "0.5", "1"]
+OF_PPO += ["--ent-coef", "log-uniform", "1e-4", "1e-1"]
+OF_DQN = ["--lr", *LR, *GAMMA, "--epsilon-finish", "log-uniform", "1e-3", "0.3"]
+TASKS = {  # ranges, and updates between exchanges
+    "ppo/cartpole_fast": (OF_PPO, 10),
+    "ppo/breakout": (OF_PPO, 2),
+    "ppo_continuous/pendulum": (OF_PPO, 4),
+    "ppo/acrobot": (OF_PPO, 4),
+    "dqn/cartpole": (OF_DQN, 625),
+}
+ROWS = {
+    "tuned": "tuned config",
+    "random": "random search, the winners",
+    "pbt": "PBT, all agents",
+    "pbt_best": "PBT, the best agents",
+    "keep_replay": "PBT with kept replays, all agents",
+    "keep_replay_best": "PBT with kept replays, the best agents",
+}
+
+
+# --- training ---
+
+
+def run(words: list[str], run_dir: Path) -> dict:
+    """Run a command of onejit to its end, unless it has finished. Returns its record."""
+    record = run_dir / "run.json"
+    if record.is_file():
+        words = [words[0], "--resume", str(run_dir)]
+        if "finished" in json.loads(record.read_text()):
+            return json.loads(record.read_text())
+    else:
+        words = [*words, "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "onejit", *words]
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return json.loads(record.read_text())
+
+
+def play(run_dir: Path, seed: int) -> np.ndarray:
+    """Mean greedy returns of the agents of a run, -inf if they have diverged: [agents]."""
+    script, config, agents = run_directory.load_run(run_dir)
+    returns = greedy_returns(script, config, agents, EPISODES, seed).mean(axis=1)
+    return np.where(statistics.diverged(agents), -np.inf, returns)
+
+
+def summary(values: np.ndarray, all_agents: np.ndarray, record: dict, steps: int) -> dict:
+    """A row. The interval is over `values`, and the worst agent is one of `all_agents`."""
+    mean, low, high = statistics.mean_interval(values)
+    numbers = {"mean": mean, "low": low, "high": high, "worst": all_agents.min()}
+    row = {name: float(value) if np.isfinite(value) else None for name, value in numbers.items()}
+    return row | {
+        "values": [float(value) if np.isfinite(value) else None for value in values],
+        "agents": len(all_agents),
+        "steps": steps,
+        "command": record["command"],
+        "commit": record["commit"],
+        "device": record["device"],
+        "seconds": record["seconds"],
+    }
+
+
+def measure_tuned(sweep: list[str], folder: Path, sizes) -> dict:
+    script, config = sweep
+    seeds = sizes.populations * sizes.agents
+    words = [f"--num-seeds={seeds}", f"--seed={FIRST_SEED}", "--eval-episodes=0"]
+    record = run(["train", script, *config, *words], folder / "tuned")
+    greedy = play(folder / "tuned", FIRST_SEED)
+    return {"tuned": summary(greedy, greedy, record, record["steps_done"])}
+
+
+def measure_random(sweep: list[str], ranges: list[str], folder: Path, sizes) -> dict:
+    script, config = sweep
+    winners = []
+    steps = 0
+    for search in range(sizes.populations):
+        run_dir = folder / f"random-{search}"
+        words = [f"--samples={sizes.agents}", "--num-seeds=1", f"--seed={FIRST_SEED + search}"]
+        words += ["--keep=1"]
+        record = run(["sweep", script, *config, *ranges, *words], run_dir)
+        steps += record["steps_done"]
+        (agents,) = (run_dir / "agents").iterdir()
+        winners.append(play(agents, FIRST_SEED + search)[0])
+    winners = np.array(winners)
+    return {"random": summary(winners, winners, record, steps)}
+
+
+def measure_pbt(name, sweep, ranges, interval, folder: Path, sizes) -> dict:
+    script, config = sweep
+    words = ["--pbt", f"--samples={sizes.agents}", f"--num-seeds={sizes.populations}"]
+    words += [f"--exploit-interval={interval}", f"--seed={FIRST_SEED}"]
+    if name == "keep_replay":
+        words.append("--keep-replay")
+    run_dir = folder / name
+    record = run(["sweep", script, *config, *ranges, *words], run_dir)
+    of_agents = np.load(run_dir / "evaluation.npy").mean(axis=2)
+    greedy = record["greedy return"]
+    rows = {}
+    for suffix, which in {"": "all agents", "_best": "best agents"}.items():
+        values = np.array(greedy[which]["of_populations"], float)
+        worst = of_agents.reshape(-1) if which == "all agents" else values
+        rows[name + suffix] = summary(values, worst, record, record["steps_done"])
+    return rows
+
+
+def measure(task: str, name: str, sizes) -> dict:
+    """The rows of a task that a name of ROWS stands for."""
+    ranges, interval = TASKS[task]
+    folder = sizes.folder / task.replace("/", "-")
+    config = ["--config", str((ROOT / "configs" / f"{task}.yaml").relative_to(ROOT))]
+    if sizes.timesteps:
+        config.append(f"--total-timesteps={sizes.timesteps}")
+    sweep = (task.split("/")[0], config)
+    if name == "tuned":
+        return measure_tuned(sweep, folder, sizes)
+    if name == "random":
+        return measure_random(sweep, ranges, folder, sizes)
+    return measure_pbt(name, sweep, ranges, sizes.interval or interval, folder, sizes)
+
+
+# --- the table ---
+
+
+def make_table(results: dict) -> str:
+    lines = [
+        "| config | method | greedy return | worst agent | steps | s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task, rows in results.items():
+        for name, label in ROWS.items():
+            if name not in rows:
+                continue
+            row = rows[name]
+            numbers = [np.nan if row[key] is None else row[key] for key in ("mean", "low", "high")]
+            worst = "not finite" if row["worst"] is None else f"{row['worst']:.4g}"
+            seconds = row["seconds"]["compile"] + row["seconds"]["train"]
+            cells = [task, label, statistics.show(*numbers), worst, f"{row['steps']:.3g}"]
+            lines.append(f"| {' | '.join(cells)} | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def write_page(table: str) -> None:
+    text = PAGE.read_text()
+    before, _, rest = text.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tasks", nargs="*", metavar="CONFIG", help=", ".join(TASKS))
+    parser.add_argument("--agents", type=int, default=32, help="of a population")
+    parser.add_argument("--populations", type=int, default=5)
+    parser.add_argument("--timesteps", type=int, help="of an agent, instead of the config's")
+    parser.add_argument("--interval", type=int, help="updates between exchanges")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "population")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the page has only its own")
+    parser.add_argument("--render", action="store_true", help="only write the page")
+    args = parser.parse_args()
+    unknown = set(args.tasks) - set(TASKS)
+    if unknown:
+        parser.error(f"{unknown.pop()} is none of {', '.join(TASKS)}")
+
+    results = json.loads(args.results.read_text()) if args.results.is_file() else {}
+    for task in args.tasks:
+        rows = results.setdefault(task, {})
+        names = ["tuned", "random", "pbt"]
+        if task.startswith("dqn/"):
+            names.append("keep_replay")
+        for name in names:
+            if name not in rows:
+                rows |= measure(task, name, args)
+                args.results.write_text(json.dumps(results, indent=1) + "\n")
+    table = make_table(results)
+    print(table)
+    if args.results == RESULTS and results:
+        write_page(table)
+
+
+if __name__ == "__main__":
+    main()
