@@ -109,6 +109,13 @@ SAC_MUJOCO = {
     "q_lr": 1e-3,
     "hidden_sizes": (256, 256),
 }
+CROSSQ_MUJOCO = SAC_MUJOCO | {
+    "num_steps": 3,
+    "gradient_steps": 3,
+    "policy_delay": 3,
+    "policy_lr": 1e-3,
+    "critic_hidden_sizes": (256, 256),
+}
 REJAX = {"batch_size": 256, "buffer_size": 20_000}
 HALF_CHEETAH = "onejit.envs.envpool:HalfCheetah-v4"
 
@@ -598,28 +605,41 @@ def sac_mujoco(options, steps):
 
 SBX = """
 import sys, time, gymnasium, sbx
-agent = sbx.SAC("MlpPolicy", gymnasium.make("HalfCheetah-v4"), learning_rate=3e-4,
+algorithm = getattr(sbx, sys.argv[1])
+agent = algorithm("MlpPolicy", gymnasium.make("HalfCheetah-v4"), learning_rate=float(sys.argv[2]),
     qf_learning_rate=1e-3, batch_size=256, buffer_size=1_000_000, learning_starts=256,
     policy_kwargs={"net_arch": [256, 256]})
 agent.learn(512)
 begun = time.perf_counter()
-agent.learn(int(sys.argv[1]), reset_num_timesteps=False)
+agent.learn(int(sys.argv[3]), reset_num_timesteps=False)
 print(time.perf_counter() - begun)
 """
 
 
-def sac_sbx(options, steps):
-    """As sac_mujoco. sbx has compiled and filled its replay when its clock starts."""
+def sac_sbx(options, steps, script="sac", algorithm="SAC", settings=SAC_MUJOCO):
+    """As sac_mujoco. sbx has compiled and filled its replay when its clock starts.
+
+    Several agents of sbx train one after the other.
+    """
     if not is_installed("envpool") or not options.sbx_python:
         return None, None
-    steps_of_sbx = steps - SAC_MUJOCO["learning_starts"]
-    command = [options.sbx_python, "-c", SBX, str(steps_of_sbx)]
+    steps_of_sbx = steps - settings["learning_starts"]
+    command = [options.sbx_python, "-c", SBX]
+    command += [algorithm, str(settings["policy_lr"]), str(steps_of_sbx)]
 
     def run(keys):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return float(done.stdout.split()[-1])
+        seconds = 0.0
+        for _ in keys:
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            seconds += float(done.stdout.split()[-1])
+        return seconds
 
-    return Training("sac", steps, env_name=HALF_CHEETAH, **SAC_MUJOCO), Timed(run)
+    return Training(script, steps, env_name=HALF_CHEETAH, **settings), Timed(run)
+
+
+def crossq_sbx(options, steps):
+    """CrossQ with the same networks; sbx's policy is trained in every third step by default."""
+    return sac_sbx(options, steps, "crossq", "CrossQ", CROSSQ_MUJOCO)
 
 
 def envpool_steps(options, steps, num_envs=64):

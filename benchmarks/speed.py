@@ -15,10 +15,10 @@
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn
 against PureJaxQL; sac and td3 against rejax; mappo against JaxMARL; alphazero against Pgx's
-example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx against sbx;
-envpool_steps against a plain loop over EnvPool; gridworld against a plain port. If a peer is
-missing, its rows are skipped with a message. benchmarks/peers.py has the hyperparameters and says
-what is put back in the peers' files for newer packages.
+example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx and
+crossq_sbx against sbx; envpool_steps against a plain loop over EnvPool; gridworld against a plain
+port. If a peer is missing, its rows are skipped with a message. benchmarks/peers.py has the
+hyperparameters and says what is put back in the peers' files for newer packages.
 
 The contestants are `jit(vmap(train))` of both on one device, as a peer's own README runs its seeds
 (a single seed without `vmap`). With several seeds and several devices (each CPU core is one), the
@@ -67,7 +67,8 @@ ROWS = {
     "ppo_torch": Row(peers.ppo_torch, (1,), (1,), 100_000, 512, "CleanRL, CartPole"),
     "ppo_mujoco": Row(peers.ppo_mujoco, (1,), (1,), 20_480, 2048),
     "sac_mujoco": Row(peers.sac_mujoco, (1,), (1,), 8192, 2),
-    "sac_sbx": Row(peers.sac_sbx, (1,), (1,), 8192, 2),
+    "sac_sbx": Row(peers.sac_sbx, (1, 8), (1,), 16_384, 2),
+    "crossq_sbx": Row(peers.crossq_sbx, (1, 8), (1,), 16_384, 6),
     "envpool_steps_8": Row(peers.envpool_steps_8, (1,), (1,), 40_960, 64),
     "envpool_steps": Row(peers.envpool_steps, (1,), (1,), 81_920, 64),
     "ppo_minatar": Row(peers.ppo_minatar, (1, 8), (256,), 131_072, 8192, "PureJaxRL, Breakout"),
@@ -76,8 +77,8 @@ ROWS = {
     "ppo_rnn": Row(peers.ppo_rnn, (1, 8), (256,), 65_536, 512, "PureJaxRL, CartPole"),
     "dqn": Row(peers.dqn, (1, 8), (256,), 200_000, 10, "PureJaxRL, CartPole"),
     "pqn": Row(peers.pqn, (1, 8), (256,), 262_144, 2048, "PureJaxQL, CartPole"),
-    "sac": Row(peers.sac, (1, 8), (64,), 16_384, 2, "rejax, Pendulum"),
-    "td3": Row(peers.td3, (1, 8), (64,), 16_384, 2, "rejax, Pendulum"),
+    "sac": Row(peers.sac, (1, 8), (64,), 65_536, 2, "rejax, Pendulum"),
+    "td3": Row(peers.td3, (1, 8), (64,), 65_536, 2, "rejax, Pendulum"),
     "mappo": Row(peers.mappo, (1, 8), (256,), 409_600, 2048, "JaxMARL, simple_spread"),
     "alphazero": Row(peers.alphazero, (1,), (1,), 4096, 1024, "Pgx, connect_four"),
     "gridworld": Row(peers.gridworld, (1, 8, 30), (4096,), 200_000, 1000, "a plain port"),
