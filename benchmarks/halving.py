@@ -63,6 +63,7 @@ def main():
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--samples", type=int, default=64, help="number of trials")
     parser.add_argument("--eta", type=int, default=3, help="1/eta of the trials go on")
+    parser.add_argument("--timesteps", type=int, help="of an agent, instead of the config's")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "halving")
     args = parser.parse_args()
 
@@ -73,6 +74,8 @@ def main():
     for task in args.tasks:
         script = task.split("/")[0]
         config = ["--config", str(ROOT / "configs" / f"{task}.yaml")]
+        if args.timesteps:
+            config.append(f"--total-timesteps={args.timesteps}")
         sweep = ["sweep", script, *config, *TASKS[task], f"--samples={args.samples}"]
         for name, options in {"full": [], "halving": ["--halving", str(args.eta)]}.items():
             folder = args.folder / f"{task.replace('/', '-')}-{name}"

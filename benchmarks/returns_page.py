@@ -53,13 +53,18 @@ COLORS = {  # scripts that share an environment differ
 # --- rows ---
 
 
+def config_name(name: str) -> str:
+    """SCRIPT/CONFIG of a row SCRIPT/CONFIG, SCRIPT/CONFIG@STEPS or SCRIPT/CONFIG+VARIANT."""
+    return re.split(r"[@+]", name)[0]
+
+
 def config_of(name: str) -> Path:
     """The file of a row's config, from the root of the repository."""
-    return Path("configs", name.partition("@")[0] + ".yaml")
+    return Path("configs", config_name(name) + ".yaml")
 
 
 def file_of(name: str) -> Path:
-    return MEASURED / f"{name.replace('/', '_').replace('@', '_')}.json"
+    return MEASURED / f"{re.sub(r'[/@+]', '_', name)}.json"
 
 
 # {row: seeds}. A row whose config is not there yet is none.
@@ -86,7 +91,7 @@ def read_measured() -> list[dict]:
 
 def tuning_of(row: dict) -> dict:
     """What was tried for the config of a row, and the base seeds of these trials."""
-    return DATA["tuning"].get(row["row"].partition("@")[0], {"tried": "not recorded", "seeds": []})
+    return DATA["tuning"].get(config_name(row["row"]), {"tried": "not recorded", "seeds": []})
 
 
 def read_plans() -> dict:
@@ -399,7 +404,8 @@ def summary(rows: list[dict]) -> str:
     lines = []
     for environment, of_it in by_environment(rows).items():
         for row in of_it:
-            lines.append([environment, row["script"], *summary_of(row)])
+            script = " ".join([row["script"], *row["row"].split("+")[1:]])
+            lines.append([environment, script, *summary_of(row)])
             environment = ""  # stands once
     head = ["environment", "script", "steps", "return", "failed", "state"]
     return markdown(head, lines)
@@ -427,6 +433,32 @@ def peers_table(peers: dict) -> str:
             cells.append(f"{mean}, {min(returns):.4g}")
         lines.append([*cells, peer])
     return markdown(head, lines)
+
+
+def pairs_table(rows: list[dict]) -> str:
+    """Rows that were trained with the same seeds, in pairs. Empty if none is measured.
+
+    The difference is the mean over the seeds with its 95 % interval, by Student's t.
+    """
+    head = ["first", "second", "return", "first, mean", "second, mean", "second minus first"]
+    head.append("second ahead")
+    rows = {row["row"]: row for row in rows if "seed" in row}
+    lines = []
+    for names in DATA["pairs"]:
+        if not set(names) <= set(rows):
+            continue
+        pair = [rows[name] for name in names]
+        if pair[0]["seed"] != pair[1]["seed"]:
+            continue
+        for kind in kinds(pair[0]):
+            both = [values_of(row, kind) for row in pair]
+            count = min(map(len, both))
+            first, second = (values[:count] for values in both)
+            means = [statistics.show(*mean_of(values)) for values in (first, second)]
+            difference = statistics.show(*mean_of(second - first))
+            ahead = f"{(second > first).sum()} of {count}"
+            lines.append([*names, kind.replace("_", " "), *means, difference, ahead])
+    return markdown(head, lines) if lines else ""
 
 
 def sources_table(rows: list[dict]) -> str:
@@ -614,6 +646,9 @@ def page(rows: list[dict], plans: dict) -> str:
     if PEERS_FILE.exists():
         peers = json.loads(PEERS_FILE.read_text())
         parts += ["## The peers' own code", TEXT["with_peers"], peers_table(peers)]
+    pairs = pairs_table(rows)
+    if pairs:
+        parts += ["## The same seeds", TEXT["pairs"], pairs]
     parts += ["## Thresholds", thresholds(rows)]
     parts += ["## Sources of published scores", TEXT["sources_intro"], sources_table(rows)]
     machines = {f"- {row['processor']}, {row['device']}: {versions(row)}" for row in rows}
@@ -634,6 +669,8 @@ def versions(row: dict) -> str:
 def update_readme(text: str, rows: list[dict]) -> str:
     """The README with the numbers of these rows in its table of scripts."""
     for row in rows:
+        if "+" in row["row"]:
+            continue
         kind = kinds(row)[0]
         values = values_of(row, kind)
         numbers = f"{statistics.show_number(mean_of(values)[0])}, worst {values.min():.4g}"
@@ -687,7 +724,7 @@ def update_configs(rows: list[dict], plans: dict) -> dict[Path, str]:
     result = {}
     for name in [*ROWS, *plans]:
         path = ROOT / config_of(name)
-        name = name.partition("@")[0]  # what more steps took is on the page
+        name = config_name(name)  # what more steps took is on the page
         costs = [took.get(name, ""), planned_cost(name, plans)]
         result[path] = update_config(path.read_text(), costs)
     return result

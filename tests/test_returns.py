@@ -363,6 +363,34 @@ def test_cost_of_a_row():
     assert returns_page.update_config("# What.\nlr: 1\n", [took]) == f"# What.\n{took}\nlr: 1\n"
 
 
+def test_pairs_are_compared_seed_by_seed(monkeypatch):
+    monkeypatch.setitem(returns_page.DATA, "pairs", [["ppo/catch", "ppo_rnn/catch+x"]])
+    first = make_row(row="ppo/catch", seed=2000, episodes_at_end=9.0)
+    first |= {"final_return": [1.0, 2.0, 9.0], "greedy_return": [3.0, 3.0, 3.0]}
+    second = first | {"row": "ppo_rnn/catch+x", "final_return": [3.0, 3.0]}
+    lines = returns_page.pairs_table([first, second]).splitlines()
+    assert lines[2] == (
+        "| ppo/catch | ppo_rnn/catch+x | final return | 1.5 (-4.853 to 7.853) | 3 (3 to 3)"
+        " | 1.5 (-4.853 to 7.853) | 2 of 2 |"
+    )
+    assert "| greedy return |" in lines[3] and lines[3].endswith("| 0 (0 to 0) | 0 of 3 |")
+    assert returns_page.pairs_table([first, second | {"seed": 3000}]) == ""
+    assert returns_page.pairs_table([first]) == ""
+
+
+def test_a_variant_is_its_config_with_flags():
+    name = "ppo_rnn/bandit+no_memory"
+    assert str(returns_page.config_of(name)) == "configs/ppo_rnn/bandit.yaml"
+    assert returns_page.file_of(name).name == "ppo_rnn_bandit_no_memory.json"
+    script, flags = returns.load(name)
+    assert script.__file__.endswith("/ppo_rnn.py")
+    assert flags == ["--config", "configs/ppo_rnn/bandit.yaml", "--cell", "none"]
+    assert returns.settings_of(name)["cell"] == "none"
+    readme = "([B](configs/ppo_rnn/bandit.yaml), 1e5 steps: 1.0, worst 0.5"
+    row = make_row(row=name, script="ppo_rnn", environment="BernoulliBandit-misc")
+    assert returns_page.update_readme(readme, [row | {"total_timesteps": 100_000}]) == readme
+
+
 def test_rows_have_configs():
     data = returns_page.DATA
     rows = set(data["rows"])
@@ -372,7 +400,7 @@ def test_rows_have_configs():
     coming = {row for row in rows if "/mujoco_" in row or row == "dqn/seaquest@5e6"}
     assert rows - coming <= set(returns_page.ROWS) <= rows
     assert set(data["below"]) | set(data["notes"]) <= set(returns_page.ROWS)
-    assert set(data["tuning"]) <= {row.partition("@")[0] for row in rows}
+    assert set(data["tuning"]) <= set(map(returns_page.config_name, rows))
 
 
 def test_each_row_below_what_is_published_says_why():
