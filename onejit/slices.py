@@ -161,6 +161,7 @@ def train_slice(
         if program.exchange is not None:
             last = min(last, (done // program.exchange_interval + 1) * program.exchange_interval)
             floats = carry["population"]["floats"]
+        length = last - done
         trained = {name: carry[name] for name in ("runner_state", "metrics")}
         carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
         metrics = read(carry["metrics"], done, last)
@@ -184,7 +185,7 @@ def train_slice(
         stop = latest(caught)
         is_time = stop > 0 or 0 < interval <= now - saved_at
         due = save_last if done == end else is_time
-        chunk, due = agree([length_of_next_chunk(chunk, ended - begun), due])
+        chunk, due = agree([length_of_next_chunk(length, ended - begun), due])
         if due:
             if is_first():
                 before_save()

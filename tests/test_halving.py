@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
+from support.files import ROOT
 from support.tiers import slow
 from support.trees import assert_same
 
@@ -171,6 +174,18 @@ def test_one_program_for_each_rung(tmp_path, monkeypatch, capfd):
     assert "halving: 9 trials to 600, 3 trials to 1,800, 1 trial to 5,400 timesteps" in said
     for rung, updates in enumerate(("0 to 3", "3 to 9", "9 to 27"), start=1):
         assert f"rung {rung}" in said and f"updates {updates} of 27" in said
+
+
+@pytest.mark.slow
+def test_two_devices(halved, tmp_path):
+    """Trials that go on are gathered from both devices, with the numbers of one device."""
+    command = [sys.executable, "-m", "onejit", "sweep", *HALVING, f"--run-dir={tmp_path / 'run'}"]
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"JAX_NUM_CPU_DEVICES": "2"})
+    assert "2 x cpu" in record_of(tmp_path / "run")["device"]
+    assert record_of(tmp_path / "run")["slices"] == [18, 6, 2]
+    of_two = metrics_of(tmp_path / "run")
+    for name, values in metrics_of(halved).items():
+        np.testing.assert_allclose(of_two[name], values, rtol=1e-3)
 
 
 # --- results ---
@@ -348,6 +363,7 @@ def test_rungs_count_the_warm_up():
         ([*SWEEP, "--halving=100"], "halving = 100"),
         ([*SWEEP, "--rungs=2"], "rungs = 2: goes with --halving"),
         ([*SWEEP, "--first-rung=1000"], "first_rung = 1000: goes with --halving"),
+        ([*SWEEP, "--keep-stopped"], "keep_stopped: goes with --halving"),
         ([*HALVING, "--rungs=1"], "rungs = 1: at least 2"),
         ([*HALVING, "--rungs=5"], "rungs = 5: more than 4"),
         ([*HALVING, "--rungs=2000000000"], "rungs = 2000000000: more than 4"),
@@ -515,3 +531,60 @@ def test_optuna_stopped_and_resumed(stop_at, tmp_path):
         run(words, tmp_path / "run")
     sweep.main(["--resume", tmp_path / "run"])
     assert_same_results(tmp_path / "run", whole)
+
+
+# --- more survivors ---
+
+
+@pytest.mark.slow
+def test_more_survivors(full, halved, stop_at, tmp_path, capfd):
+    """Trials that were stopped go on from where they were, bit for bit as in a full sweep."""
+    run_dir = run([*HALVING, "--keep-stopped"], tmp_path / "run")
+    assert rows_of(run_dir) == rows_of(halved)
+    sweep.main(["--resume", run_dir])  # there is nothing left to do
+    assert rows_of(run_dir) == rows_of(halved)
+    for numbers, words in {
+        ("5",): "must be 2 numbers",
+        ("2", "1"): "the number for rung 2 must be from 3 to 9",
+        ("5", "6"): "the number for rung 3 must be from 1 to 5",
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            sweep.main(["--resume", run_dir, "--survivors", *numbers])
+        assert stop.value.code == 2 and words in capfd.readouterr().err
+        assert "finished" in record_of(run_dir)
+
+    with pytest.MonkeyPatch.context() as patch:  # stopped within the second rung of two more trials
+        patch.setattr(execution, "count", execution.count)
+        stop_at((9 * 3 + 3 * 6 + 1 * 18 + 3) * 2 * 200)
+        with pytest.raises(SystemExit) as stop:
+            sweep.main(["--resume", run_dir, "--survivors", "5", "2"])
+    assert stop.value.code == 143
+    sweep.main(["--resume", run_dir])
+
+    metrics = metrics_of(run_dir)
+    whole = metrics_of(full)
+    five = best_of(whole, list(range(9)), 3, 5)
+    two = best_of(whole, five, 9, 2)
+    for row in rows_of(run_dir):
+        trial = int(row["trial"])
+        end = 27 if trial in two else 9 if trial in five else 3
+        assert int(row["trial_updates"]) == end
+        for name in set(metrics) - {"steps_per_update", "warmup_timesteps"}:
+            assert metrics[name][trial, :, :end].tobytes() == whole[name][trial, :, :end].tobytes()
+    record = record_of(run_dir)
+    assert record["steps_done"] == record["steps_total"] == (9 * 3 + 5 * 6 + 2 * 18) * 2 * 200
+    sweep.main(["--resume", run_dir, "--survivors", "9", "9"])
+    for name in set(metrics) - {"steps_per_update", "warmup_timesteps"}:
+        assert metrics_of(run_dir)[name].tobytes() == whole[name].tobytes()
+    agents = {path.name for path in (run_dir / "agents").iterdir()}
+    assert agents == {path.name for path in (full / "agents").iterdir()}
+
+
+@pytest.mark.slow
+def test_survivors_without_checkpoints(tmp_path, capfd):
+    run_dir = run(HALVING, tmp_path / "run")
+    with pytest.raises(SystemExit) as stop:
+        sweep.main(["--resume", run_dir, "--survivors", "5", "2"])
+    assert stop.value.code == 2
+    assert "survivors = 5 2: needs a sweep with --keep-stopped" in capfd.readouterr().err
+    assert "finished" in record_of(run_dir)

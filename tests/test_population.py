@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -19,7 +20,7 @@ from support.files import ROOT
 from support.tiers import slow
 from support.trees import assert_same
 
-from onejit import compilation, scripts, statistics, sweep
+from onejit import compilation, progress, scripts, statistics, sweep
 from onejit.sweep import execution, population, population_results
 from onejit.sweep.exchange import (
     Exchange,
@@ -383,6 +384,13 @@ def test_lineage_of_the_winner(trained):
     assert len(record["schedule"]["lr"]) == 9
 
 
+def test_progress_shows_the_best_return_so_far():
+    bar = progress.Lines(100)
+    assert progress.note_of_returns(bar, np.array([np.nan])) == ""
+    assert progress.note_of_returns(bar, np.array([1.0, 3.0])) == "return 1 to 3, best 3"
+    assert progress.note_of_returns(bar, np.array([np.nan, 2.0])) == "return 2 to 2, best 3"
+
+
 # --- resuming, slices and devices ---
 
 
@@ -418,7 +426,7 @@ def assert_same_results(run_dir: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("updates", [3, 10, 26])
+@pytest.mark.parametrize("updates", [3, 10, 22])
 def test_stopped_and_resumed(trained, stop_at, tmp_path, updates):
     stop_at(updates)
     with pytest.raises(SystemExit) as stop:
@@ -500,19 +508,57 @@ def test_slices_hold_whole_populations(trained, tmp_path, monkeypatch, stop_at, 
     np.testing.assert_allclose(other[..., :10], at_once[..., :10], rtol=1e-3)
 
 
-@pytest.mark.slow
-def test_two_devices(tmp_path):
-    """An exchange crosses devices, with the same parents and numbers as on one device."""
-    words = [*SWEEP[:-1], "--num-seeds=1"]  # half of the population is on each device
-    run(words, tmp_path / "one")
-    command = [sys.executable, "-m", "onejit", "sweep", *words, f"--run-dir={tmp_path / 'two'}"]
-    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"JAX_NUM_CPU_DEVICES": "2"})
-    assert "2 x cpu" in record_of(tmp_path / "two")["device"]
-    of_two = read_schedule(tmp_path / "two")
-    is_crossing = (of_two["parent"] < 4) != (np.arange(8) < 4)[None, :, None]
+ONE = [*SWEEP[:-1], "--num-seeds=1"]  # half of the population is on each of two devices
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    return run(ONE, tmp_path_factory.mktemp("one") / "run")
+
+
+def start(num_devices: int, run_dir: Path, *words) -> subprocess.Popen:
+    command = [sys.executable, "-m", "onejit", "sweep", *ONE, f"--run-dir={run_dir}", *words]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(num_devices), "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment)
+
+
+def assert_crosses_and_agrees(run_dir: Path, other: Path) -> None:
+    """Agents of each half copy agents of the other one, with the numbers of one device."""
+    schedule = read_schedule(run_dir)
+    is_crossing = (schedule["parent"] < 4) != (np.arange(8) < 4)[None, :, None]
     assert is_crossing.any()
-    for name, values in read_schedule(tmp_path / "one").items():
-        np.testing.assert_allclose(of_two[name], values, rtol=1e-3)
+    for name, values in read_schedule(other).items():
+        np.testing.assert_allclose(schedule[name], values, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_two_devices(on_one_device, tmp_path):
+    assert start(2, tmp_path / "run").wait() == 0
+    assert "2 x cpu" in record_of(tmp_path / "run")["device"]
+    assert_crosses_and_agrees(tmp_path / "run", on_one_device)
+
+
+@pytest.mark.slow
+def test_two_processes(on_one_device, tmp_path):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    words = [f"--coordinator=127.0.0.1:{port}", "--num-processes=2"]
+    processes = [start(1, tmp_path / "run", *words, f"--process-id={i}") for i in range(2)]
+    try:
+        assert [process.wait(timeout=600) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    assert_crosses_and_agrees(tmp_path / "run", on_one_device)
+
+
+@pytest.mark.slow
+def test_many_exchanges(tmp_path):
+    """The length of the next chunk must not grow with each exchange, beyond all numbers."""
+    words = [SMALL[0], "--num-steps=2", "--total-timesteps=1600", *LR, "--samples=4"]
+    words += ["--pbt", "--exploit-interval=1", "--num-seeds=1"]
+    assert len(record_of(run(words, tmp_path / "run"))["schedule"]["lr"]) == 800
 
 
 # --- replay ---

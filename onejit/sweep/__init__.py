@@ -4,7 +4,7 @@
     onejit sweep ppo --gamma one-minus-log-uniform 0.9 0.999 --samples 64 --num-seeds 16
     onejit sweep ppo --lr log-uniform 1e-5 1e-2 --ent-coef uniform 0 0.05 --optuna tpe --samples 64
     onejit sweep path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
-    onejit sweep ppo --lr log-uniform 1e-5 1e-2 --pbt --samples 32 --exploit-interval 10
+    onejit sweep ppo --lr log-uniform 1e-5 1e-2 --pbt --samples 32 --exploit-interval 16
     onejit sweep --replay RUN_DIR
     onejit sweep --resume RUN_DIR
     onejit sweep --merge RUN_DIR RUN_DIR ...
@@ -115,7 +115,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
             print(halving.describe(request, groups))
     if options.optuna:
         return search.propose_groups(request)
-    return halving.rungs(request, groups) if options.halving else groups
+    return halving.all_rungs(request, groups) if options.halving else groups
 
 
 def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, caught) -> None:
