@@ -926,6 +926,7 @@ def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
         ([*SMALL, "--total-timesteps=10"], "total_timesteps"),
         ([*SMALL[:-1], "--num-seeds=0"], "num_seeds = 0"),
         ([*SMALL, "--seed=-1"], "seed = -1"),
+        ([*SMALL, "--seed=4294967296"], "seed = 4294967296"),
         ([*SMALL, "--eval-episodes=-1"], "eval_episodes = -1"),
         ([*SMALL, "--checkpoint-interval=-1"], "checkpoint_interval = -1"),
         ([SMALL[0], "--env-name=Nowhere"], "--env-name Nowhere"),
