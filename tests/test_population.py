@@ -678,3 +678,14 @@ def test_replay_refuses(trained, tmp_path, capfd, more, words):
     message = capfd.readouterr().err
     assert stop.value.code == 2 and message.count("\n") == 1 and words in message
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flag", ["--pbt", "--exploit-interval=9", "--samples=16", "--lr=0.1"])
+def test_resume_refuses_other_flags(trained, capfd, flag):
+    before = (trained / "run.json").read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        sweep.main(["--resume", trained, flag])
+    message = capfd.readouterr().err
+    assert stop.value.code == 2 and message.count("\n") == 1
+    assert f"{flag}: is not a flag" in message
+    assert (trained / "run.json").read_bytes() == before

@@ -127,6 +127,14 @@ def perturb(key, values, kind: str, low: float, high: float):
     return jnp.clip(jnp.where(is_redrawn, drawn, changed), low, high)
 
 
+def change_floats(distributions: dict, key, floats: dict) -> dict:
+    """New values of `floats` {field: [n]}, which children have copied."""
+    changed = {}
+    for index, (name, distribution) in enumerate(distributions.items()):
+        changed[name] = perturb(jax.random.fold_in(key, index), floats[name], *distribution)
+    return changed
+
+
 # --- the exchange ---
 
 
@@ -185,15 +193,14 @@ def exchange_agents(exchange: Exchange, carry, done):
     kept = {name: getattr(state, name) for name in own_fields(state, exchange.keeps_replay)}
     copied = copy_rows(state._replace(**dict.fromkeys(kept)), child_runs, parent_runs)
 
-    floats = dict(population["floats"])
-    for index, (name, distribution) in enumerate(exchange.distributions.items()):
-        keys = jax.vmap(jax.random.fold_in, (0, None))(float_keys, index)
-        of_parents = floats[name][parent_runs].reshape(children.shape)
-        changed = jax.vmap(lambda key, values, d=distribution: perturb(key, values, *d))(
-            keys, of_parents
-        )
-        changed = jnp.where(is_replaced, changed.reshape(-1), of_parents.reshape(-1))
-        floats[name] = floats[name].at[child_runs].set(changed)
+    of_parents = {name: values[parent_runs] for name, values in population["floats"].items()}
+    changed = jax.vmap(partial(change_floats, exchange.distributions))(
+        float_keys, {name: values.reshape(children.shape) for name, values in of_parents.items()}
+    )
+    floats = {}
+    for name, values in population["floats"].items():
+        new = jnp.where(is_replaced, changed[name].reshape(-1), of_parents[name])
+        floats[name] = values.at[child_runs].set(new)
     population["floats"] = floats
 
     # the columns of the next stretch; at the end there is none, and nothing is written
