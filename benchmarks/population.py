@@ -116,17 +116,20 @@ def measure_tuned(sweep: list[str], folder: Path, sizes) -> dict:
 def measure_random(sweep: list[str], ranges: list[str], folder: Path, sizes) -> dict:
     script, config = sweep
     winners = []
-    steps = 0
+    records = []
     for search in range(sizes.populations):
         run_dir = folder / f"random-{search}"
         words = [f"--samples={sizes.agents}", "--num-seeds=1", f"--seed={FIRST_SEED + search}"]
         words += ["--keep=1"]
         record = run(["sweep", script, *config, *ranges, *words], run_dir)
-        steps += record["steps_done"]
+        records.append(record)
         (agents,) = (run_dir / "agents").iterdir()
         winners.append(play(agents, FIRST_SEED + search)[0])
     winners = np.array(winners)
-    return {"random": summary(winners, winners, record, steps)}
+    seconds = [record["seconds"] for record in records]
+    total = {"seconds": {name: sum(of_one[name] for of_one in seconds) for name in seconds[0]}}
+    steps = sum(record["steps_done"] for record in records)
+    return {"random": summary(winners, winners, records[0] | total, steps)}
 
 
 def measure_pbt(name, sweep, ranges, interval, folder: Path, sizes) -> dict:
