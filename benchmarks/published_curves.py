@@ -22,7 +22,7 @@ from onejit import statistics
 FILES = {"CrossQ, critics of 2048 units": "crossq.csv", "SAC": "sac.csv"}
 ENVIRONMENTS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Ant-v4", "Humanoid-v4"]
 FARTHEST = 300_000  # steps
-NEAREST = 9_999  # steps between two points of a curve, at least; the first point is at step 1
+NEAREST = 10_000  # steps between two points of a curve, at least, and before the first one
 
 
 def read(file: Path) -> dict:
@@ -41,11 +41,11 @@ def thinned(returns_at: dict) -> dict:
     """A curve in the form of returns.py's rows, `returns_at` is `{step: returns}`."""
     curve = {"steps": [], "return": [], "low": [], "high": []}
     seeds = max(map(len, returns_at.values()))
+    last = 0
     for step in sorted(returns_at):
-        if step > FARTHEST or len(returns_at[step]) < seeds:
+        if not last + NEAREST <= step <= FARTHEST or len(returns_at[step]) < seeds:
             continue
-        if curve["steps"] and step < curve["steps"][-1] + NEAREST:
-            continue
+        last = step
         curve["steps"].append(step)
         point = np.round(statistics.mean_interval(np.array(returns_at[step])), 1).tolist()
         for key, value in zip(("return", "low", "high"), point, strict=True):
