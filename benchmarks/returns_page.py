@@ -454,7 +454,7 @@ def pairs_table(rows: list[dict]) -> str:
             both = [values_of(row, kind) for row in pair]
             count = min(map(len, both))
             first, second = (values[:count] for values in both)
-            means = [statistics.show(*mean_of(values)) for values in (first, second)]
+            means = [show_interval(row | {kind: row[kind][:count]}, kind) for row in pair]
             difference = statistics.show(*mean_of(second - first))
             ahead = f"{(second > first).sum()} of {count}"
             lines.append([*names, kind.replace("_", " "), *means, difference, ahead])

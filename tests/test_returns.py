@@ -374,6 +374,8 @@ def test_pairs_are_compared_seed_by_seed(monkeypatch):
         " | 1.5 (-4.853 to 7.853) | 2 of 2 |"
     )
     assert "| greedy return |" in lines[3] and lines[3].endswith("| 0 (0 to 0) | 0 of 3 |")
+    monkeypatch.setitem(returns_page.DATA, "best", {"CartPole-v1": 3})
+    assert "| 1.5 (1 to 2) b |" in returns_page.pairs_table([first, second])
     assert returns_page.pairs_table([first, second | {"seed": 3000}]) == ""
     assert returns_page.pairs_table([first]) == ""
 
