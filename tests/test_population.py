@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -567,18 +568,34 @@ def test_many_exchanges(tmp_path):
 # --- replay ---
 
 
+SCHEDULE = {
+    "lr": [0.1, 0.9, 0.3, 0.05, 0.5, 0.1, 0.2, 0.3, 0.4],
+    "gamma": [0.9, 0.5, 0.95, 0.6, 0.8, 0.9, 0.7, 0.9, 0.6],
+    "epsilon": [0.5, 0.1, 0.9, 0.2, 0.3, 0.1, 0.0, 0.1, 0.2],
+}
+
+
 @pytest.fixture(scope="module")
-def replayed(trained, tmp_path_factory):
+def found(trained, tmp_path_factory):
+    """A sweep whose winner has had other floats in each stretch."""
+    run_dir = tmp_path_factory.mktemp("found") / "run"
+    shutil.copytree(trained, run_dir)
+    record = record_of(run_dir) | {"schedule": SCHEDULE}
+    (run_dir / "run.json").write_text(json.dumps(record))
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def replayed(found, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("replay") / "run"
-    return sweep.main(["--replay", trained, "--num-seeds=3", f"--run-dir={run_dir}"])
+    return sweep.main(["--replay", found, "--num-seeds=3", f"--run-dir={run_dir}"])
 
 
 @pytest.mark.slow
-def test_replay_follows_the_schedule(trained, replayed):
+def test_replay_follows_the_schedule(found, replayed):
     """As a plain loop over updates, with the floats of each stretch."""
     script = scripts.load_script("q_learning_gridworld")
-    schedule = record_of(trained)["schedule"]
-    settings = yaml.safe_load((trained / "config.yaml").read_text())
+    settings = yaml.safe_load((found / "config.yaml").read_text())
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
     key = jax.random.split(jax.random.key(1), 3)[2]  # the sweep's seed + 1
 
@@ -590,24 +607,24 @@ def test_replay_follows_the_schedule(trained, replayed):
     state = script.make_learner(script.Config(**fields))[0](key)
     expected = []
     for i in range(27):
-        floats = {name: jnp.float32(values[i // 3]) for name, values in schedule.items()}
+        floats = {name: jnp.float32(values[i // 3]) for name, values in SCHEDULE.items()}
         state, metrics = update(state, floats)
         expected.append(metrics["q_value"])
     run_dir = replayed / "agents" / "replay"
-    found = np.load(run_dir / "metrics.npz")["q_value"]
-    assert found.shape == (3, 27)
-    np.testing.assert_allclose(found[2, :10], expected[:10], rtol=1e-3)
+    q_value = np.load(run_dir / "metrics.npz")["q_value"]
+    assert q_value.shape == (3, 27)
+    np.testing.assert_allclose(q_value[2, :10], expected[:10], rtol=1e-3)
     assert np.load(run_dir / "evaluation.npy").shape == (3, 16)
     record = record_of(replayed)
-    assert record["greedy return"]["seeds"] == 3 and record["replay"]["of"] == str(trained)
+    assert record["greedy return"]["seeds"] == 3 and record["replay"]["of"] == str(found)
     rows = list(csv.DictReader((replayed / "schedule.csv").open()))
-    assert [float(row["lr"]) for row in rows] == schedule["lr"]
+    assert [float(row["lr"]) for row in rows] == SCHEDULE["lr"]
 
 
 @pytest.mark.slow
-def test_replay_stopped_and_resumed(trained, replayed, stop_at, tmp_path):
+def test_replay_stopped_and_resumed(found, replayed, stop_at, tmp_path):
     stop_at(2)
-    words = ["--replay", trained, "--num-seeds=3", f"--run-dir={tmp_path / 'run'}"]
+    words = ["--replay", found, "--num-seeds=3", f"--run-dir={tmp_path / 'run'}"]
     with pytest.raises(SystemExit) as stop:
         sweep.main(words)
     assert stop.value.code == 143
