@@ -97,7 +97,7 @@ def summary(values: np.ndarray, all_agents: np.ndarray, record: dict, steps: int
         "values": [float(value) if np.isfinite(value) else None for value in values],
         "agents": len(all_agents),
         "steps": steps,
-        "command": record["command"],
+        "command": record["command"].replace(f"{ROOT}/", ""),
         "commit": record["commit"],
         "device": record["device"],
         "seconds": record["seconds"],
