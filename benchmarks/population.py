@@ -21,7 +21,6 @@ trained again, and what was stopped is resumed.
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,6 +31,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from halving import GAMMA, LR, OF_PPO, run
 from returns import greedy_returns
 
 from onejit import run_directory, statistics
@@ -42,10 +42,6 @@ MARKS = ("<!-- population.py -->", "<!-- end of population.py -->")
 FIRST_SEED = 2000
 EPISODES = 16
 
-LR = ["log-uniform", "1e-5", "1e-1"]
-GAMMA = ["--gamma", "one-minus-log-uniform", "0.9", "0.999"]
-OF_PPO = ["--lr", *LR, *GAMMA, "--gae-lambda", "uniform", "0.5", "1"]
-OF_PPO += ["--ent-coef", "log-uniform", "1e-4", "1e-1"]
 OF_DQN = ["--lr", *LR, *GAMMA, "--epsilon-finish", "log-uniform", "1e-3", "0.3"]
 TASKS = {  # ranges, and updates between exchanges
     "ppo/cartpole_fast": (OF_PPO, 10),
@@ -65,20 +61,6 @@ ROWS = {
 
 
 # --- training ---
-
-
-def run(words: list[str], run_dir: Path) -> dict:
-    """Run a command of onejit to its end, unless it has finished. Returns its record."""
-    record = run_dir / "run.json"
-    if record.is_file():
-        words = [words[0], "--resume", str(run_dir)]
-        if "finished" in json.loads(record.read_text()):
-            return json.loads(record.read_text())
-    else:
-        words = [*words, "--run-dir", str(run_dir)]
-    command = [sys.executable, "-m", "onejit", *words]
-    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    return json.loads(record.read_text())
 
 
 def play(run_dir: Path, seed: int) -> np.ndarray:

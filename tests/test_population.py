@@ -491,7 +491,7 @@ def test_killed_before_results_are_complete(trained, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("of_a_slice", [1, 2])
 def test_slices_hold_whole_populations(trained, tmp_path, monkeypatch, stop_at, of_a_slice):
-    """Three populations, of which two are those of `trained`; the last slice is filled up."""
+    """There are three populations, and `trained` has the first two. The last slice is filled up."""
     monkeypatch.setattr(
         compilation,
         "largest_slice",

@@ -30,7 +30,7 @@ def draw_lane(axes, lane: int, begin: float, end: float, rate: float) -> None:
 
 
 def draw_halving(axes, rates: np.ndarray) -> None:
-    """Nine trials, of which the best third goes on at each rung."""
+    """Draw nine trials. At each rung the best third goes on."""
     ends = [0, 1, 2, 3]
     left = np.arange(LANES)
     texts = ["9 trials train", "the best 3 go on", "the best 1 has all steps"]
@@ -50,7 +50,7 @@ def draw_halving(axes, rates: np.ndarray) -> None:
 
 
 def draw_exchanges(axes, rates: np.ndarray) -> None:
-    """Nine agents, of which the worst two copy the best two at each exchange."""
+    """Draw nine agents. At each exchange the worst two copy the best two."""
     rates = rates.copy()
     rng = np.random.default_rng(1)
     for stretch in range(4):

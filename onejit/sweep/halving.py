@@ -138,7 +138,7 @@ def plan(request: Request, groups: list[Group]) -> int:
 
 
 def check_survivors(request: Request, numbers: list[int], num_rungs: int, size: int) -> None:
-    """Raise ValueError if no more trials can go on. `numbers` are those of the later rungs."""
+    """Raise ValueError if no more trials can go on. `numbers` has the trials of each later rung."""
     text = f"survivors = {' '.join(map(str, numbers))}"
     if not request.options.keep_stopped:
         raise ValueError(f"{text}: needs a sweep with --keep-stopped, which keeps the checkpoints")
@@ -166,7 +166,7 @@ def describe(request: Request, groups: list[Group]) -> str:
 
 
 def all_rungs(request: Request, groups: list[Group]) -> Iterator[Group]:
-    """The groups of a bracket, and then those of trials that `--survivors` continues."""
+    """The groups of a bracket, then the groups of trials that `--survivors` continues."""
     yield from rungs(request, groups)
     for numbers in request.record.get("survivors", []):
         yield from more_rungs(request, numbers)
