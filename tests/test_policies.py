@@ -188,21 +188,20 @@ def test_javascript_acts(tmp_path):
         assert action == expected
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is missing")
-def test_cpp_acts(tmp_path):
-    """The page's program, for 20 observations."""
-    (code,) = re.findall(r"(?s)```cpp\n(.*?)```", PAGE)
-    (tmp_path / "policy.cpp").write_text(code)
+def check_cpp_acts(number, libraries, words, folder):
+    """The page's program of this number, for 20 observations."""
+    code = re.findall(r"(?s)```cpp\n(.*?)```", PAGE)[number]
+    (folder / "policy.cpp").write_text(code)
     build = ["g++", "-O2", "-std=c++17", "-Wall", "-Werror", "-o", "policy", "policy.cpp"]
-    subprocess.run(build, cwd=tmp_path, check=True, timeout=100)
+    subprocess.run([*build, *libraries], cwd=folder, check=True, timeout=100)
     script, config, agents = run_directory.load_run(CARTPOLE)
     _, act = script.make_policy(config)
     agent = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), agents)
     obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     expected, _ = jax.vmap(act, in_axes=(None, None, 0))(agent, (), obs)
     done = subprocess.run(
-        ["./policy", CARTPOLE / "agent.safetensors"],
-        cwd=tmp_path,
+        ["./policy", *words],
+        cwd=folder,
         input=" ".join(map(str, obs.ravel())),
         capture_output=True,
         text=True,
@@ -210,6 +209,24 @@ def test_cpp_acts(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal([int(line) for line in done.stdout.split()], expected)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is missing")
+def test_cpp_acts(tmp_path):
+    """Without a library."""
+    check_cpp_acts(1, [], [CARTPOLE / "agent.safetensors"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ONNXRUNTIME" not in os.environ, reason="ONNXRUNTIME names no C++ release")
+def test_cpp_acts_with_onnx_runtime(tmp_path):
+    """With the unpacked release of ONNX Runtime that the variable names."""
+    needs_onnx("onnx")
+    release = os.environ["ONNXRUNTIME"]
+    export_command.main(CARTPOLE, format="onnx", out=tmp_path / "cartpole.onnx")
+    libraries = [f"-I{release}/include", f"-L{release}/lib", "-lonnxruntime"]
+    libraries += [f"-Wl,-rpath,{release}/lib"]
+    check_cpp_acts(0, libraries, ["cartpole.onnx"], tmp_path)
 
 
 # --- all scripts ---

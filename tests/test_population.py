@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import yaml
 from support.files import ROOT
+from support.refusals import assert_sweep_refuses
 from support.tiers import slow
 from support.trees import assert_same
 
@@ -674,14 +675,7 @@ NO_PBT = [*SMALL, *LR, "--samples=8"]
     ],
 )
 def test_refuses(args, words, tmp_path, capfd):
-    with pytest.raises(SystemExit) as stop:
-        run(args, tmp_path / "run")
-    message = capfd.readouterr().err
-    assert stop.value.code == 2
-    assert message.count("\n") == 1 and message.startswith("onejit sweep: error: "), message
-    for word in words.split():
-        assert word in message, message
-    assert not (tmp_path / "run").exists()
+    assert_sweep_refuses(args, words, tmp_path / "run", capfd)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from safetensors.numpy import load_file
 from support.compilation import jit_quickly
 from support.event_files import events
 from support.files import ROOT
+from support.refusals import assert_sweep_refuses
 from support.tiers import slow
 from support.trees import assert_same
 
@@ -755,14 +756,7 @@ def test_memory_grows_with_runs():
 )
 def test_refuses(args, words, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit) as stop:
-        sweep.main([*args, f"--run-dir={tmp_path / 'run'}"] if args else args)
-    message = capfd.readouterr().err
-    assert stop.value.code == 2
-    assert message.count("\n") == 1 and message.startswith("onejit sweep: error: "), message
-    for word in words.split():
-        assert word in message, message
-    assert not (tmp_path / "run").exists()
+    assert_sweep_refuses(args, words, tmp_path / "run", capfd)
 
 
 def test_help(capsys):

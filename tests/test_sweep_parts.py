@@ -17,6 +17,7 @@ import pytest
 from optuna.trial import TrialState
 from safetensors.numpy import load_file
 from support.files import ROOT
+from support.refusals import assert_sweep_refuses
 from support.tiers import slow
 from support.trees import assert_same
 
@@ -353,14 +354,7 @@ def test_a_study_belongs_to_one_sweep(tmp_path):
     ],
 )
 def test_refuses(args, words, tmp_path, capfd):
-    with pytest.raises(SystemExit) as stop:
-        sweep.main([*args, f"--run-dir={tmp_path / 'run'}"])
-    message = capfd.readouterr().err
-    assert stop.value.code == 2
-    assert message.count("\n") == 1 and message.startswith("onejit sweep: error: "), message
-    for word in words.split():
-        assert word in message, message
-    assert not (tmp_path / "run").exists()
+    assert_sweep_refuses(args, words, tmp_path / "run", capfd)
 
 
 @pytest.mark.slow
