@@ -223,8 +223,11 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
 
 
 def code_has_changed() -> bool:
-    """Whether scripts or configs differ from the commit. Other rows change only the page."""
-    command = ["git", "status", "--porcelain", "--", "*.py", "configs"]
+    """Whether scripts or configs differ from the commit, comments aside.
+
+    Other rows change only pages and the comments of configs.
+    """
+    command = ["git", "diff", "HEAD", "--ignore-matching-lines=^#", "--", "*.py", "configs"]
     return bool(subprocess.run(command, cwd=ROOT, capture_output=True).stdout)
 
 

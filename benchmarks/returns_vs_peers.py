@@ -8,6 +8,7 @@
         --purejaxql purejaxql --jaxmarl JaxMARL
     PYTHONPATH=deps python benchmarks/returns_vs_peers.py sac td3 --seeds 16
     python benchmarks/returns_vs_peers.py smax_3m --jaxmarl JaxMARL --seeds 5 --peer-only
+    python benchmarks/returns_vs_peers.py crossq_walker2d --sbx-python PYTHON --seeds 4
 
 | rows | peer's code | return |
 |---|---|---|
@@ -18,6 +19,7 @@
 | simple_spread | JaxMARL, baselines/IPPO/ippo_ff_mpe.py | final |
 | cramped_room | JaxMARL, baselines/IPPO/ippo_ff_overcooked.py | final |
 | smax_3m (1e6 steps), smax_2s3z (5e5) | JaxMARL, baselines/MAPPO/mappo_rnn_smax.py | final |
+| crossq_walker2d (Walker2d-v4, 1e5 steps) | sbx, CrossQ | final |
 
 Seeds train one after the other on one device. A greedy return is the mean over 64 greedy episodes
 after training, which are the same for all agents. A final return is the mean return of the
@@ -31,6 +33,9 @@ number of agents, and this script divides them by it. Two differences remain in 
 docs/mappo.md. JaxMARL's policies do not see the number of their agent, and its critic sees it only
 in SMAX. JaxMARL has one more dense layer after the GRU.
 
+In crossq_walker2d both take their settings from configs/crossq/mujoco_walker2d.yaml. crossq.py
+steps its environment with EnvPool, sbx with Gymnasium.
+
 Results are written into --out after every seed, and a second call continues from there.
 """
 
@@ -38,6 +43,7 @@ import argparse
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -306,9 +312,60 @@ def last_tenth(values) -> float:
     return np.nanmean(values[len(values) * 9 // 10 :])
 
 
+# --- sbx, as a process ---
+
+CROSSQ_STEPS = 100_000
+
+# Takes settings as JSON, and prints the returns and the lengths of all episodes of the training.
+SBX = """
+import json, sys
+import gymnasium, sbx
+from stable_baselines3.common.monitor import Monitor
+
+settings = json.loads(sys.argv[1])
+env = Monitor(gymnasium.make(settings.pop("env_name")))
+steps = settings.pop("steps")
+sbx.CrossQ("MlpPolicy", env, **settings).learn(steps)
+print(json.dumps([env.get_episode_rewards(), env.get_episode_lengths()]))
+"""
+
+
+def crossq_row(options):
+    """Walker2d-v4. sbx trains its policy in every third step, too, unless it is told otherwise."""
+    if not options.sbx_python or not peers.is_installed("envpool"):
+        return None
+    import crossq
+
+    config = run_directory.read_config(crossq, ROOT / "configs" / "crossq" / "mujoco_walker2d.yaml")
+    config = dataclasses.replace(config, total_timesteps=CROSSQ_STEPS)
+    settings = {
+        "env_name": config.env_name.partition(":")[2],
+        "steps": CROSSQ_STEPS,
+        "learning_rate": config.policy_lr,
+        "qf_learning_rate": config.q_lr,
+        "batch_size": config.batch_size,
+        "buffer_size": config.buffer_size,
+        "learning_starts": config.learning_starts,
+        "gamma": config.gamma,
+        "policy_delay": config.policy_delay,
+        "policy_kwargs": {
+            "net_arch": {"pi": config.hidden_sizes, "qf": config.critic_hidden_sizes}
+        },
+    }
+
+    def run(seed):
+        command = [options.sbx_python, "-c", SBX, json.dumps(settings | {"seed": seed})]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        returns, lengths = json.loads(done.stdout.splitlines()[-1])
+        at_end = np.cumsum(lengths) > CROSSQ_STEPS * 0.9
+        return {"return": np.array(returns)[at_end].mean()}
+
+    return {"onejit": script_run(crossq.make_train(config)), "sbx": run}
+
+
 # --- the command ---
 
-ROWS = [*GREEDY, "hopper", *TEAMS]
+ROWS = [*GREEDY, "hopper", *TEAMS, "crossq_walker2d"]
 
 
 def make_row(name: str, options):
@@ -316,6 +373,8 @@ def make_row(name: str, options):
         return greedy_row(name, options)
     if name == "hopper":
         return hopper_row(options)
+    if name == "crossq_walker2d":
+        return crossq_row(options)
     return team_row(name, options)
 
 
@@ -325,6 +384,8 @@ def task_of(name: str) -> dict:
         return {"environment": GREEDY[name].environment, "steps": GREEDY[name].steps}
     if name == "hopper":
         return {"environment": "hopper, spring", "steps": HOPPER_STEPS}
+    if name == "crossq_walker2d":
+        return {"environment": "Walker2d-v4", "steps": CROSSQ_STEPS}
     return {"environment": name, "steps": team_config(name).total_timesteps}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 
 import jax
@@ -391,6 +392,31 @@ def test_a_variant_is_its_config_with_flags():
     readme = "([B](configs/ppo_rnn/bandit.yaml), 1e5 steps: 1.0, worst 0.5"
     row = make_row(row=name, script="ppo_rnn", environment="BernoulliBandit-misc")
     assert returns_page.update_readme(readme, [row | {"total_timesteps": 100_000}]) == readme
+
+
+@pytest.mark.parametrize(
+    "file, text, changed",
+    [
+        ("configs/ppo/small.yaml", "# 32 seeds took 3 min.\nlr: 0.1\n", False),
+        ("configs/ppo/small.yaml", "# A task.\nlr: 0.2\n", True),
+        ("ppo.py", "x = 2\n", True),
+        ("docs/results.md", "New\n", False),
+    ],
+)
+def test_comments_that_rows_write_do_not_change_the_code(
+    tmp_path, monkeypatch, file, text, changed
+):
+    files = {"configs/ppo/small.yaml": "# A task.\nlr: 0.1\n", "ppo.py": "x = 1\n"}
+    for name, contents in (files | {"docs/results.md": "Old\n"}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(contents)
+    who = ["-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "All"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(returns, "ROOT", tmp_path)
+    assert not returns.code_has_changed()
+    (tmp_path / file).write_text(text)
+    assert returns.code_has_changed() == changed
 
 
 def test_rows_have_configs():
