@@ -216,26 +216,26 @@ class BatchRenorm(nn.Module):
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
         passes = self.variable("batch_stats", "passes", jnp.zeros, (), jnp.int32)
         running_std = jnp.sqrt(running_var.value + RENORM_EPS)
-
-        if training:
-            axes = tuple(range(x.ndim - 1))
-            mean = x.mean(axis=axes)
-            var = x.var(axis=axes)
-            std = jnp.sqrt(var + RENORM_EPS)
-            scale, shift = renormalization(mean, std, running_mean.value, running_std)
-            warm = passes.value >= self.warmup
-            y = (x - mean) / std * jnp.where(warm, scale, 1.0) + jnp.where(warm, shift, 0.0)
-            if not self.is_initializing():
-                step_size = 1.0 - RENORM_MOMENTUM
-                running_mean.value += step_size * (mean - running_mean.value)
-                running_var.value += step_size * (var - running_var.value)
-                passes.value += 1
-        else:
-            y = (x - running_mean.value) / running_std
-
         gain = self.param("scale", nn.initializers.ones, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
-        return gain * y + bias
+        if not training:
+            return (x - running_mean.value) * (gain / running_std) + bias
+
+        axes = tuple(range(x.ndim - 1))
+        mean = x.mean(axis=axes)
+        centred = x - mean
+        var = jnp.square(centred).mean(axis=axes)
+        std = jnp.sqrt(var + RENORM_EPS)
+        scale, shift = renormalization(mean, std, running_mean.value, running_std)
+        warm = passes.value >= self.warmup
+        scale = jnp.where(warm, scale, 1.0)
+        shift = jnp.where(warm, shift, 0.0)
+        if not self.is_initializing():
+            step_size = 1.0 - RENORM_MOMENTUM
+            running_mean.value += step_size * (mean - running_mean.value)
+            running_var.value += step_size * (var - running_var.value)
+            passes.value += 1
+        return centred * (gain * scale / std) + (gain * shift + bias)
 
 
 class Mlp(nn.Module):
