@@ -431,6 +431,15 @@ def test_rows_have_configs():
     assert set(data["tuning"]) <= set(map(returns_page.config_name, rows))
 
 
+def test_pairs_have_equal_steps_and_those_of_one_algorithm_equal_settings():
+    for names in returns_page.DATA["pairs"]:
+        first, second = map(returns.settings_of, names)
+        fields = {"env_name", "total_timesteps"}
+        if names[1].startswith("dpo_continuous"):
+            fields = set(first) & set(second)
+        assert [first[name] for name in fields] == [second[name] for name in fields], names
+
+
 def test_each_row_below_what_is_published_says_why():
     rows = [json.loads(path.read_text()) for path in MEASURED]
     below = {row["row"] for row in rows if returns_page.state(row) == "below"}
