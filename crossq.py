@@ -453,11 +453,11 @@ def make_learner(config: Config):
 
         actor_variables = actor.init(actor_key, obs, training=True)
         critic_variables = jax.vmap(init_critic)(jax.random.split(critic_key, 2))
-        log_ent_coef = jnp.log(jnp.maximum(config.ent_coef, 1e-4))  # from 0 it could not grow
+        ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-4)  # from 0 it could not grow
         params = {
             "actor": actor_variables["params"],
             "critics": critic_variables["params"],
-            "log_ent_coef": log_ent_coef,
+            "log_ent_coef": jnp.log(ent_coef),
         }
         batch_stats = {
             "actor": actor_variables["batch_stats"],

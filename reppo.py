@@ -418,10 +418,12 @@ def make_learner(config: Config):
         env_keys = jax.random.split(env_key, config.num_envs)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
         action = jnp.zeros((config.num_envs, actor.action_dim))
+        ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-8)  # log(0) would not learn
+        kl_coef = jnp.maximum(jnp.float32(config.kl_coef), 1e-8)
         policy_params = {
             "actor": actor.init(actor_key, obs),
-            "log_ent_coef": jnp.log(jnp.maximum(config.ent_coef, 1e-8)),  # log(0) would not learn
-            "log_kl_coef": jnp.log(jnp.maximum(config.kl_coef, 1e-8)),
+            "log_ent_coef": jnp.log(ent_coef),
+            "log_kl_coef": jnp.log(kl_coef),
         }
         params = {"critic": critic.init(critic_key, obs, action), "policy": policy_params}
         opt_state = {

@@ -390,11 +390,11 @@ def make_learner(config: Config):
         noise = jax.random.normal(noise_key, (config.num_envs, actor.action_dim))
 
         init_critics = jax.vmap(critic.init, in_axes=(0, None, None))
-        log_ent_coef = jnp.log(jnp.maximum(config.ent_coef, 1e-4))  # from 0 it could not grow
+        ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-4)  # from 0 it could not grow
         params = {
             "actor": actor.init(actor_key, obs),
             "critics": init_critics(jax.random.split(critic_key, 2), obs, noise),
-            "log_ent_coef": log_ent_coef,
+            "log_ent_coef": jnp.log(ent_coef),
         }
         opt_state = {
             "actor": actor_optimizer.init(params["actor"]),

@@ -354,10 +354,12 @@ def test_every_float_can_be_swept(script):
 # --- randomness ---
 
 
-def test_no_random_key_is_made_in_the_learner(script, monkeypatch):
-    """All of them come from the key of the agent.
+def test_a_learner_makes_no_random_key_and_keeps_all_types(script, monkeypatch):
+    """All keys come from the key of the agent.
 
-    Else a draw would be the same in all updates and for all seeds.
+    Else a draw would be the same in all updates and for all seeds. An update that changes a type,
+    such as a weak one, is compiled again when it takes what it has returned. The types of an
+    environment's state are its own.
     """
     init, update = script.make_learner(shifted_config(script))
     make_key = jax.random.key
@@ -370,7 +372,11 @@ def test_no_random_key_is_made_in_the_learner(script, monkeypatch):
         return make_key(*args, **kwargs)
 
     monkeypatch.setattr(jax.random, "key", refuse)
-    jax.eval_shape(update, jax.eval_shape(init, make_key(0)))
+    state = jax.eval_shape(init, make_key(0))
+    after, _ = jax.eval_shape(update, state)
+    for name in set(state._fields) - set(state.episode_fields):
+        before, new = (jax.tree.map(jax.typeof, getattr(x, name)) for x in (state, after))
+        assert new == before, name
 
 
 # --- policies: played by the tools, through the contract ---
