@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import typing
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -145,8 +146,10 @@ def check_options(options) -> None:
             raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
 
 
-def parse_with(script, words: list[str], options, description: str):
+def parse_with(script, words: list[str], options, command_name: str, description: str):
     """`(config, options, hosts)` from the flags of a script, of `options` and of `Hosts`.
+
+    `command_name` is "train", "sweep" or "plan".
 
     Raises ValueError.
     """
@@ -161,7 +164,11 @@ def parse_with(script, words: list[str], options, description: str):
 
     words = read_flags(script, words, options, Hosts)
     config, options, hosts = parse(
-        command, words, description=description, config=(tyro.conf.OmitArgPrefixes,)
+        command,
+        words,
+        prog=f"onejit {command_name} {Path(script.__file__).stem}",
+        description=description,
+        config=(tyro.conf.OmitArgPrefixes,),
     )
     check_config(config)
     check_options(options)

@@ -769,7 +769,14 @@ def test_help(capsys):
     assert stop.value.code == 0
     assert all(
         word in shown
-        for word in ("--samples", "--num-seeds", "--memory", "--coordinator", "log-uniform")
+        for word in (
+            "usage: onejit sweep ppo ",
+            "--samples",
+            "--num-seeds",
+            "--memory",
+            "--coordinator",
+            "log-uniform",
+        )
     )
 
 

@@ -1042,7 +1042,7 @@ def test_a_field_of_the_script_named_like_a_flag_of_onejit(tmp_path, capsys):
 def test_help(script, capsys):
     for args, words in (
         ([], ["onejit train ppo", "--resume"]),
-        (SMALL[:1], ["--cliff-reward", "--memory"]),
+        (SMALL[:1], ["usage: onejit train q_learning_gridworld ", "--cliff-reward", "--memory"]),
     ):
         with pytest.raises(SystemExit) as stop:
             __main__.main(["train", *args, "--help"])

@@ -314,7 +314,9 @@ def make_request(script, words: list[str], description: str) -> Request:
             swept[name] = values
         else:
             others[name] = values
-    config, options, _ = command_line.parse_with(script, join_flags(others), Options, description)
+    config, options, _ = command_line.parse_with(
+        script, join_flags(others), Options, "sweep", description
+    )
     check_options(script, swept, options)
     trials = []
     if not options.optuna:
