@@ -146,10 +146,10 @@ def check_options(options) -> None:
             raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
 
 
-def parse_with(script, words: list[str], options, command_name: str, description: str):
+def parse_with(script, words: list[str], options, description: str, prog: str = "onejit"):
     """`(config, options, hosts)` from the flags of a script, of `options` and of `Hosts`.
 
-    `command_name` is "train", "sweep" or "plan".
+    `--help` begins with `prog`, such as "onejit train", and the name of the script.
 
     Raises ValueError.
     """
@@ -166,7 +166,7 @@ def parse_with(script, words: list[str], options, command_name: str, description
     config, options, hosts = parse(
         command,
         words,
-        prog=f"onejit {command_name} {Path(script.__file__).stem}",
+        prog=f"{prog} {Path(script.__file__).stem}",
         description=description,
         config=(tyro.conf.OmitArgPrefixes,),
     )

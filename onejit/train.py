@@ -127,7 +127,9 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     if name == "--resume":
         return read_resumed(words, until_the_end)
     script = load_script(name)
-    config, options, _ = command_line.parse_with(script, words, Options, "train", __doc__)
+    config, options, _ = command_line.parse_with(
+        script, words, Options, __doc__, prog="onejit train"
+    )
     if options.eval_interval and not options.eval_episodes:
         raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
     check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))

@@ -304,7 +304,9 @@ def main(words) -> None:
     """Plan as the command line says."""
     name, _, words = command_line.split_words(words)
     script = load_script(name)
-    config, options, hosts = command_line.parse_with(script, words, Options, "plan", __doc__)
+    config, options, hosts = command_line.parse_with(
+        script, words, Options, __doc__, prog="onejit plan"
+    )
     if hosts != command_line.Hosts():
         raise ValueError(
             "coordinator, num_processes, process_id, distributed: a plan is for one GPU"

@@ -315,7 +315,7 @@ def make_request(script, words: list[str], description: str) -> Request:
         else:
             others[name] = values
     config, options, _ = command_line.parse_with(
-        script, join_flags(others), Options, "sweep", description
+        script, join_flags(others), Options, description, prog="onejit sweep"
     )
     check_options(script, swept, options)
     trials = []

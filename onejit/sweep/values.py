@@ -39,9 +39,7 @@ def read_values(script, name: str, words: list[str]) -> list:
     values = []
     for word in words:
         parts = word.split(",") if holds_several(script, name) else [word]
-        config, _, _ = command_line.parse_with(
-            script, [f"--{name}", *parts], NoOptions, "sweep", ""
-        )
+        config, _, _ = command_line.parse_with(script, [f"--{name}", *parts], NoOptions, "")
         values.append(getattr(config, name))
     if len(set(values)) < len(values):
         raise ValueError(f"{name}: has the same value twice in {' '.join(words)}")
