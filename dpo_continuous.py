@@ -441,11 +441,9 @@ def make_learner(config: Config):
         """Act for `num_steps` steps with the current policy."""
 
         def step(carry, key):
-            raw_obs, env_state, obs_statistics = carry
+            raw_obs, env_state = carry
             action_key, env_key = jax.random.split(key)
-            if config.normalize_obs:  # the statistics include the observation that they normalize
-                obs_statistics = update_mean_std(obs_statistics, raw_obs)
-            obs = normalize_obs(obs_statistics, raw_obs)
+            obs = normalize_obs(state.obs_statistics, raw_obs)
             policy = actor.apply(state.params["actor"], obs)
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
 
@@ -461,15 +459,19 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(obs_statistics, raw_next_obs),
+                next_obs=normalize_obs(state.obs_statistics, raw_next_obs),
                 info=info,
             )
-            return (obs_after_reset, env_state, obs_statistics), transition
+            return (obs_after_reset, env_state), (transition, raw_obs)
 
-        carry = (state.obs, state.env_state, state.obs_statistics)
+        carry = (state.obs, state.env_state)
         keys = jax.random.split(key, config.num_steps)
-        (obs, env_state, obs_statistics), rollout = jax.lax.scan(step, carry, keys)
-        state = state._replace(obs=obs, env_state=env_state, obs_statistics=obs_statistics)
+        (obs, env_state), (rollout, raw_obs) = jax.lax.scan(step, carry, keys)
+        state = state._replace(obs=obs, env_state=env_state)
+        if config.normalize_obs:  # after the rollout: the first few steps hardly vary
+            flat_obs = raw_obs.reshape(-1, *raw_obs.shape[2:])
+            obs_statistics = update_mean_std(state.obs_statistics, flat_obs)
+            state = state._replace(obs_statistics=obs_statistics)
         return state, rollout
 
     def normalize_reward(state, rollout):
@@ -488,8 +490,7 @@ def make_learner(config: Config):
     def make_batch(params, rollout):
         """Estimate advantages and value targets, and flatten the rollout."""
         value = critic.apply(params["critic"], rollout.obs)
-        # Not value[1:]: where an episode ended, the next `obs` is the start of another one,
-        # and newer statistics normalize it.
+        # Not value[1:]: where an episode ended, the next `obs` is the start of another one.
         next_value = critic.apply(params["critic"], rollout.next_obs)
         advantage, target = gae(
             rollout.reward,

@@ -594,11 +594,9 @@ def make_learner(config: Config):
         """Act for `num_steps` steps with the current policy."""
 
         def step(carry, key):
-            raw_obs, first, memory, env_state, obs_statistics = carry
+            raw_obs, first, memory, env_state = carry
             action_key, env_key = jax.random.split(key)
-            if config.normalize_obs:  # the statistics include the observation that they normalize
-                obs_statistics = update_mean_std(obs_statistics, raw_obs)
-            obs = normalize_obs(obs_statistics, raw_obs)
+            obs = normalize_obs(state.obs_statistics, raw_obs)
             memory = body.apply(state.params["body"], memory, obs[None], first[None])[0]
             policy = actor.apply(state.params["actor"], memory)
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
@@ -617,23 +615,21 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(obs_statistics, raw_next_obs),
+                next_obs=normalize_obs(state.obs_statistics, raw_next_obs),
                 info=info,
             )
             first = terminated | truncated
-            return (obs_after_reset, first, memory, env_state, obs_statistics), transition
+            return (obs_after_reset, first, memory, env_state), (transition, raw_obs)
 
-        carry = (state.obs, state.first, state.memory, state.env_state, state.obs_statistics)
+        carry = (state.obs, state.first, state.memory, state.env_state)
         keys = jax.random.split(key, config.num_steps)
-        carry, rollout = jax.lax.scan(step, carry, keys)
-        obs, first, memory, env_state, obs_statistics = carry
-        state = state._replace(
-            obs=obs,
-            first=first,
-            memory=memory,
-            env_state=env_state,
-            obs_statistics=obs_statistics,
-        )
+        carry, (rollout, raw_obs) = jax.lax.scan(step, carry, keys)
+        obs, first, memory, env_state = carry
+        state = state._replace(obs=obs, first=first, memory=memory, env_state=env_state)
+        if config.normalize_obs:  # after the rollout: the first few steps hardly vary
+            flat_obs = raw_obs.reshape(-1, *raw_obs.shape[2:])
+            obs_statistics = update_mean_std(state.obs_statistics, flat_obs)
+            state = state._replace(obs_statistics=obs_statistics)
         return state, rollout
 
     def normalize_reward(state, rollout):

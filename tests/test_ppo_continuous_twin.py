@@ -101,11 +101,12 @@ class Twin:
         """One dict for each step in each environment, in the order of time."""
         config = self.config
         steps = []
+        raw_obs = []
         for step_key in jax.random.split(key, config.num_steps):
             action_key, env_key = jax.random.split(step_key)
             obs = np.array(self.environments.obs)
+            raw_obs.append(obs)
             if config.normalize_obs:
-                self.obs_statistics.add(obs)
                 obs = self.obs_statistics.normalize(obs)
 
             obs = jnp.asarray(obs, jnp.float32)
@@ -125,6 +126,8 @@ class Twin:
                     "next_obs": next_obs,
                 }
             )
+        if config.normalize_obs:
+            self.obs_statistics.add(np.concatenate(raw_obs))
         return steps
 
     def normalize_rewards(self, steps) -> None:

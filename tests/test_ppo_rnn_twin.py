@@ -86,11 +86,12 @@ class Twin(ppo.Twin):
     def collect(self, key) -> list[dict]:
         config = self.config
         steps = []
+        raw_obs = []
         for step_key in jax.random.split(key, config.num_steps):
             action_key, env_key = jax.random.split(step_key)
             obs = np.array(self.environments.obs)
+            raw_obs.append(obs)
             if config.normalize_obs:
-                self.obs_statistics.add(obs)
                 obs = self.obs_statistics.normalize(obs)
             obs = jnp.asarray(obs, jnp.float32)
             first = self.first
@@ -119,6 +120,8 @@ class Twin(ppo.Twin):
                 }
             )
             self.first = terminated | truncated
+        if config.normalize_obs:
+            self.obs_statistics.add(np.concatenate(raw_obs))
         return steps
 
     def loss(self, params, batch):
