@@ -15,7 +15,8 @@ learning curve, hardware, versions, commit and command.
 Rows are measured from base seeds that no tuning has seen. The first is 2000; configs are tuned with
 seeds below 1000, and returns.yaml records with which. If a config changed after it was measured,
 what was seen of its row may have led to the change, and the row moves to the next base seed, 1000
-further. benchmarks/results/seed_100 has the rows of version 0.2, which were measured from seed 100.
+further. If the script changed, --script-changed moves the rows that are named.
+benchmarks/results/seed_100 has the rows of version 0.2, which were measured from seed 100.
 
 returns.yaml lists the rows, with thresholds and published scores. returns_page.py writes the page.
 """
@@ -116,13 +117,13 @@ def has_changed(row: dict) -> bool:
     return any(row["settings"].get(key) != value for key, value in settings_of(row["row"]).items())
 
 
-def seeds_of(name: str) -> tuple[int, list[int]]:
-    """The base seed for a row, and those from which it was measured with other settings."""
+def seeds_of(name: str, script_changed: bool = False) -> tuple[int, list[int]]:
+    """The base seed for a row, and those from which it was measured before something changed."""
     file = page.file_of(name)
     if not file.exists():
         return page.FIRST_SEED, []
     row = json.loads(file.read_text())
-    if has_changed(row):
+    if script_changed or has_changed(row):
         return row["seed"] + 1000, [*row["earlier_seeds"], row["seed"]]
     return row["seed"], row["earlier_seeds"]
 
@@ -368,8 +369,8 @@ def plan_missing(names: list[str]) -> None:
             files.write(page.PLANS_FILE, json.dumps(plans, indent=1) + "\n")
 
 
-def measure_and_keep(name: str, num_seeds: int) -> None:
-    row = measure(name, num_seeds, *seeds_of(name))
+def measure_and_keep(name: str, num_seeds: int, script_changed: bool = False) -> None:
+    row = measure(name, num_seeds, *seeds_of(name, script_changed))
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()]
     files.write(page.file_of(name), "{\n" + ",\n".join(lines) + "\n}\n")
     worst = page.values_of(row, "final_return").min()
@@ -391,6 +392,11 @@ def main():
         help="SCRIPT/CONFIG or SCRIPT/CONFIG@STEPS; by default all rows without results",
     )
     parser.add_argument("--num-seeds", type=int, help="by default as in returns.yaml")
+    parser.add_argument(
+        "--script-changed",
+        action="store_true",
+        help="measure ROWs from their next base seeds",
+    )
     parser.add_argument("--render", action="store_true", help="measure nothing")
     parser.add_argument(
         "--check",
@@ -403,6 +409,8 @@ def main():
         help="what a GPU would take: plan the rows that are not planned yet",
     )
     options = parser.parse_args()
+    if options.script_changed and not options.rows:
+        parser.error("--script-changed: name the rows")
     for name in options.rows:
         if name not in ROWS:
             parser.error(f"{name}: is not a row{text.nearest(name, ROWS)}")
@@ -414,7 +422,8 @@ def main():
         plan_missing(options.rows or list(page.PLANNED))
     elif not options.render:
         for name in options.rows or page.not_measured():
-            measure_and_keep(name, options.num_seeds or ROWS[name])
+            num_seeds = options.num_seeds or ROWS[name]
+            measure_and_keep(name, num_seeds, options.script_changed)
     page.render()
 
 

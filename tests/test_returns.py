@@ -493,6 +493,7 @@ def test_a_config_that_changed_moves_to_the_next_seed(tmp_path, monkeypatch):
     assert returns.seeds_of("dqn/catch") == (2000, [])
     write_row(tmp_path)
     assert returns.seeds_of("dqn/catch") == (2000, [])
+    assert returns.seeds_of("dqn/catch", script_changed=True) == (3000, [2000])
     settings = returns.settings_of("dqn/catch")
     write_row(tmp_path, settings=settings | {"lr": 7.0}, seed=3000, earlier_seeds=[2000])
     assert returns.seeds_of("dqn/catch") == (4000, [2000, 3000])
