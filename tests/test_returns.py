@@ -501,6 +501,19 @@ def test_a_config_that_changed_moves_to_the_next_seed(tmp_path, monkeypatch):
     assert returns_page.cells_of(row)["seeds"] == "2, from 4000, moved 2 times"
 
 
+def test_the_flag_for_a_changed_script_moves_the_rows_that_are_named(monkeypatch, capsys):
+    measured = []
+    monkeypatch.setattr(returns, "measure_and_keep", lambda *arguments: measured.append(arguments))
+    monkeypatch.setattr(returns_page, "render", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["returns.py", "--script-changed", "dqn/catch"])
+    returns.main()
+    assert measured == [("dqn/catch", returns_page.ROWS["dqn/catch"], True)]
+    monkeypatch.setattr(sys, "argv", ["returns.py", "--script-changed"])
+    with pytest.raises(SystemExit) as end:
+        returns.main()
+    assert end.value.code == 2 and "--script-changed: name the rows" in capsys.readouterr().err
+
+
 def test_agents_play_greedy_episodes_of_their_own():
     script, _ = returns.load("dqn/cartpole")
     config = script.Config(num_envs=2, learning_starts=4, buffer_size=8)
