@@ -12,7 +12,6 @@ finished is not trained again, and what was stopped is resumed.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +51,7 @@ def run(words: list[str], run_dir: Path) -> dict:
     else:
         words = [*words, "--run-dir", str(run_dir)]
     command = [sys.executable, "-m", "onejit", *words]
-    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    subprocess.run(command, check=True, cwd=ROOT)
     return json.loads(record.read_text())
 
 
