@@ -6,6 +6,7 @@ An error that comes from the user's own code keeps its traceback.
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import sys
 import sysconfig
@@ -27,12 +28,22 @@ class FieldError(ValueError):
     """A field has a value with which no program can be made."""
 
 
+@functools.cache
+def installed_in(folder: Path) -> set[str]:
+    """What pip has put into a folder, as `pip install --target FOLDER` does: packages, modules."""
+    records = folder.glob("*.dist-info/RECORD")
+    lines = [line for record in records for line in record.read_text().splitlines()]
+    return {line.partition(",")[0].partition("/")[0] for line in lines}
+
+
 def is_of_the_user(file: str) -> bool:
     """Whether a file of a traceback belongs to neither Python, nor a package, nor onejit."""
     if file.startswith("<"):  # such as <string>
         return False
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"}.intersection(path.parts):
+        return False
+    if any(path.relative_to(folder).parts[0] in installed_in(folder) for folder in path.parents):
         return False
     if path.is_relative_to(STANDARD_LIBRARY) or path.is_relative_to(PACKAGE):
         return False

@@ -34,6 +34,7 @@ from onejit import (
     __main__,
     checkpoints,
     compilation,
+    errors,
     local_modules,
     run_directory,
     scripts,
@@ -247,6 +248,18 @@ def test_names_of_copies(path, name):
 def test_the_modules_of_onejit_and_of_packages_are_not_copied():
     names = ["onejit.envs.gymnasium:CartPole-v1", "gymnax.environments:CartPole-v1", "CartPole-v1"]
     assert local_modules.read_sources(scripts.load_script("ppo"), names) == {}
+
+
+def test_packages_that_pip_has_put_into_another_folder_are_not_copied(project):
+    """`pip install --target` leaves no site-packages in the path. Packages may need their data."""
+    record = project / "rules_of_mine-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("rules_of_mine/__init__.py,,\nrules_of_mine/numbers.py,,\n../bin/rules,,\n")
+    assert local_modules.read_sources(scripts.load_script("mine.py"), []) == {}
+    record.write_text("unused_by_mine.py,,\n")
+    errors.installed_in.cache_clear()
+    sources = local_modules.read_sources(scripts.load_script("mine.py"), [])
+    assert set(sources) == {name for name in FILES if name.startswith("rules_of_mine")}
 
 
 # --- run directories of others ---
