@@ -2,12 +2,14 @@
 
     python benchmarks/halving.py ppo/cartpole_fast
     python benchmarks/halving.py ppo/breakout sac/pendulum dqn/acrobot
+    python benchmarks/halving.py --render    # only the table in docs/sweep.md
 
 An argument is a config. Both sweeps draw the same 64 trials from wide ranges and train them with
-the same 4 seeds. The winner of each sweep is then trained with 16 other seeds. Printed are the
+the same 4 seeds. The winner of each sweep is then trained with 16 other seeds. The table has the
 environment steps without warm-up, the seconds of compiling and of training, and the final return
-of the winner with its 95 % interval by Student's t. The runs are in runs/halving/. What has
-finished is not trained again, and what was stopped is resumed.
+of the winner with its 95 % interval by Student's t. The results are in
+benchmarks/results/halving.json, and the runs in runs/halving/. A row that is there is not trained
+again, and what was stopped is resumed.
 """
 
 import argparse
@@ -17,6 +19,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from onejit import statistics
+
+RESULTS = ROOT / "benchmarks" / "results" / "halving.json"
+PAGE = ROOT / "docs" / "sweep.md"
 
 LR = ["log-uniform", "1e-5", "1e-1"]
 GAMMA = ["--gamma", "one-minus-log-uniform", "0.9", "0.999"]
@@ -55,48 +63,93 @@ def run(words: list[str], run_dir: Path) -> dict:
     return json.loads(record.read_text())
 
 
+def measure(task: str, name: str, args) -> dict:
+    """A row: the sweep, `full` or `halving`, and its winner."""
+    script = task.split("/")[0]
+    config = ["--config", f"configs/{task}.yaml"]
+    if args.timesteps:
+        config.append(f"--total-timesteps={args.timesteps}")
+    words = ["sweep", script, *config, *TASKS[task], f"--samples={args.samples}"]
+    if name == "halving":
+        words += ["--halving", str(args.eta)]
+    folder = args.folder / f"{task.replace('/', '-')}-{name}"
+    record = run(words, folder)
+    seeds = ["--num-seeds=16", f"--seed={FRESH}", "--eval-episodes=0"]
+    again = run(
+        ["train", script, "--config", str(folder / "best.yaml"), *seeds],
+        folder.with_name(f"{folder.name}-winner"),
+    )
+    final = again["final return"]
+    return {
+        "steps": record["steps_done"],
+        "seconds": record["seconds"],
+        "winner": {key: final[key] for key in ("mean", "mean_low", "mean_high", "worst")},
+        "command": " ".join(["onejit", *words]),
+        "commit": record["commit"],
+        "device": record["device"],
+        "versions": record["versions"],
+    }
+
+
+# --- the table ---
+
+
+def make_table(results: dict) -> str:
+    lines = [
+        "| config | sweep | steps | compiling, s | training, s | winner, 16 other seeds | worst |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for task, rows in results.items():
+        for name, row in rows.items():
+            winner = row["winner"]
+            cells = [
+                task,
+                name,
+                f"{row['steps']:.3g}",
+                f"{row['seconds']['compile']:.3g}",
+                f"{row['seconds']['train']:.3g}",
+                statistics.show(*(winner[key] for key in ("mean", "mean_low", "mean_high"))),
+                f"{winner['worst']:.4g}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_page(page: Path, script: str, table: str) -> None:
+    """Write a table between the two comments of a page that name the script."""
+    first, last = f"<!-- {script} -->", f"<!-- end of {script} -->"
+    before, _, rest = page.read_text().partition(first)
+    _, _, after = rest.partition(last)
+    page.write_text(f"{before}{first}\n{table}\n{last}{after}")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    parser.add_argument("tasks", nargs="*", metavar="CONFIG", help=", ".join(TASKS))
     parser.add_argument("--samples", type=int, default=64, help="number of trials")
     parser.add_argument("--eta", type=int, default=3, help="1/eta of the trials go on")
     parser.add_argument("--timesteps", type=int, help="of an agent, instead of the config's")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "halving")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the page has only its own")
+    parser.add_argument("--render", action="store_true", help="only write the page")
     args = parser.parse_args()
+    unknown = set(args.tasks) - set(TASKS)
+    if unknown:
+        parser.error(f"{unknown.pop()} is none of {', '.join(TASKS)}")
 
-    rows = [
-        "| config | sweep | steps | s | winner, 16 other seeds | worst |",
-        "|---|---|---|---|---|---|",
-    ]
+    results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     for task in args.tasks:
-        script = task.split("/")[0]
-        config = ["--config", str(ROOT / "configs" / f"{task}.yaml")]
-        if args.timesteps:
-            config.append(f"--total-timesteps={args.timesteps}")
-        sweep = ["sweep", script, *config, *TASKS[task], f"--samples={args.samples}"]
-        for name, options in {"full": [], "halving": ["--halving", str(args.eta)]}.items():
-            folder = args.folder / f"{task.replace('/', '-')}-{name}"
-            record = run([*sweep, *options], folder)
-            best = ["train", script, "--config", str(folder / "best.yaml")]
-            again = run(
-                [*best, "--num-seeds=16", f"--seed={FRESH}", "--eval-episodes=0"],
-                folder.with_name(f"{folder.name}-winner"),
-            )
-            final = again["final return"]
-            seconds = record["seconds"]["compile"] + record["seconds"]["train"]
-            interval = f"{final['mean_low']:.4g} to {final['mean_high']:.4g}"
-            cells = [
-                task,
-                name,
-                f"{record['steps_done']:.3g}",
-                f"{seconds:.0f}",
-                f"{final['mean']:.4g} ({interval})",
-                f"{final['worst']:.4g}",
-            ]
-            rows.append(f"| {' | '.join(cells)} |")
-    print("\n".join(rows))
+        rows = results.setdefault(task, {})
+        for name in ("full", "halving"):
+            if name not in rows:
+                rows[name] = measure(task, name, args)
+                args.results.write_text(json.dumps(results, indent=1) + "\n")
+    table = make_table(results)
+    print(table)
+    if args.results == RESULTS and results:
+        write_page(PAGE, "halving.py", table)
 
 
 if __name__ == "__main__":

@@ -31,14 +31,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from halving import GAMMA, LR, OF_PPO, run
+from halving import GAMMA, LR, OF_PPO, run, write_page
 from returns import greedy_returns
 
 from onejit import run_directory, statistics
 
 RESULTS = ROOT / "benchmarks" / "results" / "population.json"
 PAGE = ROOT / "docs" / "population.md"
-MARKS = ("<!-- population.py -->", "<!-- end of population.py -->")
 FIRST_SEED = 2000
 EPISODES = 16
 
@@ -168,13 +167,6 @@ def make_table(results: dict) -> str:
     return "\n".join(lines)
 
 
-def write_page(table: str) -> None:
-    text = PAGE.read_text()
-    before, _, rest = text.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}")
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -205,7 +197,7 @@ def main():
     table = make_table(results)
     print(table)
     if args.results == RESULTS and results:
-        write_page(table)
+        write_page(PAGE, "population.py", table)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from support.tiers import slow
 from support.trees import assert_same
 
 from onejit import compilation, scripts, statistics, sweep
-from onejit.sweep import execution, gather, halving, pictures, search
+from onejit.sweep import execution, gather, halving, pictures, ranking, search
 
 SMALL = [
     "q_learning_gridworld",
@@ -91,6 +91,22 @@ def full(tmp_path_factory):
 def halved(tmp_path_factory):
     """9 trials to update 3, 3 trials to update 9, 1 trial to update 27."""
     return run(HALVING, tmp_path_factory.mktemp("halved") / "run")
+
+
+def test_trials_of_equal_interquartile_mean_are_ranked_by_their_mean():
+    """As on CartPole-v1, whose returns are at most 500. Equal trials stay in their order."""
+    returns = {
+        0: [500.0, 500.0, 500.0, 118.0],
+        1: [500.0, 500.0, 500.0, 499.0],
+        2: [490.0, 490.0, 490.0, 490.0],
+        3: [500.0, 500.0, 500.0, 499.0],
+        4: [500.0, 500.0, 500.0, -np.inf],
+        5: [-np.inf, -np.inf, -np.inf, 500.0],
+    }
+    returns = {trial: np.array(of_trial) for trial, of_trial in returns.items()}
+    group = SimpleNamespace(trials=list(returns), rung=0)
+    request = SimpleNamespace(groups=[group], returns=returns)
+    assert ranking.sort_trials(request, list(returns)) == [1, 3, 0, 4, 2, 5]
 
 
 def best_of(metrics: dict, trials: list[int], end: int, number: int) -> list[int]:

@@ -13,8 +13,8 @@ import numpy as np
 from onejit import hosts
 from onejit.configs import plain
 from onejit.run_directory import steps_of, task_of, timesteps_until
-from onejit.statistics import final_stretch, interquartile_mean
-from onejit.sweep.ranking import sort_trials
+from onejit.statistics import final_stretch
+from onejit.sweep.ranking import score, sort_trials
 from onejit.sweep.request import Group, Options, Request, config_of
 from onejit.sweep.slice_files import FINAL_RETURN, checkpoints_of, finished_slices, read_slice
 from onejit.text import plural
@@ -236,16 +236,16 @@ def more_rungs(request: Request, numbers: list[int]) -> Iterator[Group]:
 
 def choose_more(request: Request, numbers: list[int], number: int) -> list[int]:
     """The best `number` trials of each environment by their return in the groups `numbers`."""
-    means = {}
+    scores = {}
     for index in numbers:
         files = finished_slices(request.run_dir, index)
         returns = [read_slice(file, [FINAL_RETURN])[FINAL_RETURN] for file in files]
         returns = np.concatenate(returns).reshape(-1, request.options.num_seeds)
         for trial, of_seeds in zip(request.groups[index].trials, returns, strict=True):
-            means[trial] = interquartile_mean(of_seeds)
+            scores[trial] = score(of_seeds)
     chosen = []
-    for of_task in trials_of_tasks(request, sorted(means)).values():
-        chosen += sorted(of_task, key=lambda trial: (-means[trial], trial))[:number]
+    for of_task in trials_of_tasks(request, sorted(scores)).values():
+        chosen += sorted(of_task, key=scores.get, reverse=True)[:number]
     return chosen
 
 

@@ -16,20 +16,28 @@ def last_groups(request: Request) -> dict[int, int]:
     return last
 
 
+def score(returns: np.ndarray) -> tuple[float, float]:
+    """What trials are compared by: the interquartile mean of returns [seeds], and then their mean.
+
+    Many interquartile means may be equal where returns have a bound, such as 500 on CartPole-v1.
+    """
+    return float(statistics.interquartile_mean(returns)), float(returns.mean())
+
+
 def sort_trials(request: Request, trials: list[int]) -> list[int]:
     """Finished trials of an environment, best first.
 
     Trials without a finite return come last. Other trials are sorted by the rung that they have
-    reached with `--halving`, and then by their return.
+    reached with `--halving`, and then by their score.
     """
     last_group = last_groups(request)
 
     def rank(trial):
-        mean = statistics.interquartile_mean(request.returns[trial])
+        interquartile_mean, mean = score(request.returns[trial])
         rung = request.groups[last_group[trial]].rung
-        return not np.isfinite(mean), -rung, -mean, trial
+        return np.isfinite(interquartile_mean), rung, interquartile_mean, mean, -trial
 
-    return sorted(trials, key=rank)
+    return sorted(trials, key=rank, reverse=True)
 
 
 def rank_trials(request: Request) -> dict[str, list[int]]:
