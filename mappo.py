@@ -83,6 +83,7 @@ with mock.patch.multiple(
 ):
     import jaxmarl
     from jaxmarl.environments import overcooked, smax
+    from jaxmarl.environments.mpe.simple import SimpleMPE
     from jaxmarl.environments.multi_agent_env import MultiAgentEnv
 
 
@@ -779,6 +780,16 @@ class Team(environment.Environment):
         return state.out_of_time | (state.time >= params.max_steps_in_episode)
 
 
+def check_mpe_params(env, params: dict) -> None:
+    """MPE's constructors ignore keyword arguments that they do not know. Raises TypeError."""
+    known = {"contact_force", "contact_margin", "damping"}  # SimpleMPE looks them up in its kwargs
+    for base in type(env).__mro__:
+        known |= set(inspect.signature(base.__init__).parameters)
+    for name in params:
+        if name not in known:
+            raise TypeError(f"{name} is no parameter of {type(env).__name__}")
+
+
 TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -797,6 +808,8 @@ def make_jaxmarl_env(env_name: str, params: dict) -> MultiAgentEnv:
         env = getattr(importlib.import_module(module), name)(**params)
     else:
         env = jaxmarl.make(name, **params)
+        if isinstance(env, SimpleMPE):
+            check_mpe_params(env, params)
     defaults = inspect.signature(type(env)).parameters
     for key, value in params.items():
         is_flag = key in defaults and isinstance(defaults[key].default, bool)

@@ -264,6 +264,7 @@ def test_agents_of_unlike_sizes():
     ("overcooked", {"layout": "kitchen"}, "kitchen"),
     ("HeuristicEnemySMAX", {"scenario": "4m"}, "4m"),
     (TEAM, {"wings": 2}, "wings"),
+    ("MPE_simple_spread_v3", {"num_agent": 5}, "num_agent is no parameter of SimpleSpreadMPE"),
     (TEAM, {"noise": "loud"}, "loud"),
     ("CartPole-v1", {}, "CartPole"),
     (TEAM, {"max_steps_in_episode": "many"}, "many"),
@@ -271,6 +272,15 @@ def test_agents_of_unlike_sizes():
 def test_environments_that_cannot_be(env_name, env_params, words):
     with pytest.raises(ValueError, match=f"env_name = {env_name}.*{words}"):
         mappo.make_env(make_config(env_name=env_name, env_params=env_params))
+
+
+@pytest.mark.parametrize("params", [{"num_agents": 2}, {"max_steps": 7}, {"damping": 0.5}])
+def test_parameters_of_the_particle_environments(params):
+    env, env_params = mappo.make_env(
+        mappo.Config(env_name="MPE_simple_spread_v3", env_params=params)
+    )
+    assert env.action_space(env_params).shape == (params.get("num_agents", 3),)
+    assert env_params.max_steps_in_episode == params.get("max_steps", 25) + 1
 
 
 # --- the learner ---
