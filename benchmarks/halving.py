@@ -2,7 +2,7 @@
 
     python benchmarks/halving.py ppo/cartpole_fast
     python benchmarks/halving.py ppo/breakout sac/pendulum dqn/acrobot
-    python benchmarks/halving.py --render    # only the table in docs/sweep.md
+    python benchmarks/halving.py --render    # only the table in docs/halving.md
 
 An argument is a config. Both sweeps draw the same 64 trials from wide ranges and train them with
 the same 4 seeds. The winner of each sweep is then trained with 16 other seeds. The table has the
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT)]
 from onejit import statistics
 
 RESULTS = ROOT / "benchmarks" / "results" / "halving.json"
-PAGE = ROOT / "docs" / "sweep.md"
+PAGE = ROOT / "docs" / "halving.md"
 
 LR = ["log-uniform", "1e-5", "1e-1"]
 GAMMA = ["--gamma", "one-minus-log-uniform", "0.9", "0.999"]
