@@ -163,7 +163,7 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
         record["settings"]["total_timesteps"] = config.total_timesteps
         record.pop("finished", None)
     record["steps_total"] = run_directory.total_steps(config, options.num_seeds)
-    if "finished" in record:
+    if "finished" in record and (run_dir / "agent.safetensors").exists():
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
     return Request(script, config, options, run_dir, record)

@@ -617,6 +617,15 @@ def test_resume_of_a_finished_run_changes_nothing(finished, tmp_path, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
 
 
+def test_agents_of_a_finished_run_that_were_deleted_are_written_again(finished, tmp_path):
+    """Bit for bit, from the last checkpoint."""
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    (copy / "agent.safetensors").unlink()
+    train.main(["--resume", copy])
+    written = (copy / "agent.safetensors").read_bytes()
+    assert written == (finished / "agent.safetensors").read_bytes()
+
+
 def test_a_finished_run_is_extended(tmp_path):
     """Bit for bit as if it had been as long from the start, evaluations included."""
     args = [*SMALL, "--eval-interval=5"]
