@@ -6,9 +6,8 @@
 
 A section is written if its package is installed, and is otherwise kept as it is on the page. A
 name is on the page if a script can start the environment: it is made, and an update is traced, with
-numbers of 32 bits and of 64. EnvPool and Gymnasium have more than a thousand names, and the page
-says how to list them. Playground's robots, whose models have to be downloaded, are listed without
-a start.
+numbers of 32 bits and of 64. Those that download files when they are made are listed without a
+start. EnvPool and Gymnasium have more than a thousand names, and the page says how to list them.
 """
 
 import argparse
@@ -154,22 +153,26 @@ def library_section(module: str, title: str) -> str | None:
     except ImportError:
         return None
     names = set(gymnax.registered_envs) - before
-    downloads = names & robots() if module == "playground" else set()
+    downloads = names & names_that_download(module)
     written = [started(script_for(name), name) for name in sorted(names - downloads)]
     written = [name for name in written if name]
     intro = f"{len(written)} names, to be written as `onejit.envs.{module}:NAME`:"
     text = f"## {title}\n\n{intro}\n\n{listed(written)}.\n\n"
     if downloads:
-        text += f"{len(downloads)} robots were not started, because they download their models:\n\n"
+        text += f"{len(downloads)} more were not started, because they download files:\n\n"
         text += listed(f"`{name}`" for name in sorted(downloads)) + ".\n\n"
     return text
 
 
-def robots() -> set[str]:
-    """The names of Playground whose models do not come with the package."""
-    from mujoco_playground import locomotion, manipulation
+def names_that_download(module: str) -> set[str]:
+    """The names of a library that need a network when they are made."""
+    if module == "jumanji":
+        return {"Sokoban-v0"}  # its levels
+    if module == "playground":
+        from mujoco_playground import locomotion, manipulation
 
-    return {*locomotion.ALL_ENVS, *manipulation.ALL_ENVS}
+        return {*locomotion.ALL_ENVS, *manipulation.ALL_ENVS}  # models of robots
+    return set()
 
 
 def listed(names) -> str:
