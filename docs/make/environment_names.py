@@ -159,7 +159,7 @@ def library_section(module: str, title: str) -> str | None:
     intro = f"{len(written)} names, to be written as `onejit.envs.{module}:NAME`:"
     text = f"## {title}\n\n{intro}\n\n{listed(written)}.\n\n"
     if downloads:
-        text += f"Not started, because files are downloaded when it is made ({len(downloads)}):\n\n"
+        text += f"Not started, because making them downloads files ({len(downloads)}):\n\n"
         text += listed(f"`{name}`" for name in sorted(downloads)) + ".\n\n"
     return text
 
