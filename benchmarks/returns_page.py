@@ -685,10 +685,11 @@ def cost(row: dict) -> str:
     if "peak_memory" not in row:
         return ""
     count, platform = row["device"].partition(",")[0].split(" x ")
-    name = "core" if platform == "cpu" else "device"
-    devices = f"{count} {name}{'s' if count != '1' else ''} ({row['processor']})"
     seeds = len(row["final_return"])
-    return f"# {seeds} seeds took {show_cost(row['seconds'], row['peak_memory'])} on {devices}."
+    if platform != "cpu":  # the memory is that of the process on the host
+        return f"# {seeds} seeds took {show_minutes(row['seconds'])} on {count} {platform}."
+    cores = f"{count} core{'s' if count != '1' else ''} ({row['processor']})"
+    return f"# {seeds} seeds took {show_cost(row['seconds'], row['peak_memory'])} on {cores}."
 
 
 def planned_cost(name: str, plans: dict) -> str:
@@ -704,8 +705,11 @@ def planned_cost(name: str, plans: dict) -> str:
 
 def show_cost(seconds: float, size: float) -> str:
     """Minutes and GiB, with two digits each. `size` in bytes."""
-    minutes, gib = (float(f"{value:.2g}") for value in (seconds / 60, size / 2**30))
-    return f"{minutes:g} min and {gib:g} GiB"
+    return f"{show_minutes(seconds)} and {float(f'{size / 2**30:.2g}'):g} GiB"
+
+
+def show_minutes(seconds: float) -> str:
+    return f"{float(f'{seconds / 60:.2g}'):g} min"
 
 
 def update_config(text: str, costs: list[str]) -> str:

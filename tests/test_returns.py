@@ -351,6 +351,8 @@ def test_cost_of_a_row():
     row = make_row(seconds=7380.0, peak_memory=1.6 * 2**30)
     took = "# 2 seeds took 120 min and 1.6 GiB on 2 cores (A CPU)."
     assert returns_page.cost(row) == took
+    on_gpu = row | {"device": "1 x NVIDIA H200, 16 CPU cores"}  # peak_memory is the host's
+    assert returns_page.cost(on_gpu) == "# 2 seeds took 120 min on 1 NVIDIA H200."
     assert returns_page.cost(make_row()) == ""
     plans = {"ppo/breakout": {"seconds": 61.0, "memory": 2**34}}
     planned = returns_page.planned_cost("ppo/breakout", plans)

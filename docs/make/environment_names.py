@@ -5,16 +5,19 @@
     python docs/make/environment_names.py --check
 
 A section is written if its package is installed, and is otherwise kept as it is on the page. A
-name is on the page if a script can start the environment: it is made, and an update is traced, with
-numbers of 32 bits and of 64. Those that download files when they are made are listed without a
-start. EnvPool and Gymnasium have more than a thousand names, and the page says how to list them.
+name is on the page if a script can start the environment: it is made, and an update is traced. A
+second process does the same in 64-bit mode, because environments keep arrays of the mode in which
+their package was imported. Those that download files when they are made are listed without a start.
+EnvPool and Gymnasium have more than a thousand names, and the page says how to list them.
 """
 
 import argparse
 import contextlib
 import importlib
 import io
+import os
 import re
+import subprocess
 import sys
 import textwrap
 import warnings
@@ -73,34 +76,51 @@ def trace_update(script, config) -> None:
         jax.eval_shape(update, jax.eval_shape(init, jax.random.key(0)))
 
 
-def script_for(name: str):
+def script_for(name: str) -> str:
     """The script for the actions of an environment that is registered with gymnax."""
-    import ppo
-    import ppo_continuous
-
     with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
         env, params = gymnax.make(name)
         try:
             is_discrete = isinstance(env.action_space(params), spaces.Discrete)
         except ValueError:  # too many actions
             is_discrete = True
-    return ppo if is_discrete else ppo_continuous
+    return "ppo" if is_discrete else "ppo_continuous"
 
 
-def started(script, name: str) -> str | None:
-    """The name as the page has it, with a star if 64 bits fail. None if it cannot be started."""
-    config = script.Config(env_name=name)
+def can_start(script: str, name: str) -> bool:
     try:
-        trace_update(script, config)
+        module = importlib.import_module(script)
+        trace_update(module, module.Config(env_name=name))
     except Exception as error:  # each library refuses in its own way
-        print(f"{script.__name__}, {name}: {' '.join(str(error).split())[:150]}", file=sys.stderr)
-        return None
-    try:
-        with jax.enable_x64(True):
-            trace_update(script, config)
-    except Exception:
-        return f"`{name}` *"
-    return f"`{name}`"
+        print(f"{script}, {name}: {' '.join(str(error).split())[:150]}", file=sys.stderr)
+        return False
+    return True
+
+
+def fail_in_64_bits(scripts: dict[str, str]) -> set[str]:
+    """The names that a process in 64-bit mode cannot start."""
+    pairs = [f"{script}/{name}" for name, script in scripts.items()]
+    command = [sys.executable, __file__, "--print-failing", *pairs]
+    environment = os.environ | {"JAX_ENABLE_X64": "1"}
+    child = subprocess.run(
+        command,
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    return set(child.stdout.split())
+
+
+def started(scripts: dict[str, str]) -> dict[str, str]:
+    """The names that their scripts can start, and how the page has them: with a star if they fail
+    in 64-bit mode. `scripts` has the script of each name, as --env-name takes it."""
+    scripts = {name: script for name, script in scripts.items() if can_start(script, name)}
+    failing = fail_in_64_bits(scripts) if scripts else set()
+    return {
+        name: f"`{name.rpartition(':')[2]}`" + (" *" if name in failing else "") for name in scripts
+    }
 
 
 def described(space) -> str:
@@ -112,33 +132,25 @@ def described(space) -> str:
 
 def gymnax_section() -> str:
     rows = ["| name | actions | observation | time limit |", "|---|---|---|---|"]
-    for name in sorted(BUILT_IN):
-        if name in NOT_LISTED:
-            continue
+    names = sorted(set(BUILT_IN) - set(NOT_LISTED))
+    for name, written in started({name: script_for(name) for name in names}).items():
         env, params = gymnax.make(name)
         action, observation = env.action_space(params), env.observation_space(params)
         discrete = isinstance(action, spaces.Discrete)
         actions = f"{action.n} discrete" if discrete else f"{action.shape[0]} continuous"
         limit = int(params.max_steps_in_episode)
-        written = started(script_for(name), name)
-        if written:
-            rows.append(f"| {written} | {actions} | {described(observation)} | {limit} |")
+        rows.append(f"| {written} | {actions} | {described(observation)} | {limit} |")
     return "## gymnax\n\n" + "\n".join(rows) + "\n\n"
 
 
 def brax_section() -> str:
-    import ppo_continuous
-
     rows = ["| name | actions | observation | time limit |", "|---|---|---|---|"]
-    for name in sorted(brax_envs._envs):
-        if name in NOT_LISTED:
-            continue
+    names = sorted(set(brax_envs._envs) - set(NOT_LISTED))
+    for name, written in started(dict.fromkeys(names, "ppo_continuous")).items():
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             env = brax_envs.get_environment(name, backend="spring")
         actions, observation = env.action_size, env.observation_size
-        written = started(ppo_continuous, name)
-        if written:
-            rows.append(f"| {written} | {actions} continuous | {observation}, float32 | 1000 |")
+        rows.append(f"| {written} | {actions} continuous | {observation}, float32 | 1000 |")
     text = "For the scripts with continuous actions. The numbers are for the default backend.\n\n"
     return "## brax\n\n" + text + "\n".join(rows) + "\n\n"
 
@@ -154,8 +166,10 @@ def library_section(module: str, title: str) -> str | None:
         return None
     names = set(gymnax.registered_envs) - before
     downloads = names & names_that_download(module)
-    written = [started(script_for(name), name) for name in sorted(names - downloads)]
-    written = [name for name in written if name]
+    scripts = {
+        f"onejit.envs.{module}:{name}": script_for(name) for name in sorted(names - downloads)
+    }
+    written = started(scripts).values()
     intro = f"{len(written)} names, to be written as `onejit.envs.{module}:NAME`:"
     text = f"## {title}\n\n{intro}\n\n{listed(written)}.\n\n"
     if downloads:
@@ -186,13 +200,11 @@ def teams_and_games() -> str:
 
     text = ""
     for title, script, names in (
-        ("JaxMARL", mappo, sorted(mappo.jaxmarl.registered_envs)),
-        ("Pgx", alphazero, sorted(alphazero.LONGEST)),
+        ("JaxMARL", "mappo", mappo.jaxmarl.registered_envs),
+        ("Pgx", "alphazero", alphazero.LONGEST),
     ):
-        written = [started(script, name) for name in names]
-        written = [name for name in written if name]
-        name = script.__name__
-        text += f"## {title}\n\nFor [{name}.py]({name}.md), {len(written)} names:\n\n"
+        written = started(dict.fromkeys(sorted(names), script)).values()
+        text += f"## {title}\n\nFor [{script}.py]({script}.md), {len(written)} names:\n\n"
         text += f"{listed(written)}.\n\n"
     return text
 
@@ -228,7 +240,14 @@ def main():
     parser.add_argument(
         "--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the sections to write"
     )
+    parser.add_argument("--print-failing", nargs="+", metavar="SCRIPT/NAME", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.print_failing:
+        for pair in args.print_failing:
+            script, _, name = pair.partition("/")
+            if not can_start(script, name):
+                print(name)
+        return
     if args.check:
         text = args.out.read_text()
         current = True
