@@ -2,6 +2,7 @@
 
     python benchmarks/halving.py ppo/cartpole_fast
     python benchmarks/halving.py ppo/breakout sac/pendulum dqn/acrobot
+    python benchmarks/halving.py ppo/breakout --rungs 3    # a row more, without the full sweep
     python benchmarks/halving.py --render    # only the table in docs/halving.md
 
 An argument is a config. Both sweeps draw the same 64 trials from wide ranges and train them with
@@ -64,15 +65,17 @@ def run(words: list[str], run_dir: Path) -> dict:
 
 
 def measure(task: str, name: str, args) -> dict:
-    """A row: the sweep, `full` or `halving`, and its winner."""
+    """A row: the sweep, `full`, `halving` or `halving, N rungs`, and its winner."""
     script = task.split("/")[0]
     config = ["--config", f"configs/{task}.yaml"]
     if args.timesteps:
         config.append(f"--total-timesteps={args.timesteps}")
     words = ["sweep", script, *config, *TASKS[task], f"--samples={args.samples}"]
-    if name == "halving":
+    if name != "full":
         words += ["--halving", str(args.eta)]
-    folder = args.folder / f"{task.replace('/', '-')}-{name}"
+    if args.rungs:
+        words += ["--rungs", str(args.rungs)]
+    folder = args.folder / f"{task.replace('/', '-')}-{name.replace(', ', '-').replace(' ', '-')}"
     record = run(words, folder)
     seeds = ["--num-seeds=16", f"--seed={FRESH}", "--eval-episodes=0"]
     again = run(
@@ -131,6 +134,7 @@ def main():
     parser.add_argument("tasks", nargs="*", metavar="CONFIG", help=", ".join(TASKS))
     parser.add_argument("--samples", type=int, default=64, help="number of trials")
     parser.add_argument("--eta", type=int, default=3, help="1/eta of the trials go on")
+    parser.add_argument("--rungs", type=int, help="instead of as many as the trials allow")
     parser.add_argument("--timesteps", type=int, help="of an agent, instead of the config's")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "halving")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the page has only its own")
@@ -141,9 +145,10 @@ def main():
         parser.error(f"{unknown.pop()} is none of {', '.join(TASKS)}")
 
     results = json.loads(args.results.read_text()) if args.results.is_file() else {}
+    names = [f"halving, {args.rungs} rungs"] if args.rungs else ["full", "halving"]
     for task in args.tasks:
         rows = results.setdefault(task, {})
-        for name in ("full", "halving"):
+        for name in names:
             if name not in rows:
                 rows[name] = measure(task, name, args)
                 args.results.write_text(json.dumps(results, indent=1) + "\n")
