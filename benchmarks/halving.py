@@ -134,7 +134,9 @@ def main():
     parser.add_argument("tasks", nargs="*", metavar="CONFIG", help=", ".join(TASKS))
     parser.add_argument("--samples", type=int, default=64, help="number of trials")
     parser.add_argument("--eta", type=int, default=3, help="1/eta of the trials go on")
-    parser.add_argument("--rungs", type=int, help="number of rungs; by default as many as the trials allow")
+    parser.add_argument(
+        "--rungs", type=int, help="number of rungs; by default as many as the trials allow"
+    )
     parser.add_argument("--timesteps", type=int, help="of an agent, instead of the config's")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "halving")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the page has only its own")
