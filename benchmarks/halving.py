@@ -15,6 +15,7 @@ again, and what was stopped is resumed.
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,7 +76,7 @@ def measure(task: str, name: str, args) -> dict:
         words += ["--halving", str(args.eta)]
     if args.rungs:
         words += ["--rungs", str(args.rungs)]
-    folder = args.folder / f"{task.replace('/', '-')}-{name.replace(', ', '-').replace(' ', '-')}"
+    folder = args.folder / re.sub("[/, ]+", "-", f"{task}-{name}")
     record = run(words, folder)
     seeds = ["--num-seeds=16", f"--seed={FRESH}", "--eval-episodes=0"]
     again = run(

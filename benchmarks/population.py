@@ -5,8 +5,8 @@
     python benchmarks/population.py dqn/cartpole    # copied replays against kept ones
     python benchmarks/population.py --render        # only the table in docs/population.md
 
-An argument is a config. Its rows are trained from seed 2000. No tuning has seen this seed, but for
-that of ppo/acrobot, which began with the winners of its random search:
+An argument is a config. Its rows are trained from seed 2000. No tuning has seen this
+seed, except for ppo/acrobot: its tuning began with the winners of the random search below.
 
 - tuned: the config as it is, with 5 x 32 seeds
 - random: 5 independent random searches of 32 trials with one seed; the winner of each

@@ -686,7 +686,7 @@ def cost(row: dict) -> str:
         return ""
     count, platform = row["device"].partition(",")[0].split(" x ")
     seeds = len(row["final_return"])
-    if platform != "cpu":  # the memory is that of the process on the host
+    if platform != "cpu":  # peak_memory is the host's, not the GPU's
         return f"# {seeds} seeds took {show_minutes(row['seconds'])} on {count} {platform}."
     cores = f"{count} core{'s' if count != '1' else ''} ({row['processor']})"
     return f"# {seeds} seeds took {show_cost(row['seconds'], row['peak_memory'])} on {cores}."

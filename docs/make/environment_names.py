@@ -118,9 +118,11 @@ def started(scripts: dict[str, str]) -> dict[str, str]:
     in 64-bit mode. `scripts` has the script of each name, as --env-name takes it."""
     scripts = {name: script for name, script in scripts.items() if can_start(script, name)}
     failing = fail_in_64_bits(scripts) if scripts else set()
-    return {
-        name: f"`{name.rpartition(':')[2]}`" + (" *" if name in failing else "") for name in scripts
-    }
+    written = {}
+    for name in scripts:
+        star = " *" if name in failing else ""
+        written[name] = f"`{name.rpartition(':')[2]}`{star}"
+    return written
 
 
 def described(space) -> str:
