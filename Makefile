@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 CONSTRAIN := -c constraints.txt
 RUN := $(VENV)/bin/python
-INSTALL := $(RUN) -m pip install --quiet $(CONSTRAIN)
+# Python compiles what is imported, when it is imported first.
+INSTALL := $(RUN) -m pip install --quiet --no-compile $(CONSTRAIN)
 ARGS ?=
 
 .PHONY: run test test-all newest tools docs pins sync clean
