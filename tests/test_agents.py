@@ -1,6 +1,7 @@
 """agents/: each agent plays as its card says."""
 
 import json
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,11 +9,12 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+import tyro
 from PIL import Image
 from support.files import ROOT, repository_files
 from support.tiers import slow
 
-from onejit import evaluation, render, run_directory
+from onejit import command_line, configs, evaluation, render, run_directory, scripts
 
 AGENTS = [path.parent for path in repository_files("agents/*/card.json")]
 QUICKLY = ("q_learning_gridworld_8x12", "ppo_catch")
@@ -34,6 +36,18 @@ def test_an_agent_plays_as_its_card_says(name):
     np.testing.assert_allclose(
         [returns.mean(), returns.min()], expected, rtol=0.03
     )  # other machines round otherwise
+
+
+@pytest.mark.parametrize("folder", AGENTS, ids=lambda folder: folder.name)
+def test_the_command_of_a_card_trains_with_its_config(folder, monkeypatch):
+    monkeypatch.chdir(ROOT)  # the command names a config of the repository
+    card = json.loads((folder / "card.json").read_text())
+    script = scripts.load_script(card["script"])
+    _, _, _, *words = shlex.split(card["command"])
+    assert words[-4:] == ["--num-seeds", "4", "--seed", "100"]
+    words = configs.read_flags(script, words[:-4])
+    of_command = command_line.parse(tyro.conf.FlagConversionOff[script.Config], words)
+    assert of_command == run_directory.read_config(script, folder / "config.yaml")
 
 
 def test_agents_are_small_and_in_the_table():
