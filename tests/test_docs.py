@@ -676,6 +676,14 @@ def test_a_page_has_the_intervals_of_the_results(name):
     assert quoted and not missing
 
 
+def test_page_of_crossq_says_what_its_peer_returns():
+    kept = json.loads((ROOT / "benchmarks" / "results" / "sbx.json").read_text())
+    returns = [f"{each:.0f}" for each in kept["crossq_walker2d"]["returns"]["sbx"]]
+    text = " ".join((ROOT / "docs" / "crossq.md").read_text().split())
+    assert f"returned {', '.join(returns[:-1])} and {returns[-1]} after 1e5 steps" in text
+    assert f"--seeds {len(returns)} --peer-only" in text
+
+
 def test_page_of_rainbow_says_what_each_part_is_worth():
     """Mean, interval and worst agent of all variants and tasks, as measured."""
     kept = json.loads((ROOT / "benchmarks" / "results" / "parts.json").read_text())
