@@ -354,6 +354,7 @@ def test_cost_of_a_row():
     on_gpu = row | {"device": "1 x NVIDIA H200, 16 CPU cores"}  # peak_memory is the host's
     assert returns_page.cost(on_gpu) == "# 2 seeds took 120 min on 1 NVIDIA H200."
     assert returns_page.cost(make_row()) == ""
+    assert returns_page.cost(row | {"processor_seconds": None}) == ""  # it was resumed
     plans = {"ppo/breakout": {"seconds": 61.0, "memory": 2**34}}
     planned = returns_page.planned_cost("ppo/breakout", plans)
     assert planned == (
