@@ -683,7 +683,8 @@ def update_readme(text: str, rows: list[dict]) -> str:
 def cost(row: dict) -> str:
     """What a row took, as the comment of its config says it.
 
-    Empty if its memory is not known, or if its training was resumed: its process may have been paused.
+    Empty if its memory is not known, or if its training was resumed: its process may have been
+    paused.
     """
     if "peak_memory" not in row or row["processor_seconds"] is None:
         return ""
