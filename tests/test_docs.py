@@ -676,6 +676,15 @@ def test_a_page_has_the_intervals_of_the_results(name):
     assert quoted and not missing
 
 
+def test_page_of_dpo_has_the_pairs_of_the_results():
+    """Means, paired difference, and how often DPO is ahead."""
+    results = (ROOT / "docs" / "results.md").read_text()
+    pair = r"(?m)^\| ppo_continuous/\S+ \| dpo_continuous/\S+ \| final return \| (.*)$"
+    measured = re.findall(pair, results)
+    text = (ROOT / "docs" / "dpo_continuous.md").read_text()
+    assert measured and all(f" | {cells}\n" in text for cells in measured)
+
+
 def test_page_of_crossq_says_what_its_peer_returns():
     kept = json.loads((ROOT / "benchmarks" / "results" / "sbx.json").read_text())
     returns = [f"{each:.0f}" for each in kept["crossq_walker2d"]["returns"]["sbx"]]
