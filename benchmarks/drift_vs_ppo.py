@@ -4,9 +4,10 @@
     python benchmarks/drift_vs_ppo.py runs/evolution
     python benchmarks/drift_vs_ppo.py runs/evolution --environments Catch-bsuite --agents 64 \\
         --timesteps 65536
+    python benchmarks/drift_vs_ppo.py runs/evolution --clips 0.4 0.8 inf
 
 For each environment PPO, DPO and the drift of each evolution in RUN_DIR train AGENTS agents, with
-the hyperparameters of the run. The table, in Markdown, gives interquartile means of their returns
+the hyperparameters of the run; `--clips` adds PPO with other clip ranges. The table, in Markdown, gives interquartile means of their returns
 with 95 % bootstrap intervals, and those of the differences from PPO over pairs of agents. Beside
 the run's other files two are written: fitness.png, the population's mean and best in each
 generation, and comparison.csv, a line for each agent.
@@ -35,31 +36,33 @@ import evolve_objective as evolve
 from onejit import run_directory
 
 
-def measure(config, weights, num_agents: int) -> dict:
+def measure(config, weights, num_agents: int, clips=()) -> dict:
     """Returns of agents with the same keys, {"PPO", "DPO", "evolved 0", ...: [num_agents]}.
 
-    Weights are [n, ...].
+    Weights are [n, ...]. `clips` are further clip ranges of PPO: "PPO, clip 0.4".
     """
     train, play = evolve.make_inner(config)
     train_keys, play_keys = jax.random.split(jax.random.key(2**31), (2, num_agents))
 
     @functools.partial(jax.jit, static_argnums=0)
-    def returns(drift, weights):
+    def returns(drift, parameters):
         def one(train_key, play_key):
-            return play(train(functools.partial(drift, weights), train_key), play_key)[0]
+            return play(train(functools.partial(drift, parameters), train_key), play_key)[0]
 
         return jax.vmap(one)(train_keys, play_keys)
 
-    def ppo(weights, *args):
-        return evolve.ppo_drift(*args, config.clip_eps)
+    def ppo(clip_eps, *args):
+        return evolve.ppo_drift(*args, clip_eps)
 
-    def dpo(weights, *args):
+    def dpo(no_parameters, *args):
         return evolve.dpo_drift(*args)
 
     def network(weights, *args):
         return evolve.network_drift(weights, *args, config.clip_eps)
 
-    results = {"PPO": returns(ppo, None), "DPO": returns(dpo, None)}
+    results = {"PPO": returns(ppo, config.clip_eps), "DPO": returns(dpo, None)}
+    for clip_eps in clips:
+        results[f"PPO, clip {clip_eps:g}"] = returns(ppo, clip_eps)
     for i in range(len(weights["output"])):
         of_one = jax.tree.map(lambda leaf, i=i: leaf[i], weights)
         results[f"evolved {i}"] = returns(network, of_one)
@@ -108,6 +111,9 @@ def main():
     parser.add_argument(
         "--environments", nargs="*", help=f"by default the environment of the run and {others}"
     )
+    parser.add_argument(
+        "--clips", type=float, nargs="*", default=[], help="further clip ranges of PPO; inf for none"
+    )
     parser.add_argument("--agents", type=int, default=16, help="per objective and environment")
     parser.add_argument(
         "--timesteps", type=int, help="environment steps of an agent; by default as in the run"
@@ -125,7 +131,8 @@ def main():
     results = {}
     for name in options.environments or dict.fromkeys([config.env_name, *others]):
         changes = {} if name == config.env_name else {"env_name": name, "env_params": {}}
-        results[name] = measure(dataclasses.replace(config, **changes), weights, options.agents)
+        config_of_it = dataclasses.replace(config, **changes)
+        results[name] = measure(config_of_it, weights, options.agents, options.clips)
     show(results)
     with (options.run_dir / "comparison.csv").open("w", newline="") as file:
         rows = csv.writer(file)
