@@ -7,10 +7,11 @@
     python benchmarks/drift_vs_ppo.py runs/evolution --clips 0.4 0.8 inf
 
 For each environment PPO, DPO and the drift of each evolution in RUN_DIR train AGENTS agents, with
-the hyperparameters of the run; `--clips` adds PPO with other clip ranges. The table, in Markdown, gives interquartile means of their returns
-with 95 % bootstrap intervals, and those of the differences from PPO over pairs of agents. Beside
-the run's other files two are written: fitness.png, the population's mean and best in each
-generation, and comparison.csv, a line for each agent.
+the hyperparameters of the run. `--clips` adds PPO with other clip ranges. The table, in Markdown,
+gives interquartile means of their returns with 95 % bootstrap intervals, and those of the
+differences from PPO over pairs of agents. Two files are written into the run's directory:
+fitness.png, the population's mean and best in each generation, and comparison.csv, a line for each
+agent.
 """
 
 import argparse
@@ -112,7 +113,7 @@ def main():
         "--environments", nargs="*", help=f"by default the environment of the run and {others}"
     )
     parser.add_argument(
-        "--clips", type=float, nargs="*", default=[], help="further clip ranges of PPO; inf for none"
+        "--clips", type=float, nargs="*", default=[], help="more clip ranges of PPO; inf: none"
     )
     parser.add_argument("--agents", type=int, default=16, help="per objective and environment")
     parser.add_argument(
