@@ -40,7 +40,7 @@ def measure(script_name: str, seeds: int, fields: dict, seconds: float) -> dict:
     program = compilation.compile_slice(script, config, [], seeds)
     compilation_seconds = time.perf_counter() - begun
     key_data = jax.random.key_data(jax.random.split(jax.random.key(0), seeds))
-    carry = program.start({}, jax.device_put(key_data, program.spread))
+    carry = program.start({}, jax.device_put(key_data, program.sharding))
 
     def advance(carry, updates):
         begun = time.perf_counter()

@@ -250,6 +250,7 @@ def draw_ratios(axes, rows: list[dict]) -> None:
 
 
 def draw_throughput(axes, rows: list[dict]) -> None:
+    labels = []
     for index, name in enumerate(dict.fromkeys(row["row"] for row in rows)):
         of_it = [row for row in rows if row["row"] == name]
         if len(of_it) == 1:
@@ -260,7 +261,11 @@ def draw_throughput(axes, rows: list[dict]) -> None:
         of_script = [row.get("spread steps/s", row["bare steps/s"]) for row in of_it]
         axes.plot(seeds, of_peer, ":", marker="o", markersize=4, color=color)
         axes.plot(seeds, of_script, "-", marker="o", markersize=4, color=color)
-        end = (seeds[-1], of_script[-1])
+        labels.append((of_script[-1], seeds[-1], name, color))
+    lowest = 0.0
+    for height, place, name, color in sorted(labels):  # from below, without overlaps
+        lowest = max(height, 1.3 * lowest)
+        end = (place, lowest)
         axes.annotate(name, end, (6, -3), textcoords="offset points", color=color, fontsize=9)
     if not axes.lines:  # a logarithmic axis needs numbers
         axes.set_ylim(1, 10)
