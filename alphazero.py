@@ -230,10 +230,10 @@ def value_targets(rewards, discounts, last_value):
     return targets
 
 
-def policy_loss(logits, legal, weights):
+def policy_loss(logits, legal, action_weights):
     """Cross entropy of the network's policy and the search's (Gumbel paper, equation 12). -> [B]"""
     log_policy = jax.nn.log_softmax(mask_logits(logits, legal))
-    return -(weights * log_policy).sum(axis=-1)
+    return -(action_weights * log_policy).sum(axis=-1)
 
 
 def sample_by_visits(key, visit_counts):
@@ -247,7 +247,7 @@ def sample_by_visits(key, visit_counts):
 # --- games and searches ---
 
 
-def select(condition, state, other):
+def where_state(condition, state, other):
     """One of two states of a game."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), state, other)
 
@@ -393,7 +393,7 @@ class Transition(NamedTuple):
 
     obs: jax.Array  # the board as the player to move sees it
     legal: jax.Array  # [num_actions], whether an action is legal
-    weights: jax.Array  # [num_actions], the search's improved policy
+    action_weights: jax.Array  # [num_actions], the search's improved policy
     search_value: jax.Array  # the search's value for the player to move
     reward: jax.Array  # of the player who moved
     discount: jax.Array  # 0 if the move ended the game; negative if the opponent moves next
@@ -405,7 +405,7 @@ class Batch(NamedTuple):
 
     obs: jax.Array
     legal: jax.Array
-    weights: jax.Array
+    action_weights: jax.Array
     target: jax.Array
 
 
@@ -511,7 +511,7 @@ def make_learner(config: Config):
             transition = Transition(
                 obs=game_state.observation,
                 legal=game_state.legal_action_mask,
-                weights=output.action_weights,
+                action_weights=output.action_weights,
                 search_value=root.value,
                 reward=reward,
                 discount=discount,
@@ -520,7 +520,7 @@ def make_learner(config: Config):
             # A new game keeps nothing of the old one: with the old flag `terminated`, as in Pgx's
             # auto_reset, a search would find no value.
             new_games = start_games(game_key)
-            next_state = jax.vmap(select)(next_state.terminated, new_games, next_state)
+            next_state = jax.vmap(where_state)(next_state.terminated, new_games, next_state)
             return next_state, transition
 
         keys = jax.random.split(key, config.num_steps + 1)
@@ -534,7 +534,7 @@ def make_learner(config: Config):
         batch = Batch(
             obs=rollout.obs,
             legal=rollout.legal,
-            weights=rollout.weights,
+            action_weights=rollout.action_weights,
             target=value_targets(rollout.reward, rollout.discount, last_value),
         )
         return jax.tree.map(lambda x: x.reshape(config.batch_size, *x.shape[2:]), batch)
@@ -542,7 +542,7 @@ def make_learner(config: Config):
     def loss_fn(params, batch):
         """The loss without weight decay (arXiv 1712.01815, equation 1)."""
         logits, value = network.apply(params, batch.obs)
-        actor_loss = policy_loss(logits, batch.legal, batch.weights).mean()
+        actor_loss = policy_loss(logits, batch.legal, batch.action_weights).mean()
         critic_loss = jnp.square(value - batch.target).mean()
         policy = jax.nn.softmax(mask_logits(logits, batch.legal))
         entropy = jax.scipy.special.entr(policy).sum(axis=-1).mean()
@@ -593,17 +593,18 @@ def make_learner(config: Config):
             f"{name}_draws": (ended & (returns == 0)).sum(),
             f"{name}_losses": (ended & (returns < 0)).sum(),
         }
-        return match, outcomes | episode_metrics(info)
+        return match, outcomes, episode_metrics(info)
 
     def play_matches(state, key):
         """Some moves against each opponent. A game lasts several updates, which share its cost."""
         matches = {}
         metrics = {}
         for i, name in enumerate(opponents):
-            match, match_metrics = play_match(state, jax.random.fold_in(key, i), name)
+            match, outcomes, strongest = play_match(state, jax.random.fold_in(key, i), name)
             matches[name] = match
-            metrics |= match_metrics  # the episodes are those of the last, strongest opponent
-        return state._replace(matches=matches), metrics
+            metrics |= outcomes
+        # `strongest` is from the last opponent: MCTS, or random play without it
+        return state._replace(matches=matches), metrics | strongest
 
     def update(state, _=None):
         key, collect_key, learn_key, match_key = jax.random.split(state.key, 4)
@@ -761,19 +762,20 @@ class Match:
         return state, (state, jnp.int32(0))
 
     def step(self, key, state, action, params):
-        game_state, time = state
+        game_state, step_count = state
         reply_key, reset_key = jax.random.split(key)
         after_move = self.game.step(game_state, action)
         after_reply, reply_reward = self.reply(reply_key, after_move, self.choose)
-        time = time + 1
+        step_count = step_count + 1
 
         reward = after_move.rewards[0] + reply_reward
         terminated = after_reply.terminated
-        truncated = time >= params.max_steps_in_episode
+        truncated = step_count >= params.max_steps_in_episode
+        # "positions" are for onejit's evaluation and pictures
         info = {"final_observation": after_reply, "positions": (after_move, after_reply)}
         start = self.reset(reset_key, params)
-        running = (after_reply, (after_reply, time))
-        obs, state = select(terminated | truncated, start, running)
+        running = (after_reply, (after_reply, step_count))
+        obs, state = where_state(terminated | truncated, start, running)
         return obs, state, reward, terminated, truncated, info
 
     def reply(self, key, state, choose):
@@ -829,7 +831,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+
+    The memory of `tree` is donated: do not use it afterwards.
+    """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
 
@@ -894,25 +899,28 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     carry = spread_over_devices(start, num_seeds)(keys)
     advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    steps = config.num_envs * config.num_steps * num_seeds  # of an update
-    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
     signals = catch_signals()
-    done = 0
+    updates_done = 0
     chunk = 1
     with progress:
-        while done == 0 or (done < config.num_updates and not signals):
+        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
+        while updates_done == 0 or (updates_done < config.num_updates and not signals):
             started = time.perf_counter()
-            last = min(done + chunk, config.num_updates)
-            carry = advance_all(carry, done, last)
-            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            last = min(updates_done + chunk, config.num_updates)
+            carry = advance_all(carry, updates_done, last)
+            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
             if new["episodes"].any():
                 progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - done) * steps)
+            progress.update((last - updates_done) * steps_per_update)
+            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
             if time.perf_counter() - started < 0.5:
                 chunk = 2 * chunk
-            done = last
+            updates_done = last
     state, metrics = carry
-    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
 
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
@@ -980,14 +988,21 @@ def main(
     print(f"results in {run_dir}")
 
 
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
         flags = []
         for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            if isinstance(value, dict):
-                value = list(value.items())
-            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+            flags += [f"--{name}", *as_words(value)]
         words = flags + words[2:]
 
     def whole_number(word):

@@ -100,7 +100,8 @@ class Config:
     num_steps: int = 1  # steps per actor and update
     learning_starts: int = 10_000  # transitions before learning, rounded up to whole rollouts
     buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
-    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # cast observations to it
+    # type that observations are cast to and stored in; empty keeps that of the environment
+    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 4  # gradient steps per update, each on a new batch
     n_step: int = 3  # rewards in a target; fewer at the end of an episode
@@ -108,14 +109,15 @@ class Config:
     importance_exponent: float = 1.0  # exponent beta of the importance weights; 1 corrects in full
     actor_sync_interval: int = 512  # environment steps between copies of the network to the actors
     target_update_interval: int = 1024  # environment steps between updates of the target network
-    tau: float = 1.0  # Polyak factor of such an update; 1 copies the online network
+    tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     max_grad_norm: float = 40.0  # limit of the gradient's global norm; inf for no limit
     gamma: float = 0.99  # discount factor
     epsilon_base: float = 0.4  # epsilon of the first actor, which explores most
     epsilon_exponent: float = 7.0  # epsilon of the last actor is epsilon_base ** (1 + this)
-    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
+    # convolutions for images: flat has none, grid one, nature three
+    torso: Literal["flat", "grid", "nature"] = "grid"
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -346,7 +348,10 @@ def init_sum_tree(size: int) -> tuple:
 
 
 def set_priorities(tree: tuple, index, priority) -> tuple:
-    """Set the priorities of items, [B] each. Sums are computed anew: corrections add up errors."""
+    """Set the priorities of items, [B] each.
+
+    Sums are taken anew from the children: adding differences would accumulate rounding errors.
+    """
     levels = []
     for level in tree:
         row = index // FANOUT
@@ -403,7 +408,7 @@ def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
 
 
 def sample(key, replay: Transition, tree: tuple, size, batch_size: int, importance_exponent):
-    """Draw by priority among the `size` transitions added so far, with importance weights.
+    """Draw by priority among the `size` transitions in the replay, with importance weights.
 
     One point is drawn from each of `batch_size` equal parts of the sum of all priorities
     (arXiv 1511.05952, appendix B.2.1). Returns the batch, its index in the replay, its weights.
@@ -459,10 +464,15 @@ def make_learner(config: Config):
 
     `metrics` are scalars; `episodes` and `episodic_return` must be among them.
     """
-    for name in ("num_envs", "num_steps", "batch_size", "gradient_steps", "n_step"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
-    for name in ("actor_sync_interval", "target_update_interval"):
+    for name in (
+        "num_envs",
+        "num_steps",
+        "batch_size",
+        "gradient_steps",
+        "n_step",
+        "actor_sync_interval",
+        "target_update_interval",
+    ):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
     if config.learning_starts < 0:
@@ -492,7 +502,7 @@ def make_learner(config: Config):
     )
 
     def init(rng):
-        """Initialize the networks, and fill the replay with the actors' transitions."""
+        """Initialize the networks, and add `learning_starts` steps of the actors to the replay."""
         params_key, env_key, tail_key, warmup_key, key = jax.random.split(rng, 5)
         env_keys = jax.random.split(env_key, config.num_envs)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
@@ -547,7 +557,7 @@ def make_learner(config: Config):
                 env_keys, env_state, action, env_params
             )
             next_obs = info.pop("final_observation")
-            made = Step(
+            one_step = Step(
                 obs=obs,
                 action=action,
                 q_taken=select(q, action),
@@ -556,7 +566,7 @@ def make_learner(config: Config):
                 terminated=terminated,
                 truncated=truncated,
             )
-            return (obs_after_reset, env_state), (made, info)
+            return (obs_after_reset, env_state), (one_step, info)
 
         carry = (state.obs, state.env_state)
         keys = jax.random.split(key, num_steps)
@@ -577,7 +587,7 @@ def make_learner(config: Config):
         td_error = target - steps.q_taken[: config.num_steps]
         priority = priority_of(td_error, config.priority_exponent).reshape(-1)
 
-        first = state.rollout_count % num_rollouts * config.rollout_size
+        first = (state.rollout_count % num_rollouts) * config.rollout_size
         index = first + jnp.arange(config.rollout_size)
         return state._replace(
             replay=add_rollout(state.replay, transitions, state.rollout_count),
@@ -759,7 +769,7 @@ def make_gymnax_env(env_name: str, params: dict):
     space = env.observation_space(env_params)
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         raise ValueError(
-            f"env_name = {name}: observations must be one array, or numbers of states; "
+            f"env_name = {name}: observations must be one array, or state indices; "
             f"concatenate the parts of {type(space).__name__}"
         )
     return env, env_params
@@ -805,11 +815,12 @@ def make_env(config):
         raise ValueError(
             f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has"
         )
-    buffer_dtype = getattr(config, "buffer_dtype", "")  # not all scripts have it
-    if buffer_dtype:
+    if config.buffer_dtype:
         if not jnp.issubdtype(env.observation_space(env_params).dtype, jnp.floating):
-            raise ValueError(f"buffer_dtype = {buffer_dtype}: is for observations that are floats")
-        env = CastObservation(env, buffer_dtype)
+            raise ValueError(
+                f"buffer_dtype = {config.buffer_dtype}: is for observations that are floats"
+            )
+        env = CastObservation(env, config.buffer_dtype)
     return LogWrapper(env), env_params
 
 
@@ -825,7 +836,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+
+    The memory of `tree` is donated: do not use it afterwards.
+    """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
 
@@ -890,25 +904,28 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     carry = spread_over_devices(start, num_seeds)(keys)
     advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    steps = config.num_envs * config.num_steps * num_seeds  # of an update
-    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
     signals = catch_signals()
-    done = 0
+    updates_done = 0
     chunk = 1
     with progress:
-        while done == 0 or (done < config.num_updates and not signals):
+        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
+        while updates_done == 0 or (updates_done < config.num_updates and not signals):
             started = time.perf_counter()
-            last = min(done + chunk, config.num_updates)
-            carry = advance_all(carry, done, last)
-            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            last = min(updates_done + chunk, config.num_updates)
+            carry = advance_all(carry, updates_done, last)
+            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
             if new["episodes"].any():
                 progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - done) * steps)
+            progress.update((last - updates_done) * steps_per_update)
+            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
             if time.perf_counter() - started < 0.5:
                 chunk = 2 * chunk
-            done = last
+            updates_done = last
     state, metrics = carry
-    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
 
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
@@ -976,14 +993,21 @@ def main(
     print(f"results in {run_dir}")
 
 
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
         flags = []
         for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            if isinstance(value, dict):
-                value = list(value.items())
-            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+            flags += [f"--{name}", *as_words(value)]
         words = flags + words[2:]
 
     def whole_number(word):

@@ -96,20 +96,22 @@ class Config:
     num_steps: int = 2  # steps per environment and update
     learning_starts: int = 10_000  # random steps before learning, rounded up to whole rollouts
     buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to whole rollouts
-    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""  # cast observations to it
+    # type that observations are cast to and stored in; empty keeps that of the environment
+    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 1  # gradient steps per update, each on a new batch
     target_update_interval: int = 500  # environment steps between updates of the target network
-    tau: float = 1.0  # Polyak factor of such an update; 1 copies the online network
+    tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
     loss: Literal["squared", "huber"] = "squared"  # loss function of the TD error
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
     double: bool = True  # the online network chooses the action that the target network values
-    epsilon_start: float = 1.0  # probability of a random action at the start
+    epsilon_start: float = 1.0  # probability of a random action after the warm-up
     epsilon_finish: float = 0.05  # probability of a random action at the end
     exploration_fraction: float = 0.5  # fraction of the updates over which epsilon falls linearly
-    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
+    # convolutions for images: flat has none, grid one, nature three
+    torso: Literal["flat", "grid", "nature"] = "grid"
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -332,6 +334,8 @@ def make_learner(config: Config):
     for name in ("num_envs", "num_steps", "batch_size", "gradient_steps", "target_update_interval"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+    if config.learning_starts < 0:
+        raise ValueError(f"learning_starts = {config.learning_starts}: must be at least 0")
     if config.num_updates < 1:
         raise ValueError(
             f"total_timesteps = {config.total_timesteps}: the warm-up and one update take "
@@ -354,7 +358,7 @@ def make_learner(config: Config):
     optimizer = optax.adam(learning_rate if config.anneal_lr else config.lr)
 
     def init(rng):
-        """Initialize the network, and fill the replay with random steps."""
+        """Initialize the network, and take `learning_starts` random steps into the replay."""
         params_key, env_key, warmup_key, key = jax.random.split(rng, 4)
         env_keys = jax.random.split(env_key, config.num_envs)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
@@ -583,7 +587,7 @@ def make_gymnax_env(env_name: str, params: dict):
     space = env.observation_space(env_params)
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         raise ValueError(
-            f"env_name = {name}: observations must be one array, or numbers of states; "
+            f"env_name = {name}: observations must be one array, or state indices; "
             f"concatenate the parts of {type(space).__name__}"
         )
     return env, env_params
@@ -629,11 +633,12 @@ def make_env(config):
         raise ValueError(
             f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has"
         )
-    buffer_dtype = getattr(config, "buffer_dtype", "")  # not all scripts have it
-    if buffer_dtype:
+    if config.buffer_dtype:
         if not jnp.issubdtype(env.observation_space(env_params).dtype, jnp.floating):
-            raise ValueError(f"buffer_dtype = {buffer_dtype}: is for observations that are floats")
-        env = CastObservation(env, buffer_dtype)
+            raise ValueError(
+                f"buffer_dtype = {config.buffer_dtype}: is for observations that are floats"
+            )
+        env = CastObservation(env, config.buffer_dtype)
     return LogWrapper(env), env_params
 
 
@@ -649,7 +654,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+
+    The memory of `tree` is donated: do not use it afterwards.
+    """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
 
@@ -714,25 +722,28 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     carry = spread_over_devices(start, num_seeds)(keys)
     advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    steps = config.num_envs * config.num_steps * num_seeds  # of an update
-    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
     signals = catch_signals()
-    done = 0
+    updates_done = 0
     chunk = 1
     with progress:
-        while done == 0 or (done < config.num_updates and not signals):
+        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
+        while updates_done == 0 or (updates_done < config.num_updates and not signals):
             started = time.perf_counter()
-            last = min(done + chunk, config.num_updates)
-            carry = advance_all(carry, done, last)
-            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            last = min(updates_done + chunk, config.num_updates)
+            carry = advance_all(carry, updates_done, last)
+            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
             if new["episodes"].any():
                 progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - done) * steps)
+            progress.update((last - updates_done) * steps_per_update)
+            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
             if time.perf_counter() - started < 0.5:
                 chunk = 2 * chunk
-            done = last
+            updates_done = last
     state, metrics = carry
-    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
 
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
@@ -800,14 +811,21 @@ def main(
     print(f"results in {run_dir}")
 
 
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
         flags = []
         for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            if isinstance(value, dict):
-                value = list(value.items())
-            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+            flags += [f"--{name}", *as_words(value)]
         words = flags + words[2:]
 
     def whole_number(word):

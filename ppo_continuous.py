@@ -224,7 +224,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
-    decays = gamma * gae_lambda * (1.0 - (terminated | truncated))
+    done = terminated | truncated
+    decays = jnp.where(done, 0.0, gamma * gae_lambda)
 
     def step(next_advantage, delta_and_decay):
         delta, decay = delta_and_decay
@@ -673,7 +674,7 @@ def make_gymnax_env(env_name: str, params: dict):
     space = env.observation_space(env_params)
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         raise ValueError(
-            f"env_name = {name}: observations must be one array, or numbers of states; "
+            f"env_name = {name}: observations must be one array, or state indices; "
             f"concatenate the parts of {type(space).__name__}"
         )
     return env, env_params
@@ -732,22 +733,22 @@ class BraxEnv:
         return brax_state.obs, (brax_state, jnp.int32(0))
 
     def step(self, key, state, action, params):
-        brax_state, time = state
+        brax_state, step_count = state
         with jax.default_matmul_precision("highest"):  # GPUs would round products in the physics
             brax_state = self.env.step(brax_state, action)
-        time = time + 1
+        step_count = step_count + 1
 
         finite = jnp.isfinite(brax_state.obs).all() & jnp.isfinite(brax_state.reward)
         final_obs = jnp.where(finite, brax_state.obs, 0.0)  # physics that blew up end the episode
         reward = jnp.where(finite, brax_state.reward, 0.0)
         terminated = (brax_state.done > 0.5) | ~finite
-        truncated = time >= params.max_steps_in_episode
+        truncated = step_count >= params.max_steps_in_episode
 
         def restart_if_done(start, x):
             return jnp.where(terminated | truncated, start, x)
 
         start = self.reset(key, params)
-        obs, state = jax.tree.map(restart_if_done, start, (final_obs, (brax_state, time)))
+        obs, state = jax.tree.map(restart_if_done, start, (final_obs, (brax_state, step_count)))
         return obs, state, reward, terminated, truncated, {"final_observation": final_obs}
 
 
@@ -760,8 +761,9 @@ class RescaleAction(GymnaxWrapper):
         action = space.low + unit * (space.high - space.low)
         action = jnp.clip(action, space.low, space.high)  # rounding may have left the bounds
         action = action.astype(float)  # in 64-bit mode the environment's state has 64 bits too
-        obs, state, reward, *ends = self._env.step(key, state, action, params)
-        return obs, state, jnp.asarray(reward, jnp.float32), *ends
+        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
+        reward = jnp.asarray(reward, jnp.float32)
+        return obs, state, reward, terminated, truncated, info
 
 
 def make_env(config):
@@ -793,8 +795,8 @@ def make_env(config):
         )
     if not isinstance(env.observation_space(env_params), spaces.Box):
         raise ValueError(
-            f"env_name = {config.env_name}: must observe arrays, no numbers of states; "
-            "make one-hot vectors of these"
+            f"env_name = {config.env_name}: must observe arrays, not state indices; "
+            "make one-hot vectors of them"
         )
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
 
@@ -811,7 +813,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+
+    The memory of `tree` is donated: do not use it afterwards.
+    """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
 
@@ -876,25 +881,28 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     carry = spread_over_devices(start, num_seeds)(keys)
     advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    steps = config.num_envs * config.num_steps * num_seeds  # of an update
-    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
     signals = catch_signals()
-    done = 0
+    updates_done = 0
     chunk = 1
     with progress:
-        while done == 0 or (done < config.num_updates and not signals):
+        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
+        while updates_done == 0 or (updates_done < config.num_updates and not signals):
             started = time.perf_counter()
-            last = min(done + chunk, config.num_updates)
-            carry = advance_all(carry, done, last)
-            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            last = min(updates_done + chunk, config.num_updates)
+            carry = advance_all(carry, updates_done, last)
+            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
             if new["episodes"].any():
                 progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - done) * steps)
+            progress.update((last - updates_done) * steps_per_update)
+            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
             if time.perf_counter() - started < 0.5:
                 chunk = 2 * chunk
-            done = last
+            updates_done = last
     state, metrics = carry
-    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
 
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
@@ -962,14 +970,21 @@ def main(
     print(f"results in {run_dir}")
 
 
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
         flags = []
         for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            if isinstance(value, dict):
-                value = list(value.items())
-            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+            flags += [f"--{name}", *as_words(value)]
         words = flags + words[2:]
 
     def whole_number(word):

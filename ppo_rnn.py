@@ -119,7 +119,8 @@ class Config:
     normalize_reward: bool = True  # divide rewards by the running std of the discounted return
     cell: Literal["gru", "mingru", "none"] = "gru"  # memory; none puts a dense layer in its place
     cell_size: int = 64  # size of the memory, or of the dense layer in its place
-    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
+    # convolutions for images: flat has none, grid one, nature three
+    torso: Literal["flat", "grid", "nature"] = "grid"
     hidden_sizes: tuple[int, ...] = (64,)  # sizes of the hidden layers before the memory
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
 
@@ -214,9 +215,9 @@ def orthogonal(scale: float):
 
 
 def scan_over_time(step, memory, inputs):
-    """`jax.lax.scan`; on GPUs 8 steps at once, which are 2.3 times fewer kernels.
+    """`jax.lax.scan`, unrolled by 8 on GPUs: 2.3 times fewer kernels.
 
-    On CPUs that would only compile for longer.
+    On CPUs it would only compile longer.
     """
 
     def step_by_step(memory, inputs):
@@ -294,6 +295,7 @@ class MinGru(nn.Module):
 
     The arguments are those of `Gru`; the memory holds both states. Gates depend on the input alone,
     so that all steps are computed at once. The second layer takes the state of the first one too.
+    Unlike in the paper, candidates pass through tanh, and gates are shifted by -1.
     """
 
     size: int
@@ -333,7 +335,7 @@ class Body(nn.Module):
         observations that are the first of their episode.
         """
         activation = getattr(nn, self.activation)
-        x = preprocess(obs, num_states=0)  # `Observe` makes vectors of the numbers of states
+        x = preprocess(obs, num_states=0)  # `Observe` makes vectors of state indices
         for features, size, stride in self.convolutions:
             x = patches(x, size, stride)
             x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(x))
@@ -385,7 +387,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
-    decays = gamma * gae_lambda * (1.0 - (terminated | truncated))
+    done = terminated | truncated
+    decays = jnp.where(done, 0.0, gamma * gae_lambda)
 
     def step(next_advantage, delta_and_decay):
         delta, decay = delta_and_decay
@@ -503,9 +506,8 @@ class RunnerState(NamedTuple):
     opt_state: Any
     obs: jax.Array  # [num_envs, *obs_shape], not normalized
     first: jax.Array  # [num_envs], whether `obs` is the first one of its episode
-    memory: (
-        jax.Array
-    )  # [num_envs, cell_size], before `obs`; not yet zeros if `obs` is the first one
+    # [num_envs, cell_size], before `obs`; where `first`, not yet reset to zeros
+    memory: jax.Array
     env_state: Any  # [num_envs, ...]
     obs_statistics: RunningMeanStd
     return_statistics: RunningMeanStd
@@ -568,7 +570,7 @@ def make_learner(config: Config):
         env_keys = jax.random.split(env_key, config.num_envs)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
         first = jnp.ones(config.num_envs, bool)
-        memory = jnp.zeros((config.num_envs, config.cell_size))
+        memory = jnp.zeros((config.num_envs, config.cell_size), jnp.float32)
         params = {
             "body": body.init(body_key, memory, obs[None], first[None]),
             "actor": actor.init(actor_key, memory),
@@ -756,7 +758,7 @@ def make_policy(config: Config):
     body, actor, _ = make_networks(config, *make_env(config))
 
     def start():
-        return jnp.zeros(config.cell_size)  # at the start of each episode
+        return jnp.zeros(config.cell_size, jnp.float32)  # at the start of each episode
 
     def act(agent, memory, obs):
         if config.normalize_obs:
@@ -862,7 +864,7 @@ def make_gymnax_env(env_name: str, params: dict):
     space = env.observation_space(env_params)
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         raise ValueError(
-            f"env_name = {name}: observations must be one array, or numbers of states; "
+            f"env_name = {name}: observations must be one array, or state indices; "
             f"concatenate the parts of {type(space).__name__}"
         )
     return env, env_params
@@ -885,19 +887,21 @@ def episode_metrics(info) -> dict:
 
 
 class RescaleAction(GymnaxWrapper):
-    """Actions in [-1, 1], beyond which they are clipped, become actions of the environment."""
+    """Take actions in [-1, 1], clip others, and rescale them to the environment's bounds."""
 
     def step(self, key, state, action, params):
         space = self._env.action_space(params)
         unit = (jnp.clip(action, -1.0, 1.0).reshape(space.shape) + 1.0) / 2.0
         action = space.low + unit * (space.high - space.low)
         action = jnp.clip(action, space.low, space.high)  # rounding may have left the bounds
-        obs, state, reward, *ends = self._env.step(key, state, action, params)
-        return obs, state, jnp.asarray(reward, jnp.float32), *ends
+        action = action.astype(float)  # in 64-bit mode the environment's state has 64 bits too
+        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
+        reward = jnp.asarray(reward, jnp.float32)
+        return obs, state, reward, terminated, truncated, info
 
 
 class Observe(GymnaxWrapper):
-    """Observations as vectors: the entries `observe` (all if empty), one-hot for numbers of states.
+    """Observations as vectors: the entries `observe` (all if empty), one-hot for state indices.
 
     With `previous` the previous action and reward follow, which are zeros at the start of an
     episode. `final_observation` has the last action and reward of its episode. Images stay images
@@ -1000,7 +1004,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+
+    The memory of `tree` is donated: do not use it afterwards.
+    """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
 
@@ -1065,25 +1072,28 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     carry = spread_over_devices(start, num_seeds)(keys)
     advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    steps = config.num_envs * config.num_steps * num_seeds  # of an update
-    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
     signals = catch_signals()
-    done = 0
+    updates_done = 0
     chunk = 1
     with progress:
-        while done == 0 or (done < config.num_updates and not signals):
+        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
+        while updates_done == 0 or (updates_done < config.num_updates and not signals):
             started = time.perf_counter()
-            last = min(done + chunk, config.num_updates)
-            carry = advance_all(carry, done, last)
-            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            last = min(updates_done + chunk, config.num_updates)
+            carry = advance_all(carry, updates_done, last)
+            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
             if new["episodes"].any():
                 progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - done) * steps)
+            progress.update((last - updates_done) * steps_per_update)
+            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
             if time.perf_counter() - started < 0.5:
                 chunk = 2 * chunk
-            done = last
+            updates_done = last
     state, metrics = carry
-    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
 
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
@@ -1151,14 +1161,21 @@ def main(
     print(f"results in {run_dir}")
 
 
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
         flags = []
         for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            if isinstance(value, dict):
-                value = list(value.items())
-            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+            flags += [f"--{name}", *as_words(value)]
         words = flags + words[2:]
 
     def whole_number(word):

@@ -63,7 +63,6 @@ from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
 from gymnax.environments import spaces
 from gymnax.wrappers import LogWrapper
-from gymnax.wrappers.purerl import GymnaxWrapper
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 from safetensors.flax import save
@@ -105,7 +104,8 @@ class Config:
     exploration_fraction: float = 0.2  # fraction of the updates over which epsilon falls linearly
     max_grad_norm: float = 10.0  # limit of the gradient's global norm; inf for no limit
     layer_norm: bool = True  # normalize layers; keeps learning stable without a target network
-    torso: Literal["flat", "grid", "nature"] = "grid"  # for images: no, one or three convolutions
+    # convolutions for images: flat has none, grid one, nature three
+    torso: Literal["flat", "grid", "nature"] = "grid"
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -584,7 +584,7 @@ def make_gymnax_env(env_name: str, params: dict):
     space = env.observation_space(env_params)
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         raise ValueError(
-            f"env_name = {name}: observations must be one array, or numbers of states; "
+            f"env_name = {name}: observations must be one array, or state indices; "
             f"concatenate the parts of {type(space).__name__}"
         )
     return env, env_params
@@ -603,38 +603,16 @@ def episode_metrics(info) -> dict:
     }
 
 
-# --- environments with discrete actions (shared) ---
+# --- environments with discrete actions ---
 
 
-class CastObservation(GymnaxWrapper):
-    """Observations of another dtype, which are then acted on and stored in it."""
-
-    def __init__(self, env, dtype: str):
-        super().__init__(env)
-        self.dtype = dtype
-
-    def reset(self, key, params):
-        obs, state = self._env.reset(key, params)
-        return obs.astype(self.dtype), state
-
-    def step(self, key, state, action, params):
-        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
-        info["final_observation"] = info["final_observation"].astype(self.dtype)
-        return obs.astype(self.dtype), state, reward, terminated, truncated, info
-
-
-def make_env(config):
+def make_env(config: Config):
     """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
     env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
     if not isinstance(env.action_space(env_params), spaces.Discrete):
         raise ValueError(
             f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has"
         )
-    buffer_dtype = getattr(config, "buffer_dtype", "")  # not all scripts have it
-    if buffer_dtype:
-        if not jnp.issubdtype(env.observation_space(env_params).dtype, jnp.floating):
-            raise ValueError(f"buffer_dtype = {buffer_dtype}: is for observations that are floats")
-        env = CastObservation(env, buffer_dtype)
     return LogWrapper(env), env_params
 
 
@@ -650,7 +628,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+
+    The memory of `tree` is donated: do not use it afterwards.
+    """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
 
@@ -715,25 +696,28 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     carry = spread_over_devices(start, num_seeds)(keys)
     advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    steps = config.num_envs * config.num_steps * num_seeds  # of an update
-    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
     signals = catch_signals()
-    done = 0
+    updates_done = 0
     chunk = 1
     with progress:
-        while done == 0 or (done < config.num_updates and not signals):
+        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
+        while updates_done == 0 or (updates_done < config.num_updates and not signals):
             started = time.perf_counter()
-            last = min(done + chunk, config.num_updates)
-            carry = advance_all(carry, done, last)
-            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            last = min(updates_done + chunk, config.num_updates)
+            carry = advance_all(carry, updates_done, last)
+            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
             if new["episodes"].any():
                 progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - done) * steps)
+            progress.update((last - updates_done) * steps_per_update)
+            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
             if time.perf_counter() - started < 0.5:
                 chunk = 2 * chunk
-            done = last
+            updates_done = last
     state, metrics = carry
-    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
 
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
@@ -801,14 +785,21 @@ def main(
     print(f"results in {run_dir}")
 
 
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
         flags = []
         for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            if isinstance(value, dict):
-                value = list(value.items())
-            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+            flags += [f"--{name}", *as_words(value)]
         words = flags + words[2:]
 
     def whole_number(word):

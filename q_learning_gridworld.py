@@ -116,13 +116,14 @@ NUM_ACTIONS = len(MOVES)
 # --- mathematics: arrays in, arrays out ---
 
 
-def epsilon_greedy(values, epsilon):
+def epsilon_greedy_probabilities(values, epsilon):
     """Probabilities of the actions: the greedy ones share 1 - epsilon, all share epsilon."""
     greedy = values == values.max()
-    return epsilon / NUM_ACTIONS + (1.0 - epsilon) * greedy / greedy.sum()
+    greedy_share = jnp.where(greedy, (1.0 - epsilon) / greedy.sum(), 0.0)
+    return epsilon / NUM_ACTIONS + greedy_share
 
 
-def sample(probabilities, uniform):
+def sample_action(probabilities, uniform):
     """The first action whose cumulative probability exceeds `uniform`, a number in [0, 1).
 
     A product with a triangle of ones, because four agents take 1.2 times as long with `jnp.cumsum`.
@@ -212,7 +213,8 @@ def make_learner(config: Config):
         def step(carry, draws):
             q, obs, env_state = carry
             uniform, env_key = draws
-            action = sample(epsilon_greedy(q[obs], config.epsilon), uniform)
+            probabilities = epsilon_greedy_probabilities(q[obs], config.epsilon)
+            action = sample_action(probabilities, uniform)
             value = pick(q[obs], action)
             obs_after_reset, env_state, reward, terminated, _, info = env.step(
                 env_key, env_state, action, config
@@ -362,22 +364,22 @@ class GridWorld:
             terminated = at_goal
             cell = jnp.where(on_cliff & ~at_goal, self.start, cell)
 
-        time = state.time + 1
-        truncated = time >= params.max_steps_in_episode
+        step_count = state.time + 1
+        truncated = step_count >= params.max_steps_in_episode
         done = terminated | truncated
         episode_return = state.episode_return + reward
         info = {
             "final_observation": cell,
             "returned_episode": done,
             "returned_episode_returns": episode_return,
-            "returned_episode_lengths": time,
+            "returned_episode_lengths": step_count,
         }
 
         def restart_if_done(start, x):
             return jnp.where(done, start, x)
 
         _, start = self.reset(key, params)
-        state = GridState(cell=cell, time=time, episode_return=episode_return)
+        state = GridState(cell=cell, time=step_count, episode_return=episode_return)
         state = jax.tree.map(restart_if_done, start, state)
         return state.cell, state, reward, terminated, truncated, info
 
@@ -418,7 +420,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+
+    The memory of `tree` is donated: do not use it afterwards.
+    """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
 
@@ -483,25 +488,28 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     carry = spread_over_devices(start, num_seeds)(keys)
     advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    steps = config.num_envs * config.num_steps * num_seeds  # of an update
-    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
     signals = catch_signals()
-    done = 0
+    updates_done = 0
     chunk = 1
     with progress:
-        while done == 0 or (done < config.num_updates and not signals):
+        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
+        while updates_done == 0 or (updates_done < config.num_updates and not signals):
             started = time.perf_counter()
-            last = min(done + chunk, config.num_updates)
-            carry = advance_all(carry, done, last)
-            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            last = min(updates_done + chunk, config.num_updates)
+            carry = advance_all(carry, updates_done, last)
+            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
             if new["episodes"].any():
                 progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - done) * steps)
+            progress.update((last - updates_done) * steps_per_update)
+            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
             if time.perf_counter() - started < 0.5:
                 chunk = 2 * chunk
-            done = last
+            updates_done = last
     state, metrics = carry
-    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
 
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
@@ -569,14 +577,21 @@ def main(
     print(f"results in {run_dir}")
 
 
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
         flags = []
         for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            if isinstance(value, dict):
-                value = list(value.items())
-            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+            flags += [f"--{name}", *as_words(value)]
         words = flags + words[2:]
 
     def whole_number(word):

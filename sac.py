@@ -27,8 +27,8 @@ coefficient that is learned (section 5).
 
 Differences from the paper: many environments per agent, any number of gradient steps per update,
 and exploration noise that may be correlated in time. An episode that its time limit truncates is
-bootstrapped from its last observation. Before learning, `init` fills the replay with random
-actions. The replay is a ring of `buffer_size` steps in `runner_state`. A step takes
+bootstrapped from its last observation. Before learning, `init` takes `learning_starts` random steps
+into the replay. The replay is a ring of `buffer_size` steps in `runner_state`. A step takes
 4 (2 obs_dim + action_dim + 1) + 1 bytes: with the defaults 0.66 MB per agent.
 
     python sac.py --env-name Pendulum-v1 --num-seeds 8
@@ -112,8 +112,8 @@ class Config:
     num_steps: int = 1  # steps per environment and update
     gradient_steps: int = 4  # gradient steps per update, each on a new batch
     batch_size: int = 256  # transitions per gradient step
-    buffer_size: int = 20_000  # steps in the replay, at most; a multiple of num_envs * num_steps
-    learning_starts: int = 1000  # random steps before learning, in whole rollouts
+    buffer_size: int = 20_000  # capacity of the replay in steps, rounded down to whole rollouts
+    learning_starts: int = 1000  # random steps before learning, rounded up to whole rollouts
     policy_lr: float = 1e-3  # Adam's learning rate for the policy
     q_lr: float = 1e-3  # Adam's learning rate for the critics
     gamma: float = 0.99  # discount factor
@@ -135,12 +135,12 @@ class Config:
         return self.num_envs * self.num_steps
 
     @property
-    def warmup_updates(self) -> int:
-        return math.ceil(max(0, self.learning_starts) / self.rollout_size)
+    def warmup_rollouts(self) -> int:
+        return math.ceil(self.learning_starts / self.rollout_size)
 
     @property
     def warmup_timesteps(self) -> int:
-        return self.warmup_updates * self.rollout_size
+        return self.warmup_rollouts * self.rollout_size
 
     @property
     def num_updates(self) -> int:
@@ -149,6 +149,7 @@ class Config:
 
 # --- networks ---
 
+# bounds of the log standard deviation before squashing
 LOG_STD_MIN = -5.0
 LOG_STD_MAX = 2.0
 
@@ -329,7 +330,7 @@ class RunnerState(NamedTuple):
     """All that training carries from one update to the next."""
 
     params: dict  # of "actor", both "critics" [2, ...] and "log_ent_coef"
-    target_params: Any  # of the target networks
+    target_params: dict  # of both target critics, [2, ...]
     opt_state: dict  # one for each entry of `params`
     replay: Transition
     rollout_count: jax.Array  # rollouts so far, warm-up included
@@ -365,6 +366,8 @@ def make_learner(config: Config):
     for name in ("num_envs", "num_steps", "gradient_steps", "batch_size"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+    if config.learning_starts < 0:
+        raise ValueError(f"learning_starts = {config.learning_starts}: must be at least 0")
     if config.num_updates < 1:
         raise ValueError(
             f"total_timesteps = {config.total_timesteps}: the warm-up and one update take "
@@ -383,7 +386,7 @@ def make_learner(config: Config):
     ent_coef_optimizer = optax.adam(config.policy_lr)
 
     def init(rng):
-        """Initialize the networks, and fill the replay with the steps of the warm-up."""
+        """Initialize the networks, and take `learning_starts` random steps into the replay."""
         actor_key, critic_key, env_key, noise_key, warmup_key, key = jax.random.split(rng, 6)
         env_keys = jax.random.split(env_key, config.num_envs)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
@@ -393,6 +396,7 @@ def make_learner(config: Config):
         ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-4)  # from 0 it could not grow
         params = {
             "actor": actor.init(actor_key, obs),
+            # noise has the shape of an action
             "critics": init_critics(jax.random.split(critic_key, 2), obs, noise),
             "log_ent_coef": jnp.log(ent_coef),
         }
@@ -428,7 +432,8 @@ def make_learner(config: Config):
         def warm_up(state, key):
             return collect(state, key, act_randomly)
 
-        state, _ = jax.lax.scan(warm_up, state, jax.random.split(warmup_key, config.warmup_updates))
+        warmup_keys = jax.random.split(warmup_key, config.warmup_rollouts)
+        state, _ = jax.lax.scan(warm_up, state, warmup_keys)
         return state
 
     def act_randomly(params, obs, noise):
@@ -696,7 +701,7 @@ def make_gymnax_env(env_name: str, params: dict):
     space = env.observation_space(env_params)
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         raise ValueError(
-            f"env_name = {name}: observations must be one array, or numbers of states; "
+            f"env_name = {name}: observations must be one array, or state indices; "
             f"concatenate the parts of {type(space).__name__}"
         )
     return env, env_params
@@ -755,22 +760,22 @@ class BraxEnv:
         return brax_state.obs, (brax_state, jnp.int32(0))
 
     def step(self, key, state, action, params):
-        brax_state, time = state
+        brax_state, step_count = state
         with jax.default_matmul_precision("highest"):  # GPUs would round products in the physics
             brax_state = self.env.step(brax_state, action)
-        time = time + 1
+        step_count = step_count + 1
 
         finite = jnp.isfinite(brax_state.obs).all() & jnp.isfinite(brax_state.reward)
         final_obs = jnp.where(finite, brax_state.obs, 0.0)  # physics that blew up end the episode
         reward = jnp.where(finite, brax_state.reward, 0.0)
         terminated = (brax_state.done > 0.5) | ~finite
-        truncated = time >= params.max_steps_in_episode
+        truncated = step_count >= params.max_steps_in_episode
 
         def restart_if_done(start, x):
             return jnp.where(terminated | truncated, start, x)
 
         start = self.reset(key, params)
-        obs, state = jax.tree.map(restart_if_done, start, (final_obs, (brax_state, time)))
+        obs, state = jax.tree.map(restart_if_done, start, (final_obs, (brax_state, step_count)))
         return obs, state, reward, terminated, truncated, {"final_observation": final_obs}
 
 
@@ -783,8 +788,9 @@ class RescaleAction(GymnaxWrapper):
         action = space.low + unit * (space.high - space.low)
         action = jnp.clip(action, space.low, space.high)  # rounding may have left the bounds
         action = action.astype(float)  # in 64-bit mode the environment's state has 64 bits too
-        obs, state, reward, *ends = self._env.step(key, state, action, params)
-        return obs, state, jnp.asarray(reward, jnp.float32), *ends
+        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
+        reward = jnp.asarray(reward, jnp.float32)
+        return obs, state, reward, terminated, truncated, info
 
 
 def make_env(config):
@@ -816,8 +822,8 @@ def make_env(config):
         )
     if not isinstance(env.observation_space(env_params), spaces.Box):
         raise ValueError(
-            f"env_name = {config.env_name}: must observe arrays, no numbers of states; "
-            "make one-hot vectors of these"
+            f"env_name = {config.env_name}: must observe arrays, not state indices; "
+            "make one-hot vectors of them"
         )
     return LogWrapper(FlattenObservationWrapper(RescaleAction(env))), env_params
 
@@ -834,7 +840,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared."""
+    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+
+    The memory of `tree` is donated: do not use it afterwards.
+    """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
 
@@ -899,25 +908,28 @@ def train_seeds(config: Config, num_seeds: int, seed: int):
     carry = spread_over_devices(start, num_seeds)(keys)
     advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
 
-    steps = config.num_envs * config.num_steps * num_seeds  # of an update
-    progress = tqdm(total=config.num_updates * steps, unit="step", unit_scale=True, disable=None)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
     signals = catch_signals()
-    done = 0
+    updates_done = 0
     chunk = 1
     with progress:
-        while done == 0 or (done < config.num_updates and not signals):
+        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
+        while updates_done == 0 or (updates_done < config.num_updates and not signals):
             started = time.perf_counter()
-            last = min(done + chunk, config.num_updates)
-            carry = advance_all(carry, done, last)
-            new = {name: np.asarray(x)[:, done:last] for name, x in carry[1].items()}
+            last = min(updates_done + chunk, config.num_updates)
+            carry = advance_all(carry, updates_done, last)
+            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
             if new["episodes"].any():
                 progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - done) * steps)
+            progress.update((last - updates_done) * steps_per_update)
+            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
             if time.perf_counter() - started < 0.5:
                 chunk = 2 * chunk
-            done = last
+            updates_done = last
     state, metrics = carry
-    return state, {name: np.asarray(x)[:, :done] for name, x in metrics.items()}
+    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
 
 
 def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
@@ -985,14 +997,21 @@ def main(
     print(f"results in {run_dir}")
 
 
+def as_words(value) -> list[str]:
+    """A value of a YAML file as words of the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if not isinstance(value, (list, tuple)):
+        return [str(value)]
+    return [word for part in value for word in as_words(part)]
+
+
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
     if words[:1] == ["--config"]:
         flags = []
         for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            if isinstance(value, dict):
-                value = list(value.items())
-            flags += [f"--{name}", *map(str, np.ravel(np.array(value, dtype=object)))]
+            flags += [f"--{name}", *as_words(value)]
         words = flags + words[2:]
 
     def whole_number(word):

@@ -38,8 +38,8 @@ class Program(NamedTuple):
     # (evaluation, agents, returns, index) -> evaluation; None without one during training
     remember: Any
     abstract: Any  # shapes, types and shardings of `carry`
-    spread: Any  # sharding of arrays [size, ...]
-    whole: Any  # sharding of arrays that every device has
+    sharding: Any  # of arrays [size, ...]
+    replicated: Any  # sharding of arrays that every device has
     # as `start`, with the shortest warm-up; compiled when it is called
     restart: Any = None
     # (carry, updates done) -> carry, after every `exchange_interval` updates; None without any
@@ -161,40 +161,44 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     `options` adds the evaluation. They have `seed`, `eval_episodes` and `eval_interval`. Raises
     ValueError if the config cannot train.
     """
-    devices, spread, whole = shardings(size)
+    devices, sharding, replicated = shardings(size)
     key_words = jax.random.key_data(jax.random.key(0)).shape
-    floats = {name: jax.ShapeDtypeStruct((size,), jnp.float32, sharding=spread) for name in names}
-    key_data = jax.ShapeDtypeStruct((size, *key_words), jnp.uint32, sharding=spread)
+    of_each_run = partial(jax.ShapeDtypeStruct, sharding=sharding)
+    floats = {name: of_each_run((size,), jnp.float32) for name in names}
+    key_data = of_each_run((size, *key_words), jnp.uint32)
     # runs are independent of each other
-    over_runs = partial(jax.shard_map, mesh=spread.mesh, out_specs=spread.spec, check_vma=False)
+    over_devices = partial(
+        jax.shard_map, mesh=sharding.mesh, out_specs=sharding.spec, check_vma=False
+    )
 
     with naming_the_field(script, config):
         # before the compilation, during which a user may edit a file
         local_modules.read_sources(script, [getattr(config, "env_name", "")])
         check_observations(script, config)
-        start, advance = training_functions(script, config, names)
+        start_run, advance_run = training_functions(script, config, names)
         if size > len(devices):
-            start = jax.vmap(start)
-            advance = jax.vmap(advance, (0, 0, None, None))
+            start_runs = jax.vmap(start_run)
+            advance_runs = jax.vmap(advance_run, (0, 0, None, None))
         else:
-            start = over_one(start)
-            advance = over_one(advance)
-        start = jax.jit(over_runs(start, in_specs=spread.spec), out_shardings=spread)
-        in_specs = (spread.spec, spread.spec, whole.spec, whole.spec)
-        advance = over_runs(advance, in_specs=in_specs)
-        advance = jax.jit(advance, donate_argnums=0, out_shardings=spread)
-        abstract = start.eval_shape(floats, key_data)
+            start_runs = over_one(start_run)
+            advance_runs = over_one(advance_run)
+        start_all = over_devices(start_runs, in_specs=sharding.spec)
+        in_specs = (sharding.spec, sharding.spec, replicated.spec, replicated.spec)
+        advance_all = over_devices(advance_runs, in_specs=in_specs)
+        jit_start = jax.jit(start_all, out_shardings=sharding)
+        jit_advance = jax.jit(advance_all, donate_argnums=0, out_shardings=sharding)
+        abstract = jit_start.eval_shape(floats, key_data)
 
         def restart(floats, key_data):
-            restart, _ = training_functions(script, without_warm_up(script, config), names)
-            restart = jax.vmap(restart) if size > len(devices) else over_one(restart)
-            restart = over_runs(restart, in_specs=spread.spec)
-            return jax.jit(restart, out_shardings=spread)(floats, key_data)
+            restart_run, _ = training_functions(script, without_warm_up(script, config), names)
+            restart_runs = jax.vmap(restart_run) if size > len(devices) else over_one(restart_run)
+            restart_all = over_devices(restart_runs, in_specs=sharding.spec)
+            return jax.jit(restart_all, out_shardings=sharding)(floats, key_data)
 
-        start = start.lower(floats, key_data)
-        advance = advance.lower(abstract, floats, 0, 1)
-    start = start.compile()
-    advance = advance.compile()
+        lowered_start = jit_start.lower(floats, key_data)
+        lowered_advance = jit_advance.lower(abstract, floats, 0, 1)
+    start = lowered_start.compile()
+    advance = lowered_advance.compile()
     held = start.memory_analysis().output_size_in_bytes  # bytes of the carry on each device
     needed = max(program_bytes(start), program_bytes(advance))
 
@@ -202,15 +206,15 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     remember = None
     if options is not None and options.eval_episodes:
         agents = abstract["runner_state"].agent
-        evaluate = evaluation.greedy_returns(script, config, options)
-        evaluate = over_runs(evaluate, in_specs=spread.spec)
-        evaluate = jax.jit(evaluate, out_shardings=whole).lower(agents).compile()
+        evaluate_runs = evaluation.greedy_returns(script, config, options)
+        evaluate_all = over_devices(evaluate_runs, in_specs=sharding.spec)
+        evaluate = jax.jit(evaluate_all, out_shardings=replicated).lower(agents).compile()
         needed = max(needed, program_bytes(evaluate, held))
         if options.eval_interval:
-            remember = jax.jit(evaluation.remember_best, donate_argnums=0, out_shardings=spread)
+            remember = jax.jit(evaluation.remember_best, donate_argnums=0, out_shardings=sharding)
             count = config.num_updates // options.eval_interval
-            make_evaluation = partial(evaluation.no_evaluation, count=count)
-            make_evaluation = jax.jit(make_evaluation, out_shardings=spread)
+            no_evaluation = partial(evaluation.no_evaluation, count=count)
+            make_evaluation = jax.jit(no_evaluation, out_shardings=sharding)
             start = partial(start_with_evaluation, start, make_evaluation)
             abstract["evaluation"] = make_evaluation.eval_shape(agents)
     if devices[0].platform == "cpu":  # a checkpoint's copy is in the same memory
@@ -225,8 +229,8 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
         evaluate=evaluate,
         remember=remember,
         abstract=abstract,
-        spread=spread,
-        whole=whole,
+        sharding=sharding,
+        replicated=replicated,
         restart=restart,
     )
 

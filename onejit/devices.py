@@ -51,7 +51,7 @@ def smallest_slice(num_runs: int) -> int:
 
 
 def shardings(size: int):
-    """`(devices, spread, whole)`: shardings of arrays [size, ...], and of arrays on all devices.
+    """`(devices, sharding, replicated)`: shardings of arrays [size, ...] and of shared arrays.
 
     A single process uses as many devices as divide `size`. Raises ValueError.
     """
@@ -64,6 +64,6 @@ def shardings(size: int):
             f"{size} runs cannot be spread over the {len(devices)} devices of all processes"
         )
     mesh = Mesh(devices, ("run",))
-    spread = NamedSharding(mesh, PartitionSpec("run"))
-    whole = NamedSharding(mesh, PartitionSpec())
-    return devices, spread, whole
+    sharding = NamedSharding(mesh, PartitionSpec("run"))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return devices, sharding, replicated

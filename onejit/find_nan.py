@@ -96,7 +96,7 @@ def last_finite(program, floats, key_data, manager):
         carry = restore(manager, step, program)
         if not any(count.any() for count in count_bad(carry).values()):
             return carry, step
-    return program.start(floats, jax.device_put(key_data, program.spread)), 0
+    return program.start(floats, jax.device_put(key_data, program.sharding)), 0
 
 
 def first_bad_update(program, carry, done: int):
@@ -109,9 +109,8 @@ def first_bad_update(program, carry, done: int):
 
     def advance(carry, first, last):
         trained = {name: carry[name] for name in ("runner_state", "metrics")}
-        return carry | program.advance(
-            copy(trained), {}, first, last
-        )  # it takes its argument's memory
+        own_copy = copy(trained)  # `advance` donates its argument
+        return carry | program.advance(own_copy, {}, first, last)
 
     chunk = 1
     while done < program.num_updates:

@@ -46,7 +46,7 @@ def with_new_episodes(program, runner_state, floats, key_data, done: int):
     keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(keys)
     new_key_data = np.asarray(jax.random.key_data(keys))
     # a warm-up would be thrown away
-    new = program.restart(floats, jax.device_put(new_key_data, program.spread))["runner_state"]
+    new = program.restart(floats, jax.device_put(new_key_data, program.sharding))["runner_state"]
     names = getattr(runner_state, "episode_fields", ("obs", "env_state"))
     return runner_state._replace(**{name: getattr(new, name) for name in names})
 
@@ -57,7 +57,7 @@ def make_reader(program):
     The result has NumPy arrays on all processes.
     """
 
-    @partial(jax.jit, static_argnums=2, out_shardings=program.whole)
+    @partial(jax.jit, static_argnums=2, out_shardings=program.replicated)
     def window(metrics, first, width):
         def columns(values):
             return jax.lax.dynamic_slice_in_dim(values, first, width, axis=1)
@@ -87,7 +87,7 @@ def restore_or_start(program, floats, key_data, manager, earlier=None):
     elif earlier is not None:
         carry, done = earlier(program)
     else:
-        return program.start(floats, jax.device_put(key_data, program.spread)), 0
+        return program.start(floats, jax.device_put(key_data, program.sharding)), 0
     if holds(program.abstract["runner_state"], host.HostState):
         state = carry["runner_state"]
         carry["runner_state"] = with_new_episodes(program, state, floats, key_data, done)
@@ -144,7 +144,7 @@ def train_slice(
         seconds = {"train": 0.0, "evaluate": 0.0}
     on_devices = {}
     for name, values in floats.items():
-        on_devices[name] = jax.device_put(np.asarray(values, np.float32), program.spread)
+        on_devices[name] = jax.device_put(np.asarray(values, np.float32), program.sharding)
     floats = on_devices
 
     end = program.num_updates if last_update is None else last_update

@@ -418,6 +418,7 @@ def main(words) -> Path:
             return Path(words[1])
         run_dir = request.run_dir
         program = prepare(request, until_the_end)
+        # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     with (
         until_the_end,

@@ -294,15 +294,24 @@ def test_the_annealed_rate_stays_at_0(script):
     assert_same(before.params, state.params)
 
 
-def test_trains_with_64_bits(script):
-    # Pgx's tic_tac_toe fails with 64 bits
-    other = {"env_name": "othello"} if script.__name__ == "alphazero" else {}
+def check_64_bits(script, **overrides):
     with jax.enable_x64(True):
-        out = jax.eval_shape(script.make_train(small_config(script, **other)), jax.random.key(0))
+        train = script.make_train(small_config(script, **overrides))
+        out = jax.eval_shape(train, jax.random.key(0))
     agent = out["runner_state"].agent
     assert {leaf.dtype for leaf in jax.tree.leaves(agent.get("params", agent))} == {
         jnp.dtype("float32")
     }
+
+
+def test_trains_with_64_bits(script):
+    if script.__name__ == "alphazero":  # Pgx's tic_tac_toe fails with 64 bits
+        check_64_bits(script, env_name="othello")
+        return
+    check_64_bits(script)
+    if script.__name__ == "ppo_rnn":  # by default its actions are discrete
+        for cell in ("gru", "mingru", "none"):
+            check_64_bits(script, env_name="Pendulum-v1", cell=cell)
 
 
 # --- floats that are traced ---

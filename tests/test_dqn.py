@@ -202,6 +202,8 @@ def test_warm_up_is_whole_updates():
     settings = dict(num_envs=4, num_steps=2, total_timesteps=1000)
     assert dqn.Config(learning_starts=0, **settings).warmup_timesteps == 8
     assert dqn.Config(learning_starts=30, **settings).warmup_timesteps == 32
+    with pytest.raises(ValueError, match="learning_starts = -1: must be at least 0"):
+        dqn.make_learner(dqn.Config(learning_starts=-1, **settings))
     with pytest.raises(ValueError, match="buffer_size = 7"):
         dqn.make_learner(dqn.Config(buffer_size=7, learning_starts=0, **settings))
 

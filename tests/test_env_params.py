@@ -229,11 +229,11 @@ def test_what_brax_cannot_start_is_refused():
         ppo_continuous.make_env(ppo_continuous.Config(env_name="swimmer"))
 
 
-def test_numbers_of_states_are_refused_with_continuous_actions():
+def test_state_indices_are_refused_with_continuous_actions():
     class States(toys.ToyContinuous):
         def observation_space(self, params):
             return spaces.Discrete(3)
 
     gymnax.register("States", States)
-    with pytest.raises(ValueError, match=r"^env_name = States: must observe arrays, no numbers of"):
+    with pytest.raises(ValueError, match=r"^env_name = States: must observe arrays, not state"):
         ppo_continuous.make_env(ppo_continuous.Config(env_name="States"))

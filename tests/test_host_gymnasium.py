@@ -209,7 +209,7 @@ def test_what_belongs_to_a_thread(toy, mode):
 @pytest.mark.parametrize("toy", [toys.Sqlite, toys.Asyncio, toys.OneThread])
 def test_a_batch_has_one_thread_whoever_calls_it(toy):
     env = unwrap(make_env(register(toy))[0])
-    opened = host.Open(env, np.arange(2), 6)
+    opened = host.OpenBatch(env, np.arange(2), 6)
     with futures.ThreadPoolExecutor(1) as another:
         for _ in range(5):
             another.submit(opened.call, opened.step, np.zeros(2, int)).result()

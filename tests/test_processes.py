@@ -128,7 +128,7 @@ def test_every_script_resumes(script, tmp_path):
     )
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
     with checkpoints.open_checkpoints(tmp_path, keep=1) as manager:
-        carry = program.advance(program.start({}, jax.device_put(keys, program.spread)), {}, 0, 1)
+        carry = program.advance(program.start({}, jax.device_put(keys, program.sharding)), {}, 0, 1)
         slices.save(manager, 1, carry)
         again = slices.restore(manager, 1, program)
     before = [leaf.copy() for leaf in arrays(carry)]

@@ -304,16 +304,18 @@ def test_probabilities_of_actions(epsilon):
     for tied, values in each_tie():
         expected = np.full(4, epsilon / 4)
         expected[tied] += (1 - epsilon) / len(tied)
-        np.testing.assert_allclose(script.epsilon_greedy(values, epsilon), expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            script.epsilon_greedy_probabilities(values, epsilon), expected, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_frequencies_of_actions(epsilon):
     """They are the probabilities, and an action without probability never occurs."""
     uniforms = jax.random.uniform(jax.random.key(3), (120_000,))
-    choose = jit_quickly(jax.vmap(script.sample, (None, 0)))
+    choose = jit_quickly(jax.vmap(script.sample_action, (None, 0)))
     for tied, values in each_tie():
-        probabilities = np.asarray(script.epsilon_greedy(values, epsilon), np.float64)
+        probabilities = np.asarray(script.epsilon_greedy_probabilities(values, epsilon), np.float64)
         counts = np.bincount(choose(probabilities.astype(np.float32), uniforms), minlength=4)
         possible = probabilities > 0
         assert (counts[~possible] == 0).all()
@@ -325,10 +327,10 @@ def test_frequencies_of_actions(epsilon):
 def test_the_extreme_uniform_numbers():
     for epsilon in (0.0, 0.1, 1.0):
         for tied, values in each_tie():
-            probabilities = script.epsilon_greedy(values, epsilon)
+            probabilities = script.epsilon_greedy_probabilities(values, epsilon)
             possible = np.flatnonzero(np.asarray(probabilities) > 0)
-            assert script.sample(probabilities, 0.0) == possible[0], (epsilon, tied)
-            assert script.sample(probabilities, np.float32(1 - 2**-23)) == possible[-1]
+            assert script.sample_action(probabilities, 0.0) == possible[0], (epsilon, tied)
+            assert script.sample_action(probabilities, np.float32(1 - 2**-23)) == possible[-1]
 
 
 # --- learning ---

@@ -445,9 +445,7 @@ def test_an_entropy_coefficient_of_0_that_is_not_learned():
 
 
 @alike
-@pytest.mark.parametrize(
-    "learning_starts, warmup_timesteps", [(-5, 0), (0, 0), (1, 6), (6, 6), (7, 12)]
-)
+@pytest.mark.parametrize("learning_starts, warmup_timesteps", [(0, 0), (1, 6), (6, 6), (7, 12)])
 def test_steps_of_the_warm_up(script, learning_starts, warmup_timesteps):
     config = script.Config(
         learning_starts=learning_starts, num_envs=2, num_steps=3, total_timesteps=27
@@ -462,6 +460,7 @@ def test_steps_of_the_warm_up(script, learning_starts, warmup_timesteps):
 @pytest.mark.parametrize("settings, words", [
     ({"num_envs": 0}, "num_envs = 0: must be at least 1"),
     ({"gradient_steps": 0}, "gradient_steps = 0: must be at least 1"),
+    ({"learning_starts": -1}, "learning_starts = -1: must be at least 0"),
     ({"total_timesteps": 1003}, "total_timesteps = 1003: the warm-up and one update take 1004"),
     ({"num_steps": 9, "buffer_size": 35}, "buffer_size = 35: one update writes 36"),
 ])  # fmt: skip

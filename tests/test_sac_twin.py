@@ -75,8 +75,8 @@ class Twin:
         self.rollout_count = 0
 
         rollout_size = config.num_envs * config.num_steps
-        warmup_updates = int(np.ceil(config.learning_starts / rollout_size))
-        for key in jax.random.split(warmup_key, warmup_updates):
+        warmup_rollouts = int(np.ceil(config.learning_starts / rollout_size))
+        for key in jax.random.split(warmup_key, warmup_rollouts):
             self.collect(key, self.act_randomly)
         self.environments.episode_metrics()  # those of the warm-up are not reported
 

@@ -108,7 +108,7 @@ class Thread:
         self.calls.put(None)
 
 
-class Open:
+class OpenBatch:
     """A batch that is in use, in a thread of its own where the environment wants one."""
 
     def __init__(self, env, seeds, limit, draw=False):
@@ -170,13 +170,13 @@ class Open:
         return next_obs, obs, reward, terminated, truncated
 
 
-_open: dict[int, Open] = {}
+_open: dict[int, OpenBatch] = {}
 _numbers = itertools.count(1)
 _lock = threading.Lock()
 _making = threading.Lock()
 
 
-def _add(entry: Open) -> int:
+def _add(entry: OpenBatch) -> int:
     with _lock:
         number = next(_numbers)
         _open[number] = entry
@@ -202,22 +202,22 @@ def call_host(function, shapes, *args):
     """
     if jax.default_backend() == "cpu":  # 14 us a call, never left out, results written in place
 
-        def call(_, out, *args):
+        def fill_results(_, out, *args):
             function(jax.tree.map(np.asarray, out), *map(np.asarray, args))
 
         call = buffer_callback.buffer_callback(
-            call, shapes, has_side_effect=True, vmap_method="broadcast_all"
+            fill_results, shapes, has_side_effect=True, vmap_method="broadcast_all"
         )
         return call(*args)
 
-    def call(*args):
+    def compute_results(*args):
         args = [np.asarray(arg) for arg in args]
         lead = args[0].shape  # the first argument is a number
         out = jax.tree.map(lambda shape: np.empty(lead + shape.shape, shape.dtype), shapes)
         function(out, *args)
         return out
 
-    return jax.pure_callback(call, shapes, *args, vmap_method="broadcast_all")
+    return jax.pure_callback(compute_results, shapes, *args, vmap_method="broadcast_all")
 
 
 class HostEnv(environment.Environment):
@@ -299,7 +299,7 @@ class HostEnv(environment.Environment):
         states: [T], the episode's, before each step.
         """
         limit = max(self.limit, len(states.time))
-        opened = Open(self, np.asarray(states.seed[:1]), limit, draw=True)
+        opened = OpenBatch(self, np.asarray(states.seed[:1]), limit, draw=True)
         try:
             for step in range(steps[-1] + 1):
                 if step:
@@ -314,7 +314,7 @@ class HostEnv(environment.Environment):
     def _reset(self, out, seeds, limit):
         obs, batch, row = out
         # a copy of `seeds`: XLA uses their memory again
-        opened = Open(self, seeds.flatten(), int(limit.flat[0]))
+        opened = OpenBatch(self, seeds.flatten(), int(limit.flat[0]))
         obs[...] = opened.batch.first.reshape(obs.shape)
         batch[...] = _add(opened)
         row[...] = np.arange(row.size).reshape(row.shape)
@@ -342,7 +342,7 @@ class HostEnv(environment.Environment):
             # Several agents play the episodes of one reset, as in an evaluation: every agent gets
             # environments of its own.
             _close([number])
-            opened = Open(self, opened.seeds[rows], opened.limit)
+            opened = OpenBatch(self, opened.seeds[rows], opened.limit)
             number = _add(opened)
             rows = opened.order
             is_in_order = True

@@ -15,7 +15,7 @@ import numpy as np
 from onejit.compilation import Program
 from onejit.memory import program_bytes
 from onejit.slices import holds
-from onejit.sweep.values import spread
+from onejit.sweep.values import from_uniform
 
 FACTORS = (0.8, 1.25)
 REDRAWN = 0.25  # probability that a float is drawn again
@@ -122,7 +122,7 @@ def perturb(key, values, kind: str, low: float, high: float):
     factor = jnp.where(is_up, FACTORS[1], FACTORS[0])
     is_mirrored = kind == "one-minus-log-uniform"
     changed = 1.0 - (1.0 - values) * factor if is_mirrored else values * factor
-    drawn = spread(kind, low, high, jax.random.uniform(value_key, values.shape))
+    drawn = from_uniform(kind, low, high, jax.random.uniform(value_key, values.shape))
     is_redrawn = jax.random.bernoulli(redraw_key, REDRAWN, values.shape)
     return jnp.clip(jnp.where(is_redrawn, drawn, changed), low, high)
 
@@ -232,7 +232,7 @@ def add_exchange(program: Program, names, interval: int, first, exchange) -> Pro
     `first(floats, key_data)` is what the carry remembers at the start, under "population". `names`
     are the fields in `floats`.
     """
-    first = jax.jit(first, out_shardings=program.spread)
+    first = jax.jit(first, out_shardings=program.sharding)
 
     def start(floats, key_data):
         carry = program.start(floats, key_data)
@@ -240,11 +240,11 @@ def add_exchange(program: Program, names, interval: int, first, exchange) -> Pro
         return carry
 
     abstract = dict(program.abstract)
-    runs = partial(jax.ShapeDtypeStruct, sharding=program.spread)
+    runs = partial(jax.ShapeDtypeStruct, sharding=program.sharding)
     floats = {name: runs((program.size,), np.float32) for name in names}
     key_words = jax.random.key_data(jax.random.key(0)).shape
     abstract["population"] = first.eval_shape(floats, runs((program.size, *key_words), np.uint32))
-    exchange = jax.jit(exchange, donate_argnums=0, out_shardings=program.spread)
+    exchange = jax.jit(exchange, donate_argnums=0, out_shardings=program.sharding)
     exchange = exchange.lower(abstract, 0).compile()
     return program._replace(
         start=start,

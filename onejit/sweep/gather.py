@@ -14,10 +14,10 @@ from onejit.sweep.slice_files import checkpoints_of, runs_of
 
 def of_size(abstract, size: int):
     """Shapes [size, ...] of the carry of a slice of another size."""
-    _, spread, _ = shardings(size)
+    _, sharding, _ = shardings(size)
 
     def resized(leaf):
-        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=spread)
+        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
 
     return jax.tree.map(resized, abstract)
 
@@ -55,4 +55,4 @@ def gather(run_dir: Path, group: int, update: int, runs: np.ndarray, program):
     if sum(map(number_of_runs, parts)) != len(runs):
         raise OSError(f"{run_dir / 'unfinished'}: has no checkpoints of all runs of group {group}")
     carry = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-    return jax.device_put(carry, program.spread), update
+    return jax.device_put(carry, program.sharding), update

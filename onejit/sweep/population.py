@@ -240,12 +240,12 @@ def add_evaluation(request: Request, program: compilation.Program) -> compilatio
 
     evaluate = jax.shard_map(
         jax.vmap(greedy_returns),
-        mesh=program.spread.mesh,
-        in_specs=program.spread.spec,
-        out_specs=program.spread.spec,
+        mesh=program.sharding.mesh,
+        in_specs=program.sharding.spec,
+        out_specs=program.sharding.spec,
         check_vma=False,
     )
-    evaluate = jax.jit(evaluate, out_shardings=program.whole)
+    evaluate = jax.jit(evaluate, out_shardings=program.replicated)
     agents = program.abstract["runner_state"].agent
     evaluate = evaluate.lower(agents, program.abstract["population"]["key"]).compile()
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.abstract)]
@@ -309,8 +309,8 @@ def train_slice(request: Request, program, first: int, last: int, progress, caug
     config = request.config
     options = request.options
     runs = runs_of_slice(request, first, program.size)
-    number = dataclasses.replace(options, num_seeds=number_of_runs(request))
-    keys = slices.seed_keys(number)[runs]
+    options_of_all_runs = dataclasses.replace(options, num_seeds=number_of_runs(request))
+    keys = slices.seed_keys(options_of_all_runs)[runs]
     steps = (last - first) * steps_of(config)  # of an update
     number_of_exchanges = config.num_updates // program.exchange_interval - 1
     name = slice_name(0, first, last)

@@ -66,10 +66,10 @@ def read_distribution(script, name: str, words: list[str]) -> tuple[str, float, 
 def draw(script, name: str, words: list[str], samples: int, rng) -> np.ndarray:
     """`samples` values of a distribution. Raises ValueError."""
     kind, low, high = read_distribution(script, name, words)
-    return spread(kind, low, high, rng.random_sample(samples))
+    return from_uniform(kind, low, high, rng.random_sample(samples))
 
 
-def spread(kind: str, low: float, high: float, unit):
+def from_uniform(kind: str, low: float, high: float, unit):
     """Values of a distribution from uniform numbers in [0, 1), arrays of NumPy or JAX."""
     if kind == "uniform":
         return low + (high - low) * unit
