@@ -4,7 +4,7 @@
 
 Each config of q_learning_gridworld trains 32 agents from seed 2000. An agent walks greedily from
 the start, or, where episodes start in any cell, from the farthest one. The script writes
-benchmarks/results/greedy_paths.json: the steps of each agent's path, null where it never reaches
+benchmarks/results/paths.json: the steps of each agent's path, null where it never reaches
 the goal; the steps of a shortest path; and max Q at the first cell, of the median agent.
 """
 
@@ -69,7 +69,7 @@ def main():
         print(file.stem, results[file.stem])
     results["command"] = "python benchmarks/greedy_paths.py"
     results["jax"] = jax.__version__
-    out = ROOT / "benchmarks" / "results" / "greedy_paths.json"
+    out = ROOT / "benchmarks" / "results" / "paths.json"
     out.write_text(json.dumps(results, indent=1) + "\n")
 
 

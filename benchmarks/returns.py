@@ -247,6 +247,8 @@ def environment_of(name: str, config) -> str:
     params = dict(getattr(config, "env_params", {}))
     parts = [environment]
     parts += [value for value in params.values() if isinstance(value, str)]
+    if "memory_length" in params:
+        parts.append(f"{params['memory_length']} steps")
     if getattr(config, "observe", ()):
         parts.append(f"entries {', '.join(map(str, config.observe))} observed")
     return ", ".join(parts)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.special
 import yaml
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -538,8 +539,10 @@ def draw(rows: list[dict], path: Path) -> None:
     budgets = [row["total_timesteps"] for row in rows]
     ends = []  # (x, y, name, color) of a line's last point
     references = []
+    scripts = []  # of the rows so far
     for row in rows:
-        color = COLORS[row["script"]]
+        color = lighter(COLORS[row["script"]], scripts.count(row["script"]))
+        scripts.append(row["script"])
         ends.append(draw_curve(axes, row["curve"], row["row"], color, "-"))
         if "evaluation_curve" in row:
             name = f"{row['row']}, greedy"
@@ -562,7 +565,12 @@ def draw(rows: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def draw_curve(axes, curve: dict, name: str, color: str, style: str) -> tuple:
+def lighter(color: str, times: int) -> tuple:
+    """The color of another row of the same script: red, green and blue in [0, 1]."""
+    return tuple(1.0 - 0.7**times * (1.0 - part) for part in to_rgb(color))
+
+
+def draw_curve(axes, curve: dict, name: str, color: tuple, style: str) -> tuple:
     """Draw a curve with its interval. Returns its last point with name and color."""
     steps = curve["steps"]
     axes.plot(steps, curve["return"], style, color=color, label=name)
