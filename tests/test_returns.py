@@ -215,7 +215,7 @@ def test_scores_under_other_rules_are_shown_and_not_compared():
 
 def test_threshold_is_half_of_the_score_that_a_row_is_compared_with():
     row = make_row(row="sac/mujoco_hopper", script="sac", environment="Hopper-v4")
-    assert returns_page.threshold_of(row | {"total_timesteps": 300_000}) == 1200.5  # SAC's, not PPO's
+    assert returns_page.threshold_of(row | {"total_timesteps": 300_000}) == 1200.5  # of SAC
     assert returns_page.threshold_of(row | {"total_timesteps": 50_000}) is None
     cost = row | {"script": "ppo_continuous", "environment": "Reacher-v4"}
     assert returns_page.threshold_of(cost | {"total_timesteps": 1_000_000}) == -8.2
