@@ -944,7 +944,7 @@ class Observe(GymnaxWrapper):
             obs = jax.nn.one_hot(obs, self.num_states)
         entries = obs.astype(jnp.float32).reshape(-1)[self.entries]
         if self.previous:
-            return jnp.concatenate([entries, action, reward[None]])
+            return jnp.concatenate([entries, action, reward[None]]).astype(jnp.float32)
         return entries
 
     def reset(self, key, params):
