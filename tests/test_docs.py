@@ -657,6 +657,34 @@ def returns_of(name: str) -> dict:
     return json.loads((file if file.exists() else folder / "seed_100" / file.name).read_text())
 
 
+def test_speeds_are_those_of_the_data():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    rows = json.loads((ROOT / "benchmarks" / "results" / "speed.json").read_text())
+    for row in rows:
+        for contestant in ("bare", "spread"):
+            if f"{contestant} ratio" in row:
+                middle, least, largest = row[f"{contestant} ratio"]
+                assert f"({least:.2f} to {largest:.2f}" in page and f"{middle:.2f}" in page, row
+    ratios = {row["row"]: row["bare ratio"][0] for row in rows if row["seeds"] == 1}
+    readme = (ROOT / "README.md").read_text()
+    for script, peer in re.findall(
+        r"^\| \[(\w+)\.py\].* ([\d.]+)(?: \([^|]*\))? \|$", readme, re.M
+    ):
+        row = {"q_learning_gridworld": "gridworld", "crossq": "crossq_sbx"}.get(script, script)
+        assert f"{ratios[row]:.2f}" == peer or f"{ratios[row]:.0f}" == peer, script
+
+
+def test_games_of_alphazero_are_those_of_the_data():
+    page = (ROOT / "docs" / "alphazero.md").read_text()
+    games = (ROOT / "benchmarks" / "results" / "connect_four.txt").read_text()
+    lines = re.findall(
+        r"(\d+) won, (\d+) drawn, (\d+) lost: ([\d.]+)% \(([\d.]+)% to ([\d.]+)%\)", games
+    )
+    assert len(lines) == 6
+    for won, drawn, lost, share, low, high in lines:
+        assert f"| {won} | {drawn} | {lost} | {share} % ({low} to {high}) |" in page
+
+
 def test_measured_rows_are_found():
     results = ROOT / "benchmarks" / "results"
     files = [*results.glob("*_*.json"), *(results / "seed_100").glob("*_*.json")]
