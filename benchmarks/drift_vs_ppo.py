@@ -132,8 +132,8 @@ def main():
     results = {}
     for name in options.environments or dict.fromkeys([config.env_name, *others]):
         changes = {} if name == config.env_name else {"env_name": name, "env_params": {}}
-        config_of_it = dataclasses.replace(config, **changes)
-        results[name] = measure(config_of_it, weights, options.agents, options.clips)
+        config_here = dataclasses.replace(config, **changes)
+        results[name] = measure(config_here, weights, options.agents, clips=options.clips)
     show(results)
     with (options.run_dir / "comparison.csv").open("w", newline="") as file:
         rows = csv.writer(file)

@@ -21,16 +21,17 @@ sys.path.insert(0, str(ROOT))
 import q_learning_gridworld as script
 from onejit import run_directory
 
-SEED, NUM_AGENTS = 2000, 32
+SEED = 2000
+NUM_AGENTS = 32
 
 
 def steps_to_goal(env) -> np.ndarray:
     """Steps of a shortest path from each cell: [cells], inf where there is none."""
     steps = np.full(len(env.next_cell), np.inf)
     steps[env.goal] = 0
-    for _ in steps:
-        of_next = np.where(env.cliff[env.next_cell], np.inf, steps[env.next_cell])
-        steps = np.minimum(steps, 1 + of_next.min(axis=1))
+    for _ in range(len(steps)):  # no shortest path is longer
+        steps_from_next = np.where(env.cliff[env.next_cell], np.inf, steps[env.next_cell])
+        steps = np.minimum(steps, 1 + steps_from_next.min(axis=1))
     return steps
 
 

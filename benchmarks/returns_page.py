@@ -4,6 +4,7 @@ returns.yaml has the rows, thresholds and published scores, returns_page.yaml th
 is a dict, as it is kept in benchmarks/results/.
 """
 
+import collections
 import json
 import re
 import sys
@@ -539,10 +540,11 @@ def draw(rows: list[dict], path: Path) -> None:
     budgets = [row["total_timesteps"] for row in rows]
     ends = []  # (x, y, name, color) of a line's last point
     references = []
-    scripts = []  # of the rows so far
+    rows_of_script = collections.Counter()  # so far
     for row in rows:
-        color = lighter(COLORS[row["script"]], scripts.count(row["script"]))
-        scripts.append(row["script"])
+        script = row["script"]
+        color = lighter(COLORS[script], times=rows_of_script[script])
+        rows_of_script[script] += 1
         ends.append(draw_curve(axes, row["curve"], row["row"], color, "-"))
         if "evaluation_curve" in row:
             name = f"{row['row']}, greedy"

@@ -262,11 +262,12 @@ def draw_throughput(axes, rows: list[dict]) -> None:
         axes.plot(seeds, of_peer, ":", marker="o", markersize=4, color=color)
         axes.plot(seeds, of_script, "-", marker="o", markersize=4, color=color)
         labels.append((of_script[-1], seeds[-1], name, color))
-    lowest = 0.0
-    for height, place, name, color in sorted(labels):  # from below, without overlaps
-        lowest = max(height, 1.3 * lowest)
-        end = (place, lowest)
+    previous = 0.0
+    for steps_per_second, num_seeds, name, color in sorted(labels):  # from below
+        height = max(steps_per_second, 1.3 * previous)  # labels do not overlap
+        end = (num_seeds, height)
         axes.annotate(name, end, (6, -3), textcoords="offset points", color=color, fontsize=9)
+        previous = height
     if not axes.lines:  # a logarithmic axis needs numbers
         axes.set_ylim(1, 10)
     axes.plot([], [], "-", color="0.4", label="script")
