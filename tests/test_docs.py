@@ -690,8 +690,8 @@ def test_games_of_alphazero_are_those_of_the_data():
     lines = re.findall(
         r"(\d+) won, (\d+) drawn, (\d+) lost: ([\d.]+)% \(([\d.]+)% to ([\d.]+)%\)", games
     )
-    assert len(lines) == 6
-    for won, drawn, lost, share, low, high in lines:
+    assert len(lines) == 12  # six of each agent; the table has the first one's
+    for won, drawn, lost, share, low, high in lines[:6]:
         assert f"| {won} | {drawn} | {lost} | {share} % ({low} to {high}) |" in page
 
 
