@@ -100,7 +100,7 @@ class Config:
     num_steps: int = 1  # steps per actor and update
     learning_starts: int = 10_000  # transitions before learning, rounded up to whole rollouts
     buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
-    # type that observations are cast to and stored in; empty keeps that of the environment
+    # observations are cast to this dtype and stored in it; empty keeps the environment's dtype
     buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 4  # gradient steps per update, each on a new batch

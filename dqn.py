@@ -96,7 +96,7 @@ class Config:
     num_steps: int = 2  # steps per environment and update
     learning_starts: int = 10_000  # random steps before learning, rounded up to whole rollouts
     buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to whole rollouts
-    # type that observations are cast to and stored in; empty keeps that of the environment
+    # observations are cast to this dtype and stored in it; empty keeps the environment's dtype
     buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 1  # gradient steps per update, each on a new batch

@@ -112,7 +112,7 @@ class Config:
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; inf for no limit
     normalize_obs: bool = False  # normalize observations by their running mean and variance
     normalize_reward: bool = False  # divide rewards by the running std of the discounted return
-    # type that observations are cast to and stored in; empty keeps that of the environment
+    # observations are cast to this dtype and stored in it; empty keeps the environment's dtype
     buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     # convolutions for images: flat has none, grid one, nature three
     torso: Literal["flat", "grid", "nature"] = "grid"

@@ -8,8 +8,8 @@
 
 For each environment PPO, DPO and the drift of each evolution in RUN_DIR train AGENTS agents, with
 the hyperparameters of the run. `--clips` adds PPO with other clip ranges. The table, in Markdown,
-gives interquartile means of their returns with 95 % bootstrap intervals, and those of the
-differences from PPO over pairs of agents. Two files are written into the run's directory:
+gives the interquartile means of the returns and of the differences from PPO over pairs of agents,
+with 95 % bootstrap intervals. Two files are written into the run's directory:
 fitness.png, the population's mean and best in each generation, and comparison.csv, a line for each
 agent.
 """

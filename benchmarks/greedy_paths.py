@@ -64,12 +64,15 @@ def measure(file: Path) -> dict:
 
 
 def main():
-    results = {}
+    configs = {}
     for file in sorted((ROOT / "configs" / "q_learning_gridworld").glob("*.yaml")):
-        results[file.stem] = measure(file)
-        print(file.stem, results[file.stem])
-    results["command"] = "python benchmarks/greedy_paths.py"
-    results["jax"] = jax.__version__
+        configs[file.stem] = measure(file)
+        print(file.stem, configs[file.stem])
+    results = {
+        "command": "python benchmarks/greedy_paths.py",
+        "jax": jax.__version__,
+        "configs": configs,
+    }
     out = ROOT / "benchmarks" / "results" / "paths.json"
     out.write_text(json.dumps(results, indent=1) + "\n")
 
