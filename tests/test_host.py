@@ -2,6 +2,7 @@
 library's own.
 """
 
+import ctypes
 import dataclasses
 import functools
 import importlib
@@ -25,7 +26,7 @@ import dqn
 import ppo
 import rainbow
 from onejit import checkpoints, compilation, evaluation, render, signals, slices, train
-from onejit.envs import host, register
+from onejit.envs import cuda, host, register
 from onejit.render import formats
 
 LIMIT, KEY, TEXT = 5, jax.random.key(0), dict(capture_output=True, text=True)
@@ -176,14 +177,63 @@ def test_each_device_has_a_batch_of_its_own():
     assert "one call per step and device" in done.stdout, done.stderr
 
 
-def test_without_buffers_of_the_cpu(monkeypatch):
+class FakeCuda:
+    """The driver's functions on memory of the CPU. They write down what they are asked to do."""
+
+    def __init__(self, code=0):
+        self.calls, self.code = [], code
+        self.cuMemcpyDtoHAsync_v2 = functools.partial(self.copy, "read")
+        self.cuMemcpyHtoDAsync_v2 = functools.partial(self.copy, "write")
+        self.cuStreamSynchronize = functools.partial(self.wait)
+
+    def copy(self, name, target, source, size, stream):
+        ctypes.memmove(target, source, size)
+        self.calls.append((name, stream))
+        return self.code
+
+    def wait(self, stream):
+        self.calls.append(("wait", stream))
+        return 0
+
+
+def use_cuda(monkeypatch, library):
+    """Call the host as with an NVIDIA GPU, whose driver is `library`."""
+    of_jax = host.buffer_callback.buffer_callback
+
+    def with_stream(fill_results, *args, **options):
+        def on_stream_7(_, *buffers):
+            fill_results(SimpleNamespace(stream=7), *buffers)
+
+        return of_jax(on_stream_7, *args, **options)
+
+    monkeypatch.setattr(host.buffer_callback, "buffer_callback", with_stream)
+    monkeypatch.setattr(cuda, "address", lambda buffer: np.asarray(buffer).ctypes.data)
+    monkeypatch.setattr(cuda, "driver", lambda: cuda.Driver(library))
+
+
+@pytest.mark.parametrize("way", ["CUDA", "pure_callback"])
+def test_without_buffers_of_the_cpu(way, monkeypatch):
     """A GPU's program calls the host in another way, and gets the same."""
     keys, actions = jax.random.split(jax.random.key(0), (2, 3)), jnp.arange(24).reshape(2, 4, 3) % 3
     here = jax.jit(jax.vmap(functools.partial(rollout, echo_env())))(keys, actions)[:2]
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    library = FakeCuda()
+    if way == "CUDA":
+        use_cuda(monkeypatch, library)
+    else:
+        monkeypatch.setattr(cuda, "driver", lambda: None)
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     there = jax.jit(jax.vmap(functools.partial(rollout, echo_env())))(keys, actions)[:2]
     jax.tree.map(np.testing.assert_array_equal, here, there)
     assert Echo.calls == [6] * 8
+    if way == "CUDA":
+        step = ["read"] * 4 + ["wait"] + ["write"] * 7 + ["wait"]
+        assert library.calls[-len(step) :] == [(name, 7) for name in step]
+
+
+def test_an_error_of_the_cuda_driver_ends_the_run(monkeypatch):
+    use_cuda(monkeypatch, FakeCuda(code=700))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="DtoHAsync_v2: error 700 of the CUDA"):
+        jax.block_until_ready(echo_env().reset(jax.random.key(0)))
 
 
 def test_seeds_differ_and_do_not_depend_on_each_other():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from support.files import repository_files
+from support.files import ROOT, repository_files
 
 import ppo
 import sac
@@ -252,6 +252,33 @@ def test_without_the_wheels_it_says_what_to_install(monkeypatch, capsys):
 
 def has_wheels() -> bool:
     return any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin")))
+
+
+OUTSIDE = """
+import jax.numpy as jnp
+from gymnax.environments import spaces
+from onejit.envs import host, register
+
+class Robot(host.HostEnv):
+    def __init__(self, name):
+        obs = spaces.Box(-jnp.inf, jnp.inf, (3,))
+        super().__init__(None, obs, spaces.Discrete(4), limit=10)
+
+register(["Robot"], Robot)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_wheels(), reason="needs the CUDA wheels of JAX")
+def test_an_environment_outside_jax_has_no_plan(tmp_path):
+    """XLA cannot compile a call of the host without the GPU."""
+    (tmp_path / "robots.py").write_text(OUTSIDE)
+    command = [sys.executable, "-m", "onejit", "plan", "ppo", "--env-name", "robots:Robot"]
+    clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(tmp_path)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=clean)
+    assert done.returncode == 2 and "env_name = robots:Robot: steps outside JAX" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -114,6 +114,9 @@ def compiler(script, config, description: str):
         keys = jax.ShapeDtypeStruct((num_seeds,), jax.random.key(0).dtype, sharding=on_gpu)
         with naming_the_field(script, config):
             lowered = jax.jit(jax.vmap(script.make_train(config))).lower(keys)
+        if "python_gpu_callback" in lowered.as_text():
+            name = config.env_name
+            raise ValueError(f"env_name = {name}: steps outside JAX, which no plan can count")
         return lowered.compile()
 
     return compile_size
