@@ -537,7 +537,10 @@ def draw(rows: list[dict], path: Path) -> None:
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
+    rows = [row for row in rows if not has_longer_curve(row, rows)]
     budgets = [row["total_timesteps"] for row in rows]
+    curves = PUBLISHED_CURVES.get(rows[0]["environment"], {})
+    have_a_curve = [algorithm.partition(",")[0] for algorithm in curves]
     ends = []  # (x, y, name, color) of a line's last point
     references = []
     rows_of_script = collections.Counter()  # so far
@@ -551,7 +554,7 @@ def draw(rows: list[dict], path: Path) -> None:
             ends.append(draw_curve(axes, row["evaluation_curve"], name, color, "--"))
         within, beyond = comparable(row)
         reference = within or beyond
-        if reference is None or reference in references:
+        if reference is None or reference in references or reference.algorithm in have_a_curve:
             continue
         references.append(reference)
         name = f"published: {reference.algorithm}, {reference.score:g} at {number(reference.steps)}"
@@ -565,6 +568,23 @@ def draw(rows: list[dict], path: Path) -> None:
     axes.autoscale(False)
     name_curves(axes, ends)
     figure.savefig(path, dpi=100)
+
+
+def has_longer_curve(row: dict, rows: list[dict]) -> bool:
+    """Whether the curve of another row begins with this row's.
+
+    It does if the scripts have no schedule over the training, and both rows the same config and
+    seeds.
+    """
+    if row["script"] not in ("sac", "td3", "crossq") or "+" in row["row"]:
+        return False
+    return any(
+        "+" not in other["row"]
+        and config_of(other["row"]) == config_of(row["row"])
+        and other.get("seed") == row.get("seed")
+        and other["total_timesteps"] > row["total_timesteps"]
+        for other in rows
+    )
 
 
 def lighter(color: str, times: int) -> tuple:

@@ -302,20 +302,18 @@ def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatc
     assert {text.get_text() for text in figures[0].axes[0].texts} == set(styles)
 
 
-def test_figure_has_published_curves_of_its_algorithms(tmp_path, monkeypatch):
+def test_figure_has_published_curves_and_no_curve_twice(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(
         returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
     )
-    row = make_row(row="sac/mujoco_ant@1e5", script="sac", environment="Ant-v4")
-    row["total_timesteps"] = 100_000
-    returns_page.draw([row], tmp_path / "figure.png")
+    short = make_row(row="sac/mujoco_ant@1e5", script="sac", environment="Ant-v4")
+    short["total_timesteps"] = 100_000
+    row = make_row(row="sac/mujoco_ant", script="sac", environment="Ant-v4")
+    row["total_timesteps"] = 300_000
+    returns_page.draw([short, row], tmp_path / "figure.png")
     lines = {line.get_label(): line for line in figures[0].axes[0].get_lines()}
-    assert set(lines) == {
-        "sac/mujoco_ant@1e5",
-        "published: SAC, 747 at 1e5",
-        "published: SAC, greedy",
-    }
+    assert set(lines) == {"sac/mujoco_ant", "published: SAC, greedy"}
     steps, returns = lines["published: SAC, greedy"].get_data()
     assert (steps[-1], returns[-1]) == (299_988, 3532.5)
 
