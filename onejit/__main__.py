@@ -78,8 +78,14 @@ def main(words=None) -> None:
     from onejit.errors import errors_in_one_line
 
     tool = f"onejit {name}" if name in COMMANDS else "onejit"
-    with errors_in_one_line(tool):
-        run_command(name, words[1:])
+    try:
+        with errors_in_one_line(tool):
+            run_command(name, words[1:])
+    except SystemExit as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            sys.stdout.flush()
+            os._exit(error.code)  # a normal exit would wait for compiled code that still runs
+        raise
 
 
 if __name__ == "__main__":

@@ -117,7 +117,13 @@ def without_clashes(options, script):
 
 
 def check_config(config) -> None:
-    """Raise ValueError if a whole number does not fit in 32 bits, as those of JAX do."""
+    """Raise ValueError if no update has a step, or a whole number does not fit in 32 bits.
+
+    Whole numbers of JAX have 32 bits.
+    """
+    for name in ("num_envs", "num_steps"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
     for name, value in vars(config).items():
         if type(value) is int and abs(value) >= 2**31 and name != "total_timesteps":
             raise ValueError(f"{name} = {value}: must fit in 32 bits")
@@ -128,12 +134,11 @@ def check_config(config) -> None:
             f"num_envs = {config.num_envs}: {steps:.3g} steps in an update must fit in 32 bits; "
             f"at most {most:,} environments with num_steps = {config.num_steps}"
         )
-    with contextlib.suppress(ZeroDivisionError):  # a size of 0, which the script refuses
-        if config.num_updates >= 2**31:
-            raise ValueError(
-                f"total_timesteps = {config.total_timesteps}: makes {config.num_updates:.3g} "
-                f"updates; at most {2**31 - 1:,} are possible"
-            )
+    if config.num_updates >= 2**31:
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: makes {config.num_updates:.3g} "
+            f"updates; at most {2**31 - 1:,} are possible"
+        )
 
 
 def check_options(options) -> None:

@@ -41,17 +41,19 @@ class Run(NamedTuple):
     label: str  # of the method; empty if none was given
     task: str  # the environment and its changed parameters
     returns: dict  # {(seed, number of the agent): return}, -inf if not finite
+    # what else tells a method from others, {name: value}; a script's own `main` records no hash
+    other: dict
 
 
 # --- runs ---
 
 
-def read_returns(path: str, kind: str) -> np.ndarray:
+def read_returns(path: str, kind: str, total_updates: int | None = None) -> np.ndarray:
     """The return of each agent, -inf if its parameters are not finite. Raises ValueError."""
     metrics = run_directory.load_metrics(path)
     agents, _ = run_directory.read_agents(Path(path) / "agent.safetensors")
     if kind == "final":
-        returns = statistics.final_return(metrics)
+        returns = statistics.final_return(metrics, total_updates)
     elif "evaluation" in metrics:
         returns = metrics["evaluation"].mean(axis=1)
     else:
@@ -81,7 +83,7 @@ def read_run(argument: str, kind: str) -> Run:
         raise ValueError(
             f"{path}: is a sweep, whose trials are compared in its results.csv; give runs"
         )
-    returns = read_returns(path, kind)
+    returns = read_returns(path, kind, record.get("total_updates"))
     lost = np.flatnonzero(~np.isfinite(returns)).tolist()
     if lost:
         agents = f"agents {lost} of {len(returns)}"
@@ -94,7 +96,12 @@ def read_run(argument: str, kind: str) -> Run:
     values = {}
     for agent, value in enumerate(returns):
         values[seed, agent] = float(value) if np.isfinite(value) else -np.inf
-    return Run(path, settings, label, task, values)
+    other = {
+        "the text of the script": record.get("sha256"),
+        "the number of updates": record.get("num_updates"),
+        "how a population was used": record.get("population"),
+    }
+    return Run(path, settings, label, task, values, other)
 
 
 def differing(runs) -> list[str]:
@@ -142,6 +149,12 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
         others.append(run)
         first = others[0]
         fields = differing(others)
+        for name in first.other:
+            texts = {str(other.other[name]) for other in others}
+            if name == "the text of the script":
+                texts.discard("None")
+            if len(texts) > 1:
+                fields.append(name)
         if fields:
             raise ValueError(
                 f"{run.path} and {first.path} are both {run.label} on {run.task} but differ in "
@@ -181,6 +194,9 @@ def read_scales(tasks: list[str], scales) -> dict[str, tuple[float, float]]:
             raise ValueError(f"scale: no run is on {name}, only on {', '.join(tasks)}")
         if not -np.inf < low < high < np.inf:
             raise ValueError(f"scale {name} {low:g} {high:g}: LOW must be less than HIGH")
+        twice = bounds.keys() & named
+        if twice:
+            raise ValueError(f"scale: {min(twice)} is given twice")
         bounds |= dict.fromkeys(named, (low, high))
     return bounds
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -106,7 +107,10 @@ def read_flags(script, words: list[str], *options) -> list[str]:
     check_old_fields(Path(script.__file__).stem, known, names)
 
     settings = {}
-    whole = [field.name for field in fields if field.type in (int, int | None)]
+    whole = []
+    for part in (script.Config, *options):
+        hints = typing.get_type_hints(part)  # types, also if a script imports annotations
+        whole += [name for name, kind in hints.items() if kind in (int, int | None)]
     for i in range(len(words) - 1):
         if not words[i].startswith("--"):
             continue

@@ -124,7 +124,7 @@ def naming_the_field(script, config):
         values = plain(config)
         if isinstance(error, ValueError) and names_a_field(str(error), values):
             similar = ""
-            if str(error).startswith("env_name = "):
+            if "is not registered" in str(error):
                 similar = similar_environment(config.env_name)
             raise FieldError(f"{error}{similar}") from error
         default = script.Config()

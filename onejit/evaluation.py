@@ -21,8 +21,8 @@ class Episode(NamedTuple):
 
 
 def whole_games(config):
-    """The config without options that shorten games of Atari, or clip rewards, for training."""
-    if not hasattr(config, "env_params"):
+    """The config without EnvPool's options that shorten games, or clip rewards, for training."""
+    if not getattr(config, "env_name", "").startswith("onejit.envs.envpool:"):
         return config
     params = {}
     for name, value in config.env_params.items():

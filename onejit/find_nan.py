@@ -20,7 +20,15 @@ import numpy as np
 import tyro
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from onejit import compilation, hosts, local_modules, resuming, run_directory, slices
+from onejit import (
+    command_line,
+    compilation,
+    hosts,
+    local_modules,
+    resuming,
+    run_directory,
+    slices,
+)
 from onejit.checkpoints import open_checkpoints, restore
 from onejit.text import plural
 
@@ -400,11 +408,10 @@ def search_slice(script, config, options, run_dir, program, first: int) -> str |
     state = jax.tree.map(lambda leaf: leaf[seed], carry["runner_state"])
     state = jax.device_put(state, jax.devices()[0])
 
-    steps = run_directory.steps_of(config)
+    begin = run_directory.timesteps_until(config, update)
+    end = run_directory.timesteps_until(config, update + 1)
     text = f"seed {first + seed}: the first update with a value that is not finite is {update + 1} "
-    text += (
-        f"of {config.num_updates}, environment steps {update * steps} to {(update + 1) * steps}\n"
-    )
+    text += f"of {config.num_updates}, environment steps {begin} to {end}\n"
     origin = trace_update(script, config, state)
     if origin:
         text += f"first: {describe(origin)}"
@@ -454,6 +461,11 @@ def main(words) -> Path:
     """`onejit train --find-nan RUN_DIR`. Raises ValueError and OSError."""
     from onejit.train import Options
 
+    of_hosts, _ = command_line.parse(
+        command_line.Hosts, words, return_unknown_args=True, add_help=False
+    )
+    if of_hosts != command_line.Hosts():
+        raise ValueError("coordinator, num_processes, process_id, distributed: not with --find-nan")
     with contextlib.ExitStack() as until_the_end:
         run_dir, record, given = resuming.read_resumed(words, "train", FindOptions, until_the_end)
         run_directory.check_random_numbers(record)

@@ -240,14 +240,16 @@ class Processes:
 
 @contextlib.contextmanager
 def without_interrupts():
-    """Processes that begin here do not get Ctrl-C.
+    """Processes that begin here do not get the signals that end a training.
 
-    It is for the training, which saves a checkpoint first.
+    They are for the training, which saves a checkpoint first. The processes end with it, because
+    their connection does.
     """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    blocked = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
     finally:

@@ -40,7 +40,9 @@ def changed(run_dir: Path) -> float:
 
 def is_finished(run_dir: Path, record: dict) -> bool:
     by_script = not (run_dir / "run.json").is_file()
-    return by_script or "finished" in record or (run_dir / "results.csv").is_file()
+    # sweeps of versions before 0.3.0 do not say it
+    by_old_sweep = "kind" not in record and (run_dir / "results.csv").is_file()
+    return by_script or "finished" in record or by_old_sweep
 
 
 def share_done(record: dict) -> str:

@@ -73,7 +73,10 @@ def imported_names(source: bytes, package: str) -> list[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             relative = "." * node.level + (node.module or "")
-            module = importlib.util.resolve_name(relative, package)
+            try:
+                module = importlib.util.resolve_name(relative, package)
+            except ImportError:  # a file without a package cannot import it
+                continue
             names.append(module)
             names += [f"{module}.{alias.name}" for alias in node.names]
     return [parent for name in names for parent in with_packages(name)]

@@ -7,8 +7,11 @@
 The copy keeps the script's header, so `uv run` installs what it needs.
 """
 
+import importlib.machinery
+import keyword
 import re
 import sys
+import sysconfig
 from pathlib import Path
 
 import tyro
@@ -37,10 +40,18 @@ def renamed(text: str, old: str, new: str) -> str:
     return text.replace(docstring, f"{title}\n\n{mine}", 1)
 
 
+def is_installed(name: str) -> bool:
+    """Whether a package has a module of this name, on which other packages may depend."""
+    folders = sysconfig.get_paths()
+    places = [folders["purelib"], folders["platlib"]]
+    return importlib.machinery.PathFinder.find_spec(name, places) is not None
+
+
 def check_name(path: Path, text: str) -> None:
     """Raise ValueError if Python cannot import the file name, or if it hides a needed module."""
-    needed = set(re.findall(r"(?m)^(?:import|from) (\w+)", text)) | {"onejit"}
-    if not path.stem.isidentifier() or path.stem in sys.stdlib_module_names | needed:
+    needed = set(re.findall(r"(?m)^\s*(?:import|from) (\w+)", text)) | {"onejit"}
+    is_name = path.stem.isidentifier() and not keyword.iskeyword(path.stem)
+    if not is_name or path.stem in sys.stdlib_module_names | needed or is_installed(path.stem):
         raise ValueError(
             f"path = {path}: must have a name that Python can import and that no other module has"
         )

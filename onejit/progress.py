@@ -58,10 +58,13 @@ class Lines:
 
     def show(self):
         self.written = time.monotonic()
-        speed = (self.n - self.initial) / max(self.updated - self.begun, 1e-9)
-        share = f"{self.n / self.total:.1%} of {self.total:,} steps"
-        left = f", {duration(seconds_left(self))} left" if self.n < self.total else ""
-        self.write(f"{share}, {speed:,.0f} steps/s{left} {self.note}".rstrip())
+        text = f"{self.n / self.total:.1%} of {self.total:,} steps"
+        steps = self.n - self.initial
+        if steps:
+            text += f", {steps / max(self.updated - self.begun, 1e-9):,.0f} steps/s"
+        if steps and self.n < self.total:
+            text += f", {duration(seconds_left(self))} left"
+        self.write(f"{text} {self.note}".rstrip())
 
     @staticmethod
     def write(text: str, file=None):

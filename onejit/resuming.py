@@ -41,12 +41,16 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
         return given
 
     given = command_line.parse(command, words[1:], config=(tyro.conf.OmitArgPrefixes,))
+    command_line.check_options(given)
     run_dir = Path(words[0])
     record = run_directory.read_record(run_dir)
     if run_directory.kind_of(record) != kind:
         raise ValueError(
             f"resume: {words[0]} was not started by onejit {kind}, and has no checkpoints"
         )
+    missing = [name for name in ("versions", "seconds") if name not in record]
+    if missing:
+        raise ValueError(f"{run_dir / 'run.json'}: is damaged, it lacks {missing[0]}")
     until_the_end.enter_context(holding(run_dir))
     # again: another process may have just finished the run
     record = run_directory.read_record(run_dir)

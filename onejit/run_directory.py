@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import filelock
@@ -23,6 +24,7 @@ from onejit.configs import plain, read_flags, write_config
 from onejit.files import reading, write
 from onejit.packages import versions
 from onejit.scripts import find_script, git, import_from, known_scripts, load_script, source_of
+from onejit.text import plural
 
 OF_THE_TASK = ("env_name", "env_params")
 
@@ -64,9 +66,12 @@ def make_record(kind: str, script, config, options, command: list[str]) -> dict:
     """The contents of run.json when a run begins. `kind` is "train" or "sweep"."""
     import jax
 
+    from onejit.devices import number_of_cores  # not at the top: it starts JAX
+
     path = Path(script.__file__).resolve()
     settings = {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed}
-    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores"
+    cores = plural(number_of_cores(), "CPU core")
+    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}, {cores}"
     commit = git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")  # no tag
     return {
         "kind": kind,
@@ -131,7 +136,7 @@ def begin_run(run_dir: Path, config, record: dict, script, modules: dict[str, by
     `local_modules.read_sources`. Raises ValueError.
     """
     check_new(run_dir)
-    temporary = run_dir.with_name(run_dir.name + ".partial")
+    temporary = run_dir.with_name(f"{run_dir.name}.partial-{os.getpid()}")
     path = Path(script.__file__)
     source = source_of(script)
     try:
@@ -145,6 +150,8 @@ def begin_run(run_dir: Path, config, record: dict, script, modules: dict[str, by
                 write(temporary / "script.diff", diff)
         temporary.replace(run_dir)
     except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        check_new(run_dir)  # another process may just have made it
         raise ValueError(f"run_dir = {run_dir}: cannot be made ({error})") from error
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import signal
+import socket
 import sys
+import threading
 
 
 class Stopped(Exception):
@@ -21,9 +23,11 @@ def stopping(tool: str, go_on: str):
         yield
         return
     except Stopped as error:
+        cause = error
         code = error.exit_code
         text = str(error)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        cause = error
         code = 130
         text = "stopped at once"
     print(f"{tool}: {text}; {go_on}", file=sys.stderr, flush=True)
@@ -31,7 +35,7 @@ def stopping(tool: str, go_on: str):
 
     if jax.distributed.is_initialized():
         os._exit(code)  # a normal exit would wait for processes that may be gone
-    raise SystemExit(code)
+    raise SystemExit(code) from cause
 
 
 def numbers_to_catch() -> list[int]:
@@ -43,11 +47,47 @@ def numbers_to_catch() -> list[int]:
 
 
 @contextlib.contextmanager
+def exiting_at_once(numbers, after: int, grace: float, text: str):
+    """The signal number `after` of these `numbers` ends the process with `text`.
+
+    Python's own handlers wait while the main thread is in compiled code, or in an environment that
+    hangs. Here another thread acts, unless the block has ended within `grace` seconds.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    has_ended = threading.Event()
+
+    def wait():
+        received = []
+        while len(received) < after:
+            data = reader.recv(1)
+            if not data:
+                return
+            if data[0] in numbers:
+                received.append(data[0])
+        if not has_ended.wait(grace):
+            print(text, file=sys.stderr, flush=True)
+            os._exit(128 + received[-1])
+
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        has_ended.set()
+        writer.close()
+        thread.join()
+        reader.close()
+
+
+@contextlib.contextmanager
 def catching_signals():
     """Yield a list that receives the signals.
 
-    A second SIGINT or SIGTERM acts as usual. A second SIGHUP does nothing: a terminal that closes
-    may send several.
+    A second SIGINT or SIGTERM acts as usual, or ends the process after a second. A second SIGHUP
+    does nothing: a terminal that closes may send several.
     """
     caught = []
     before = {}
@@ -58,14 +98,33 @@ def catching_signals():
             for other in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(other, before[other])
 
-    with contextlib.suppress(ValueError):  # signals are only handled in the main thread
-        for number in numbers_to_catch():
-            before[number] = signal.signal(number, note)
-    try:
+    if threading.current_thread() is not threading.main_thread():  # it gets no signals
         yield caught
+        return
+    for number in numbers_to_catch():
+        before[number] = signal.signal(number, note)
+    ending = (signal.SIGINT, signal.SIGTERM)
+    try:
+        with exiting_at_once(ending, after=2, grace=1.0, text="onejit: stopped at once"):
+            yield caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ending_at_once(caught, text: str):
+    """Within `catching_signals`, where everything is saved: the next signal ends the process.
+
+    Raises `Stopped` if one has been caught before.
+    """
+    if caught:
+        raise Stopped(caught[-1])
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with exiting_at_once(numbers_to_catch(), after=1, grace=0.0, text=text):
+        yield
 
 
 @contextlib.contextmanager

@@ -76,8 +76,11 @@ def make_reader(program):
     return read
 
 
-def restore_or_start(program, floats, key_data, manager, earlier=None):
-    """`(carry, number of updates done)` from the last checkpoint, from `earlier`, or the start."""
+def restore_or_start(program, floats, key_data, manager, end: int, earlier=None):
+    """`(carry, number of updates done)` from the last checkpoint, from `earlier`, or the start.
+
+    Environments outside of JAX begin new episodes, unless `end` updates are done.
+    """
     from onejit.envs import host  # not at the top: it starts JAX, which must be after `connect`
 
     host.close_all()  # left by an earlier slice
@@ -88,7 +91,7 @@ def restore_or_start(program, floats, key_data, manager, earlier=None):
         carry, done = earlier(program)
     else:
         return program.start(floats, jax.device_put(key_data, program.sharding)), 0
-    if holds(program.abstract["runner_state"], host.HostState):
+    if done < end and holds(program.abstract["runner_state"], host.HostState):
         state = carry["runner_state"]
         carry["runner_state"] = with_new_episodes(program, state, floats, key_data, done)
     return carry, done
@@ -148,7 +151,7 @@ def train_slice(
     floats = on_devices
 
     end = program.num_updates if last_update is None else last_update
-    carry, done = restore_or_start(program, floats, key_data, manager, earlier)
+    carry, done = restore_or_start(program, floats, key_data, manager, end, earlier)
     read = make_reader(program)
     chunk = 1
     saved_at = time.perf_counter()

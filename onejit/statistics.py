@@ -170,7 +170,7 @@ def summarize(name: str, returns, lost=None) -> dict:
     middle = interval(np.where(good, returns, -np.inf))
 
     count = f"{seeds} seeds" if good.all() else f"{good.sum()} of {seeds} seeds"
-    numbers = f"mean {show(*mean)}, worst agent {worst:.4g}, {count}"
+    numbers = f"mean {show(*mean)}, worst agent {show_number(worst)}, {count}"
     print(f"{name}: {numbers}; interquartile mean {show(*middle)}")
     if not good.all():
         reasons = (

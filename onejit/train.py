@@ -18,6 +18,7 @@ names the first value that was not finite in a run whose seeds diverged.
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import shutil
@@ -52,7 +53,7 @@ from onejit.progress import count_restored, progress_bar, warn_of_days
 from onejit.results import save_agents, save_results
 from onejit.run_directory import steps_of, write_record
 from onejit.scripts import load_script
-from onejit.signals import catching_signals, stopping
+from onejit.signals import catching_signals, ending_at_once, stopping
 from onejit.tracking import TRACKERS
 
 TOOL = "onejit train"
@@ -81,7 +82,14 @@ class Options:
 
 
 # the options that are recorded for --resume
-KEPT = ("eval_episodes", "eval_interval", "checkpoint_interval", "track", "track_seeds")
+KEPT = (
+    "eval_episodes",
+    "eval_interval",
+    "checkpoint_interval",
+    "track",
+    "track_seeds",
+    "find_nan",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +140,11 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     )
     if options.eval_interval and not options.eval_episodes:
         raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
+    if options.eval_interval > config.num_updates:
+        raise ValueError(
+            f"eval_interval = {options.eval_interval}: must be at most the number of updates, "
+            f"{config.num_updates}"
+        )
     check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
     if options.track_seeds and not options.track:
         raise ValueError("track_seeds: needs --track tensorboard, trackio or wandb")
@@ -159,9 +172,10 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
         **record["options"],
     )
     if given.total_timesteps is not None:
-        config = extend(script, config, int(given.total_timesteps))
-        record["settings"]["total_timesteps"] = config.total_timesteps
+        steps = whole_number("total_timesteps", given.total_timesteps)
+        config = extend(script, config, steps, is_finished="finished" in record)
         record.pop("finished", None)
+    record["settings"]["total_timesteps"] = config.total_timesteps
     record["steps_total"] = run_directory.total_steps(config, options.num_seeds)
     if "finished" in record and (run_dir / "agent.safetensors").exists():
         print(f"{run_dir} has finished: there is nothing left to do")
@@ -169,9 +183,22 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     return Request(script, config, options, run_dir, record)
 
 
-def extend(script, config, total_timesteps: int):
-    """`config` with more steps. Raises ValueError if this would change the updates."""
+def whole_number(name: str, value: float) -> int:
+    """Raises ValueError if `value` is none."""
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError(f"{name} = {value}: must be a whole number")
+    return int(value)
+
+
+def extend(script, config, total_timesteps: int, is_finished: bool):
+    """`config` with more steps. Raises ValueError if this would change the updates.
+
+    The config may already have them, if an extension of the run was killed.
+    """
     longer = dataclasses.replace(config, total_timesteps=total_timesteps)
+    command_line.check_config(longer)
+    if longer == config and not is_finished:
+        return config
     if longer.num_updates <= config.num_updates:
         raise ValueError(
             f"total_timesteps = {total_timesteps}: the run already has {config.total_timesteps}"
@@ -197,6 +224,17 @@ def describe_update(script, config) -> str:
 # --- training ---
 
 
+def write_extended(request: Request) -> None:
+    """If a run gets more steps, write its record, which no longer says "finished", and its config.
+
+    In this order, because the process may be killed between them.
+    """
+    file = request.run_dir / "config.yaml"
+    if run_directory.read_config(request.script, file) != request.config:
+        write_record(request.run_dir, request.record)
+        write_config(file, request.config)
+
+
 def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilation.Program:
     """Compile the program of a slice, print its memory, and begin and lock a new run.
 
@@ -215,8 +253,8 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
         memory_gib=options.memory,
         seconds=record["seconds"],
     )
-    if size:  # the config may have been extended
-        hosts.only_first(write_config, request.run_dir / "config.yaml", config)
+    if size:
+        hosts.only_first(write_extended, request)
     else:
         record["slice"] = program.size
         modules = local_modules.read_sources(script, [run_directory.env_name_of(config)])
@@ -296,7 +334,10 @@ def train_one_slice(request: Request, program, first: int, progress, caught) -> 
         "agent": hosts.fetch(runner_state.agent),
     }
     if program.evaluate is not None:
-        part["evaluation"] = np.asarray(program.evaluate(runner_state.agent))
+        # the last checkpoint is written, and an evaluation may take long
+        text = f"{TOOL}: stopped in the evaluation; {TOOL} --resume {request.run_dir} continues"
+        with ending_at_once(caught, text):
+            part["evaluation"] = np.asarray(program.evaluate(runner_state.agent))
     if "evaluation" in carry:
         part["during"] = hosts.fetch(carry["evaluation"])
     seconds["evaluate"] += time.perf_counter() - begun
@@ -347,7 +388,7 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
     record = request.record
     metrics = trained["metrics"]
     agents = trained["agent"]
-    returns = {"final return": statistics.final_return(metrics)}
+    returns = {"final return": statistics.final_return(metrics, config.num_updates)}
 
     folder = run_dir / "results.partial"
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
@@ -405,7 +446,11 @@ def main(words) -> Path:
     """Train as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
     if words[:1] == ["--find-nan"]:
-        with errors_in_one_line(TOOL), failures_in_one_line(TOOL):
+        with (
+            stopping(TOOL, "nothing was changed"),
+            errors_in_one_line(TOOL),
+            failures_in_one_line(TOOL),
+        ):
             return find_nan.main(words[1:])
     with (
         stopping(TOOL, "nothing was started"),
@@ -430,7 +475,7 @@ def main(words) -> Path:
         is_any_left = hosts.only_first(finish, request, trained, runner_state)
         if request.options.find_nan and statistics.diverged(trained["agent"]).any():
             size = request.record["slice"]
-            with errors_in_one_line(TOOL):
+            with stopping(TOOL, f"results are in {run_dir}"), errors_in_one_line(TOOL):
                 find_nan.search(request.script, request.config, request.options, run_dir, size)
     if not is_any_left:
         exit_as_diverged(TOOL, run_dir)

@@ -247,6 +247,34 @@ def test_methods_are_named_by_what_sets_them_apart(tmp_path):
     assert set(compare.gather(runs)) == {"ppo lr=0.5", "ppo lr=0.25"}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        ({"sha256": "a"}, {"sha256": "b"}, "the text of the script"),
+        ({"num_updates": 46, "total_updates": 93}, {}, "the number of updates"),
+        ({"population": "the best agents"}, {}, "how a population was used"),
+    ],
+)
+def test_runs_that_differ_in_more_than_the_seed_are_two_methods(tmp_path, first, second, what):
+    runs = []
+    for seed, record in enumerate((first, second)):
+        folder = tmp_path / str(seed)
+        runs.append(make_run(folder, [1.0, 2.0], seed=seed))
+        settings = {"script": "ppo", "num_seeds": 2, "seed": seed, "env_name": "CartPole-v1"}
+        record = {"settings": settings, "kind": "trial"} | record
+        (folder / "run.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=f"differ in {what}; give each a label"):
+        run(*runs)
+    run(f"one={runs[0]}", f"two={runs[1]}")
+
+
+def test_a_trial_that_was_stopped_counts_the_episodes_that_its_sweep_counted(tmp_path):
+    """A tenth of the updates that it was meant to have: 10 of 100, and so all that it has."""
+    folder = make_run(tmp_path / "a", [0.0, 10.0])
+    assert compare.read_returns(folder, "final").tolist() == [0.0, 10.0]
+    assert compare.read_returns(folder, "final", 100).tolist() == [900.0, 901.0]
+
+
 def test_pairs_are_of_the_same_seed_and_agent(tmp_path):
     """Each agent is better by 1 than the one of the same key; runs are given in another order."""
     returns = {0: rng.normal(0, 50, 6), 1: rng.normal(0, 50, 6), 2: rng.normal(200, 50, 6)}
@@ -370,6 +398,7 @@ def test_bad_input(tmp_path, capsys):
         (good, "--scale", "CartPol-v1", "0", "1"): "no run is on CartPol-v1, only on CartPole-v1",
         (good, "--scale", "CartPole-v1", "0", "many"): "--scale",
         (good, "--scale", "CartPole-v1", "5", "5"): "LOW must be less than HIGH",
+        (good, "--scale", *["CartPole-v1", "0", "5"] * 2): "scale: CartPole-v1 is given twice",
         (good, "--out", f"{good}/config.yaml"): "config.yaml",
         (good, "--returns", "best"): "--returns",
         (): "runs: give at least one DIR",

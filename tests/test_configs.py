@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from support.files import ROOT
@@ -135,3 +136,18 @@ def test_no_config_of_the_repository_has_an_old_field():
 def test_kind_of_a_record(record, kind):
     """Records of versions before 0.3.0 do not say it."""
     assert run_directory.kind_of(json.loads(json.dumps(record))) == kind
+
+
+def test_whole_numbers_of_a_script_that_imports_annotations():
+    """Its types are words."""
+    code = """from __future__ import annotations
+@dataclasses.dataclass
+class Config:
+    total_timesteps: int = 3
+    lr: float = 1.0
+"""
+    names = {"dataclasses": dataclasses, "__name__": __name__}
+    exec(code, names)
+    script = SimpleNamespace(Config=names["Config"], __file__="mine.py")
+    words = configs.read_flags(script, ["--total-timesteps", "1e4", "--lr", "1e4"])
+    assert words == ["--total-timesteps", "10000", "--lr", "1e4"]

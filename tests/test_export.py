@@ -95,6 +95,15 @@ def test_the_card(run_dir, folder):
     assert "Licence: apache-2.0" in text
 
 
+def test_the_card_of_agents_that_a_sweep_has_chosen(copied, tmp_path):
+    """Another training returns less, and the config alone does not repeat it."""
+    record = run_directory.read_record(copied)
+    (copied / "run.json").write_text(json.dumps(record | {"kind": "trial"}))
+    text = (export.main(copied, tmp_path / "out", video=False) / "README.md").read_text()
+    assert "kept by a sweep" in text and "A sweep has chosen the agents by returns" in text
+    assert "another training. " not in text and "To train them again" not in text
+
+
 def test_the_hub_reads_the_card(run_dir, folder):
     """By its own library, as the page of a model does."""
     huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -237,7 +246,8 @@ def test_bad_input(copied, tmp_path, capsys):
     (tmp_path / "there").mkdir()
     assert "none: is not a run directory" in refused(capsys, tmp_path / "none")
     assert "there: already exists" in refused(capsys, copied, "--out", tmp_path / "there")
-    assert "eval_episodes = -1: must not be" in refused(capsys, copied, "--eval-episodes=-1")
+    assert "eval_episodes = -1: must be from 0" in refused(capsys, copied, "--eval-episodes=-1")
+    assert "must be from 0" in refused(capsys, copied, "--eval-episodes=99999999999")
     assert "--viedo: is not a flag; did you mean --video?" in refused(capsys, copied, "--viedo")
     script = copied / "q_learning_gridworld.py"
     source = script.read_text()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import types
 from pathlib import Path
@@ -333,6 +334,7 @@ def test_a_directory_of_arrays_executes_nothing_elsewhere(case, evil, tmp_path):
 )
 def test_each_command_asks_before_it_executes_another_script(command, evil, tmp_path, capsys):
     record = {"kind": "sweep" if command.startswith("sweep") else "train", "words": []}
+    record["seconds"] = {}
     words = [str(evil), "--trust"]
     if command == "export":
         record |= {"finished": "now", "final return": {}}
@@ -407,6 +409,30 @@ def scripts_hash(path: Path) -> str:
     return local_modules.hash_of(path.read_bytes())
 
 
+def test_two_processes_that_begin_the_same_run(tmp_path, monkeypatch):
+    """One of them gets it, and the other one says why it cannot."""
+    script = scripts.load_script("q_learning_gridworld")
+
+    def replace(self, target):
+        Path(target).mkdir()
+        (Path(target) / "run.json").write_text("of the other process")
+        raise OSError("is not empty")
+
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(run_directory, "write_config", lambda path, config: path.parent.mkdir())
+    monkeypatch.setattr(run_directory, "write", lambda *args: None)
+    with pytest.raises(ValueError, match="run: already exists; --resume"):
+        run_directory.begin_run(tmp_path / "run", None, {}, script, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_imports_that_are_relative_without_a_package():
+    """As in a script that is a module of a package, too."""
+    source = b"try:\n    from .helper import f\nexcept ImportError:\n    from helper import f\n"
+    assert local_modules.imported_names(source, package="") == ["helper", "helper", "helper.f"]
+    assert "a.helper" in local_modules.imported_names(source, package="a")
+
+
 # --- signals ---
 
 
@@ -439,6 +465,53 @@ def test_nohup_stays_in_force(handlers):
     with signals.catching_signals() as caught:
         os.kill(os.getpid(), signal.SIGHUP)
     assert caught == [] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+BLOCKED = """
+import hashlib
+from onejit import signals
+{opened}
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**30)  # minutes, without Python's handlers
+"""
+
+
+@pytest.mark.parametrize(
+    ("opened", "numbers", "said"),
+    [
+        (
+            "with signals.catching_signals():",
+            [signal.SIGINT, signal.SIGHUP, signal.SIGTERM],
+            "onejit: stopped at once",
+        ),
+        (
+            "with signals.catching_signals() as caught, signals.ending_at_once(caught, 'saved'):",
+            [signal.SIGTERM],
+            "saved",
+        ),
+    ],
+)
+def test_signals_end_a_process_whose_main_thread_is_blocked(opened, numbers, said):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED.format(opened=opened)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    signal.signal(signal.SIGHUP, before)
+    assert process.stdout.readline() == "ready\n"
+    for number in numbers:
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (143, f"{said}\n")
+
+
+def test_a_signal_before_the_evaluation_leaves_it_to_the_next_start():
+    with pytest.raises(signals.Stopped), signals.ending_at_once([signal.SIGTERM], ""):
+        raise AssertionError("must not be reached")
 
 
 @pytest.mark.parametrize(

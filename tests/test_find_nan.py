@@ -182,3 +182,9 @@ def test_environments_outside_of_jax_are_refused(diverged, monkeypatch, capsys):
         train.main(["--find-nan", diverged])
     assert stopped.value.code == 2
     assert "find_nan: environments outside of JAX" in capsys.readouterr().err
+
+
+def test_flags_of_several_hosts_are_refused(diverged, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--find-nan", diverged, "--num-processes", "2"])
+    assert "num_processes" in capsys.readouterr().err

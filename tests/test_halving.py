@@ -14,13 +14,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 from support.files import ROOT
 from support.refusals import assert_sweep_refuses
 from support.tiers import slow
 from support.trees import assert_same
 
 from onejit import compilation, scripts, statistics, sweep
-from onejit.sweep import execution, gather, halving, pictures, ranking, search
+from onejit.sweep import execution, gather, halving, pictures, ranking, search, slice_files
 
 SMALL = [
     "q_learning_gridworld",
@@ -359,7 +360,39 @@ def test_ends_of_rungs(options, num_trials, ends):
     script = scripts.load_script("q_learning_gridworld")
     config = dataclasses.replace(script.Config(), num_steps=200, total_timesteps=5400)
     options = sweep.Options(halving=3, **options)
-    assert halving.ends_of_rungs(config, options, num_trials) == ends
+    groups = [SimpleNamespace(config=config)]
+    assert halving.ends_of_rungs(config, options, num_trials, groups) == ends
+
+
+def test_all_groups_have_the_rungs_of_the_one_with_the_longest_updates():
+    """27 updates of 200 steps would allow four rungs, and 6 of 900 allow two."""
+    config = scripts.load_script("q_learning_gridworld").Config()
+    config = dataclasses.replace(config, num_steps=200, total_timesteps=5400)
+    longer = dataclasses.replace(config, num_steps=900)
+    options = sweep.Options(halving=3)
+    groups = [SimpleNamespace(config=config), SimpleNamespace(config=longer)]
+    assert halving.ends_of_rungs(config, options, 81, groups) == [9, 27]
+    assert halving.ends_of_rungs(longer, options, 81, groups) == [2, 6]
+
+
+def test_agents_of_halving_are_kept_until_it_is_known_which_are_best(tmp_path, monkeypatch):
+    """Trial 0 is the best so far, and may still become the worst."""
+    monkeypatch.setattr(execution, "rank_trials", lambda request: {"task": [0, 1]})
+    monkeypatch.setattr(execution, "best_trials", lambda request: [0])
+    monkeypatch.setattr(execution, "last_groups", lambda request: {0: 0, 1: 1})
+    groups = [SimpleNamespace(trials=[0]), SimpleNamespace(trials=[1])]
+    (tmp_path / "slices").mkdir()
+    for kind, left in ((3, 2), (None, 1)):
+        for number in range(2):
+            name = slice_files.slice_name(number, 0, 2)
+            save_file({"q": np.zeros(2)}, tmp_path / "slices" / f"{name}.safetensors")
+        options = SimpleNamespace(num_seeds=2, halving=kind)
+        request = SimpleNamespace(run_dir=tmp_path, groups=groups, options=options)
+        execution.delete_agents_of_worse_trials(request)
+        assert len(list((tmp_path / "slices").iterdir())) == left
+    assert len(slice_files.read_agents(tmp_path, 0, range(2))["q"]) == 2
+    with pytest.raises(OSError, match="lacks agents of group 1"):
+        slice_files.read_agents(tmp_path, 1, range(2))
 
 
 def test_rungs_count_the_warm_up():
@@ -368,7 +401,8 @@ def test_rungs_count_the_warm_up():
     steps = config.num_envs * config.num_steps
     assert config.warmup_timesteps > 0
     expected = (30_000 - config.warmup_timesteps) // steps
-    assert halving.ends_of_rungs(config, options, 9) == [expected, config.num_updates]
+    groups = [SimpleNamespace(config=config)]
+    assert halving.ends_of_rungs(config, options, 9, groups) == [expected, config.num_updates]
 
 
 @pytest.mark.parametrize(

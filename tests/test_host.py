@@ -9,7 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import gymnax
@@ -283,6 +283,27 @@ def test_an_error_of_the_environment_ends_the_run():
         jax.block_until_ready(run(keys, jnp.full((3, 2), 4)))
 
 
+def test_a_step_that_is_not_finite_ends_the_episode(capfd):
+    """As with brax: reward 0 and an observation of zeros."""
+
+    class Broken(Echo):
+        def step(self, actions):
+            obs, reward, terminated, truncated = super().step(actions)
+            obs[self.time == 2, 1] = np.nan
+            reward[self.time == 3] = np.inf
+            return obs, reward, terminated, truncated
+
+    env = echo_env()
+    env.make = Broken
+    host.say_once.cache_clear()
+    keys, actions = jax.random.split(KEY, 2), jnp.zeros((4, 2), int).at[:, 1].set(1)
+    _, (obs, final, reward, terminated, truncated), _ = rollout(env, keys, actions)
+    assert terminated[:, 0].tolist() == [False, True, False, True] and not truncated.any()
+    assert final[1].tolist() == [[0.0] * 3] * 2 and (obs[1, :, 2] == 0).all()
+    assert reward.tolist() == [[0, 1], [0, 0], [0, 1], [0, 0]]
+    assert capfd.readouterr().err.count("not finite: its episode ends") == 1
+
+
 def test_the_time_limit_may_be_changed():
     env = echo_env()
     params = env.default_params.replace(max_steps_in_episode=3)
@@ -325,7 +346,7 @@ def test_agents_are_evaluated_in_environments_of_their_own():
     assert np.isfinite(metrics["value"]).all()
 
 
-def test_evaluations_play_whole_games_with_their_own_score():
+def test_evaluations_play_whole_games_with_their_own_score(monkeypatch):
     """EnvPool's options for learning Atari do not reach the evaluation."""
 
     def make(name, episodic_life=False, reward_clip=False):
@@ -337,11 +358,13 @@ def test_evaluations_play_whole_games_with_their_own_score():
         def step(self, actions):
             return super().step(np.sign(actions))
 
+    monkeypatch.setitem(sys.modules, "onejit.envs.envpool", ModuleType("envpool"))
     register(["Lives"], make)
     script = SimpleNamespace(
         make_env=ppo.make_env, make_policy=lambda _: (tuple, lambda *_: (jnp.int32(2), ()))
     )
-    config = small(env_name="Lives", env_params={"episodic_life": True, "reward_clip": True})
+    params = {"episodic_life": True, "reward_clip": True}
+    config = small(env_name="onejit.envs.envpool:Lives", env_params=params)
     assert ppo.make_env(config)[1].max_steps_in_episode == 2
     options = SimpleNamespace(seed=0, eval_episodes=3)
     evaluate = jax.jit(evaluation.greedy_returns(script, config, options))
@@ -349,6 +372,8 @@ def test_evaluations_play_whole_games_with_their_own_score():
     own = jax.jit(evaluation.make_player(script, config))(None, jax.random.key(0))
     assert own.valid.sum() == LIMIT
     assert evaluation.whole_games(config) == dataclasses.replace(config, env_params={})
+    other = dataclasses.replace(config, env_name="my_module:Lives")
+    assert evaluation.whole_games(other) == other  # its parameters may mean anything
 
 
 @pytest.mark.slow
@@ -357,6 +382,7 @@ def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
     either.
     """
     drawn = []
+    monkeypatch.setitem(sys.modules, "onejit.envs.envpool", ModuleType("envpool"))
     register(
         ["Short"], lambda name, episodic_life=False: echo_env(limit=2 if episodic_life else LIMIT)
     )
@@ -368,7 +394,8 @@ def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "make_player", as_if_action_2(evaluation.make_player))
     words = "--num-envs 2 --num-steps 8 --num-minibatches 1 --total-timesteps 16"
     words += " --num-seeds 1 --eval-episodes 0"
-    words += f" --env-name Short --env-params episodic_life True --run-dir {tmp_path / 'run'}"
+    words += " --env-name onejit.envs.envpool:Short --env-params episodic_life True"
+    words += f" --run-dir {tmp_path / 'run'}"
     render.main(train.main(["ppo", *words.split()]), formats=("gif",))
     assert drawn == [(LIMIT, LIMIT)]
 

@@ -110,6 +110,8 @@ def test_words_for_truth_values(word):
         ("mode", "on", "^env_params: mode = True: is no truth value but text"),
         ("vectorization_mode", "foo", "^vectorization_mode = foo: must be sync or async"),
         ("num_processes", 2, "^num_processes = 2: is for vectorization_mode async"),
+        ("num_processes", 0, "^num_processes = 0: must be a whole number, 1 or more"),
+        ("num_processes", 2.5, "^num_processes = 2.5: must be a whole number, 1 or more"),
         ("image_axes", "CWH", "^env_params: image_axes = CWH: must be HWC or CHW"),
         ("image_axes", "CHW", "^env_params: image_axes = CHW: .* are not images"),
         ("unknown", 1, "^env_params = .*unexpected keyword argument 'unknown'"),
@@ -117,8 +119,22 @@ def test_words_for_truth_values(word):
 )
 def test_parameters_that_are_refused(name, value, message):
     register(toys.Switch)
+    mode = {"vectorization_mode": "async"} if "1 or more" in message else {}
     with pytest.raises(ValueError, match=message):
-        make_env("Toy-v0", **{name: value})
+        make_env("Toy-v0", **mode, **{name: value})
+
+
+def test_a_time_limit_as_long_as_that_of_no_limit_is_meant():
+    """100,000 steps, in place of the 6 that the id has."""
+    name = register(toys.Toy, limit=6)
+    assert make_env(name)[1].max_steps_in_episode == 6
+    env, params = make_env(name, max_steps_in_episode=host.NO_LIMIT)
+    _, state = env.reset(jax.random.key(0), params)
+    for _ in range(8):
+        _, state, _, terminated, truncated, _ = env.step(jax.random.key(0), state, 0, params)
+        if terminated:
+            _, state = env.reset(jax.random.key(0), params)
+        assert not truncated
 
 
 @pytest.mark.parametrize("env_params", [{}, {"max_steps_in_episode": 1}])

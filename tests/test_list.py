@@ -67,6 +67,8 @@ def test_states(tmp_path, capsys):
     make_run(tmp_path / "older", {"steps_total": None})
     make_run(tmp_path / "sweep", {"words": ["ppo"]})
     (make_run(tmp_path / "whole_sweep", {"words": ["ppo"]}) / "results.csv").write_text("")
+    failed = make_run(tmp_path / "failed_sweep", {"words": ["ppo"], "kind": "sweep"})
+    (failed / "results.csv").write_text("")  # and its agents could not be written
     (make_run(tmp_path / "damaged") / "run.json").write_text("{")
     make_run_of_a_script(tmp_path / "of_a_script", [1.0, 3.0, -2.0], lost=[2])
     make_run(tmp_path / "stopped" / "checkpoints" / "inner")  # what a run holds is no run
@@ -87,6 +89,7 @@ def test_states(tmp_path, capsys):
         "older": [*what, "stopped", "-", "-"],
         "sweep": [*what, "stopped", "25 %", "a sweep"],
         "whole_sweep": [*what, "finished", "100 %", "a sweep"],
+        "failed_sweep": [*what, "stopped", "25 %", "a sweep"],
         "of_a_script": ["mine", "Catch-bsuite rows=7", "3", "finished", "100 %", "2, worst 1"],
     }
     assert rows(capsys, tmp_path)["running"][3] == "stopped", "the lock is released"

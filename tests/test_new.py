@@ -76,6 +76,9 @@ def test_names_of_copies(tmp_path, monkeypatch, capsys):
     (["dqn", "my-dqn.py"], "path = my-dqn.py: must have a name that Python can import"),
     (["dqn", "random.py"], "path = random.py: must have a name"),
     (["dqn", "optax.py"], "path = optax.py: must have a name"),
+    (["ppo_continuous", "brax.py"], "path = brax.py: must have a name"),  # imported in a function
+    (["dqn", "chex.py"], "path = chex.py: must have a name"),  # needed by optax
+    (["dqn", "class.py"], "path = class.py: must have a name"),
     (["dqn", "a.py", "b.py"], "b.py"),
 ])  # fmt: skip
 def test_bad_input(words, message, tmp_path, monkeypatch, capsys):

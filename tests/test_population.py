@@ -389,6 +389,27 @@ def test_lineage_of_the_winner(trained):
     assert len(record["schedule"]["lr"]) == 9
 
 
+def test_metrics_of_the_best_agents_are_those_of_their_lineage(trained):
+    """An agent that has copied another one does not have that one's past in its slot."""
+    schedule = read_schedule(trained)
+    populations = np.load(trained / "metrics.npz")
+    best = np.load(trained / "agents" / "best" / "metrics.npz")
+    has_copied = False
+    for p in range(2):
+        agent = schedule["rank"][p, :, -1].argmin()
+        for stretch in range(8, -1, -1):
+            for name in best.files:
+                updates = slice(3 * stretch, 3 * stretch + 3)
+                wanted = populations[name][p, agent, updates]
+                np.testing.assert_array_equal(best[name][p, updates], wanted)
+            if stretch:
+                parent = int(schedule["parent"][p, agent, stretch])
+                has_copied |= parent != agent
+                agent = parent
+    assert has_copied
+    assert record_of(trained / "agents" / "best")["population"] == "the best agents"
+
+
 def test_progress_shows_the_best_return_so_far():
     bar = progress.Lines(100)
     assert progress.note_of_returns(bar, np.array([np.nan])) == ""
@@ -669,6 +690,7 @@ NO_PBT = [*SMALL, *LR, "--samples=8"]
         ([*SWEEP, "--optuna=random"], "optuna = random: does not go with --pbt"),
         ([*SWEEP, "--part=1/2"], "part = 1/2: does not go with --pbt"),
         ([*SWEEP, "--track=tensorboard"], "track = tensorboard: does not go with --pbt"),
+        ([*SWEEP, "--keep=2"], "keep = 2: does not go with --pbt"),
         ([*SWEEP, "--keep-replay"], "keep_replay: q_learning_gridworld.py has no replay"),
         (["--replay"], "replay: needs RUN_DIR"),
         (["--replay", "/nowhere"], "/nowhere: is not a run directory"),

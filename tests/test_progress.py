@@ -47,6 +47,14 @@ def test_no_time_is_left_at_the_end(clock, capsys):
     assert capsys.readouterr().err == "100.0% of 100 steps, 100 steps/s\n"
 
 
+def test_no_speed_before_the_first_steps_of_this_session(clock, capsys):
+    lines = progress.Lines(1000)
+    progress.count_restored(lines, 500)
+    clock[0] += 1.0
+    lines.show()
+    assert capsys.readouterr().err == "50.0% of 1,000 steps\n"
+
+
 def test_a_bar_knows_the_time_left_too():
     with progress.tqdm(total=1000, file=io.StringIO()) as bar:
         assert progress.seconds_left(bar) == 0.0

@@ -504,6 +504,8 @@ def test_bad_input(run_dir, tmp_path, refuses):
     refuses([tmp_path / "none"], "none: is not a run directory")
     refuses([run_dir, "--agents", "best", "5"], "agents: 5 is neither", "0 to 4")
     refuses([run_dir, "--agents", "good"], "agents: good")
+    refuses([run_dir, "--agents"], "agents: must be best, median, worst")
+    refuses([run_dir, "--episode=4294967296"], "episode = 4294967296: must be below")
     refuses([run_dir, "--formats", "html"], "formats: html is for brax")
     refuses([run_dir, "--formats", "bmp"], "--formats")
     refuses([run_dir, "--episode=-1"], "episode = -1")

@@ -626,6 +626,24 @@ def test_agents_of_a_finished_run_that_were_deleted_are_written_again(finished, 
     assert written == (finished / "agent.safetensors").read_bytes()
 
 
+def test_an_extension_that_is_killed_before_its_first_checkpoint_continues(tmp_path, monkeypatch):
+    short = train.main([*SMALL, f"--run-dir={tmp_path / 'run'}"])
+
+    def kill(*args, **more):
+        raise KeyboardInterrupt
+
+    for again in ([], ["--total-timesteps=3000"]):
+        copy = shutil.copytree(short, tmp_path / f"copy{len(again)}")
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(train, "train", kill)
+            train.main(["--resume", copy, "--total-timesteps=3e3"])
+        assert "finished" not in record_of(copy)
+        assert record_of(copy)["settings"]["total_timesteps"] == 3000
+        train.main(["--resume", copy, *again])
+        assert metrics_of(copy)["episodes"].shape == (4, 30)
+        assert "finished" in record_of(copy)
+
+
 def test_a_finished_run_is_extended(tmp_path):
     """Bit for bit as if it had been as long from the start, evaluations included."""
     args = [*SMALL, "--eval-interval=5"]
@@ -653,6 +671,11 @@ def test_extension_that_would_change_the_updates(tmp_path, capfd):
     assert "total_timesteps = 2048: cannot be changed" in message
     assert message.rstrip().endswith("start a new run with --anneal-lr False")
     assert "already has 1024" in one_line(capfd, ["--resume", run_dir, "--total-timesteps=512"])
+    for value in ("inf", "nan", "1024.5"):
+        message = one_line(capfd, ["--resume", run_dir, f"--total-timesteps={value}"])
+        assert f"total_timesteps = {value}: must be a whole number" in message
+    assert "2,147,483,647" in one_line(capfd, ["--resume", run_dir, "--total-timesteps=1e30"])
+    assert "memory = -1" in one_line(capfd, ["--resume", run_dir, "--memory=-1"])
 
 
 def test_evaluation_during_training_changes_no_bit(finished, tmp_path):
@@ -937,6 +960,10 @@ def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
         ([*SMALL, "--seed=-1"], "seed = -1"),
         ([*SMALL, "--seed=4294967296"], "seed = 4294967296"),
         ([*SMALL, "--eval-episodes=-1"], "eval_episodes = -1"),
+        ([*SMALL, "--eval-interval=1000"], "eval_interval = 1000: at most"),
+        (["ppo", "--num-envs=0"], "num_envs = 0: must be at least 1"),
+        (["dqn", "--num-steps=0"], "num_steps = 0: must be at least 1"),
+        (["sac", "--env-name=CartPole-v1"], "env_name = CartPole-v1 continuous"),
         ([*SMALL, "--checkpoint-interval=-1"], "checkpoint_interval = -1"),
         ([SMALL[0], "--env-name=Nowhere"], "--env-name Nowhere"),
         (["ppo_continuous", "--env-name=Nowhere"], "env_name = Nowhere"),
@@ -972,6 +999,7 @@ def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
 def test_refuses(args, words, tmp_path, capfd):
     message = one_line(capfd, [*args, f"--run-dir={tmp_path / 'run'}"] if args else args)
     assert all(word in message for word in words.split()), message
+    assert "did you mean CartPole-v1" not in message or "Cartpole-v1" in message, message
     assert not list(tmp_path.iterdir())
 
 

@@ -47,7 +47,7 @@ class Vector(Batch):
 
     def __init__(self, env, seeds, limit, draw=False):
         arguments = env.arguments
-        if limit != NO_LIMIT:
+        if limit != env.limit:
             arguments = arguments | {"max_episode_steps": limit}
         if draw:
             arguments = arguments | {"render_mode": "rgb_array"}
@@ -111,6 +111,8 @@ class Gymnasium(HostEnv):
             raise ValueError(f"vectorization_mode = {vectorization_mode}: must be sync or async")
         if num_processes is not None and vectorization_mode == "sync":
             raise ValueError(f"num_processes = {num_processes}: is for vectorization_mode async")
+        if num_processes is not None and (num_processes != int(num_processes) or num_processes < 1):
+            raise ValueError(f"num_processes = {num_processes}: must be a whole number, 1 or more")
         self.spec = gymnasium.spec(name)
         if self.spec.entry_point is None:
             raise ValueError(

@@ -163,13 +163,30 @@ class OpenBatch:
 
     def step(self, actions):
         """`(next_obs, obs, reward, terminated, truncated)`, with `obs` from before any reset."""
-        obs, reward, terminated, truncated = self.batch.step(actions)
+        obs, reward, terminated, truncated = end_broken_rows(*self.batch.step(actions))
         next_obs = obs
         ended = np.flatnonzero(np.logical_or(terminated, truncated))
         if ended.size:
             next_obs = obs.copy()
             next_obs[ended] = self.batch.reset_rows(ended)
         return next_obs, obs, reward, terminated, truncated
+
+
+def end_broken_rows(obs, reward, terminated, truncated):
+    """A step that is not finite terminates the episode with reward 0 and an observation of zeros.
+
+    obs: [n, *obs_shape], all others [n].
+    """
+    is_broken = ~np.isfinite(reward)
+    if np.issubdtype(obs.dtype, np.floating):
+        is_broken |= ~np.isfinite(obs.reshape(len(obs), -1)).all(axis=1)
+    if not is_broken.any():
+        return obs, reward, terminated, truncated
+    say_once("an environment outside JAX returned a value that is not finite: its episode ends")
+    obs = np.array(obs)
+    obs[is_broken] = 0
+    reward = np.where(is_broken, 0, reward)
+    return obs, reward, terminated | is_broken, truncated & ~is_broken
 
 
 _open: dict[int, OpenBatch] = {}

@@ -90,8 +90,8 @@ def main(
     """
     from onejit.render import check_agents
 
-    if eval_episodes < 0:
-        raise ValueError(f"eval_episodes = {eval_episodes}: must not be negative")
+    if not 0 <= eval_episodes < 2**20:
+        raise ValueError(f"eval_episodes = {eval_episodes}: must be from 0 to {2**20 - 1:,}")
     is_folder = format == "folder"
     record = run_directory.read_record(run_dir)
     if is_folder:

@@ -10,12 +10,20 @@ import yaml
 
 from onejit import local_modules, statistics
 
+AGAIN = """To train them again from the files in this folder:
+
+```bash
+{set_path}python {file} --config config.yaml --num-seeds {num_seeds} --seed {seed}
+```
+
+"""
+
 CARD = """---
 {front}---
 
 # {script} on {env_name}
 
-{num_seeds} agents, trained with the script `{script}.py` of onejit, each from its own random seed.
+{num_seeds} agents, trained with the script `{script}.py` of onejit, {origin}.
 
 {table}
 
@@ -31,13 +39,7 @@ The agents were trained with
 {command}
 ```
 
-To train them again from the files in this folder:
-
-```bash
-{set_path}python {file} --config config.yaml --num-seeds {num_seeds} --seed {seed}
-```
-
-Commit {commit}. Versions: {versions}. Hardware: {device}. Licence: {license}.
+{again}Commit {commit}. Versions: {versions}. Hardware: {device}. Licence: {license}.
 
 ## How to use it without onejit
 
@@ -177,7 +179,9 @@ def sentences_on_episodes(record: dict, shown: Shown) -> str:
     """What the two kinds of +/- mean, and of how many seeds and episodes."""
     seeds = record["settings"]["num_seeds"]
     text = "One agent was trained, so there is no interval over seeds."
-    if seeds > 1:
+    if is_chosen(record):
+        text = "A sweep has chosen the agents by returns: another training may return less."
+    elif seeds > 1:
         text = (
             f"The mean over {seeds} seeds is what to expect from another training. "
             "Its interval is Student's t over seeds."
@@ -208,19 +212,37 @@ def section_on_playing(record: dict, shown: Shown) -> str:
     return PLAY.format(script=script, repo=shown.repo, agent=shown.agent, count=count)
 
 
+def is_chosen(record: dict) -> bool:
+    """Whether the agents come from a sweep, by their returns or with a schedule of their own."""
+    return record.get("kind") == "trial"
+
+
+def command_to_train_again(record: dict) -> str:
+    """It is left out for agents of a sweep, which the config alone does not make."""
+    if is_chosen(record):
+        return ""
+    settings = record["settings"]
+    return AGAIN.format(
+        set_path="PYTHONPATH=modules " if record.get("modules") else "",
+        file=shlex.quote(f"{settings['script']}.py"),
+        num_seeds=settings["num_seeds"],
+        seed=settings["seed"],
+    )
+
+
 def model_card(record: dict, shown: Shown) -> str:
     settings = record["settings"]
     has_modules = bool(record.get("modules"))
+    origin = "kept by a sweep" if is_chosen(record) else "each from its own random seed"
     versions = [f"{name} {version}" for name, version in record["versions"].items()]
     return CARD.format(
         front=front_matter(record, shown),
         script=settings["script"],
-        file=shlex.quote(f"{settings['script']}.py"),
-        set_path="PYTHONPATH=modules " if has_modules else "",
+        origin=origin,
+        again=command_to_train_again(record),
         import_script=(IMPORT_MODULES if has_modules else "") + import_of(settings["script"]),
         env_name=settings["env_name"],
         num_seeds=settings["num_seeds"],
-        seed=settings["seed"],
         table=make_table(record),
         episodes=sentences_on_episodes(record, shown),
         pictures=shown.pictures,

@@ -151,6 +151,10 @@ def main(
     """
     if episode < 0 or max_steps < 0:
         raise ValueError(f"episode = {episode}, max_steps = {max_steps}: must not be negative")
+    if episode >= 2**20:
+        raise ValueError(f"episode = {episode}: must be below {2**20:,}")
+    if not agents:
+        raise ValueError("agents: must be best, median, worst, or numbers of agents")
     run_dir = hub.local_copy(run_dir, trust)
     file = "best_agent.safetensors" if best else "agent.safetensors"
     if best and not (run_dir / file).is_file():

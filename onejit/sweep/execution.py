@@ -238,12 +238,15 @@ def finish_slice(
 
 
 def delete_agents_of_worse_trials(request: Request) -> None:
-    """Delete files of agents none of which can be among the best anymore."""
+    """Delete files of agents none of which can be among the best anymore.
+
+    With `--halving` that is known at the end: a trial that goes on may still become the worst.
+    """
     num_seeds = request.options.num_seeds
     finished = set()
     for trials in rank_trials(request).values():
         finished.update(trials)
-    worse = finished.difference(best_trials(request))
+    worse = set() if request.options.halving else finished.difference(best_trials(request))
     last_group = last_groups(request)
     for file in (request.run_dir / "slices").glob("*.safetensors"):
         number = group_of(file)

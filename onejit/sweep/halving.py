@@ -35,7 +35,7 @@ def most_rungs(config, eta: int) -> int:
     return rungs
 
 
-def ends_of_rungs(config, options: Options, num_trials: int) -> list[int]:
+def ends_of_rungs(config, options: Options, num_trials: int, groups) -> list[int]:
     """The update at which each rung ends. `num_trials` is the size of the smallest bracket.
 
     Raises ValueError.
@@ -57,7 +57,7 @@ def ends_of_rungs(config, options: Options, num_trials: int) -> list[int]:
         while timesteps[-1] * eta < total:
             timesteps.append(timesteps[-1] * eta)
     else:
-        most = most_rungs(config, eta)
+        most = min(most_rungs(group.config, eta) for group in groups)
         if options.rungs is not None and options.rungs > most:
             raise ValueError(
                 f"rungs = {options.rungs}: with more than {most}, the first rung has no update"
@@ -121,7 +121,7 @@ def plan(request: Request, groups: list[Group]) -> int:
             f"there are {max(sizes)}"
         )
     for group in groups:
-        ends = ends_of_rungs(group.config, options, max(sizes))
+        ends = ends_of_rungs(group.config, options, max(sizes), groups)
     survivors = request.record.get("survivors", [])
     for numbers in survivors:
         check_survivors(request, numbers, len(ends), max(sizes))
@@ -159,7 +159,7 @@ def describe(request: Request, groups: list[Group]) -> str:
     size = max(sizes_of_brackets(request))
     config = groups[0].config
     parts = []
-    for rung, end in enumerate(ends_of_rungs(config, options, size)):
+    for rung, end in enumerate(ends_of_rungs(config, options, size, groups)):
         trials = plural(number_left(size, options.halving, rung), "trial")
         parts.append(f"{trials} to {timesteps_until(config, end):,}")
     return f"halving: {', '.join(parts)} timesteps"
@@ -179,7 +179,7 @@ def rungs(request: Request, groups: list[Group]) -> Iterator[Group]:
     """
     options = request.options
     num_trials = max(sizes_of_brackets(request))
-    ends = [ends_of_rungs(group.config, options, num_trials) for group in groups]
+    ends = [ends_of_rungs(group.config, options, num_trials, groups) for group in groups]
     bracket = [trial for group in groups for trial in group.trials]
     going_on = set(bracket)
     before = {}  # {index of a group: number of its group in the rung before}
@@ -223,7 +223,7 @@ def more_rungs(request: Request, numbers: list[int]) -> Iterator[Group]:
         for index, group in before.items():
             trials = [trial for trial in group.trials if trial in chosen and trial not in trained]
             if trials:
-                ends = ends_of_rungs(group.config, request.options, size)
+                ends = ends_of_rungs(group.config, request.options, size, request.groups)
                 yield Group(
                     config=group.config,
                     trials=trials,

@@ -117,7 +117,10 @@ def place(axes, which: str, name: str, values: list, as_numbers: bool = True) ->
             axis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axis.set_minor_formatter(NullFormatter())
         return np.array(values)
-    known = sorted(set(values), key=None if are_numbers else show_value)
+    try:
+        known = sorted(set(values))
+    except TypeError:  # values of several kinds, such as numbers and words
+        known = sorted(set(values), key=show_value)
     labels = [show_value(value) for value in known]
     axes.set(**{f"{which}ticks": range(len(known)), f"{which}ticklabels": labels})
     return np.array([known.index(value) for value in values])

@@ -97,6 +97,22 @@ def lineage(parent: np.ndarray, agent: int) -> np.ndarray:
     return np.array(agents[::-1])
 
 
+def along_lineage(populations: Populations, best, interval: int) -> dict:
+    """Metrics of the agents `best` and those they descend from: `{name: [populations, updates]}`.
+
+    An agent that copies another one gets its weights, and not its past.
+    """
+    followed = {}
+    for name, values in populations.metrics.items():
+        rows = []
+        for population, agent in enumerate(best):
+            ancestors = lineage(populations.parent[population], agent)
+            agents = np.repeat(ancestors, interval)[: values.shape[-1]]
+            rows.append(values[population, agents, np.arange(len(agents))])
+        followed[name] = np.stack(rows)
+    return followed
+
+
 def shortest(value) -> float:
     """The shortest number that is the same in 32 bits."""
     return float(str(np.float32(value)))
@@ -253,13 +269,13 @@ def write_population(request: Request) -> bool:
 
     shutil.rmtree(run_dir / "agents", ignore_errors=True)  # of an earlier attempt
     trained = {
-        "metrics": {name: of_best(values) for name, values in populations.metrics.items()},
+        "metrics": along_lineage(populations, best, request.options.exploit_interval),
         "agent": unflatten_dict(
             {name: of_best(values) for name, values in populations.agents.items()}, sep="."
         ),
         "evaluation": of_best(populations.evaluation),
     }
-    write_run(request, "best", config, {}, trained)
+    write_run(request, "best", config, {"population": "the best agents"}, trained)
 
     metrics = dict(populations.metrics)
     metrics["warmup_timesteps"] = getattr(config, "warmup_timesteps", 0)
@@ -296,7 +312,7 @@ def write_pictures(request: Request, populations: Populations, population: int, 
     begins = [timesteps_until(config, 0), *ends[:-1]]
     script_name = Path(request.script.__file__).stem
     task = task_of(request.record["settings"])
-    title = f"{script_name} on {task}, population {population} of {len(populations.rank)}"
+    title = f"{script_name} on {task}, population {population}, the best of {len(populations.rank)}"
     draw = partial(
         pictures.draw_population,
         begins=np.array(begins),
@@ -333,7 +349,8 @@ def write_replay(request: Request) -> bool:
     last = {name: values[-1] for name, values in schedule.items()}
     agent = unflatten_dict(agents, sep=".")
     trained = {"metrics": metrics, "agent": agent, "evaluation": evaluation}
-    written = write_run(request, "replay", with_floats(request, last), {}, trained)
+    about = {"population": f"a replay of the schedule {schedule}"}
+    written = write_run(request, "replay", with_floats(request, last), about, trained)
     for name in ("final return", "greedy return"):
         request.record[name] = written[name]
     request.record["finished"] = run_directory.now()

@@ -143,8 +143,9 @@ def join_flags(flags: dict[str, list[str]]) -> list[str]:
 def check_given_once(words: list[str]) -> None:
     """Raise ValueError if a flag is given twice."""
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
+    fields = [field_of(flag) for flag in flags]
     for flag in flags:
-        if flags.count(flag) > 1:
+        if fields.count(field_of(flag)) > 1:
             raise ValueError(f"{flag}: is given twice")
 
 
@@ -249,6 +250,10 @@ def check_population(script, swept: dict[str, list[str]], options: Options) -> N
         value = getattr(options, name)
         if value is not None:
             raise ValueError(f"{name} = {value}: does not go with --pbt")
+    if options.keep != Options.keep:
+        raise ValueError(
+            f"keep = {options.keep}: does not go with --pbt, whose best agents are all kept"
+        )
     for name, words in swept.items():
         if not is_float(script, name):
             raise ValueError(

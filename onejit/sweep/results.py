@@ -236,6 +236,7 @@ def keep_agents_of(request: Request, result: Result) -> None:
     if result.rung is not None:
         about["rung"] = result.rung
         about["num_updates"] = result.metrics["episodes"].shape[1]
+        about["total_updates"] = result.config.num_updates
     trained = {"metrics": result.metrics, "agent": unflatten_dict(agents, sep=".")}
     write_run(request, f"trial-{trial}", result.config, about, trained)
 

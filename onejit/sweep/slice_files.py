@@ -50,14 +50,18 @@ def read_slice(file: Path, names=None) -> dict:
 
 
 def read_agents(run_dir: Path, group: int, wanted: range) -> dict:
-    """Arrays of the agents of the runs `wanted` of a group, by dotted names."""
+    """Arrays of the agents of the runs `wanted` of a group, by dotted names. Raises OSError."""
     parts = []
+    found = 0
     for file in sorted((run_dir / "slices").glob(f"{group}-*.safetensors")):
         first, last = runs_of(file)
         rows = slice(max(wanted.start - first, 0), min(wanted.stop, last) - first)
         if rows.start >= rows.stop:
             continue
+        found += rows.stop - rows.start
         with safe_open(file, framework="numpy") as stored:
             names = stored.keys()
             parts.append({name: stored.get_slice(name)[rows] for name in names})
+    if found < len(wanted):
+        raise OSError(f"{run_dir / 'slices'}: lacks agents of group {group}")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
