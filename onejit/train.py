@@ -54,6 +54,7 @@ from onejit.results import save_agents, save_results
 from onejit.run_directory import steps_of, write_record
 from onejit.scripts import load_script
 from onejit.signals import catching_signals, ending_at_once, stopping
+from onejit.text import plural
 from onejit.tracking import TRACKERS
 
 TOOL = "onejit train"
@@ -263,7 +264,7 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
         until_the_end.enter_context(resuming.holding(request.run_dir))
     if hosts.is_first():
         updates = f"{config.num_updates} updates of {steps_of(config)} steps"
-        print(f"{config.env_name}: {updates}; {options.num_seeds} seeds in {description}")
+        print(f"{config.env_name}: {updates}; {plural(options.num_seeds, 'seed')} in {description}")
     return program
 
 
