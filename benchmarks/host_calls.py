@@ -3,7 +3,7 @@
     pip install -c constraints.txt envpool
     python benchmarks/host_calls.py Walker2d-v4 Ant-v4
 
-It takes random actions in six environments, one of each of six seeds. A step is one call for all.
+It takes random actions in six environments, one for each of six seeds. A step is one call for all.
 The ways are those of `onejit.envs.host.call_host` with one NVIDIA GPU: the copies of its driver,
 and `jax.pure_callback`. Both must give the same observations and rewards.
 """

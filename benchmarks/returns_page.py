@@ -571,10 +571,10 @@ def draw(rows: list[dict], path: Path) -> None:
 
 
 def has_longer_curve(row: dict, rows: list[dict]) -> bool:
-    """Whether the curve of another row begins with this row's.
+    """Whether the curve of a row with more steps is drawn in place of this row's.
 
-    It does if the scripts have no schedule over the training, and both rows the same config and
-    seeds.
+    Both have the same config and seeds, and their script has no schedule over the training. They
+    are two trainings, whose curves differ.
     """
     if row["script"] not in ("sac", "td3", "crossq") or "+" in row["row"]:
         return False

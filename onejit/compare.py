@@ -42,14 +42,17 @@ class Run(NamedTuple):
     task: str  # the environment and its changed parameters
     returns: dict  # {(seed, number of the agent): return}, -inf if not finite
     # what else tells a method from others, {name: value}; a script's own `main` records no hash
-    other: dict
+    marks: dict
 
 
 # --- runs ---
 
 
-def read_returns(path: str, kind: str, total_updates: int | None = None) -> np.ndarray:
-    """The return of each agent, -inf if its parameters are not finite. Raises ValueError."""
+def read_returns(path: str, kind: str, total_updates: int | None = None):
+    """The return of each agent, -inf if its parameters are not finite, and the number of updates.
+
+    A training that was stopped was meant to have `total_updates`. Raises ValueError.
+    """
     metrics = run_directory.load_metrics(path)
     agents, _ = run_directory.read_agents(Path(path) / "agent.safetensors")
     if kind == "final":
@@ -60,7 +63,8 @@ def read_returns(path: str, kind: str, total_updates: int | None = None) -> np.n
         raise ValueError(
             f"{path}: has no greedy returns, which onejit train measures; use --returns final"
         )
-    return np.where(statistics.diverged(agents), -np.inf, returns)
+    returns = np.where(statistics.diverged(agents), -np.inf, returns)
+    return returns, metrics["episodes"].shape[1]
 
 
 def split_label(argument: str) -> tuple[str, str]:
@@ -83,7 +87,7 @@ def read_run(argument: str, kind: str) -> Run:
         raise ValueError(
             f"{path}: is a sweep, whose trials are compared in its results.csv; give runs"
         )
-    returns = read_returns(path, kind, record.get("total_updates"))
+    returns, num_updates = read_returns(path, kind, record.get("total_updates"))
     lost = np.flatnonzero(~np.isfinite(returns)).tolist()
     if lost:
         agents = f"agents {lost} of {len(returns)}"
@@ -96,12 +100,12 @@ def read_run(argument: str, kind: str) -> Run:
     values = {}
     for agent, value in enumerate(returns):
         values[seed, agent] = float(value) if np.isfinite(value) else -np.inf
-    other = {
+    marks = {
         "the text of the script": record.get("sha256"),
-        "the number of updates": record.get("num_updates"),
+        "the number of updates": num_updates,
         "how a population was used": record.get("population"),
     }
-    return Run(path, settings, label, task, values, other)
+    return Run(path, settings, label, task, values, marks)
 
 
 def differing(runs) -> list[str]:
@@ -149,8 +153,8 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
         others.append(run)
         first = others[0]
         fields = differing(others)
-        for name in first.other:
-            texts = {str(other.other[name]) for other in others}
+        for name in first.marks:
+            texts = {str(other.marks[name]) for other in others}
             if name == "the text of the script":
                 texts.discard("None")
             if len(texts) > 1:

@@ -22,7 +22,8 @@ class Episode(NamedTuple):
 
 def whole_games(config):
     """The config without EnvPool's options that shorten games, or clip rewards, for training."""
-    if not getattr(config, "env_name", "").startswith("onejit.envs.envpool:"):
+    is_of_envpool = getattr(config, "env_name", "").startswith("onejit.envs.envpool:")
+    if not is_of_envpool or not hasattr(config, "env_params"):
         return config
     params = {}
     for name, value in config.env_params.items():

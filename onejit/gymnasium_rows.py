@@ -150,8 +150,21 @@ class Process:
             self.process.wait()
 
 
+def survive_signals() -> None:
+    """Do nothing on SIGTERM and SIGHUP, which may go to all processes of a training.
+
+    A handler, in contrast to a blocked signal, does not pass to the processes that an environment
+    starts.
+    """
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
 def serve() -> None:
     """The main function of a process: calls methods of `Rows` until nobody asks any more."""
+    survive_signals()
     requests = os.fdopen(os.dup(0), "rb")
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what environments print
@@ -242,8 +255,8 @@ class Processes:
 def without_interrupts():
     """Processes that begin here do not get the signals that end a training.
 
-    They are for the training, which saves a checkpoint first. The processes end with it, because
-    their connection does.
+    They are for the training, which saves a checkpoint and then closes the connection to its
+    processes. `survive_signals` lets through all but SIGINT.
     """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield

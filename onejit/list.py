@@ -26,6 +26,9 @@ def find_runs(folder: Path) -> list[Path]:
     """The run directories below a folder, sorted by their last change."""
     run_dirs = []
     for place, folders, files in os.walk(folder):
+        if place.endswith(".partial"):  # a process was killed while it made the directory
+            folders.clear()
+            continue
         if "run.json" in files or {AGENTS, "config.yaml"} <= set(files):
             run_dirs.append(Path(place))
             folders.clear()  # do not search checkpoints

@@ -136,7 +136,7 @@ def begin_run(run_dir: Path, config, record: dict, script, modules: dict[str, by
     `local_modules.read_sources`. Raises ValueError.
     """
     check_new(run_dir)
-    temporary = run_dir.with_name(f"{run_dir.name}.partial-{os.getpid()}")
+    temporary = run_dir.with_name(f"{run_dir.name}-{os.getpid()}.partial")
     path = Path(script.__file__)
     source = source_of(script)
     try:

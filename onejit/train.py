@@ -53,7 +53,7 @@ from onejit.progress import count_restored, progress_bar, warn_of_days
 from onejit.results import save_agents, save_results
 from onejit.run_directory import steps_of, write_record
 from onejit.scripts import load_script
-from onejit.signals import catching_signals, ending_at_once, stopping
+from onejit.signals import Stopped, catching_signals, ending_at_once, stopping
 from onejit.text import plural
 from onejit.tracking import TRACKERS
 
@@ -185,7 +185,7 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
 
 
 def whole_number(name: str, value: float) -> int:
-    """Raises ValueError if `value` is none."""
+    """Raises ValueError if `value` is not a whole number."""
     if not math.isfinite(value) or value != int(value):
         raise ValueError(f"{name} = {value}: must be a whole number")
     return int(value)
@@ -337,7 +337,10 @@ def train_one_slice(request: Request, program, first: int, progress, caught) -> 
     if program.evaluate is not None:
         # the last checkpoint is written, and an evaluation may take long
         text = f"{TOOL}: stopped in the evaluation; {TOOL} --resume {request.run_dir} continues"
-        with ending_at_once(caught, text):
+        number = hosts.latest(caught)
+        if number:
+            raise Stopped(number)
+        with ending_at_once(text):
             part["evaluation"] = np.asarray(program.evaluate(runner_state.agent))
     if "evaluation" in carry:
         part["during"] = hosts.fetch(carry["evaluation"])
@@ -357,7 +360,8 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
     record = request.record
     bar = progress_bar(record["steps_total"], disable=not hosts.is_first())
     parts = []
-    with bar as progress, catching_signals() as caught:
+    go_on = f"{TOOL}: stopped at once; {TOOL} --resume {request.run_dir} continues"
+    with bar as progress, catching_signals(go_on) as caught:
         for first in range(0, num_seeds, program.size):
             runner_state = None  # free the memory of the previous slice
             part, runner_state = train_one_slice(request, program, first, progress, caught)

@@ -98,10 +98,15 @@ def test_the_card(run_dir, folder):
 def test_the_card_of_agents_that_a_sweep_has_chosen(copied, tmp_path):
     """Another training returns less, and the config alone does not repeat it."""
     record = run_directory.read_record(copied)
-    (copied / "run.json").write_text(json.dumps(record | {"kind": "trial"}))
+    chosen = {"kind": "trial", "population": "the best agents"}
+    (copied / "run.json").write_text(json.dumps(record | chosen))
     text = (export.main(copied, tmp_path / "out", video=False) / "README.md").read_text()
-    assert "kept by a sweep" in text and "A sweep has chosen the agents by returns" in text
+    assert "chosen by a sweep" in text and "A sweep has chosen the agents by returns" in text
     assert "another training. " not in text and "To train them again" not in text
+    replay = {"kind": "trial", "population": "a replay of the schedule {}"}
+    (copied / "run.json").write_text(json.dumps(record | replay))
+    text = (export.main(copied, tmp_path / "replay", video=False) / "README.md").read_text()
+    assert "with a schedule that a sweep has found" in text and "another training. " in text
 
 
 def test_the_hub_reads_the_card(run_dir, folder):

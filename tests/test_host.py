@@ -648,7 +648,7 @@ def test_arguments_that_are_refused(module, name, arguments, message):
 
 
 PROCESSES = """
-import os, signal
+import os, signal, subprocess
 import gymnasium, gymnax, jax, numpy as np
 from onejit.envs.gymnasium import register_ids
 
@@ -662,7 +662,12 @@ class Mine(gymnasium.Env):
             raise ValueError("the robot lost 50 % of its legs")
         if action == 2:
             os._exit(1)
-        ignored = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        ignored = signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGINT}
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        child = subprocess.Popen(["sleep", "60"])
+        child.terminate()
+        assert child.wait(10) == -signal.SIGTERM
         return np.ones(2, np.float32), float(ignored), False, False, {}
 
 gymnasium.register("Mine-v0", entry_point=Mine, max_episode_steps=6)
@@ -679,8 +684,9 @@ for action in range(3):
 
 
 def test_processes_report_errors_and_end(tmp_path):
-    """An error, also with a "%" in it, and a process that dies; Ctrl-C (SIGINT) does not reach the
-    processes.
+    """An error, also with a "%" in it, and a process that dies.
+
+    Signals that end the training do not end the processes, but those that an environment starts.
     """
     pytest.importorskip("gymnasium")
     (tmp_path / "processes.py").write_text(PROCESSES)

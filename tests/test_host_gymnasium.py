@@ -126,14 +126,12 @@ def test_parameters_that_are_refused(name, value, message):
 
 def test_a_time_limit_as_long_as_that_of_no_limit_is_meant():
     """100,000 steps, in place of the 6 that the id has."""
-    name = register(toys.Toy, limit=6)
+    name = register(functools.partial(toys.Toy, length=10), limit=6)
     assert make_env(name)[1].max_steps_in_episode == 6
     env, params = make_env(name, max_steps_in_episode=host.NO_LIMIT)
     _, state = env.reset(jax.random.key(0), params)
     for _ in range(8):
-        _, state, _, terminated, truncated, _ = env.step(jax.random.key(0), state, 0, params)
-        if terminated:
-            _, state = env.reset(jax.random.key(0), params)
+        _, state, _, _, truncated, _ = env.step(jax.random.key(0), state, 0, params)
         assert not truncated
 
 

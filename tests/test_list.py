@@ -67,6 +67,7 @@ def test_states(tmp_path, capsys):
     make_run(tmp_path / "older", {"steps_total": None})
     make_run(tmp_path / "sweep", {"words": ["ppo"]})
     (make_run(tmp_path / "whole_sweep", {"words": ["ppo"]}) / "results.csv").write_text("")
+    make_run(tmp_path / "begun-123.partial")
     failed = make_run(tmp_path / "failed_sweep", {"words": ["ppo"], "kind": "sweep"})
     (failed / "results.csv").write_text("")  # and its agents could not be written
     (make_run(tmp_path / "damaged") / "run.json").write_text("{")

@@ -277,7 +277,10 @@ def test_an_environment_outside_jax_has_no_plan(tmp_path):
     clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(tmp_path)])
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=clean)
-    assert done.returncode == 2 and "env_name = robots:Robot: steps outside JAX" in done.stderr
+    assert (
+        done.returncode == 2
+        and "env_name = robots:Robot: the program calls the host" in done.stderr
+    )
     assert done.stderr.count("\n") == 1
 
 

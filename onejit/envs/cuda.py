@@ -49,7 +49,7 @@ def address(buffer) -> int:
 @functools.cache
 def driver() -> Driver | None:
     """None where JAX computes on something else than one NVIDIA GPU."""
-    if jax.default_backend() != "gpu" or jax.local_device_count() != 1:
+    if jax.default_backend() != "gpu" or jax.device_count() != 1:
         return None
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))

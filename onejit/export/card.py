@@ -212,14 +212,25 @@ def section_on_playing(record: dict, shown: Shown) -> str:
     return PLAY.format(script=script, repo=shown.repo, agent=shown.agent, count=count)
 
 
+def is_replay(record: dict) -> bool:
+    return str(record.get("population", "")).startswith("a replay")
+
+
 def is_chosen(record: dict) -> bool:
-    """Whether the agents come from a sweep, by their returns or with a schedule of their own."""
-    return record.get("kind") == "trial"
+    """Whether a sweep has chosen the agents by their returns."""
+    return record.get("kind") == "trial" and not is_replay(record)
+
+
+def origin_of(record: dict) -> str:
+    if is_replay(record):
+        return "with a schedule that a sweep has found"
+    return "chosen by a sweep" if is_chosen(record) else "each from its own random seed"
 
 
 def command_to_train_again(record: dict) -> str:
-    """It is left out for agents of a sweep, which the config alone does not make."""
-    if is_chosen(record):
+    """It is left out for agents that the config alone does not make."""
+    was_stopped = record.get("num_updates") != record.get("total_updates")
+    if "population" in record or was_stopped:
         return ""
     settings = record["settings"]
     return AGAIN.format(
@@ -233,12 +244,11 @@ def command_to_train_again(record: dict) -> str:
 def model_card(record: dict, shown: Shown) -> str:
     settings = record["settings"]
     has_modules = bool(record.get("modules"))
-    origin = "kept by a sweep" if is_chosen(record) else "each from its own random seed"
     versions = [f"{name} {version}" for name, version in record["versions"].items()]
     return CARD.format(
         front=front_matter(record, shown),
         script=settings["script"],
-        origin=origin,
+        origin=origin_of(record),
         again=command_to_train_again(record),
         import_script=(IMPORT_MODULES if has_modules else "") + import_of(settings["script"]),
         env_name=settings["env_name"],

@@ -116,7 +116,10 @@ def compiler(script, config, description: str):
             lowered = jax.jit(jax.vmap(script.make_train(config))).lower(keys)
         if "python_gpu_callback" in lowered.as_text():
             name = config.env_name
-            raise ValueError(f"env_name = {name}: steps outside JAX, which no plan can count")
+            raise ValueError(
+                f"env_name = {name}: the program calls the host, as for an environment outside JAX "
+                "or jax.debug.print; XLA cannot compile that without the GPU"
+            )
         return lowered.compile()
 
     return compile_size

@@ -162,10 +162,11 @@ def main(words) -> Path:
         errors_in_one_line(TOOL, 1, (OSError,), about=f"run_dir = {run_dir}: "),
         failures_in_one_line(TOOL),
     ):
+        go_on = f"{TOOL} --resume {run_dir} continues"
         bar = progress_bar(request.record["steps_total"], disable=not hosts.is_first())
         with (
-            stopping(TOOL, f"{TOOL} --resume {run_dir} continues"),
-            catching_signals() as caught,
+            stopping(TOOL, go_on),
+            catching_signals(f"{TOOL}: stopped at once; {go_on}") as caught,
         ):
             with errors_in_one_line(TOOL, kinds=(ValueError,)), bar:
                 run_groups(request, groups, is_new, bar, caught)

@@ -250,10 +250,6 @@ def check_population(script, swept: dict[str, list[str]], options: Options) -> N
         value = getattr(options, name)
         if value is not None:
             raise ValueError(f"{name} = {value}: does not go with --pbt")
-    if options.keep != Options.keep:
-        raise ValueError(
-            f"keep = {options.keep}: does not go with --pbt, whose best agents are all kept"
-        )
     for name, words in swept.items():
         if not is_float(script, name):
             raise ValueError(
@@ -283,6 +279,11 @@ def read_request(
         script = load_script(name)
         words = read_flags(script, words, Options, command_line.Hosts)
         request = make_request(script, words, description)
+        keep = request.options.keep
+        if request.options.pbt and keep != Options.keep:  # older versions ignored it
+            raise ValueError(
+                f"keep = {keep}: does not go with --pbt, whose best agents are all kept"
+            )
         return begin_record(request, command)
 
     run_dir, record, given = resuming.read_resumed(words, "sweep", ResumeOptions, until_the_end)
