@@ -1,5 +1,6 @@
 """Scripts: finding and importing them. docs/contract.md says what a script defines."""
 
+import dataclasses
 import hashlib
 import importlib.util
 import os
@@ -82,6 +83,9 @@ def load_script(name):
         raise ValueError(
             f"script = {name}: is not a training script, it has no {', '.join(missing)}"
         )
+    if not dataclasses.is_dataclass(module.Config):
+        sys.modules.pop(module_name(path), None)
+        raise ValueError(f"script = {name}: its Config must be a dataclass")
     return module
 
 

@@ -431,6 +431,10 @@ def test_file_that_is_no_script(tmp_path):
     )
     with pytest.raises(ValueError, match="is not a training script, it has no make_policy"):
         scripts.load_script(str(tmp_path / "older.py"))
+    names = [f"def {name}(): pass" for name in scripts.CONTRACT if name != "Config"]
+    (tmp_path / "plain.py").write_text("\n".join(["class Config: pass", *names]))
+    with pytest.raises(ValueError, match="its Config must be a dataclass"):
+        scripts.load_script(str(tmp_path / "plain.py"))
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
         scripts.load_script(str(tmp_path / "broken.py"))
