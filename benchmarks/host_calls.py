@@ -3,9 +3,10 @@
     pip install -c constraints.txt envpool
     python benchmarks/host_calls.py Walker2d-v4 Ant-v4
 
-It takes random actions in six environments, one for each of six seeds. A step is one call for all.
-The ways are those of `onejit.envs.host.call_host` with one NVIDIA GPU: the copies of its driver,
-and `jax.pure_callback`. Both must give the same observations and rewards.
+It takes random actions in six environments, one for each of six seeds. A step calls the host once
+for all of them. In one way NVIDIA's driver copies the arrays, as `onejit.envs.host.call_host` lets
+it do with one NVIDIA GPU. In the other way `jax.pure_callback` copies them. Both ways must give the
+same observations and rewards.
 """
 
 import sys
@@ -18,7 +19,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from onejit.envs import cuda, envpool
 
-SEEDS, STEPS = 6, 400
+SEEDS = 6
+STEPS = 400
 
 
 def make_run(name):
@@ -40,7 +42,7 @@ def make_run(name):
 
 
 def measure(name):
-    """What the steps returned, and microseconds a step."""
+    """What the steps returned, and the microseconds that a step took."""
     keys = jax.random.split(jax.random.key(0), SEEDS)
     run = make_run(name)
     jax.block_until_ready(run(keys))

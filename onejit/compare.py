@@ -41,7 +41,8 @@ class Run(NamedTuple):
     label: str  # of the method; empty if none was given
     task: str  # the environment and its changed parameters
     returns: dict  # {(seed, number of the agent): return}, -inf if not finite
-    # what else tells a method from others, {name: value}; a script's own `main` records no hash
+    # {name: value} of what must also be equal in runs of one method; a script's own `main` records
+    # no hash of its text
     marks: dict
 
 

@@ -240,7 +240,7 @@ def finish_slice(
 def delete_agents_of_worse_trials(request: Request) -> None:
     """Delete files of agents none of which can be among the best anymore.
 
-    With `--halving` that is known at the end: a trial that goes on may still become the worst.
+    With `--halving` this is known only at the end: a trial that goes on may still become the worst.
     """
     num_seeds = request.options.num_seeds
     finished = set()
