@@ -106,6 +106,24 @@ def length_of_next_chunk(chunk: int, took: float) -> int:
     return max(1, int(chunk * 2.0**exponent))
 
 
+def end_of_chunk(program, done: int, chunk: int, end: int, eval_interval: int) -> int:
+    """The update after which a chunk ends: no evaluation and no exchange lies within it."""
+    last = min(done + chunk, end)
+    if eval_interval:
+        last = min(last, (done // eval_interval + 1) * eval_interval)
+    if program.exchange is not None:
+        last = min(last, (done // program.exchange_interval + 1) * program.exchange_interval)
+    return last
+
+
+def evaluate(program, carry: dict, index: int) -> np.ndarray:
+    """The returns [size, episodes] of evaluation number `index`, which the carry remembers."""
+    agents = carry["runner_state"].agent
+    returns = program.evaluate(agents)
+    carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, index)
+    return np.asarray(returns)
+
+
 def nothing() -> None:
     pass
 
@@ -158,24 +176,17 @@ def train_slice(
     begin()
     while done < end:
         begun = time.perf_counter()
-        last = min(done + chunk, end)
-        if eval_interval:
-            last = min(last, (done // eval_interval + 1) * eval_interval)
-        if program.exchange is not None:
-            last = min(last, (done // program.exchange_interval + 1) * program.exchange_interval)
-            floats = carry["population"]["floats"]
+        last = end_of_chunk(program, done, chunk, end, eval_interval)
         length = last - done
+        if program.exchange is not None:
+            floats = carry["population"]["floats"]
         trained = {name: carry[name] for name in ("runner_state", "metrics")}
         carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
         metrics = read(carry["metrics"], done, last)
         ended = time.perf_counter()
         returns = None
         if eval_interval and last % eval_interval == 0:
-            agents = carry["runner_state"].agent
-            returns = program.evaluate(agents)
-            index = last // eval_interval - 1
-            carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, index)
-            returns = np.asarray(returns)
+            returns = evaluate(program, carry, last // eval_interval - 1)
         seconds["train"] += ended - begun
         seconds["evaluate"] += time.perf_counter() - ended
         if is_first():

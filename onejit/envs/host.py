@@ -208,6 +208,25 @@ def _close(numbers) -> None:
             closing.callback(_open.pop(number).close)
 
 
+def find_batch(batch, steps) -> tuple[int, OpenBatch]:
+    """The number and the batch that the tickets of a step name. Raises ValueError.
+
+    batch, steps: of all rows, of any shape.
+    """
+    number = int(batch.flat[0])
+    opened = _open.get(number)
+    if opened is None:
+        raise ValueError(
+            "these environments are closed, or belong to another process: begin with env.reset"
+        )
+    if (batch != number).any() or (steps != opened.steps).any():
+        raise ValueError(
+            "a state of an environment on the host can be stepped once, and with its whole "
+            "batch: use jax.lax.scan, because a while_loop under vmap does not step all of them"
+        )
+    return number, opened
+
+
 @atexit.register
 def close_all() -> None:
     """Close every batch of this process. Earlier states cannot be stepped any more."""
@@ -351,43 +370,41 @@ class HostEnv(environment.Environment):
         row[...] = np.arange(row.size).reshape(row.shape)
 
     def _step(self, out, batch, row, steps, action):
+        *out_of_step, out_batch, out_row = out
         lead = row.shape
         rows = row.ravel()
-        number = int(batch.flat[0])
-        opened = _open.get(number)
-        if opened is None:
-            raise ValueError(
-                "these environments are closed, or belong to another process: begin with env.reset"
-            )
-        if (batch != number).any() or (steps != opened.steps).any():
-            raise ValueError(
-                "a state of an environment on the host can be stepped once, and with its whole "
-                "batch: use jax.lax.scan, because a while_loop under vmap does not step all of them"
-            )
+        number, opened = find_batch(batch, steps)
         is_in_order = np.array_equal(rows, opened.order)  # it mostly is, and all else takes longer
         if not is_in_order and not np.array_equal(np.sort(rows), opened.order):
-            if opened.steps:
-                raise ValueError(
-                    f"{len(opened.seeds)} environments on the host got {rows.size} actions"
-                )
-            # Several agents play the episodes of one reset, as in an evaluation: every agent gets
-            # environments of its own.
-            _close([number])
-            opened = OpenBatch(self, opened.seeds[rows], opened.limit)
-            number = _add(opened)
+            number, opened = self._batch_for_each_agent(number, opened, rows)
             rows = opened.order
             is_in_order = True
+
         actions = action.reshape(-1, *action.shape[len(lead) :])
         # a copy in any case: XLA uses the memory again
         actions = actions.copy() if is_in_order else actions[np.argsort(rows)]
         results = opened.call(opened.step, actions)
         opened.steps += 1
-        *out_of_step, out_batch, out_row = out
+
         for out_array, value in zip(out_of_step, results, strict=True):
             value = value if is_in_order else value[rows]
             out_array[...] = value.reshape(out_array.shape)
         out_batch[...] = number
         out_row[...] = rows.reshape(lead)
+
+    def _batch_for_each_agent(self, number: int, opened: OpenBatch, rows):
+        """`(number, batch)` of new environments, one for each of `rows` [n], which repeat.
+
+        Several agents play the episodes of one reset, as in an evaluation: every agent gets
+        environments of its own. Raises ValueError if the episodes have begun.
+        """
+        if opened.steps:
+            raise ValueError(
+                f"{len(opened.seeds)} environments on the host got {rows.size} actions"
+            )
+        _close([number])
+        new = OpenBatch(self, opened.seeds[rows], opened.limit)
+        return _add(new), new
 
 
 def as_gymnax(observations, actions):

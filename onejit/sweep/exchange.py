@@ -161,57 +161,90 @@ def first_population(exchange: Exchange, floats, key_data):
     }
 
 
+def keys_of_exchange(exchange: Exchange, key_data, stretch):
+    """A key for the parents and one for the floats, both [populations]."""
+    keys = jax.random.wrap_key_data(key_data[:: exchange.size])
+
+    def split_key(key):
+        return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, KEY), stretch))
+
+    return jax.vmap(split_key)(keys).T
+
+
+def copy_agents(exchange: Exchange, runner_state, child_runs, parent_runs):
+    """The runner state after children have become copies of their parents."""
+    names = own_fields(runner_state, exchange.keeps_replay)
+    kept = {name: getattr(runner_state, name) for name in names}
+    without_kept = runner_state._replace(**dict.fromkeys(kept))
+    return copy_rows(without_kept, child_runs, parent_runs)._replace(**kept)
+
+
+def copy_floats(exchange: Exchange, keys, floats: dict, child_runs, parent_runs) -> dict:
+    """The floats [runs] after children have copied and changed those of their parents.
+
+    `keys` are [populations]. A child that is its own parent keeps its floats.
+    """
+    of_parents = {name: values[parent_runs] for name, values in floats.items()}
+    by_population = {name: values.reshape(len(keys), -1) for name, values in of_parents.items()}
+    changed = jax.vmap(partial(change_floats, exchange.distributions))(keys, by_population)
+    is_replaced = child_runs != parent_runs
+    after = {}
+    for name, values in floats.items():
+        new = jnp.where(is_replaced, changed[name].reshape(-1), of_parents[name])
+        after[name] = values.at[child_runs].set(new)
+    return after
+
+
+def note_ranks(population: dict, stretch, returns, level, rank) -> dict:
+    """The population's record with the returns and ranks [runs] of a stretch."""
+    noted = jnp.where(level == 0, -jnp.inf, returns)
+    return population | {
+        "return": population["return"].at[:, stretch].set(noted),
+        "rank": population["rank"].at[:, stretch].set(rank),
+    }
+
+
+def note_next_stretch(population: dict, stretch, parent, floats: dict) -> dict:
+    """The population's record with the parents and floats [runs] that a stretch begins with.
+
+    After the last stretch there is none, and nothing is written.
+    """
+    schedule = {}
+    for name, values in population["schedule"].items():
+        schedule[name] = values.at[:, stretch].set(floats[name], mode="drop")
+    return population | {
+        "floats": floats,
+        "parent": population["parent"].at[:, stretch].set(parent, mode="drop"),
+        "schedule": schedule,
+    }
+
+
 def exchange_agents(exchange: Exchange, carry, done):
     """The carry after an exchange. At the end of training, only the ranks are noted."""
-    population = dict(carry["population"])
+    population = carry["population"]
     stretch = done // exchange.interval - 1
     is_end = stretch == exchange.num_stretches - 1
 
     returns, level = judge(carry, done, exchange.interval)
-    by_population = (-1, exchange.size)
-    level = level.reshape(by_population)
-    order = sort_agents(returns.reshape(by_population), level)
+    levels = level.reshape(-1, exchange.size)  # [populations, size]
+    order = sort_agents(returns.reshape(-1, exchange.size), levels)
     rank = 1 + jnp.argsort(order, axis=1).astype(jnp.int32)
-    noted = jnp.where(level.reshape(-1) == 0, -jnp.inf, returns)
-    population["return"] = population["return"].at[:, stretch].set(noted)
-    population["rank"] = population["rank"].at[:, stretch].set(rank.reshape(-1))
 
-    keys = jax.random.wrap_key_data(population["key"][:: exchange.size])
-
-    def key_of_exchange(key):
-        return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, KEY), stretch))
-
-    parent_keys, float_keys = jax.vmap(key_of_exchange)(keys).T
-    children, parents = jax.vmap(choose_parents)(parent_keys, order, level)
+    parent_keys, float_keys = keys_of_exchange(exchange, population["key"], stretch)
+    children, parents = jax.vmap(choose_parents)(parent_keys, order, levels)
     parents = jnp.where(is_end, children, parents)
-    is_replaced = (children != parents).reshape(-1)
     first = exchange.size * jnp.arange(len(order))[:, None]  # number of a population's first run
     child_runs = (first + children).reshape(-1)
     parent_runs = (first + parents).reshape(-1)
 
-    state = carry["runner_state"]
-    kept = {name: getattr(state, name) for name in own_fields(state, exchange.keeps_replay)}
-    copied = copy_rows(state._replace(**dict.fromkeys(kept)), child_runs, parent_runs)
+    runner_state = copy_agents(exchange, carry["runner_state"], child_runs, parent_runs)
+    floats = copy_floats(exchange, float_keys, population["floats"], child_runs, parent_runs)
+    parent = jnp.arange(len(returns), dtype=jnp.int32) % exchange.size
+    parent = parent.at[child_runs].set(parents.reshape(-1).astype(jnp.int32))
 
-    of_parents = {name: values[parent_runs] for name, values in population["floats"].items()}
-    changed = jax.vmap(partial(change_floats, exchange.distributions))(
-        float_keys, {name: values.reshape(children.shape) for name, values in of_parents.items()}
-    )
-    floats = {}
-    for name, values in population["floats"].items():
-        new = jnp.where(is_replaced, changed[name].reshape(-1), of_parents[name])
-        floats[name] = values.at[child_runs].set(new)
-    population["floats"] = floats
-
-    # the columns of the next stretch; at the end there is none, and nothing is written
-    who = jnp.arange(len(returns), dtype=jnp.int32) % exchange.size
-    who = who.at[child_runs].set(parents.reshape(-1).astype(jnp.int32))
-    population["parent"] = population["parent"].at[:, stretch + 1].set(who, mode="drop")
-    schedule = {}
-    for name, values in population["schedule"].items():
-        schedule[name] = values.at[:, stretch + 1].set(floats[name], mode="drop")
-    population["schedule"] = schedule
-    return {**carry, "runner_state": copied._replace(**kept), "population": population}
+    population = note_ranks(population, stretch, returns, level, rank.reshape(-1))
+    population = note_next_stretch(population, stretch + 1, parent, floats)
+    return {**carry, "runner_state": runner_state, "population": population}
 
 
 def follow_schedule(schedule: dict, interval: int, carry, done):

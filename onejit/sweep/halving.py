@@ -35,43 +35,56 @@ def most_rungs(config, eta: int) -> int:
     return rungs
 
 
-def ends_of_rungs(config, options: Options, num_trials: int, groups) -> list[int]:
-    """The update at which each rung ends. `num_trials` is the size of the smallest bracket.
+def timesteps_from_first(config, options: Options) -> list[int]:
+    """The timesteps of all rungs but the last one, from --first-rung on. Raises ValueError."""
+    first = options.first_rung
+    total = config.total_timesteps
+    if first >= total:
+        raise ValueError(f"first_rung = {first}: must be below total_timesteps = {total}")
+    if updates_until(config, first) < 1:
+        raise ValueError(
+            f"first_rung = {first}: must be at least {timesteps_until(config, 1)}, "
+            "where the first update ends"
+        )
+    timesteps = [first]
+    while timesteps[-1] * options.halving < total:
+        timesteps.append(timesteps[-1] * options.halving)
+    return timesteps
 
-    Raises ValueError.
+
+def timesteps_from_last(config, options: Options, num_trials: int, groups) -> list[int]:
+    """The timesteps of all rungs but the last one, which has the full budget. Raises ValueError.
+
+    Without --rungs there are as many as leave at least one trial for the last rung.
     """
     eta = options.halving
     total = config.total_timesteps
+    most = min(most_rungs(group.config, eta) for group in groups)
+    if options.rungs is not None and options.rungs > most:
+        raise ValueError(
+            f"rungs = {options.rungs}: with more than {most}, the first rung has no update"
+        )
+    if most < 2:
+        raise ValueError(
+            f"halving = {eta}: total_timesteps = {total} has too few updates for two rungs"
+        )
+    number = options.rungs
+    if number is None:
+        number = 2
+        while number < most and eta**number <= num_trials:
+            number += 1
+    return [total // eta**i for i in range(number - 1, 0, -1)]
+
+
+def ends_of_rungs(config, options: Options, num_trials: int, groups) -> list[int]:
+    """The update at which each rung ends. `num_trials` is the size of the largest bracket.
+
+    Raises ValueError.
+    """
     if options.first_rung is not None:
-        if options.first_rung >= total:
-            raise ValueError(
-                f"first_rung = {options.first_rung}: must be below total_timesteps = {total}"
-            )
-        if updates_until(config, options.first_rung) < 1:
-            first_update = timesteps_until(config, 1)
-            raise ValueError(
-                f"first_rung = {options.first_rung}: must be at least {first_update}, "
-                "where the first update ends"
-            )
-        timesteps = [options.first_rung]
-        while timesteps[-1] * eta < total:
-            timesteps.append(timesteps[-1] * eta)
+        timesteps = timesteps_from_first(config, options)
     else:
-        most = min(most_rungs(group.config, eta) for group in groups)
-        if options.rungs is not None and options.rungs > most:
-            raise ValueError(
-                f"rungs = {options.rungs}: with more than {most}, the first rung has no update"
-            )
-        if most < 2:
-            raise ValueError(
-                f"halving = {eta}: total_timesteps = {total} has too few updates for two rungs"
-            )
-        number = options.rungs
-        if number is None:
-            number = 2  # at least one trial is left for the last rung
-            while number < most and eta**number <= num_trials:
-                number += 1
-        timesteps = [total // eta**i for i in range(number - 1, 0, -1)]
+        timesteps = timesteps_from_last(config, options, num_trials, groups)
     ends = [updates_until(config, steps) for steps in timesteps]
     if ends[-1] >= config.num_updates:
         raise ValueError(
