@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import gymnax
 import jax
+import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
 import pytest
@@ -354,6 +355,28 @@ def test_channels_of_a_grid_have_colors():
     assert not colors(first) & colors(second) - {white, black}, (
         "the last channel has a color of its own, and is on top"
     )
+
+
+def test_images_are_shown_as_they_are():
+    """Three channels are colors. Of stacked images the newest is shown."""
+
+    def color_of(obs):
+        (frame,) = figures.grid_frames("title", obs, np.zeros(1), range(1))
+        return tuple(frame[len(frame) // 2, len(frame) // 2].tolist())
+
+    image = np.broadcast_to(np.array([200, 100, 50], np.uint8), (1, 4, 4, 3))
+    assert color_of(image) == (200, 100, 50)
+    stack = np.broadcast_to(np.array([200, 100, 50, 150], np.uint8), (1, 4, 4, 4))
+    assert color_of(stack) == (150, 150, 150)
+
+
+def test_bytes_stay_bytes():
+    env = SimpleNamespace(
+        observe=lambda key, state, action, params: jnp.full((4, 4, 3), state, jnp.uint8),
+        observation_space=lambda params: None,
+    )
+    obs = figures.observe_all(env, None, jnp.arange(3))
+    assert obs.dtype == np.uint8 and obs.shape == (3, 4, 4, 3)
 
 
 def test_bars_show_the_observation():

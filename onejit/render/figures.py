@@ -98,7 +98,10 @@ def board_frames(title: str, states, rewards, steps):
 
 
 def observe_all(env, env_params, states) -> np.ndarray:
-    """The observations of an episode, [T, ...]. Numbers of states become one-hot vectors."""
+    """The observations of an episode, [T, ...], floats or bytes.
+
+    Numbers of states become one-hot vectors.
+    """
     if not hasattr(env, "observe"):
         raise ValueError(
             "env_name: this environment cannot be drawn; it has neither `frame` nor `observe`"
@@ -111,7 +114,8 @@ def observe_all(env, env_params, states) -> np.ndarray:
     space = env.observation_space(env_params)
     if hasattr(space, "n"):
         obs = jax.nn.one_hot(obs, space.n)
-    return np.asarray(obs, float)
+    obs = np.asarray(obs)
+    return obs if obs.dtype == np.uint8 else obs.astype(float)
 
 
 def channel_colors(obs) -> np.ndarray:
@@ -128,9 +132,23 @@ def grey_levels(obs) -> np.ndarray:
     return (obs - obs.min()) / max(np.ptp(obs), 1e-9)
 
 
+def image_colors(obs) -> np.ndarray:
+    """Images of bytes [T, H, W, C]: three channels are red, green and blue.
+
+    Of any other number only the last channel is shown, in grey: the newest of stacked images.
+    """
+    pixels = obs / 255
+    return pixels if obs.shape[-1] == 3 else pixels[..., -1]
+
+
 def grid_frames(title: str, obs, rewards, steps):
-    """Observations [T, H, W] in grey, or [T, H, W, C] in the colors of channels."""
-    pictures = channel_colors(obs) if obs.ndim == 4 else grey_levels(obs)
+    """Images of bytes; other observations [T, H, W] in grey, or [T, H, W, C] in colors."""
+    if obs.ndim == 3:
+        pictures = grey_levels(obs)
+    elif obs.dtype == np.uint8:
+        pictures = image_colors(obs)
+    else:
+        pictures = channel_colors(obs)
     figure, axes = new_figure()
     image = axes.imshow(pictures[0], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
