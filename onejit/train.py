@@ -99,7 +99,6 @@ class ResumeOptions:
 
     # more environment steps per agent than before, to extend the run
     total_timesteps: float | None = None
-    memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
     # use the run's copies of the script and of your modules although they were edited
     force: tyro.conf.FlagCreatePairsOff[bool] = False
     # execute code outside of the run directory that the run names
@@ -169,7 +168,6 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
         num_seeds=record["settings"]["num_seeds"],
         seed=record["settings"]["seed"],
         run_dir=run_dir,
-        memory=given.memory,
         **record["options"],
     )
     if given.total_timesteps is not None:

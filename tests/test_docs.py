@@ -471,6 +471,14 @@ def test_a_page_is_read_in_one_sitting(page):
     )
 
 
+@pytest.mark.slow
+def test_examples_of_the_contract_run():
+    page = (ROOT / "docs" / "contract.md").read_text()
+    examples = re.findall(r"(?s)```python\n(.*?)```", page)
+    assert len(examples) > 3
+    exec("\n".join(examples), {})
+
+
 # What pages say of environments
 
 
