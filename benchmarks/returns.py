@@ -23,6 +23,7 @@ returns.yaml lists the rows, with thresholds and published scores. returns_page.
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -69,18 +70,34 @@ def load(name: str):
     return script, flags
 
 
+def can_continue(name: str, command: list[str], run_dir: Path) -> bool:
+    """Whether `run_dir` has a checkpoint of this command, with the script and config of today."""
+    if not (run_dir / "checkpoints").exists():
+        return False
+    record = run_directory.read_record(run_dir)
+    script = ROOT / f"{name.partition('/')[0]}.py"
+    return (
+        record["command"].partition(" --run-dir")[0] == " ".join(command)
+        and record["sha256"] == hashlib.sha256(script.read_bytes()).hexdigest()
+        and not has_changed({"row": name, "settings": record["settings"]})
+    )
+
+
 def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
     """Run onejit train: its command, the seconds it took, its most memory in bytes.
 
-    Raises CalledProcessError.
-
-    A training that was killed goes on from its last checkpoint in `run_dir`.
+    A training that was killed goes on from its last checkpoint in `run_dir`. Raises
+    CalledProcessError, and ValueError if another process trains there.
     """
     command = ["onejit", "train", name.partition("/")[0], *flags]
     words = [*command[1:], "--run-dir", str(run_dir), "--checkpoint-interval", "300"]
-    resumes = (run_dir / "checkpoints").exists()
+    if run_directory.is_locked(run_dir):
+        raise ValueError(f"{name}: another process measures this row")
+    resumes = can_continue(name, command, run_dir)
     if resumes:
         words = ["train", "--resume", str(run_dir)]
+    else:
+        shutil.rmtree(run_dir, ignore_errors=True)
     begun = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "onejit", *words], cwd=ROOT, stdout=subprocess.DEVNULL
@@ -99,6 +116,11 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
         training["seconds"] = sum(run_directory.read_record(run_dir)["seconds"].values())
         training["processor_seconds"] = None
     return training
+
+
+def run_dir_of(name: str) -> Path:
+    """The run directory of a row that is being measured."""
+    return RUNNING / page.file_of(name).stem
 
 
 def settings_of(name: str) -> dict:
@@ -135,6 +157,8 @@ def faults() -> list[str]:
         name = row["row"]
         if row["seed"] < page.FIRST_SEED:
             result.append(f"{name}: was measured from seed {row['seed']}, not {page.FIRST_SEED}")
+        if row["seed"] != row["settings"]["seed"]:
+            result.append(f"{name}: was trained from seed {row['settings']['seed']}")
         if row["seed"] in page.tuning_of(row)["seeds"]:
             result.append(f"{name}: was tuned with seed {row['seed']}, from which it was measured")
         if row["seed"] in row["earlier_seeds"]:
@@ -172,9 +196,7 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
     flags = [*flags, "--num-seeds", str(num_seeds), "--seed", str(seed)]
     if "--eval-interval" not in flags:
         flags += ["--eval-episodes", "0"]
-    run_dir = RUNNING / page.file_of(name).stem
-    if not (run_dir / "checkpoints").exists():
-        shutil.rmtree(run_dir, ignore_errors=True)  # killed before there was a checkpoint
+    run_dir = run_dir_of(name)
     training = run_training(name, flags, run_dir)
     _, config, agents = run_directory.load_run(run_dir)
     episodes = DATA["rows"].get(name, {}).get("episodes", 100)
@@ -184,7 +206,6 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
     evaluations = {}
     if (run_dir / "evaluations.npz").exists():
         evaluations = dict(np.load(run_dir / "evaluations.npz"))
-    shutil.rmtree(run_dir)
 
     steps = config.num_updates * config.num_envs * config.num_steps
     steps += getattr(config, "warmup_timesteps", 0)
@@ -217,19 +238,25 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
         row["gymnasium_return"] = stored(play_in_gymnasium(script, config, agents, seed), lost)
     for key in ("started", "device", "versions", "commit", "settings"):
         row[key] = record[key]
-    if not code_has_changed():
+    if not code_has_changed(row["commit"].removesuffix("-dirty")):
         row["commit"] = row["commit"].removesuffix("-dirty")
     row["processor"] = processor()
     return row
 
 
-def code_has_changed() -> bool:
+def code_has_changed(commit: str) -> bool:
     """Whether scripts or configs differ from the commit, comments aside.
 
-    Other rows change only pages and the comments of configs.
+    Other rows change only pages and the comments of configs. Raises CalledProcessError.
     """
-    command = ["git", "diff", "HEAD", "--ignore-matching-lines=^#", "--", "*.py", "configs"]
-    return bool(subprocess.run(command, cwd=ROOT, capture_output=True).stdout)
+    code = ["--", "*.py", "configs"]
+    for command in (
+        ["git", "diff", commit, "--ignore-matching-lines=^#", *code],
+        ["git", "ls-files", "--others", "--exclude-standard", *code],
+    ):
+        if subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout:
+            return True
+    return False
 
 
 def stored(returns, lost) -> list:
@@ -363,18 +390,18 @@ def plan(name: str) -> dict:
     }
 
 
-def plan_missing(names: list[str]) -> None:
+def make_plans(names: list[str]) -> None:
     plans = page.read_plans()
     for name in names:
-        if name not in plans:
-            plans[name] = plan(name)
-            files.write(page.PLANS_FILE, json.dumps(plans, indent=1) + "\n")
+        plans[name] = plan(name)
+        files.write(page.PLANS_FILE, json.dumps(plans, indent=1) + "\n")
 
 
 def measure_and_keep(name: str, num_seeds: int, script_changed: bool = False) -> None:
     row = measure(name, num_seeds, *seeds_of(name, script_changed))
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()]
     files.write(page.file_of(name), "{\n" + ",\n".join(lines) + "\n}\n")
+    shutil.rmtree(run_dir_of(name))
     worst = page.values_of(row, "final_return").min()
     print(
         f"{name}: final return {page.show_interval(row, 'final_return')}, worst agent {worst:.4g},"
@@ -403,27 +430,31 @@ def main():
     parser.add_argument(
         "--check",
         action="store_true",
-        help="measure nothing; exit with 1 if a row was measured from a seed that tuning has seen",
+        help="measure nothing; exit with 1 if a row was measured from a seed that tuning has seen, "
+        "or if its config has changed since",
     )
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="what a GPU would take: plan the rows that are not planned yet",
+        help="what a GPU would take: plan ROWs again, by default those that are not planned yet",
     )
     options = parser.parse_args()
     if options.script_changed and not options.rows:
         parser.error("--script-changed: name the rows")
+    known = page.PLANNED if options.plan else ROWS
     for name in options.rows:
-        if name not in ROWS:
-            parser.error(f"{name}: is not a row{text.nearest(name, ROWS)}")
+        if name not in known:
+            parser.error(f"{name}: is not a row{text.nearest(name, known)}")
     if options.check:
         wrong = faults()
         print("\n".join(wrong) or "every row keeps the rules")
         sys.exit(1 if wrong else 0)
     if options.plan:
-        plan_missing(options.rows or list(page.PLANNED))
+        make_plans(options.rows or [name for name in page.PLANNED if name not in page.read_plans()])
     elif not options.render:
         for name in options.rows or page.not_measured():
+            if not options.rows and page.file_of(name).exists():
+                continue  # another process has measured it
             num_seeds = options.num_seeds or ROWS[name]
             measure_and_keep(name, num_seeds, options.script_changed)
     page.render()

@@ -705,13 +705,14 @@ def update_readme(text: str, rows: list[dict]) -> str:
         values = values_of(row, kind)
         numbers = f"{statistics.show_number(mean_of(values)[0])}, worst {values.min():.4g}"
         steps = f"{number(row['total_timesteps'])} steps"
-        place = rf"(\({config_of(row['row'])}\)(?:, {steps})?(?:, greedy)?: )\S+, worst \S+"
-        text = re.sub(place, lambda match, numbers=numbers: match[1] + numbers, text)
+        name = ", greedy" if kind == "greedy_return" else ""
+        place = rf"(\({config_of(row['row'])}\), {steps})(?:, greedy)?: \S+, worst \S+"
+        text = re.sub(place, rf"\1{name}: {numbers}", text)
     return text
 
 
-def cost(row: dict) -> str:
-    """What a row took, as the comment of its config says it.
+def cost(row: dict, total_timesteps: float) -> str:
+    """What a row took, as the comment of its config with `total_timesteps` says it.
 
     Empty if its memory is not known, or if its training was resumed: its process may have been
     paused.
@@ -719,11 +720,13 @@ def cost(row: dict) -> str:
     if "peak_memory" not in row or row["processor_seconds"] is None:
         return ""
     count, platform = row["device"].partition(",")[0].split(" x ")
-    seeds = len(row["final_return"])
+    seeds = f"{len(row['final_return'])} seeds"
+    if row["settings"]["total_timesteps"] != total_timesteps:
+        seeds += f" with {number(row['total_timesteps'])} steps"
     if platform != "cpu":  # peak_memory is the host's, not the GPU's
-        return f"# {seeds} seeds took {show_minutes(row['seconds'])} on {count} {platform}."
+        return f"# {seeds} took {show_minutes(row['seconds'])} on {count} {platform}."
     cores = f"{count} core{'s' if count != '1' else ''} ({row['processor']})"
-    return f"# {seeds} seeds took {show_cost(row['seconds'], row['peak_memory'])} on {cores}."
+    return f"# {seeds} took {show_cost(row['seconds'], row['peak_memory'])} on {cores}."
 
 
 def planned_cost(name: str, plans: dict) -> str:
@@ -749,7 +752,11 @@ def show_minutes(seconds: float) -> str:
 def update_config(text: str, costs: list[str]) -> str:
     """A config with these lines in its comment, before the row of its results if it names one."""
     lines = text.splitlines(keepends=True)
-    kept = [line for line in lines if not re.match(r"# (\d+ seeds took |Planned for )", line)]
+    kept = [
+        line
+        for line in lines
+        if not re.match(r"# (\d+ seeds (with \S+ steps )?took |Planned for )", line)
+    ]
     ends = [line.startswith("# Results") or not line.startswith("#") for line in kept]
     place = ends.index(True)
     kept[place:place] = [f"{line}\n" for line in costs if line]
@@ -758,13 +765,19 @@ def update_config(text: str, costs: list[str]) -> str:
 
 def update_configs(rows: list[dict], plans: dict) -> dict[Path, str]:
     """The files of configs with what their training takes, `{path: text}`."""
-    took = {row["row"]: cost(row) for row in rows}
+    measured = {row["row"]: row for row in rows}
     result = {}
     for name in [*ROWS, *plans]:
         path = ROOT / config_of(name)
         name = config_name(name)  # what more steps took is on the page
-        costs = [took.get(name, ""), planned_cost(name, plans)]
-        result[path] = update_config(path.read_text(), costs)
+        text = path.read_text()
+        costs = [planned_cost(name, plans)]
+        if name in measured:
+            row = measured[name]
+            by_default = row["settings"]["total_timesteps"]
+            total_timesteps = yaml.safe_load(text).get("total_timesteps", by_default)
+            costs.insert(0, cost(row, float(total_timesteps)))
+        result[path] = update_config(text, costs)
     return result
 
 

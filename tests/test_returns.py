@@ -1,5 +1,6 @@
 """What benchmarks/returns.py computes, and that the page of results is what was measured."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -30,6 +31,7 @@ def make_row(**more) -> dict:
     }
     few |= {"final_return": [490.0, 500.0], "greedy_return": [480.0, 500.0], "curve": curve}
     few |= {"device": "2 x cpu, 2 CPU cores", "processor": "A CPU"}
+    few |= {"settings": {"total_timesteps": 500_000}}
     return few | {"seconds": 60.0, "processor_seconds": 90.0} | more
 
 
@@ -348,11 +350,13 @@ def test_configs_say_what_their_training_took():
 def test_cost_of_a_row():
     row = make_row(seconds=7380.0, peak_memory=1.6 * 2**30)
     took = "# 2 seeds took 120 min and 1.6 GiB on 2 cores (A CPU)."
-    assert returns_page.cost(row) == took
+    assert returns_page.cost(row, 5e5) == took
     on_gpu = row | {"device": "1 x NVIDIA H200, 16 CPU cores"}  # peak_memory is the host's
-    assert returns_page.cost(on_gpu) == "# 2 seeds took 120 min on 1 NVIDIA H200."
-    assert returns_page.cost(make_row()) == ""
-    assert returns_page.cost(row | {"processor_seconds": None}) == ""  # it was resumed
+    assert returns_page.cost(on_gpu, 5e5) == "# 2 seeds took 120 min on 1 NVIDIA H200."
+    shorter = returns_page.cost(on_gpu, 1e7)  # the row has fewer steps than its config
+    assert shorter == "# 2 seeds with 5e5 steps took 120 min on 1 NVIDIA H200."
+    assert returns_page.cost(make_row(), 5e5) == ""
+    assert returns_page.cost(row | {"processor_seconds": None}, 5e5) == ""  # it was resumed
     plans = {"ppo/breakout": {"seconds": 61.0, "memory": 2**34}}
     planned = returns_page.planned_cost("ppo/breakout", plans)
     assert planned == (
@@ -362,6 +366,7 @@ def test_cost_of_a_row():
     once = returns_page.update_config(config, [took, planned])
     assert once == f"# What it is.\n{took}\n{planned}\n# Results: there.\nlr: 1\n"
     assert returns_page.update_config(once, [took, planned]) == once
+    assert returns_page.update_config(f"{shorter}\n{config}", [took, planned]) == once
     assert returns_page.update_config("# What.\nlr: 1\n", [took]) == f"# What.\n{took}\nlr: 1\n"
 
 
@@ -415,9 +420,50 @@ def test_comments_that_rows_write_do_not_change_the_code(
     for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "All"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.setattr(returns, "ROOT", tmp_path)
-    assert not returns.code_has_changed()
+    assert not returns.code_has_changed("HEAD")
     (tmp_path / file).write_text(text)
-    assert returns.code_has_changed() == changed
+    assert returns.code_has_changed("HEAD") == changed
+    for words in (["add", "."], [*who, "commit", "-qm", "More"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert returns.code_has_changed("HEAD~") == changed  # committed meanwhile
+    (tmp_path / "new.py").write_text("x = 3\n")
+    assert returns.code_has_changed("HEAD")  # nobody has committed it
+    with pytest.raises(subprocess.CalledProcessError):
+        returns.code_has_changed("no-such-commit")
+
+
+def test_the_readme_says_what_kind_of_return_it_quotes():
+    readme = "[C](configs/ppo/cartpole.yaml), 5e5 steps, greedy: 1.0, worst 0.5"
+    row = make_row(episodes_at_end=5.0)
+    after = "[C](configs/ppo/cartpole.yaml), 5e5 steps: 495, worst 490"
+    assert returns_page.update_readme(readme, [row]) == after
+    assert returns_page.update_readme(after, [row | {"episodes_at_end": 0.5}]) == (
+        "[C](configs/ppo/cartpole.yaml), 5e5 steps, greedy: 490, worst 480"
+    )
+    longer = row | {"row": "ppo/cartpole@1e7", "total_timesteps": 9_999_872}
+    assert returns_page.update_readme(after, [longer]) == after
+
+
+def test_only_the_same_training_continues(tmp_path):
+    """A checkpoint of another seed, script or config is not the row's."""
+    name = "ppo/catch"
+    command = ["onejit", "train", "ppo", "--config", "configs/ppo/catch.yaml", "--seed", "2000"]
+    record = {
+        "command": f"{' '.join(command)} --run-dir somewhere",
+        "sha256": hashlib.sha256((ROOT / "ppo.py").read_bytes()).hexdigest(),
+        "settings": {"script": "ppo", "num_seeds": 2, "seed": 2000, **returns.settings_of(name)},
+    }
+
+    def can_continue(**changes):
+        (tmp_path / "run.json").write_text(json.dumps(record | changes))
+        return returns.can_continue(name, command, tmp_path)
+
+    assert not can_continue()  # no checkpoint yet
+    (tmp_path / "checkpoints").mkdir()
+    assert can_continue()
+    assert not can_continue(command=record["command"].replace("2000", "3000"))
+    assert not can_continue(sha256="0")
+    assert not can_continue(settings=record["settings"] | {"lr": 7.0})
 
 
 def test_rows_have_configs():
@@ -425,9 +471,7 @@ def test_rows_have_configs():
     rows = set(data["rows"])
     for row in data["planned"]:
         assert (ROOT / returns_page.config_of(row)).exists(), row
-    # These may have no config yet.
-    coming = {row for row in rows if "/mujoco_" in row or row == "dqn/seaquest@5e6"}
-    assert rows - coming <= set(returns_page.ROWS) <= rows
+    assert set(returns_page.ROWS) == rows
     assert set(data["below"]) | set(data["notes"]) <= set(returns_page.ROWS)
     assert set(data["tuning"]) <= set(map(returns_page.config_name, rows))
 
@@ -444,7 +488,18 @@ def test_pairs_have_equal_steps_and_those_of_one_algorithm_equal_settings():
 def test_each_row_below_what_is_published_says_why():
     rows = [json.loads(path.read_text()) for path in MEASURED]
     below = {row["row"] for row in rows if returns_page.state(row) == "below"}
-    assert below <= set(returns_page.DATA["below"])
+    assert below == set(returns_page.DATA["below"])
+
+
+def test_remarks_quote_the_best_agent_as_it_was_measured():
+    best = r"The best of the (\d+) agents here has a greedy return of (-?[\d.]+)\."
+    quoted = 0
+    for name, remark in (returns_page.DATA["below"] | returns_page.DATA["notes"]).items():
+        for seeds, value in re.findall(best, " ".join(remark.split())):
+            greedy = json.loads(returns_page.file_of(name).read_text())["greedy_return"]
+            assert (seeds, value) == (str(len(greedy)), f"{max(greedy):.4g}"), name
+            quoted += 1
+    assert quoted >= 2
 
 
 def test_rows_were_measured_from_seeds_that_no_tuning_has_seen():
@@ -453,10 +508,11 @@ def test_rows_were_measured_from_seeds_that_no_tuning_has_seen():
 
 def write_row(folder, name="dqn/catch", **more) -> None:
     """A measured row with the settings of its config."""
-    row = {"row": name, "seed": 2000, "earlier_seeds": []}
-    row["settings"] = returns.settings_of(name) | {"num_seeds": 16}
+    row = {"row": name, "seed": 2000, "earlier_seeds": []} | more
+    own = returns.settings_of(name) | {"num_seeds": 16, "seed": row["seed"]}
+    row["settings"] = own | more.get("settings", {})
     path = folder / f"{name.replace('/', '_')}.json"
-    path.write_text(json.dumps(row | more))
+    path.write_text(json.dumps(row))
 
 
 @pytest.mark.parametrize(
@@ -467,6 +523,7 @@ def write_row(folder, name="dqn/catch", **more) -> None:
         ({"seed": 3000, "earlier_seeds": [2000]}, None),
         ({"earlier_seeds": [2000]}, "from seed 2000 with other settings"),
         ({"settings": {"lr": 7.0}}, "its config has changed"),
+        ({"settings": {"seed": 3000}}, "was trained from seed 3000"),
     ],
 )
 def test_rows_that_break_the_rules_are_refused(tmp_path, monkeypatch, more, words):
