@@ -564,7 +564,7 @@ def draw(rows: list[dict], path: Path) -> None:
     axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent", ylabel="return")
     if max(budgets) > 1.5 * min(budgets):  # 499,968 and 500,000 are one budget
         axes.set_xscale("log")
-    axes.margins(x=0)
+    axes.autoscale_view()  # later it is off
     axes.autoscale(False)
     name_curves(axes, ends)
     figure.savefig(path, dpi=100)
