@@ -381,7 +381,16 @@ def main() -> None:
         if not run_dir.exists():
             config = run_directory.read_config(alphazero, arguments.config)
             train(config, arguments.seed, arguments.num_seeds, run_dir, arguments.checkpoints)
+        check_finished(run_dir)
         measure(run_dir, arguments)
+
+
+def check_finished(run_dir: Path) -> None:
+    """Raise ValueError if a training was interrupted: what it has kept is of fewer updates."""
+    config = run_directory.read_config(alphazero, run_dir / "config.yaml")
+    done = run_directory.load_metrics(run_dir)["episodes"].shape[1]
+    if done < config.num_updates:
+        raise ValueError(f"{run_dir}: has {done} of {config.num_updates} updates; delete it")
 
 
 def measure(run_dir: Path, arguments) -> None:

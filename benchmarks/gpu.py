@@ -46,12 +46,12 @@ import returns_page as page
 from returns import load
 from speed import ROWS, compile_for
 
-from onejit import memory, plan, run_directory, statistics
+from onejit import files, memory, plan, run_directory, statistics
 from onejit.plan import program
 
 SPEED = {  # row of benchmarks/speed.py: seeds, and environment steps of an agent
     "ppo": {1: 51_200, 64: 51_200, 256: 25_600, 2048: 10_240},
-    "dqn": {1: 30_000, 64: 30_000, 256: 20_000, 2048: 12_000},
+    "dqn": {1: 60_000, 64: 60_000, 256: 60_000, 2048: 30_000},  # 10,000 are warm-up
     "ppo_rnn": {1: 20_480, 64: 20_480, 256: 10_240, 2048: 5_120},
     "ppo_continuous": {1: 204_800, 64: 81_920, 256: 40_960},
 }
@@ -93,7 +93,7 @@ def returns(options) -> dict:
         words = ["train", "ppo", *flags, "--num-seeds", seeds, "--seed", page.FIRST_SEED]
         run_onejit(*words, "--run-dir", run_dir)
         here = statistics.final_return(run_directory.load_metrics(run_dir))
-    rows = [row for row in page.read_measured() if row["row"] == name]
+    rows = [row for row in page.read_rows(page.MEASURED) if row["row"] == name]
     of_cpu = [row["final_return"] for row in rows]
     return {"row": name, "here": here.tolist(), "on a CPU": of_cpu[0] if of_cpu else None}
 
@@ -123,7 +123,7 @@ def speed_of(name: str, seeds: int, steps: int, options) -> dict:
             compiled, compilation = compile_for(train, keys)
             seconds = time_of(compiled, keys)
         except Exception as error:  # such as too little memory
-            row[f"{contestant} failed"] = str(error).splitlines()[0]
+            row[f"{contestant} failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
         row[f"{contestant} seconds"] = seconds
         row[f"{contestant} compilation"] = compilation
@@ -307,8 +307,8 @@ def main():
             except Exception as error:  # the other parts are worth having
                 result[name] = {"failed": f"{type(error).__name__}: {error}"}
         result["seconds"] = time.perf_counter() - begun
-        (options.out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
-        (options.out / "gpu.md").write_text(table(result))
+        files.write(options.out / "gpu.json", json.dumps(result, indent=1) + "\n")
+        files.write(options.out / "gpu.md", table(result))
         print(f"{name}: {result[name]}", flush=True)
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import q_learning_gridworld as script
-from onejit import run_directory
+from onejit import files, run_directory
 
 SEED = 2000
 NUM_AGENTS = 32
@@ -74,7 +74,7 @@ def main():
         "configs": configs,
     }
     out = ROOT / "benchmarks" / "results" / "paths.json"
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    files.write(out, json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ An argument is a config. Both sweeps draw the same 64 trials from wide ranges an
 the same 4 seeds. The winner of each sweep is then trained with 16 other seeds. The table has the
 environment steps without warm-up, the seconds of compiling and of training, and the final return
 of the winner with its 95 % interval by Student's t. The results are in
-benchmarks/results/halving.json, and the runs in runs/halving/. A row that is there is not trained
-again, and what was stopped is resumed.
+benchmarks/results/halving.json, and the runs in runs/halving/. A row of the same command is not
+trained again, and what was stopped is resumed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from onejit import statistics
+from onejit import files, statistics
 
 RESULTS = ROOT / "benchmarks" / "results" / "halving.json"
 PAGE = ROOT / "docs" / "halving.md"
@@ -52,35 +52,45 @@ FRESH = 2000  # base seed of the winners' second training; the sweeps have base 
 
 
 def run(words: list[str], run_dir: Path) -> dict:
-    """Run a command of onejit to its end, unless it has finished. Returns its record."""
-    record = run_dir / "run.json"
-    if record.is_file():
-        words = [words[0], "--resume", str(run_dir)]
-        if "finished" in json.loads(record.read_text()):
-            return json.loads(record.read_text())
-    else:
-        words = [*words, "--run-dir", str(run_dir)]
-    command = [sys.executable, "-m", "onejit", *words]
-    subprocess.run(command, check=True, cwd=ROOT)
-    return json.loads(record.read_text())
+    """Run a command of onejit to its end, unless it has finished. Returns its record.
+
+    Raises ValueError if the run was begun by another command.
+    """
+    file = run_dir / "run.json"
+    command = ["onejit", *words, "--run-dir", str(run_dir)]
+    if file.is_file():
+        record = json.loads(file.read_text())
+        if record["command"] != " ".join(command):
+            raise ValueError(f"{run_dir} is of another command, {record['command']}: delete it")
+        if "finished" in record:
+            return record
+        command = ["onejit", words[0], "--resume", str(run_dir)]
+    subprocess.run([sys.executable, "-m", *command], check=True, cwd=ROOT)
+    return json.loads(file.read_text())
 
 
-def measure(task: str, name: str, args) -> dict:
-    """A row: the sweep, `full`, `halving` or `halving, N rungs`, and its winner."""
-    script = task.split("/")[0]
+def words_of(task: str, name: str, args) -> list[str]:
+    """The command of onejit for a sweep: `full`, `halving` or `halving, N rungs`."""
     config = ["--config", f"configs/{task}.yaml"]
     if args.timesteps:
         config.append(f"--total-timesteps={args.timesteps}")
+    script = task.split("/")[0]
     words = ["sweep", script, *config, *TASKS[task], f"--samples={args.samples}"]
     if name != "full":
         words += ["--halving", str(args.eta)]
     if args.rungs:
         words += ["--rungs", str(args.rungs)]
+    return words
+
+
+def measure(task: str, name: str, args) -> dict:
+    """A row: the sweep and its winner."""
+    words = words_of(task, name, args)
     folder = args.folder / re.sub("[/, ]+", "-", f"{task}-{name}")
     record = run(words, folder)
     seeds = ["--num-seeds=16", f"--seed={FRESH}", "--eval-episodes=0"]
     again = run(
-        ["train", script, "--config", str(folder / "best.yaml"), *seeds],
+        ["train", words[1], "--config", str(folder / "best.yaml"), *seeds],
         folder.with_name(f"{folder.name}-winner"),
     )
     final = again["final return"]
@@ -138,9 +148,14 @@ def main():
     parser.add_argument(
         "--rungs", type=int, help="number of rungs; by default as many as the trials allow"
     )
-    parser.add_argument("--timesteps", type=int, help="of an agent, instead of the config's")
+    parser.add_argument("--timesteps", type=int, help="steps of an agent, instead of the config's")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "halving")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the page has only its own")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        help="file of results; only the default one is shown on the page",
+    )
     parser.add_argument("--render", action="store_true", help="only write the page")
     args = parser.parse_args()
     unknown = set(args.tasks) - set(TASKS)
@@ -152,9 +167,10 @@ def main():
     for task in args.tasks:
         rows = results.setdefault(task, {})
         for name in names:
-            if name not in rows:
+            command = " ".join(["onejit", *words_of(task, name, args)])
+            if rows.get(name, {}).get("command") != command:
                 rows[name] = measure(task, name, args)
-                args.results.write_text(json.dumps(results, indent=1) + "\n")
+                files.write(args.results, json.dumps(results, indent=1) + "\n")
     table = make_table(results)
     print(table)
     if args.results == RESULTS and results:

@@ -7,9 +7,9 @@ there. A contestant that runs as a process or in a loop in Python is a Timed: a 
 seeds' keys that returns the seconds it took.
 
 Peers run from their own files. What newer packages took from them is put back: gymnax's five-value
-step, `jax.tree_map`, and W&B and hydra, which they only import. Flax's orthogonal initialization,
-which can hang under `vmap` on CPUs (docs/hangs.md), is replaced by the scripts' own. PureJaxRL's
-dqn.py gives each seed the same key by mistake: here each has its own.
+step, `jax.tree_map`, and W&B and hydra. JaxMARL's log for W&B is left out. Flax's orthogonal
+initialization, which can hang under `vmap` on CPUs (docs/hangs.md), is replaced by the scripts'
+own. PureJaxRL's dqn.py gives each seed the same key by mistake: here each has its own.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ import time
 import types
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import flax.linen as nn
 import gymnax
@@ -474,7 +475,17 @@ def mappo(options, steps):
         TOTAL_TIMESTEPS=steps,
         ACTIVATION="tanh",
     )
-    return ours, module.make_train(config)
+    return ours, without_logging(module.make_train(config))
+
+
+def without_logging(train):
+    """JaxMARL's training without its call to the host for W&B in every update."""
+
+    def run(key):
+        with mock.patch.object(jax.experimental, "io_callback", lambda *args, **kwargs: None):
+            return train(key)
+
+    return run
 
 
 GAMES = 64

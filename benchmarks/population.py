@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from halving import GAMMA, LR, OF_PPO, run, write_page
 from returns import greedy_returns
 
-from onejit import run_directory, statistics
+from onejit import files, run_directory, statistics
 
 RESULTS = ROOT / "benchmarks" / "results" / "population.json"
 PAGE = ROOT / "docs" / "population.md"
@@ -86,8 +86,7 @@ def summary(values: np.ndarray, all_agents: np.ndarray, record: dict, steps: int
     }
 
 
-def measure_tuned(sweep: list[str], folder: Path, sizes) -> dict:
-    script, config = sweep
+def measure_tuned(script: str, config: list[str], folder: Path, sizes) -> dict:
     seeds = sizes.populations * sizes.agents
     words = [f"--num-seeds={seeds}", f"--seed={FIRST_SEED}", "--eval-episodes=0"]
     record = run(["train", script, *config, *words], folder / "tuned")
@@ -95,8 +94,8 @@ def measure_tuned(sweep: list[str], folder: Path, sizes) -> dict:
     return {"tuned": summary(greedy, greedy, record, record["steps_done"])}
 
 
-def measure_random(sweep: list[str], ranges: list[str], folder: Path, sizes) -> dict:
-    script, config = sweep
+def measure_random(script: str, config: list[str], ranges, folder: Path, sizes) -> dict:
+    """The row of independent searches. Its command is the first one's."""
     winners = []
     records = []
     for search in range(sizes.populations):
@@ -114,8 +113,7 @@ def measure_random(sweep: list[str], ranges: list[str], folder: Path, sizes) -> 
     return {"random": summary(winners, winners, records[0] | total, steps)}
 
 
-def measure_pbt(name, sweep, ranges, interval, folder: Path, sizes) -> dict:
-    script, config = sweep
+def measure_pbt(name: str, script: str, config, ranges, interval, folder: Path, sizes) -> dict:
     words = ["--pbt", f"--samples={sizes.agents}", f"--num-seeds={sizes.populations}"]
     words += [f"--exploit-interval={interval}", f"--seed={FIRST_SEED}"]
     if name == "keep_replay":
@@ -139,12 +137,13 @@ def measure(task: str, name: str, sizes) -> dict:
     config = ["--config", str((ROOT / "configs" / f"{task}.yaml").relative_to(ROOT))]
     if sizes.timesteps:
         config.append(f"--total-timesteps={sizes.timesteps}")
-    sweep = (task.split("/")[0], config)
+    script = task.split("/")[0]
+    interval = sizes.interval or interval
     if name == "tuned":
-        return measure_tuned(sweep, folder, sizes)
+        return measure_tuned(script, config, folder, sizes)
     if name == "random":
-        return measure_random(sweep, ranges, folder, sizes)
-    return measure_pbt(name, sweep, ranges, sizes.interval or interval, folder, sizes)
+        return measure_random(script, config, ranges, folder, sizes)
+    return measure_pbt(name, script, config, ranges, interval, folder, sizes)
 
 
 # --- the table ---
@@ -173,12 +172,17 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tasks", nargs="*", metavar="CONFIG", help=", ".join(TASKS))
-    parser.add_argument("--agents", type=int, default=32, help="of a population")
-    parser.add_argument("--populations", type=int, default=5)
-    parser.add_argument("--timesteps", type=int, help="of an agent, instead of the config's")
+    parser.add_argument("--agents", type=int, default=32, help="agents of a population")
+    parser.add_argument("--populations", type=int, default=5, help="number of populations")
+    parser.add_argument("--timesteps", type=int, help="steps of an agent, not the config's")
     parser.add_argument("--interval", type=int, help="updates between exchanges")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "population")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the page has only its own")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        help="file of results; only the default one is shown on the page",
+    )
     parser.add_argument("--render", action="store_true", help="only write the page")
     args = parser.parse_args()
     unknown = set(args.tasks) - set(TASKS)
@@ -194,7 +198,7 @@ def main():
         for name in names:
             if name not in rows:
                 rows |= measure(task, name, args)
-                args.results.write_text(json.dumps(results, indent=1) + "\n")
+                files.write(args.results, json.dumps(results, indent=1) + "\n")
     table = make_table(results)
     print(table)
     if args.results == RESULTS and results:

@@ -22,10 +22,12 @@ import jax
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from origin import origin
 
 import rainbow
-from onejit import run_directory, statistics
+from onejit import files, run_directory, statistics
 
 KEPT = ROOT / "benchmarks" / "results" / "parts.json"
 OFF = {
@@ -82,9 +84,8 @@ def main():
                 kept[key] = {
                     "final_return": returns.tolist(),
                     "seconds": round(time.perf_counter() - begun),
-                    "jax": jax.__version__,
-                }
-                KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+                } | origin()
+                files.write(KEPT, json.dumps(kept, indent=1) + "\n")
             returns = np.array(kept[key]["final_return"])
             mean = statistics.show(*statistics.mean_interval(returns))
             print(f"{task} | {name} | {mean} | {returns.min():.4g}")

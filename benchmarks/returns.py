@@ -26,7 +26,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -45,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import returns_page as page
+from origin import processor
 from returns_page import DATA, ROWS
 
 from onejit import configs, evaluation, files, run_directory, scripts, statistics, text
@@ -279,16 +279,6 @@ def environment_of(name: str, config) -> str:
     if getattr(config, "observe", ()):
         parts.append(f"entries {', '.join(map(str, config.observe))} observed")
     return ", ".join(parts)
-
-
-def processor() -> str:
-    """The model of the CPU, if the system tells it."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def episodes_at_end(config, metrics) -> float:

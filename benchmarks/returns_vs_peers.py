@@ -62,8 +62,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import peers
+from origin import origin
 
-from onejit import run_directory, statistics
+from onejit import files, run_directory, statistics
 
 EPISODES = 64
 
@@ -390,8 +391,16 @@ def task_of(name: str) -> dict:
 
 
 def measure(name: str, contestants: dict, num_seeds: int, results: dict, file: Path) -> None:
-    """Train the seeds that are not in `results`, and keep them in the file."""
+    """Train the seeds that are not in `results`, and keep them in the file.
+
+    Raises ValueError if the file has seeds of another machine or version of JAX.
+    """
     row = results.setdefault(name, task_of(name))
+    now = origin()
+    before = row.setdefault("origin", now)
+    for key in ("machine", "jax"):
+        if before[key] != now[key]:
+            raise ValueError(f"{file}: {name} is of {before[key]}, and this is {now[key]}")
     for seed in range(num_seeds):
         for contestant, run in contestants.items():
             if seed < len(row.get("returns", {}).get(contestant, [])):
@@ -400,7 +409,7 @@ def measure(name: str, contestants: dict, num_seeds: int, results: dict, file: P
             for kind, value in reached.items():
                 of_kind = row.setdefault("returns" if kind == "return" else kind, {})
                 of_kind.setdefault(contestant, []).append(value)
-            file.write_text(json.dumps(results, indent=1) + "\n")
+            files.write(file, json.dumps(results, indent=1) + "\n")
             print(f"{name}, {contestant}, seed {seed}: {reached}", flush=True)
 
 
@@ -419,9 +428,11 @@ def main():
         "rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; by default all"
     )
     peers.add_flags(parser)
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=8, help="number of seeds of each contestant")
     parser.add_argument("--peer-only", action="store_true", help="do not train the script")
-    parser.add_argument("--out", type=Path, default=Path("returns_vs_peers.json"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("returns_vs_peers.json"), help="file of results"
+    )
     options = parser.parse_args()
     peers.check_flags(parser, options)
     unknown = set(options.rows) - set(ROWS)

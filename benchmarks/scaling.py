@@ -4,8 +4,9 @@
     python benchmarks/scaling.py envs --script ppo --sizes 4 16 64 256
     python benchmarks/scaling.py devices --script ppo --sizes 1 2     # on a CPU, a device is a core
 
-Steps per second are over all seeds, of the last two thirds of the run, compilation left out. Memory
-is XLA's figure for one device. A size trains for about `--seconds`.
+Steps per second are over all seeds, compilation left out: a training grows until it takes at least
+half of `--seconds`, and one of twice as many updates is timed. Memory is XLA's figure for one
+device.
 """
 
 import argparse
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 
 def measure(script_name: str, seeds: int, fields: dict, seconds: float) -> dict:
-    """Train in this process for about `seconds`, then as long again twice, timed."""
+    """Time twice as many updates as take at least half of `seconds`, in this process."""
     import jax
     import versions
 
@@ -99,7 +100,7 @@ def main():
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters"
     )
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=3.0, help="about the time of a size")
     # A size in a process of its own.
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

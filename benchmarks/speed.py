@@ -16,9 +16,10 @@
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn
 against PureJaxQL; sac and td3 against rejax; mappo against JaxMARL; alphazero against Pgx's
 example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx and
-crossq_sbx against sbx; envpool_steps against a plain loop over EnvPool; gridworld against a plain
-port. If a peer is missing, its rows are skipped with a message. benchmarks/peers.py has the
-hyperparameters and says what is put back in the peers' files for newer packages.
+crossq_sbx against sbx; envpool_steps and envpool_steps_8 against a plain loop over EnvPool;
+gridworld against a plain port. If a peer is missing, its rows are skipped with a message.
+benchmarks/peers.py has the hyperparameters and says what is put back in the peers' files for newer
+packages.
 
 The contestants are `jit(vmap(train))` of both on one device, as a peer's own README runs its seeds
 (a single seed without `vmap`). With several seeds and several devices (each CPU core is one), the
@@ -48,9 +49,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import peers
+from origin import machine, origin
+
+from onejit import files
 
 
 class Row(NamedTuple):
@@ -75,7 +80,7 @@ ROWS = {
     "ppo_continuous": Row(peers.ppo_continuous, (1, 4), (64,), 81_920, 20_480, "PureJaxRL, hopper"),
     "ppo_ant": Row(peers.ppo_ant, (), (64,), 81_920, 20_480),
     "ppo_rnn": Row(peers.ppo_rnn, (1, 8), (256,), 65_536, 512, "PureJaxRL, CartPole"),
-    "dqn": Row(peers.dqn, (1, 8), (256,), 200_000, 10, "PureJaxRL, CartPole"),
+    "dqn": Row(peers.dqn, (1, 8), (256,), 400_000, 10, "PureJaxRL, CartPole"),
     "pqn": Row(peers.pqn, (1, 8), (256,), 262_144, 2048, "PureJaxQL, CartPole"),
     "sac": Row(peers.sac, (1, 8), (64,), 65_536, 2, "rejax, Pendulum"),
     "td3": Row(peers.td3, (1, 8), (64,), 65_536, 2, "rejax, Pendulum"),
@@ -159,12 +164,13 @@ def measure(name: str, seeds: int, options) -> dict | None:
         "devices": num_devices,
         "repeats": options.repeats,
     }
+    peer_of = {"bare": "peer", "spread": "peer spread"}  # on equal devices
     for contestant, (_, compilation) in contestants.items():
         of_it = seconds[contestant][1:]  # the first warms up
         result[f"{contestant} steps/s"] = seeds * steps / float(np.median(of_it))
         result[f"{contestant} compilation"] = compilation
-        if contestant in ("bare", "spread"):
-            of_peer = seconds["peer" if contestant == "bare" else "peer spread"][1:]
+        if contestant in peer_of:
+            of_peer = seconds[peer_of[contestant]][1:]
             ratios = sorted(a / b for a, b in zip(of_peer, of_it, strict=True))
             result[f"{contestant} ratio"] = [float(np.median(ratios)), ratios[0], ratios[-1]]
     return result
@@ -220,15 +226,16 @@ def draw_ratios(axes, rows: list[dict]) -> None:
     }
     labels = []
     for place, row in enumerate(rows):
-        for contestant, (label, color, marker) in contestants.items():
-            if f"{contestant} ratio" not in row:
-                continue
+        drawn = [contestant for contestant in contestants if f"{contestant} ratio" in row]
+        for contestant in drawn:
+            label, color, marker = contestants[contestant]
             middle, least, largest = row[f"{contestant} ratio"]
             error = [[middle - least], [largest - middle]]
             axes.errorbar(
                 middle, -place, xerr=error, fmt=marker, color=color, label=label, markersize=5
             )
-        # The number of all devices if there are several seeds, otherwise of the one.
+        # the number of all devices if there are several seeds, otherwise of the one
+        middle, _, largest = row[f"{drawn[-1]} ratio"]
         shown = f"{middle:.2f}" if middle < 10 else f"{middle:.0f}"
         axes.annotate(shown, (largest, -place), (6, -3), textcoords="offset points", fontsize=9)
         script = row["row"].partition("_torch")[0]
@@ -251,8 +258,10 @@ def draw_ratios(axes, rows: list[dict]) -> None:
 
 def draw_throughput(axes, rows: list[dict]) -> None:
     labels = []
-    for index, name in enumerate(dict.fromkeys(row["row"] for row in rows)):
-        of_it = [row for row in rows if row["row"] == name]
+    # speeds of different machines are not joined
+    lines = list(dict.fromkeys((row["row"], row["machine"]) for row in rows))
+    for index, (name, of_machine) in enumerate(lines):
+        of_it = [row for row in rows if (row["row"], row["machine"]) == (name, of_machine)]
         if len(of_it) == 1:
             continue
         color = f"C{index}"
@@ -294,12 +303,19 @@ def main():
         "rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; by default all"
     )
     peers.add_flags(parser)
-    parser.add_argument("--seeds", type=int, nargs="+", help="by default some for this device")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        help="numbers of seeds; by default those of each row for this kind of device",
+    )
     parser.add_argument(
         "--repeats", type=int, default=5, help="trainings of each, after an uncounted first one"
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="of the steps in one training")
-    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor for the steps of a training"
+    )
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder of speed.json")
     options = parser.parse_args()
     peers.check_flags(parser, options)
     unknown = set(options.rows) - set(ROWS)
@@ -307,10 +323,8 @@ def main():
         parser.error(f"no such row: {', '.join(unknown)}; known are {', '.join(ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "speed.json"
-    device = jax.devices()[0]
-    on_cpu = device.platform == "cpu"
-    machine = f"{os.cpu_count()} cores" if on_cpu else device.device_kind
-    print(f"{machine}, jax {jax.__version__}, medians of {options.repeats}", flush=True)
+    on_cpu = jax.devices()[0].platform == "cpu"
+    print(f"{machine()}, jax {jax.__version__}, medians of {options.repeats}", flush=True)
     rows = json.loads(file.read_text()) if file.exists() else []
     for name in options.rows or ROWS:
         of_device = ROWS[name].seeds if on_cpu else ROWS[name].gpu_seeds
@@ -321,10 +335,10 @@ def main():
                 break
             print(markdown([row]).splitlines()[-1], flush=True)
             rows = [other for other in rows if (other["row"], other["seeds"]) != (name, seeds)]
-            rows.append(row | {"device": machine, "jax": jax.__version__})
+            rows.append(row | {"scale": options.scale, "cores": os.cpu_count()} | origin())
             rows.sort(key=lambda row: (list(ROWS).index(row["row"]), row["seeds"]))
-            file.write_text(json.dumps(rows, indent=1))
-            (options.out / "speed.md").write_text(markdown(rows))
+            files.write(file, json.dumps(rows, indent=1) + "\n")
+            files.write(options.out / "speed.md", markdown(rows))
             draw(rows, options.out / "speed.png")
 
 

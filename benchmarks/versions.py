@@ -7,7 +7,7 @@
     python benchmarks/versions.py old/ppo.py ppo.py --processes
 
 Both versions get the same flags, and those of --config FILE, which flags override. A field that one
-version calls otherwise (RENAMED) is translated, a field that it lacks is left out with a message.
+version lacks is left out with a message.
 --old-flags and --new-flags are for one version alone and override all others. They may hold
 --config FILE too.
 
@@ -42,8 +42,6 @@ import jax
 import tyro
 import yaml
 
-RENAMED: list[tuple[str, ...]] = []  # the names that one field has had in different versions
-
 
 def load(path: Path, name: str):
     """A script as a module, whatever its file is called."""
@@ -77,23 +75,13 @@ def read_flags(words: list[str]) -> dict[str, list[str]]:
     return in_file | given
 
 
-def own_name(name: str, fields) -> str | None:
-    """What the version that has these fields calls the field `name`, None if it has none."""
-    for names in [(name,), *RENAMED]:
-        if name in names:
-            for candidate in names:
-                if candidate in fields:
-                    return candidate
-    return None
-
-
-def translate(flags: dict[str, list[str]], config_class) -> tuple[dict[str, list[str]], list[str]]:
-    """The flags with the names of this version, and the names that it lacks."""
+def split_flags(flags: dict[str, list[str]], config_class) -> tuple[dict, list[str]]:
+    """The flags that this version has, {field: words}, and the names that it lacks."""
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     known = {}
     lacking = []
     for name, values in flags.items():
-        field = fields.get(own_name(name, fields))
+        field = fields.get(name)
         if field is None:
             lacking.append(name)
             continue
@@ -113,8 +101,8 @@ def own_flags(config_classes: dict, shared: list[str], own: dict[str, list[str]]
     words = {}
     lacking_in = {}
     for version, config_class in config_classes.items():
-        flags, lacking_in[version] = translate(read_flags(shared), config_class)
-        more, lacking = translate(read_flags(own[version]), config_class)
+        flags, lacking_in[version] = split_flags(read_flags(shared), config_class)
+        more, lacking = split_flags(read_flags(own[version]), config_class)
         if lacking:
             raise SystemExit(f"--{version}-flags: {config_class.__module__} has no {lacking[0]}")
         words[version] = as_words(flags | more)

@@ -1,0 +1,40 @@
+"""Where a measurement comes from."""
+
+import platform
+import subprocess
+from pathlib import Path
+
+import jax
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def processor() -> str:
+    """The model of the CPU, if the system tells it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def commit() -> str:
+    """The commit of the repository, with -dirty if files have changed since, or an empty string."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def machine() -> str:
+    """The accelerator, or the model of the CPU."""
+    device = jax.devices()[0]
+    return processor() if device.platform == "cpu" else device.device_kind
+
+
+def origin() -> dict:
+    """What is kept with a measurement: machine, commit and version of JAX."""
+    return {
+        "machine": machine(),
+        "commit": commit(),
+        "jax": jax.__version__,
+    }
