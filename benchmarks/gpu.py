@@ -93,7 +93,7 @@ def returns(options) -> dict:
         words = ["train", "ppo", *flags, "--num-seeds", seeds, "--seed", page.FIRST_SEED]
         run_onejit(*words, "--run-dir", run_dir)
         here = statistics.final_return(run_directory.load_metrics(run_dir))
-    rows = [row for row in page.read_rows(page.MEASURED) if row["row"] == name]
+    rows = [row for row in page.read_rows() if row["row"] == name]
     of_cpu = [row["final_return"] for row in rows]
     return {"row": name, "here": here.tolist(), "on a CPU": of_cpu[0] if of_cpu else None}
 

@@ -16,6 +16,7 @@ trained again, and what was stopped is resumed.
 import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,7 @@ def run(words: list[str], run_dir: Path) -> dict:
     command = ["onejit", *words, "--run-dir", str(run_dir)]
     if file.is_file():
         record = json.loads(file.read_text())
-        if record["command"] != " ".join(command):
+        if record["command"] != shlex.join(command):
             raise ValueError(f"{run_dir} is of another command, {record['command']}: delete it")
         if "finished" in record:
             return record
@@ -161,6 +162,9 @@ def main():
     unknown = set(args.tasks) - set(TASKS)
     if unknown:
         parser.error(f"{unknown.pop()} is none of {', '.join(TASKS)}")
+    for name in ("samples", "eta", "timesteps"):
+        if args.results == RESULTS and getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name}: needs --results, the page shows trainings with the default")
 
     results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     names = [f"halving, {args.rungs} rungs"] if args.rungs else ["full", "halving"]

@@ -1,12 +1,11 @@
 """Where a measurement comes from."""
 
 import platform
-import subprocess
 from pathlib import Path
 
 import jax
 
-ROOT = Path(__file__).resolve().parent.parent
+from onejit.scripts import git
 
 
 def processor() -> str:
@@ -21,14 +20,16 @@ def processor() -> str:
 
 def commit() -> str:
     """The commit of the repository, with -dirty if files have changed since, or an empty string."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    words = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return git(Path(__file__).resolve(), *words).strip()
 
 
 def machine() -> str:
     """The accelerator, or the model of the CPU."""
     device = jax.devices()[0]
-    return processor() if device.platform == "cpu" else device.device_kind
+    if device.platform != "cpu":
+        return device.device_kind
+    return processor().replace("(R)", "").replace("Processor", "").strip()
 
 
 def origin() -> dict:

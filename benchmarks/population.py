@@ -188,6 +188,9 @@ def main():
     unknown = set(args.tasks) - set(TASKS)
     if unknown:
         parser.error(f"{unknown.pop()} is none of {', '.join(TASKS)}")
+    for name in ("agents", "populations", "timesteps", "interval"):
+        if args.results == RESULTS and getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name}: needs --results, the page shows trainings with the default")
 
     results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     for task in args.tasks:

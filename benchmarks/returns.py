@@ -16,7 +16,7 @@ Rows are measured from base seeds that no tuning has seen. The first is 2000; co
 seeds below 1000, and returns.yaml records with which. If a config changed after it was measured,
 what was seen of its row may have led to the change, and the row moves to the next base seed, 1000
 further. If the script changed, --script-changed moves the rows that are named.
-benchmarks/results/seed_100 has the rows of version 0.2, which were measured from seed 100.
+benchmarks/results/seed_100 keeps the rows of version 0.2, which docs/results.md does not show.
 
 returns.yaml lists the rows, with thresholds and published scores. returns_page.py writes the page.
 """
@@ -26,6 +26,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported
 
+import filelock
 import gymnasium
 import jax
 import numpy as np
@@ -71,13 +73,11 @@ def load(name: str):
 
 
 def can_continue(name: str, command: list[str], run_dir: Path) -> bool:
-    """Whether `run_dir` has a checkpoint of this command, with the script and config of today."""
-    if not (run_dir / "checkpoints").exists():
-        return False
+    """Whether the run in `run_dir` is of this command, with the script and config of today."""
     record = run_directory.read_record(run_dir)
     script = ROOT / f"{name.partition('/')[0]}.py"
     return (
-        record["command"].partition(" --run-dir")[0] == " ".join(command)
+        record["command"].partition(" --run-dir")[0] == shlex.join(command)
         and record["sha256"] == hashlib.sha256(script.read_bytes()).hexdigest()
         and not has_changed({"row": name, "settings": record["settings"]})
     )
@@ -87,17 +87,17 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
     """Run onejit train: its command, the seconds it took, its most memory in bytes.
 
     A training that was killed goes on from its last checkpoint in `run_dir`. Raises
-    CalledProcessError, and ValueError if another process trains there.
+    CalledProcessError, and ValueError if the checkpoint is of another training.
     """
     command = ["onejit", "train", name.partition("/")[0], *flags]
     words = [*command[1:], "--run-dir", str(run_dir), "--checkpoint-interval", "300"]
-    if run_directory.is_locked(run_dir):
-        raise ValueError(f"{name}: another process measures this row")
-    resumes = can_continue(name, command, run_dir)
+    resumes = (run_dir / "checkpoints").exists()
     if resumes:
+        if not can_continue(name, command, run_dir):
+            raise ValueError(f"{run_dir}: is of another command, script or config; delete it")
         words = ["train", "--resume", str(run_dir)]
     else:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        shutil.rmtree(run_dir, ignore_errors=True)  # killed before there was a checkpoint
     begun = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "onejit", *words], cwd=ROOT, stdout=subprocess.DEVNULL
@@ -107,7 +107,7 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, process.args)
     training = {
-        "command": " ".join(command),
+        "command": shlex.join(command),
         "seconds": time.perf_counter() - begun,
         "processor_seconds": usage.ru_utime + usage.ru_stime,
         "peak_memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
@@ -153,7 +153,7 @@ def seeds_of(name: str, script_changed: bool = False) -> tuple[int, list[int]]:
 def faults() -> list[str]:
     """What is wrong with the measured rows, in a sentence each."""
     result = []
-    for row in page.read_rows(page.MEASURED):
+    for row in page.read_rows():
         name = row["row"]
         if row["seed"] < page.FIRST_SEED:
             result.append(f"{name}: was measured from seed {row['seed']}, not {page.FIRST_SEED}")
@@ -238,8 +238,8 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
         row["gymnasium_return"] = stored(play_in_gymnasium(script, config, agents, seed), lost)
     for key in ("started", "device", "versions", "commit", "settings"):
         row[key] = record[key]
-    if not code_has_changed(row["commit"].removesuffix("-dirty")):
-        row["commit"] = row["commit"].removesuffix("-dirty")
+    commit = row["commit"].removesuffix("-dirty")
+    row["commit"] = f"{commit}-dirty" if code_has_changed(commit) else commit
     row["processor"] = processor()
     return row
 
@@ -247,14 +247,15 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
 def code_has_changed(commit: str) -> bool:
     """Whether scripts or configs differ from the commit, comments aside.
 
-    Other rows change only pages and the comments of configs. Raises CalledProcessError.
+    Other rows change only pages and the comments of configs. If git does not know, they do.
     """
     code = ["--", "*.py", "configs"]
     for command in (
         ["git", "diff", commit, "--ignore-matching-lines=^#", *code],
         ["git", "ls-files", "--others", "--exclude-standard", *code],
     ):
-        if subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True)
+        if done.returncode or done.stdout:
             return True
     return False
 
@@ -388,6 +389,18 @@ def make_plans(names: list[str]) -> None:
 
 
 def measure_and_keep(name: str, num_seeds: int, script_changed: bool = False) -> None:
+    """Measure a row and write its file, unless another process measures it."""
+    lock = filelock.FileLock(run_dir_of(name).with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        print(f"{name}: another process measures it", flush=True)
+        return
+    with lock:
+        measure_alone(name, num_seeds, script_changed)
+
+
+def measure_alone(name: str, num_seeds: int, script_changed: bool) -> None:
     row = measure(name, num_seeds, *seeds_of(name, script_changed))
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()]
     files.write(page.file_of(name), "{\n" + ",\n".join(lines) + "\n}\n")

@@ -23,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 from onejit import statistics
 
 MEASURED = ROOT / "benchmarks" / "results"
-EARLIER = MEASURED / "seed_100"  # rows of version 0.2, shown until they are measured again
 FIRST_SEED = 2000  # tuning uses seeds below 1000
 PLANS_FILE = MEASURED / "plans.json"
 PEERS_FILE = MEASURED / "peers.json"
@@ -80,15 +79,9 @@ ROWS = {
 PLANNED = DATA["planned"] | {name: {"seeds": ROWS[name]} for name in DATA["planned_too"]}
 
 
-def read_rows(folder: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*_*.json"))]
-
-
-def read_measured() -> list[dict]:
-    """All rows. Where version 0.2 measured a row last, the row has no "seed"."""
-    rows = read_rows(MEASURED)
-    names = {row["row"] for row in rows}
-    return rows + [row for row in read_rows(EARLIER) if row["row"] not in names]
+def read_rows() -> list[dict]:
+    """All rows that were measured."""
+    return [json.loads(path.read_text()) for path in sorted(MEASURED.glob("*_*.json"))]
 
 
 def tuning_of(row: dict) -> dict:
@@ -172,30 +165,12 @@ def threshold_of(row: dict) -> float | None:
     return within.score / 2 if within.score > 0 else within.score * 2
 
 
-def episodes_of(row: dict) -> float:
-    """How many whole episodes an environment ends in the last 10 % of training, at least.
-
-    Rows that do not count them say it by the steps of an environment and the length of an episode:
-    the length that its return tells, or the longest. A curve says it too: it has a point where
-    every seed has ended an episode.
-    """
-    if "episodes_at_end" in row:
-        return row["episodes_at_end"]
-    num_envs = row.get("settings", {}).get("num_envs")
-    episode = of_environment(DATA["episodes"], row)
-    if not num_envs or not episode:
-        return np.inf
-    length = episode["longest"]
-    mean = mean_of(values_of(row, "final_return"))[0]
-    if "reward" in episode and np.isfinite(mean):
-        length = min(length, max(mean / episode["reward"], 1))
-    points = sum(step > 0.9 * row["total_timesteps"] for step in row["curve"]["steps"])
-    return max(row["total_timesteps"] / 10 / num_envs / length, points / num_envs)
-
-
 def too_short(row: dict) -> bool:
-    """Whether few episodes begin and end in the last 10 %: the final return then means little."""
-    return episodes_of(row) < 1
+    """Whether few episodes end in the last 10 %: the final return then means little.
+
+    An environment ends less than one, mean over all seeds.
+    """
+    return row["episodes_at_end"] < 1
 
 
 def kinds(row: dict) -> tuple:
@@ -382,8 +357,6 @@ def minutes(row: dict) -> str:
 
 def base_seed(row: dict) -> str:
     """From which seed a row was measured, and how often it moved there from another one."""
-    if "seed" not in row:
-        return "from 100 (0.2)"
     moves = len(row["earlier_seeds"])
     moved = f", moved {moves} times" if moves > 1 else ", moved once" if moves else ""
     return f"from {row['seed']}{moved}"
@@ -444,7 +417,7 @@ def pairs_table(rows: list[dict]) -> str:
     """
     head = ["first", "second", "return", "first, mean", "second, mean", "second minus first"]
     head.append("second ahead")
-    rows = {row["row"]: row for row in rows if "seed" in row}
+    rows = {row["row"]: row for row in rows}
     lines = []
     for names in DATA["pairs"]:
         if not set(names) <= set(rows):
@@ -518,13 +491,10 @@ def plans_table(plans: dict) -> str:
 
 
 def not_measured_table(names: list[str]) -> str:
-    """Rows with their hours: estimated, or of the row of version 0.2."""
-    earlier = {row["row"]: row["processor_seconds"] / 3600 for row in read_rows(EARLIER)}
+    """Rows with the hours that they may take."""
     lines = []
     for name in names:
         hours = DATA["rows"][name].get("hours", "")
-        if not hours and name in earlier:
-            hours = f"{earlier[name]:.2g}"
         lines.append([f"[{name}](../{config_of(name)})", ROWS[name], hours])
     return markdown(["row", "seeds", "processor hours"], lines)
 
@@ -581,7 +551,7 @@ def has_longer_curve(row: dict, rows: list[dict]) -> bool:
     return any(
         "+" not in other["row"]
         and config_of(other["row"]) == config_of(row["row"])
-        and other.get("seed") == row.get("seed")
+        and other["seed"] == row["seed"]
         and other["total_timesteps"] > row["total_timesteps"]
         for other in rows
     )
@@ -783,7 +753,7 @@ def update_configs(rows: list[dict], plans: dict) -> dict[Path, str]:
 
 def render() -> None:
     """Write docs/results.md, its figures, the numbers in README.md, and the costs in configs."""
-    rows = read_measured()
+    rows = read_rows()
     for path, config in update_configs(rows, read_plans()).items():
         path.write_text(config)
     README.write_text(update_readme(README.read_text(), rows))

@@ -259,9 +259,9 @@ def draw_ratios(axes, rows: list[dict]) -> None:
 def draw_throughput(axes, rows: list[dict]) -> None:
     labels = []
     # speeds of different machines are not joined
-    lines = list(dict.fromkeys((row["row"], row["machine"]) for row in rows))
+    lines = list(dict.fromkeys((row["row"], row.get("machine")) for row in rows))
     for index, (name, of_machine) in enumerate(lines):
-        of_it = [row for row in rows if (row["row"], row["machine"]) == (name, of_machine)]
+        of_it = [row for row in rows if (row["row"], row.get("machine")) == (name, of_machine)]
         if len(of_it) == 1:
             continue
         color = f"C{index}"

@@ -94,7 +94,7 @@ def failures_in_one_line(tool: str):
     except (jax.errors.JaxRuntimeError, multihost_utils.ProcessFailureError) as error:
         text = " ".join(str(error).split())[:300]
         if "RESOURCE_EXHAUSTED" in text:
-            cause = "out of memory, try --memory"
+            cause = "out of memory; a new run with a smaller --memory has smaller slices"
         elif jax.process_count() > 1:
             cause = "another process may be gone"
         else:

@@ -1,6 +1,8 @@
 """What benchmarks keep of a measurement, and that nothing old is taken for something new."""
 
 import json
+import re
+import shlex
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import alphazero_strength
 import halving
 import origin
+import population
 import returns_page
 import returns_vs_peers
 import speed
@@ -20,15 +23,19 @@ import speed
 def test_origin_names_the_machine_and_the_commit():
     known = origin.origin()
     assert set(known) == {"machine", "commit", "jax"}
-    assert known["machine"]
+    assert known["machine"] and "(R)" not in known["machine"]
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", known["commit"])
 
 
 def test_a_run_of_another_command_is_not_reused(tmp_path):
-    record = {"command": f"onejit sweep ppo --lr 1 --run-dir {tmp_path}", "finished": "today"}
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    assert halving.run(["sweep", "ppo", "--lr", "1"], tmp_path) == record
+    run_dir = tmp_path / "my runs"
+    run_dir.mkdir()
+    command = ["onejit", "sweep", "ppo", "--lr", "1", "--run-dir", str(run_dir)]
+    record = {"command": shlex.join(command), "finished": "today"}
+    (run_dir / "run.json").write_text(json.dumps(record))
+    assert halving.run(["sweep", "ppo", "--lr", "1"], run_dir) == record
     with pytest.raises(ValueError, match="is of another command, onejit sweep ppo --lr 1 "):
-        halving.run(["sweep", "ppo", "--lr", "2"], tmp_path)
+        halving.run(["sweep", "ppo", "--lr", "2"], run_dir)
 
 
 def test_a_row_of_another_command_is_measured_again(tmp_path, monkeypatch):
@@ -47,6 +54,14 @@ def test_a_row_of_another_command_is_measured_again(tmp_path, monkeypatch):
     assert measured == ["full", "halving"] * 2
 
 
+@pytest.mark.parametrize(("script", "flag"), [(halving, "--samples=9"), (population, "--agents=8")])
+def test_the_page_shows_trainings_of_the_default_sizes(script, flag, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["script", "ppo/cartpole_fast", flag])
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    assert end.value.code == 2 and "needs --results" in capsys.readouterr().err
+
+
 def test_seeds_of_another_machine_are_not_added(tmp_path, monkeypatch):
     file = tmp_path / "peers.json"
     results = {}
@@ -58,8 +73,12 @@ def test_seeds_of_another_machine_are_not_added(tmp_path, monkeypatch):
     assert json.loads(file.read_text())["ppo"]["returns"] == {"onejit": [0.0, 1.0]}
     returns_vs_peers.measure("ppo", {"onejit": train}, 3, results, file)
     assert results["ppo"]["returns"]["onejit"] == [0.0, 1.0, 2.0]
-    monkeypatch.setattr(returns_vs_peers, "origin", lambda: {"machine": "other", "jax": "1"})
-    with pytest.raises(ValueError, match=r"peers\.json: ppo is of .*, and this is other"):
+    monkeypatch.setattr(returns_vs_peers, "origin", lambda: {"machine": "other"})
+    returns_vs_peers.measure("ppo", {"onejit": train}, 3, results, file)  # nothing is left to do
+    with pytest.raises(ValueError, match=r"peers\.json: ppo was begun with .*; use --out"):
+        returns_vs_peers.measure("ppo", {"onejit": train}, 4, results, file)
+    del results["ppo"]["origin"]  # a file of an earlier version
+    with pytest.raises(ValueError, match="was begun with None"):
         returns_vs_peers.measure("ppo", {"onejit": train}, 4, results, file)
 
 

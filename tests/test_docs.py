@@ -659,10 +659,8 @@ def test_readme_has_results_of_the_config(name):
 
 
 def returns_of(name: str) -> dict:
-    """A row of docs/results.md: as it was measured last, or with version 0.2."""
-    folder = ROOT / "benchmarks" / "results"
-    file = folder / f"{name}.json"
-    return json.loads((file if file.exists() else folder / "seed_100" / file.name).read_text())
+    """A row of docs/results.md."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
 def test_speeds_are_those_of_the_data():
@@ -704,9 +702,8 @@ def test_games_of_alphazero_are_those_of_the_data():
 
 
 def test_measured_rows_are_found():
-    results = ROOT / "benchmarks" / "results"
-    files = [*results.glob("*_*.json"), *(results / "seed_100").glob("*_*.json")]
-    assert len(measured_rows()) == len({file.name for file in files})
+    files = list((ROOT / "benchmarks" / "results").glob("*_*.json"))
+    assert len(measured_rows()) == len(files)
 
 
 @pytest.mark.parametrize("name", ["apex_dqn", "crossq", "dpo_continuous", "rainbow", "reppo"])
@@ -730,6 +727,34 @@ def test_page_of_dpo_has_the_pairs_of_the_results():
     measured = re.findall(pair, results)
     text = (ROOT / "docs" / "dpo_continuous.md").read_text()
     assert measured and all(f" | {cells}\n" in text for cells in measured)
+
+
+@pytest.mark.parametrize(
+    ("peer", "row"),
+    [
+        ("simple_spread", "mappo_simple_spread"),
+        ("cramped_room", "mappo_cramped_room"),
+        ("smax_3m", "mappo_smax_3m_1e6"),
+    ],
+)
+def test_page_of_mappo_compares_what_was_measured(peer, row):
+    """Mean, interval and worst agent of both, and for SMAX the fraction of battles won."""
+    ours = returns_of(row)
+    kept = json.loads((ROOT / "benchmarks" / "results" / "jaxmarl.json").read_text())[peer]
+    theirs = {"final_return": kept["returns"]["JaxMARL"]}
+    if "win_rate" in kept:
+        theirs["win_rate"] = kept["win_rate"]["JaxMARL"]
+    cells = []
+    for measured in (ours, theirs):
+        returns = measured["final_return"]
+        cell = f"{statistics.show(*statistics.mean_interval(returns))}, {min(returns):.4g}"
+        if "win_rate" in measured:
+            mean, low, high = (
+                100 * value for value in statistics.mean_interval(measured["win_rate"])
+            )
+            cell += f"; won {mean:.1f} % ({low:.1f} to {high:.1f})"
+        cells.append(cell)
+    assert f" | {cells[0]} | {cells[1]} |\n" in (ROOT / "docs" / "mappo.md").read_text()
 
 
 def test_page_of_crossq_says_what_its_peer_returns():

@@ -368,6 +368,10 @@ def test_images_are_shown_as_they_are():
     assert color_of(image) == (200, 100, 50)
     stack = np.broadcast_to(np.array([200, 100, 50, 150], np.uint8), (1, 4, 4, 4))
     assert color_of(stack) == (150, 150, 150)
+    assert color_of(np.full((1, 4, 4), 150, np.uint8)) == (150, 150, 150)
+    marks = np.zeros((1, 4, 4, 3))
+    marks[..., 1] = 1
+    assert color_of(marks.astype(np.uint8)) == color_of(marks)  # a grid of zeros and ones
 
 
 def test_bytes_stay_bytes():

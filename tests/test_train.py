@@ -474,6 +474,16 @@ def test_slices_that_fit(script, tmp_path, capsys):
     assert {name: leaf.shape for name, leaf in whole.items()} == {
         name: leaf.shape for name, leaf in agents.items()
     }
+    # a run that was killed before its results were written keeps its slices
+    record = json.loads((run_dir / "run.json").read_text())
+    del record["finished"]
+    (run_dir / "run.json").write_text(json.dumps(record))
+    (run_dir / "agent.safetensors").unlink()
+    capsys.readouterr()
+    train.main(["--resume", run_dir])
+    assert "7 seeds in 3 slices of at most 3" in capsys.readouterr().out
+    assert_same(metrics, metrics_of(run_dir))
+    assert_same(agents, agents_of(run_dir))
 
 
 def test_what_evaluation_needs_is_counted_beside_what_training_holds(script):

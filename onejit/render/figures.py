@@ -133,20 +133,20 @@ def grey_levels(obs) -> np.ndarray:
 
 
 def image_colors(obs) -> np.ndarray:
-    """Images of bytes [T, H, W, C]: three channels are red, green and blue.
+    """Images of bytes [T, H, W] or [T, H, W, C]: three channels are red, green and blue.
 
     Of any other number only the last channel is shown, in grey: the newest of stacked images.
     """
     pixels = obs / 255
-    return pixels if obs.shape[-1] == 3 else pixels[..., -1]
+    return pixels if obs.ndim == 3 or obs.shape[-1] == 3 else pixels[..., -1]
 
 
 def grid_frames(title: str, obs, rewards, steps):
     """Images of bytes; other observations [T, H, W] in grey, or [T, H, W, C] in colors."""
-    if obs.ndim == 3:
-        pictures = grey_levels(obs)
-    elif obs.dtype == np.uint8:
+    if obs.dtype == np.uint8 and obs.max() > 1:
         pictures = image_colors(obs)
+    elif obs.ndim == 3:
+        pictures = grey_levels(obs)
     else:
         pictures = channel_colors(obs)
     figure, axes = new_figure()
