@@ -735,6 +735,7 @@ def test_page_of_dpo_has_the_pairs_of_the_results():
         ("simple_spread", "mappo_simple_spread"),
         ("cramped_room", "mappo_cramped_room"),
         ("smax_3m", "mappo_smax_3m_1e6"),
+        ("smax_2s3z", "mappo_smax_2s3z_5e5"),
     ],
 )
 def test_page_of_mappo_compares_what_was_measured(peer, row):
