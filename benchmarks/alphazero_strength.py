@@ -386,7 +386,7 @@ def main() -> None:
 
 
 def check_finished(run_dir: Path) -> None:
-    """Raise ValueError if a training was interrupted: what it has kept is of fewer updates."""
+    """Raise ValueError if the training was interrupted: the saved agents have fewer updates."""
     config = run_directory.read_config(alphazero, run_dir / "config.yaml")
     done = run_directory.load_metrics(run_dir)["episodes"].shape[1]
     if done < config.num_updates:

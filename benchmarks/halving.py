@@ -149,13 +149,15 @@ def main():
     parser.add_argument(
         "--rungs", type=int, help="number of rungs; by default as many as the trials allow"
     )
-    parser.add_argument("--timesteps", type=int, help="steps of an agent, instead of the config's")
+    parser.add_argument(
+        "--timesteps", type=int, help="environment steps of an agent, instead of the config's"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "halving")
     parser.add_argument(
         "--results",
         type=Path,
         default=RESULTS,
-        help="file of results; only the default one is shown on the page",
+        help="JSON file for the results; docs/halving.md shows only the default file",
     )
     parser.add_argument("--render", action="store_true", help="only write the page")
     args = parser.parse_args()
@@ -164,7 +166,7 @@ def main():
         parser.error(f"{unknown.pop()} is none of {', '.join(TASKS)}")
     for name in ("samples", "eta", "timesteps"):
         if args.results == RESULTS and getattr(args, name) != parser.get_default(name):
-            parser.error(f"--{name}: needs --results, the page shows trainings with the default")
+            parser.error(f"--{name}: needs --results, because the page shows only default values")
 
     results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     names = [f"halving, {args.rungs} rungs"] if args.rungs else ["full", "halving"]

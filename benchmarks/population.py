@@ -172,16 +172,18 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tasks", nargs="*", metavar="CONFIG", help=", ".join(TASKS))
-    parser.add_argument("--agents", type=int, default=32, help="agents of a population")
+    parser.add_argument("--agents", type=int, default=32, help="number of agents in a population")
     parser.add_argument("--populations", type=int, default=5, help="number of populations")
-    parser.add_argument("--timesteps", type=int, help="steps of an agent, not the config's")
+    parser.add_argument(
+        "--timesteps", type=int, help="environment steps of an agent, instead of the config's"
+    )
     parser.add_argument("--interval", type=int, help="updates between exchanges")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "population")
     parser.add_argument(
         "--results",
         type=Path,
         default=RESULTS,
-        help="file of results; only the default one is shown on the page",
+        help="JSON file for the results; docs/population.md shows only the default file",
     )
     parser.add_argument("--render", action="store_true", help="only write the page")
     args = parser.parse_args()
@@ -190,7 +192,7 @@ def main():
         parser.error(f"{unknown.pop()} is none of {', '.join(TASKS)}")
     for name in ("agents", "populations", "timesteps", "interval"):
         if args.results == RESULTS and getattr(args, name) != parser.get_default(name):
-            parser.error(f"--{name}: needs --results, the page shows trainings with the default")
+            parser.error(f"--{name}: needs --results, because the page shows only default values")
 
     results = json.loads(args.results.read_text()) if args.results.is_file() else {}
     for task in args.tasks:

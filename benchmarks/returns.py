@@ -401,6 +401,7 @@ def measure_and_keep(name: str, num_seeds: int, script_changed: bool = False) ->
 
 
 def measure_alone(name: str, num_seeds: int, script_changed: bool) -> None:
+    """Measure a row whose lock this process holds, write its file, then delete the training."""
     row = measure(name, num_seeds, *seeds_of(name, script_changed))
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()]
     files.write(page.file_of(name), "{\n" + ",\n".join(lines) + "\n}\n")

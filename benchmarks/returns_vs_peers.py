@@ -428,7 +428,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=8, help="number of seeds of each contestant")
     parser.add_argument("--peer-only", action="store_true", help="do not train the script")
     parser.add_argument(
-        "--out", type=Path, default=Path("returns_vs_peers.json"), help="file of results"
+        "--out", type=Path, default=Path("returns_vs_peers.json"), help="JSON file for the results"
     )
     options = parser.parse_args()
     peers.check_flags(parser, options)

@@ -100,7 +100,9 @@ def main():
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other hyperparameters"
     )
-    parser.add_argument("--seconds", type=float, default=3.0, help="about the time of a size")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="approximate time for each size, in seconds"
+    )
     # A size in a process of its own.
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -307,15 +307,23 @@ def main():
         "--seeds",
         type=int,
         nargs="+",
-        help="numbers of seeds; by default those of each row for this kind of device",
+        help="train with each of these numbers of seeds; the default depends on row and device",
     )
     parser.add_argument(
-        "--repeats", type=int, default=5, help="trainings of each, after an uncounted first one"
+        "--repeats",
+        type=int,
+        default=5,
+        help="timed trainings of each contestant, after one that is not counted",
     )
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor for the steps of a training"
+        "--scale",
+        type=float,
+        default=1.0,
+        help="multiply the number of steps of each training by this factor",
     )
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder of speed.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path("."), help="folder for speed.json, speed.md and speed.png"
+    )
     options = parser.parse_args()
     peers.check_flags(parser, options)
     unknown = set(options.rows) - set(ROWS)

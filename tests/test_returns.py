@@ -291,6 +291,16 @@ def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatc
     assert {text.get_text() for text in figures[0].axes[0].texts} == set(styles)
 
 
+def test_a_published_score_above_all_curves_is_in_the_figure(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
+    )
+    row = make_row(row="reppo/cheetah_run", script="reppo", environment="CheetahRun")
+    returns_page.draw([row], tmp_path / "figure.png")
+    assert figures[0].axes[0].get_ylim()[1] > 931  # REPPO's score; the curve ends at 2
+
+
 def test_figure_has_published_curves_and_no_curve_twice(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(

@@ -209,7 +209,7 @@ def _close(numbers) -> None:
 
 
 def find_batch(batch, steps) -> tuple[int, OpenBatch]:
-    """The number and the batch that the tickets of a step name. Raises ValueError.
+    """`(number, batch)` of the environments that a step belongs to. Raises ValueError.
 
     batch, steps: of all rows, of any shape.
     """

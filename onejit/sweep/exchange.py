@@ -180,7 +180,7 @@ def copy_agents(exchange: Exchange, runner_state, child_runs, parent_runs):
 
 
 def copy_floats(exchange: Exchange, keys, floats: dict, child_runs, parent_runs) -> dict:
-    """The floats [runs] after children have copied and changed those of their parents.
+    """The floats [runs] after the exchange: a child copies its parent's floats and changes them.
 
     `keys` are [populations]. A child that is its own parent keeps its floats.
     """
