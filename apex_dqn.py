@@ -1,17 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "flax>=0.12.8",
-#     "gymnax>=1.0.1",
-#     "jax>=0.10.2,<0.11",
-#     "matplotlib>=3.10",
-#     "numpy>=2.0",
-#     "optax>=0.2.8",
-#     "pyyaml>=6.0",
-#     "safetensors>=0.8",
-#     "six>=1.17",
-#     "tqdm>=4.67",
-#     "tyro>=1.0.17",
+#     # gymnax needs six, which no package asks for
+#     "flax>=0.12.8", "gymnax>=1.0.1", "jax>=0.10.2,<0.11", "matplotlib>=3.10", "numpy>=2.0",
+#     "optax>=0.2.8", "pyyaml>=6.0", "safetensors>=0.8", "six>=1.17", "tqdm>=4.67", "tyro>=1.0.17",
 # ]
 # [tool.uv]
 # exclude-newer = "2026-11-22T00:00:00Z"
@@ -34,15 +26,16 @@ is bootstrapped from its last observation.
     out = jax.jit(jax.vmap(make_train(Config())))(jax.random.split(jax.random.key(0), 256))
 """
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import math
 import os
 import platform
-import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,18 +47,21 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
 cache = os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+if __name__ == "__main__":
+    os.environ["MPLBACKEND"] = "agg"  # not the one of a notebook that starts this script
 
 import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import optax
 import tyro
 import yaml
 from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
-from gymnax.environments import spaces
+from gymnax.environments import environment, spaces
 from gymnax.wrappers import LogWrapper
 from gymnax.wrappers.purerl import GymnaxWrapper
 from jax.sharding import PartitionSpec
@@ -439,8 +435,6 @@ class RunnerState(NamedTuple):
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
-    episode_fields = ("obs", "env_state", "tail")  # of running episodes, for `onejit`
-
     @property
     def agent(self) -> dict:
         """What acting needs: `main` saves it, `make_policy` takes it."""
@@ -646,10 +640,7 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
-
-    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
-    """
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
     init, update = make_learner(config)
 
     def train(rng):
@@ -659,168 +650,95 @@ def make_train(config: Config):
     return train
 
 
-# --- acting ---
-
-
 def make_policy(config: Config):
-    """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)`, the greedy policy."""
+    """`act(agent, obs) -> action`, the greedy policy."""
     network = make_network(config, *make_env(config))
 
-    def start():
-        return ()  # no memory
+    def act(agent, obs):
+        return network.apply(agent["params"], obs).argmax(axis=-1)
 
-    def act(agent, memory, obs):
-        return network.apply(agent["params"], obs).argmax(axis=-1), memory
-
-    return start, act
-
-
-def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Figures of this script alone, drawn at the end of `main`: none."""
+    return act
 
 
 # --- environments of gymnax (shared) ---
 
 
-TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+class StandardStep(GymnaxWrapper):
+    """Gives rewards and ends one dtype and shape, and `final_observation` only where it counts.
 
-
-def read_truth_values(params: dict, constructor, fields: dict) -> dict:
-    """`params` with truth values for words such as `off`, which are strings on the command line.
-
-    Text stays text where the default, of the constructor or of the `fields`, is text. Where the
-    default is a truth value, everything else is refused.
+    An observation wrapper that leaves `final_observation` alone is then wrong only at time limits.
     """
-    defaults = {p.name: p.default for p in inspect.signature(constructor).parameters.values()}
-    defaults = defaults | fields
-    result = {}
-    for key, value in params.items():
-        default = defaults.get(key)
-        if not isinstance(default, str):
-            value = TRUTH_VALUES.get(str(value).lower(), value)
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise ValueError(f"env_params: {key} = {value}: must be true or false")
-        if isinstance(default, str) and isinstance(value, bool):
-            raise ValueError(f"env_params: {key} = {value}: must be text, in quotes in YAML")
-        result[key] = value
-    return result
 
+    def step(self, key, state, action, params):
+        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
+        reward = jnp.asarray(reward, jnp.float32).reshape(())
+        terminated = jnp.asarray(terminated, bool).reshape(())
+        truncated = jnp.asarray(truncated, bool).reshape(())
 
-def read_field(key: str, value, default):
-    """`value` for a field of an environment's parameters, in the dtype of its `default`.
+        def at_the_end(final_obs, obs):
+            return jnp.where(terminated | truncated, final_obs, obs)
 
-    Text such as 1e3, as YAML reads it, is a number. Nothing is rounded to a whole number.
-    """
-    if default is None or isinstance(default, bool | str | tuple):
-        return value
-    is_whole = jnp.issubdtype(jnp.result_type(default), jnp.integer)
-    try:
-        number = np.asarray(value, float)
-        fits = number.shape == np.shape(default) and not isinstance(value, bool)
-        if is_whole:
-            fits &= bool(np.isfinite(number).all() and (number == np.round(number)).all())
-    except ValueError:
-        fits = False
-    if not fits:
-        expected = "a whole number" if is_whole else "a number"
-        raise ValueError(f"env_params: {key} = {value}: must be {expected}")
-    if key == "max_steps_in_episode" and number < 1:
-        raise ValueError(f"env_params: {key} = {value}: must be at least 1")
-    if isinstance(default, jax.Array):
-        return jnp.asarray(number, default.dtype)
-    return type(default)(number)
+        final_obs = jax.tree.map(at_the_end, info["final_observation"], obs)
+        info = info | {"final_observation": final_obs}
+        return obs, state, reward, terminated, truncated, info
 
 
 @jax.ensure_compile_time_eval()  # making some environments needs concrete numbers, also in a jit
-def make_gymnax_env(env_name: str, params: dict):
+def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     """`(env, env_params)` of gymnax. MODULE:NAME imports MODULE, which registers environments.
 
     `params` are fields of the environment's parameters, or arguments of its constructor.
     """
-    module, _, name = env_name.rpartition(":")
+    module, _, name = name.rpartition(":")
     if module:
         importlib.import_module(module)
-    if name not in gymnax.registered_envs:
-        raise ValueError(
-            f"env_name = {name}: is not registered; MODULE:NAME imports a module first"
-        )
-    _, defaults = gymnax.make(name)
-    params = read_truth_values(params, gymnax.registration._registry[name], vars(defaults))
-
-    changes = {}
+    env, env_params = make(name)
+    constructor = inspect.signature(type(env)).parameters.values()
+    defaults = {argument.name: argument.default for argument in constructor} | vars(env_params)
+    fields = {}
     arguments = {}
     for key, value in params.items():
-        if hasattr(defaults, key):
-            changes[key] = read_field(key, value, default=getattr(defaults, key))
+        default = defaults.get(key)
+        if isinstance(value, str) and not isinstance(default, str):
+            word = yaml.safe_load(value)
+            value = word if isinstance(word, bool) else value  # off is False
+        if isinstance(value, int) and isinstance(default, float):
+            value = float(value)
+        if hasattr(env_params, key):
+            fields[key] = value
         else:
             arguments[key] = value
-    try:
-        env, env_params = gymnax.make(name, **arguments)
-    except TypeError as error:
-        raise ValueError(f"env_params = {params}: {error}") from error
-    env_params = env_params.replace(**changes)
+    env, env_params = make(name, **arguments)
+    env_params = env_params.replace(**fields)
     limit = env_params.max_steps_in_episode
-    is_default = limit == type(env_params).max_steps_in_episode
-    if limit == 1 and is_default and "max_steps_in_episode" not in changes:
+    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)
+    is_default = gymnax_limit in dataclasses.fields(env_params)
+    if limit < 1 or (limit == 1 and is_default and gymnax_limit.name not in fields):
         raise ValueError(
-            f"env_name = {name}: episodes have one step, gymnax's default; return "
-            "EnvParams(max_steps_in_episode=N) from default_params, or set it by env_params"
+            f"env_params: max_steps_in_episode = {limit}: is gymnax's default, or below 1; "
+            "set it here, or return EnvParams(max_steps_in_episode=N) from default_params"
         )
-    space = env.observation_space(env_params)
-    if not isinstance(space, (spaces.Box, spaces.Discrete)):
-        raise ValueError(
-            f"env_name = {name}: observations must be one array, or state indices; "
-            f"concatenate the parts of {type(space).__name__}"
-        )
-    return env, env_params
+    return StandardStep(env), env_params
 
 
 def episode_metrics(info) -> dict:
     """Means over the episodes that ended in this update, NaN where none did."""
     ended = info["returned_episode"]  # [num_steps, num_envs]
-    episodes = ended.sum()
-    returns = jnp.where(ended, info["returned_episode_returns"], 0.0).sum()
-    lengths = jnp.where(ended, info["returned_episode_lengths"], 0).sum()
     return {
-        "episodic_return": returns / episodes,
-        "episodic_length": lengths / episodes,
-        "episodes": episodes,
+        "episodic_return": info["returned_episode_returns"].mean(where=ended),
+        "episodic_length": info["returned_episode_lengths"].mean(where=ended),
+        "episodes": ended.sum(),
     }
 
 
 # --- environments with discrete actions (shared) ---
 
 
-class CastObservation(GymnaxWrapper):
-    """Observations of another dtype, which are then acted on and stored in it."""
-
-    def __init__(self, env, dtype: str):
-        super().__init__(env)
-        self.dtype = dtype
-
-    def reset(self, key, params):
-        obs, state = self._env.reset(key, params)
-        return obs.astype(self.dtype), state
-
-    def step(self, key, state, action, params):
-        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
-        info["final_observation"] = info["final_observation"].astype(self.dtype)
-        return obs.astype(self.dtype), state, reward, terminated, truncated, info
-
-
 def make_env(config):
     """`(env, env_params)`: gymnax's interface, statistics of episodes in `info`."""
-    env, env_params = make_gymnax_env(config.env_name, dict(config.env_params))
+    env, env_params = make_gymnax_env(config.env_name, config.env_params)
     if not isinstance(env.action_space(env_params), spaces.Discrete):
-        raise ValueError(
-            f"env_name = {config.env_name}: must have discrete actions, as CartPole-v1 has"
-        )
-    if config.buffer_dtype:
-        if not jnp.issubdtype(env.observation_space(env_params).dtype, jnp.floating):
-            raise ValueError(
-                f"buffer_dtype = {config.buffer_dtype}: is for observations that are floats"
-            )
-        env = CastObservation(env, config.buffer_dtype)
+        raise ValueError(f"env_name = {config.env_name}: must have discrete actions")
     return LogWrapper(env), env_params
 
 
@@ -835,112 +753,122 @@ def mean_return(metrics) -> np.ndarray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
+def final_return(agent, metrics) -> np.ndarray:
+    """Mean return over the last tenth of the updates, or where no episode ended in them, the last.
+
+    [seeds], NaN for seeds that have diverged or ended no episode.
+    """
+    episodes = metrics["episodes"]
+    index = np.arange(episodes.shape[1])
+    last = np.where(episodes > 0, index, 0).max(axis=1, keepdims=True)
+    counted = index >= np.minimum(last, len(index) * 9 // 10)
+    final = mean_return(metrics | {"episodes": counted * episodes})
+    for x in jax.tree.leaves(agent):  # a diverged agent may still act, and earn a return
+        final[~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))] = np.nan
+    return final
+
+
 def spread_over_devices(function, num_seeds: int):
     """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
 
-    The memory of `tree` is donated: do not use it afterwards.
+    Uses as many devices as divide the number of seeds. The memory of `tree` is donated: do not use
+    it afterwards.
     """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
+    seeds = PartitionSpec("seed")
 
-    def for_one_seed(tree, *args):  # `vmap` over one seed would copy a replay in each update
+    def on_each_device(tree, *args):
+        if num_seeds > num_devices:
+            return jax.vmap(lambda one: function(one, *args))(tree)
+        # One seed on each device: `vmap` would copy a replay in each update on CPUs.
         result = function(jax.tree.map(lambda x: x[0], tree), *args)
         return jax.tree.map(lambda x: x[None], result)
 
-    def for_each_seed(tree, *args):
-        return jax.vmap(lambda one: function(one, *args))(tree)
-
-    def for_all_seeds(tree, *args):
-        on_each_device = for_one_seed if num_seeds == num_devices else for_each_seed
+    def on_all_devices(tree, *args):
+        in_specs = (seeds,) + (PartitionSpec(),) * len(args)
         return jax.shard_map(
-            on_each_device,
-            mesh=mesh,
-            in_specs=(PartitionSpec("seed"), *[PartitionSpec()] * len(args)),
-            out_specs=PartitionSpec("seed"),
-            check_vma=False,
+            on_each_device, mesh=mesh, in_specs=in_specs, out_specs=seeds, check_vma=False
         )(tree, *args)
 
-    return jax.jit(for_all_seeds, donate_argnums=0)
+    return jax.jit(on_all_devices, donate_argnums=0)
 
 
-def catch_signals() -> list:
-    """A list that Ctrl-C and SIGTERM are added to; a second signal ends the program at once."""
-    signals = []
+@contextlib.contextmanager
+def catch_signals():
+    """A list that Ctrl-C and SIGTERM are added to. A second signal ends the program at once."""
+    caught = []
+    handlers = {}
 
     def catch(number, frame):
-        signals.append(number)
-        signal.signal(number, signal.default_int_handler)
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
 
-    signal.signal(signal.SIGINT, catch)
-    signal.signal(signal.SIGTERM, catch)
-    return signals
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, catch)
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def train_seeds(config: Config, num_seeds: int, seed: int):
-    """Train all seeds at once, with a progress bar. After Ctrl-C it returns what there is.
+def train_seeds(config: Config, learner, num_seeds: int, seed: int):
+    """Train all seeds at once, with a progress bar. Ctrl-C ends it after the running chunk.
 
     Returns the runner state, with leaves [seeds, ...], and the metrics {name: [seeds, updates]}.
     """
-    init, update = make_learner(config)
+    init, update = learner
     update = jax.jit(update)  # traced once
+    length = -(-config.num_updates // 200)  # rounded up: at most 200 chunks
 
-    def start(key):
-        state = init(key)
-        _, shapes = jax.eval_shape(update, state)
-        metrics = jax.tree.map(lambda x: jnp.zeros(config.num_updates, x.dtype), shapes)
-        return state, metrics
-
-    def advance(carry, first, last):
-        """Do the updates from `first` to `last`. All chunks share this one program."""
+    def train_chunk(state, count):
+        """`count` updates; the metrics are [length], so that one program does all chunks."""
 
         def body(i, carry):
             state, metrics = carry
             state, new = update(state)
             return state, jax.tree.map(lambda row, x: row.at[i].set(x), metrics, new)
 
-        return jax.lax.fori_loop(first, last, body, carry)
+        _, shapes = jax.eval_shape(update, state)
+        metrics = jax.tree.map(lambda _: jnp.zeros(length), shapes)
+        return jax.lax.fori_loop(0, count, body, (state, metrics))
 
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    carry = spread_over_devices(start, num_seeds)(keys)
-    advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
-
+    state = spread_over_devices(init, num_seeds)(keys)
+    train_chunks = spread_over_devices(train_chunk, num_seeds)
     steps_per_update = config.num_envs * config.num_steps * num_seeds
     total = config.num_updates * steps_per_update
+    chunks = []
     progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
-    signals = catch_signals()
-    updates_done = 0
-    chunk = 1
-    with progress:
-        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
-        while updates_done == 0 or (updates_done < config.num_updates and not signals):
-            started = time.perf_counter()
-            last = min(updates_done + chunk, config.num_updates)
-            carry = advance_all(carry, updates_done, last)
-            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
-            if new["episodes"].any():
-                progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - updates_done) * steps_per_update)
-            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
-            if time.perf_counter() - started < 0.5:
-                chunk = 2 * chunk
-            updates_done = last
-    state, metrics = carry
-    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
+    with progress, catch_signals() as signals:
+        for first in range(0, config.num_updates, length):
+            count = min(length, config.num_updates - first)
+            state, metrics = train_chunks(state, count)
+            while not metrics["episodes"].is_ready():  # Python handles signals between its lines
+                time.sleep(0.001)
+            chunks.append({name: np.asarray(x)[:, :count] for name, x in metrics.items()})
+            progress.update(count * steps_per_update)
+            if chunks[-1]["episodes"].any():
+                progress.set_postfix(episodic_return=np.nanmean(mean_return(chunks[-1])))
+            if signals:
+                break
+    return state, {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
 
 
-def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
-    """Write the config, the metrics, the agents and a picture with a line for each seed."""
-    settings = dict(vars(config))
-    if "env_params" in settings:
-        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
-    tensors = save(flatten_dict(agent, sep="."), metadata=about)
+def save_results(seed: int, agent, metrics, run_dir: Path) -> None:
+    """Write the metrics and the agents."""
     try:
         np.savez_compressed(run_dir / "metrics.npz", **metrics)
     finally:  # the agents are saved even if the disk has no room for the metrics
+        about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
+        tensors = save(flatten_dict(agent, sep="."), metadata=about)
         (run_dir / "agent.safetensors").write_bytes(tensors)
 
+
+def draw_learning_curve(config: Config, metrics, run_dir: Path) -> None:
+    """The mean return in each hundredth of the training, a line for each seed."""
     num_updates = metrics["episodes"].shape[1]
     chunks = np.array_split(np.arange(num_updates), min(100, num_updates))
     curve = [mean_return({name: x[:, chunk] for name, x in metrics.items()}) for chunk in chunks]
@@ -951,19 +879,6 @@ def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> No
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
-def print_final_return(agent, metrics) -> None:
-    """Mean and worst return over the last tenth of training, of the seeds that are finite."""
-    num_updates = metrics["episodes"].shape[1]
-    final = mean_return({name: x[:, num_updates * 9 // 10 :] for name, x in metrics.items()})
-    finite = np.isfinite(final)
-    for x in jax.tree.leaves(agent):
-        finite &= np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
-    if finite.any():
-        print(f"final return: mean {final[finite].mean():.4g}, worst {final[finite].min():.4g}")
-    if not finite.all():
-        print(f"{(~finite).sum()} of {len(final)} seeds diverged, or ended no episode at the end")
-
-
 def main(
     config: Config = Config(), num_seeds: int = 4, seed: int = 0, run_dir: Path | None = None
 ) -> None:
@@ -971,56 +886,84 @@ def main(
 
     Args:
         config: hyperparameters. `--config FILE.yaml`, before all flags, reads them from a file
-        num_seeds: agents to train, all at once, on the largest number of devices that divides it
+        num_seeds: agents to train, all at once, spread over the devices
         seed: seed of all random numbers
-        run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-PROCESS
+        run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-RANDOM
     """
-    if num_seeds < 1:
-        raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
+    learner = make_learner(config)  # raises its errors before anything is written
     if run_dir is None:
         env_name = config.env_name.rpartition(":")[2]
-        name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         run_dir = Path("runs", Path(__file__).stem, name)
     run_dir.mkdir(parents=True, exist_ok=True)
-    if any(run_dir.iterdir()):
-        raise ValueError(f"run_dir = {run_dir}: is not empty, and no run is overwritten")
-    state, metrics = train_seeds(config, num_seeds, seed)
-    save_results(config, seed, state.agent, metrics, run_dir)
-    report(config, state, run_dir)
-    print_final_return(state.agent, metrics)
+    settings = dict(vars(config))
+    if "env_params" in settings:
+        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
+    with open(run_dir / "config.yaml", "x") as file:  # fails if it exists: no run is overwritten
+        yaml.safe_dump(settings, file, sort_keys=False)
+    try:
+        state, metrics = train_seeds(config, learner, num_seeds, seed)
+    except BaseException:
+        os.remove(run_dir / "config.yaml")
+        raise
+    save_results(seed, state.agent, metrics, run_dir)
+    final = final_return(state.agent, metrics)
+    lost = np.isnan(final).sum()
+    if lost < num_seeds:
+        print(f"final return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")
+    if lost:
+        print(f"{lost} of {num_seeds} seeds diverged, or ended no episode")
+    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    if report := globals().get("report"):  # figures of this script alone
+        report(config, state, run_dir)
+    draw_learning_curve(config, metrics, run_dir)
+    done = metrics["episodes"].shape[1]
+    if done < config.num_updates:
+        print(f"stopped after {done} of {config.num_updates} updates")
     print(f"results in {run_dir}")
-
-
-def as_words(value) -> list[str]:
-    """A value of a YAML file as words of the command line."""
-    if isinstance(value, dict):
-        value = list(value.items())
-    if not isinstance(value, (list, tuple)):
-        return [str(value)]
-    return [word for part in value for word in as_words(part)]
 
 
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
-    if words[:1] == ["--config"]:
-        flags = []
-        for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            flags += [f"--{name}", *as_words(value)]
-        words = flags + words[2:]
+    if words[:1] != ["--config"]:
+        return words
+    flags = []
+    for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
+        if isinstance(value, dict):
+            value = list(value.items())
+        flags += [f"--{name}", *map(str, jax.tree.leaves(value))]
+    return flags + words[2:]
 
-    def whole_number(word):
-        """5e5 may stand for a whole number."""
-        flag, equals, value = word.rpartition("=")
-        if re.fullmatch(r"\d+(\.\d+)?e\d+", value):
-            value = f"{float(value):.16g}"
-        return flag + equals + value
 
-    return [whole_number(word) for word in words]
+registry = tyro.constructors.ConstructorRegistry()
+
+
+@registry.primitive_rule
+def whole_number(kind):
+    """How tyro reads whole numbers: also 5e5."""
+    if kind.type is not int:
+        return None
+
+    def read(words):
+        number = float(words[0])
+        if not number.is_integer():
+            raise ValueError(f"{number} is not a whole number")
+        return int(number)
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=read,
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 if __name__ == "__main__":
     sys.path.append(os.getcwd())  # MODULE:NAME may be a file here, or next to this script
+    sys.stdout.reconfigure(errors="replace")  # names of folders may have any letters
     markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
-    tyro.cli(main, args=read_flags(sys.argv[1:]), config=markers, description=__doc__)
+    words = read_flags(sys.argv[1:])
+    tyro.cli(main, args=words, config=markers, registry=registry, description=__doc__)

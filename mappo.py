@@ -1,20 +1,10 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "distrax>=0.1.9",
-#     "flax>=0.12.8",
-#     "gymnax>=1.0.1",
-#     "jax>=0.10.2,<0.11",
-#     "jaxmarl>=0.2.0",
-#     "matplotlib>=3.10",
-#     "numpy>=2.0",
-#     "optax>=0.2.8",
-#     "pyyaml>=6.0",
-#     "safetensors>=0.8",
-#     "six>=1.17",
-#     "tfp-nightly==0.26.0.dev20261027",
-#     "tqdm>=4.67",
-#     "tyro>=1.0.17",
+#     # gymnax needs six and distrax tfp-nightly, which no package asks for
+#     "distrax>=0.1.9", "flax>=0.12.8", "gymnax>=1.0.1", "jax>=0.10.2,<0.11", "jaxmarl>=0.2.0",
+#     "matplotlib>=3.10", "numpy>=2.0", "optax>=0.2.8", "pyyaml>=6.0", "safetensors>=0.8",
+#     "six>=1.17", "tfp-nightly==0.26.0.dev20261027", "tqdm>=4.67", "tyro>=1.0.17",
 # ]
 # [tool.uv]
 # exclude-newer = "2026-11-22T00:00:00Z"
@@ -37,6 +27,7 @@ last observation.
     out = jax.jit(jax.vmap(make_train(Config())))(jax.random.split(jax.random.key(0), 256))
 """
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -44,9 +35,9 @@ import io
 import math
 import os
 import platform
-import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,11 +50,14 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
 cache = os.path.expanduser(f"~/.cache/onejit/jax-{platform.node()}")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+if __name__ == "__main__":
+    os.environ["MPLBACKEND"] = "agg"  # not the one of a notebook that starts this script
 
 import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import optax
 import tyro
@@ -406,8 +400,6 @@ class RunnerState(NamedTuple):
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
-    episode_fields = ("obs", "first", "memory", "env_state")  # of running episodes, for `onejit`
-
     @property
     def agent(self) -> dict:
         """What acting needs: `main` saves it, `make_policy` takes it."""
@@ -634,10 +626,7 @@ def make_learner(config: Config):
 
 
 def make_train(config: Config):
-    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates].
-
-    For use from Python. `main` runs the same `init` and `update`, in chunks: change them instead.
-    """
+    """`train(rng) -> {"runner_state", "metrics"}`; each metric has shape [num_updates]."""
     init, update = make_learner(config)
 
     def train(rng):
@@ -645,9 +634,6 @@ def make_train(config: Config):
         return {"runner_state": runner_state, "metrics": metrics}
 
     return train
-
-
-# --- acting ---
 
 
 def make_policy(config: Config):
@@ -667,10 +653,6 @@ def make_policy(config: Config):
         return last(policy.mode()), last(memories)
 
     return start, act
-
-
-def report(config: Config, runner_state: RunnerState, run_dir: Path) -> None:
-    """Figures of this script alone, drawn at the end of `main`: none."""
 
 
 # --- environments ---
@@ -867,112 +849,122 @@ def mean_return(metrics) -> np.ndarray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
+def final_return(agent, metrics) -> np.ndarray:
+    """Mean return over the last tenth of the updates, or where no episode ended in them, the last.
+
+    [seeds], NaN for seeds that have diverged or ended no episode.
+    """
+    episodes = metrics["episodes"]
+    index = np.arange(episodes.shape[1])
+    last = np.where(episodes > 0, index, 0).max(axis=1, keepdims=True)
+    counted = index >= np.minimum(last, len(index) * 9 // 10)
+    final = mean_return(metrics | {"episodes": counted * episodes})
+    for x in jax.tree.leaves(agent):  # a diverged agent may still act, and earn a return
+        final[~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))] = np.nan
+    return final
+
+
 def spread_over_devices(function, num_seeds: int):
     """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
 
-    The memory of `tree` is donated: do not use it afterwards.
+    Uses as many devices as divide the number of seeds. The memory of `tree` is donated: do not use
+    it afterwards.
     """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
+    seeds = PartitionSpec("seed")
 
-    def for_one_seed(tree, *args):  # `vmap` over one seed would copy a replay in each update
+    def on_each_device(tree, *args):
+        if num_seeds > num_devices:
+            return jax.vmap(lambda one: function(one, *args))(tree)
+        # One seed on each device: `vmap` would copy a replay in each update on CPUs.
         result = function(jax.tree.map(lambda x: x[0], tree), *args)
         return jax.tree.map(lambda x: x[None], result)
 
-    def for_each_seed(tree, *args):
-        return jax.vmap(lambda one: function(one, *args))(tree)
-
-    def for_all_seeds(tree, *args):
-        on_each_device = for_one_seed if num_seeds == num_devices else for_each_seed
+    def on_all_devices(tree, *args):
+        in_specs = (seeds,) + (PartitionSpec(),) * len(args)
         return jax.shard_map(
-            on_each_device,
-            mesh=mesh,
-            in_specs=(PartitionSpec("seed"), *[PartitionSpec()] * len(args)),
-            out_specs=PartitionSpec("seed"),
-            check_vma=False,
+            on_each_device, mesh=mesh, in_specs=in_specs, out_specs=seeds, check_vma=False
         )(tree, *args)
 
-    return jax.jit(for_all_seeds, donate_argnums=0)
+    return jax.jit(on_all_devices, donate_argnums=0)
 
 
-def catch_signals() -> list:
-    """A list that Ctrl-C and SIGTERM are added to; a second signal ends the program at once."""
-    signals = []
+@contextlib.contextmanager
+def catch_signals():
+    """A list that Ctrl-C and SIGTERM are added to. A second signal ends the program at once."""
+    caught = []
+    handlers = {}
 
     def catch(number, frame):
-        signals.append(number)
-        signal.signal(number, signal.default_int_handler)
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
 
-    signal.signal(signal.SIGINT, catch)
-    signal.signal(signal.SIGTERM, catch)
-    return signals
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, catch)
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def train_seeds(config: Config, num_seeds: int, seed: int):
-    """Train all seeds at once, with a progress bar. After Ctrl-C it returns what there is.
+def train_seeds(config: Config, learner, num_seeds: int, seed: int):
+    """Train all seeds at once, with a progress bar. Ctrl-C ends it after the running chunk.
 
     Returns the runner state, with leaves [seeds, ...], and the metrics {name: [seeds, updates]}.
     """
-    init, update = make_learner(config)
+    init, update = learner
     update = jax.jit(update)  # traced once
+    length = -(-config.num_updates // 200)  # rounded up: at most 200 chunks
 
-    def start(key):
-        state = init(key)
-        _, shapes = jax.eval_shape(update, state)
-        metrics = jax.tree.map(lambda x: jnp.zeros(config.num_updates, x.dtype), shapes)
-        return state, metrics
-
-    def advance(carry, first, last):
-        """Do the updates from `first` to `last`. All chunks share this one program."""
+    def train_chunk(state, count):
+        """`count` updates; the metrics are [length], so that one program does all chunks."""
 
         def body(i, carry):
             state, metrics = carry
             state, new = update(state)
             return state, jax.tree.map(lambda row, x: row.at[i].set(x), metrics, new)
 
-        return jax.lax.fori_loop(first, last, body, carry)
+        _, shapes = jax.eval_shape(update, state)
+        metrics = jax.tree.map(lambda _: jnp.zeros(length), shapes)
+        return jax.lax.fori_loop(0, count, body, (state, metrics))
 
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    carry = spread_over_devices(start, num_seeds)(keys)
-    advance_all = spread_over_devices(advance, num_seeds).lower(carry, 0, 1).compile()
-
+    state = spread_over_devices(init, num_seeds)(keys)
+    train_chunks = spread_over_devices(train_chunk, num_seeds)
     steps_per_update = config.num_envs * config.num_steps * num_seeds
     total = config.num_updates * steps_per_update
+    chunks = []
     progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
-    signals = catch_signals()
-    updates_done = 0
-    chunk = 1
-    with progress:
-        # At least one chunk, also after an early Ctrl-C: there must be metrics to save.
-        while updates_done == 0 or (updates_done < config.num_updates and not signals):
-            started = time.perf_counter()
-            last = min(updates_done + chunk, config.num_updates)
-            carry = advance_all(carry, updates_done, last)
-            new = {name: np.asarray(x)[:, updates_done:last] for name, x in carry[1].items()}
-            if new["episodes"].any():
-                progress.set_postfix(episodic_return=f"{np.nanmean(mean_return(new)):.4g}")
-            progress.update((last - updates_done) * steps_per_update)
-            # Chunks double until one takes half a second: Ctrl-C and the bar then react soon.
-            if time.perf_counter() - started < 0.5:
-                chunk = 2 * chunk
-            updates_done = last
-    state, metrics = carry
-    return state, {name: np.asarray(x)[:, :updates_done] for name, x in metrics.items()}
+    with progress, catch_signals() as signals:
+        for first in range(0, config.num_updates, length):
+            count = min(length, config.num_updates - first)
+            state, metrics = train_chunks(state, count)
+            while not metrics["episodes"].is_ready():  # Python handles signals between its lines
+                time.sleep(0.001)
+            chunks.append({name: np.asarray(x)[:, :count] for name, x in metrics.items()})
+            progress.update(count * steps_per_update)
+            if chunks[-1]["episodes"].any():
+                progress.set_postfix(episodic_return=np.nanmean(mean_return(chunks[-1])))
+            if signals:
+                break
+    return state, {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
 
 
-def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> None:
-    """Write the config, the metrics, the agents and a picture with a line for each seed."""
-    settings = dict(vars(config))
-    if "env_params" in settings:
-        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
-    tensors = save(flatten_dict(agent, sep="."), metadata=about)
+def save_results(seed: int, agent, metrics, run_dir: Path) -> None:
+    """Write the metrics and the agents."""
     try:
         np.savez_compressed(run_dir / "metrics.npz", **metrics)
     finally:  # the agents are saved even if the disk has no room for the metrics
+        about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
+        tensors = save(flatten_dict(agent, sep="."), metadata=about)
         (run_dir / "agent.safetensors").write_bytes(tensors)
 
+
+def draw_learning_curve(config: Config, metrics, run_dir: Path) -> None:
+    """The mean return in each hundredth of the training, a line for each seed."""
     num_updates = metrics["episodes"].shape[1]
     chunks = np.array_split(np.arange(num_updates), min(100, num_updates))
     curve = [mean_return({name: x[:, chunk] for name, x in metrics.items()}) for chunk in chunks]
@@ -983,19 +975,6 @@ def save_results(config: Config, seed: int, agent, metrics, run_dir: Path) -> No
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
-def print_final_return(agent, metrics) -> None:
-    """Mean and worst return over the last tenth of training, of the seeds that are finite."""
-    num_updates = metrics["episodes"].shape[1]
-    final = mean_return({name: x[:, num_updates * 9 // 10 :] for name, x in metrics.items()})
-    finite = np.isfinite(final)
-    for x in jax.tree.leaves(agent):
-        finite &= np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
-    if finite.any():
-        print(f"final return: mean {final[finite].mean():.4g}, worst {final[finite].min():.4g}")
-    if not finite.all():
-        print(f"{(~finite).sum()} of {len(final)} seeds diverged, or ended no episode at the end")
-
-
 def main(
     config: Config = Config(), num_seeds: int = 4, seed: int = 0, run_dir: Path | None = None
 ) -> None:
@@ -1003,56 +982,84 @@ def main(
 
     Args:
         config: hyperparameters. `--config FILE.yaml`, before all flags, reads them from a file
-        num_seeds: agents to train, all at once, on the largest number of devices that divides it
+        num_seeds: agents to train, all at once, spread over the devices
         seed: seed of all random numbers
-        run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-PROCESS
+        run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-RANDOM
     """
-    if num_seeds < 1:
-        raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
+    learner = make_learner(config)  # raises its errors before anything is written
     if run_dir is None:
         env_name = config.env_name.rpartition(":")[2]
-        name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         run_dir = Path("runs", Path(__file__).stem, name)
     run_dir.mkdir(parents=True, exist_ok=True)
-    if any(run_dir.iterdir()):
-        raise ValueError(f"run_dir = {run_dir}: is not empty, and no run is overwritten")
-    state, metrics = train_seeds(config, num_seeds, seed)
-    save_results(config, seed, state.agent, metrics, run_dir)
-    report(config, state, run_dir)
-    print_final_return(state.agent, metrics)
+    settings = dict(vars(config))
+    if "env_params" in settings:
+        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
+    with open(run_dir / "config.yaml", "x") as file:  # fails if it exists: no run is overwritten
+        yaml.safe_dump(settings, file, sort_keys=False)
+    try:
+        state, metrics = train_seeds(config, learner, num_seeds, seed)
+    except BaseException:
+        os.remove(run_dir / "config.yaml")
+        raise
+    save_results(seed, state.agent, metrics, run_dir)
+    final = final_return(state.agent, metrics)
+    lost = np.isnan(final).sum()
+    if lost < num_seeds:
+        print(f"final return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")
+    if lost:
+        print(f"{lost} of {num_seeds} seeds diverged, or ended no episode")
+    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    if report := globals().get("report"):  # figures of this script alone
+        report(config, state, run_dir)
+    draw_learning_curve(config, metrics, run_dir)
+    done = metrics["episodes"].shape[1]
+    if done < config.num_updates:
+        print(f"stopped after {done} of {config.num_updates} updates")
     print(f"results in {run_dir}")
-
-
-def as_words(value) -> list[str]:
-    """A value of a YAML file as words of the command line."""
-    if isinstance(value, dict):
-        value = list(value.items())
-    if not isinstance(value, (list, tuple)):
-        return [str(value)]
-    return [word for part in value for word in as_words(part)]
 
 
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
-    if words[:1] == ["--config"]:
-        flags = []
-        for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-            flags += [f"--{name}", *as_words(value)]
-        words = flags + words[2:]
+    if words[:1] != ["--config"]:
+        return words
+    flags = []
+    for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
+        if isinstance(value, dict):
+            value = list(value.items())
+        flags += [f"--{name}", *map(str, jax.tree.leaves(value))]
+    return flags + words[2:]
 
-    def whole_number(word):
-        """5e5 may stand for a whole number."""
-        flag, equals, value = word.rpartition("=")
-        if re.fullmatch(r"\d+(\.\d+)?e\d+", value):
-            value = f"{float(value):.16g}"
-        return flag + equals + value
 
-    return [whole_number(word) for word in words]
+registry = tyro.constructors.ConstructorRegistry()
+
+
+@registry.primitive_rule
+def whole_number(kind):
+    """How tyro reads whole numbers: also 5e5."""
+    if kind.type is not int:
+        return None
+
+    def read(words):
+        number = float(words[0])
+        if not number.is_integer():
+            raise ValueError(f"{number} is not a whole number")
+        return int(number)
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=read,
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 if __name__ == "__main__":
     sys.path.append(os.getcwd())  # MODULE:NAME may be a file here, or next to this script
+    sys.stdout.reconfigure(errors="replace")  # names of folders may have any letters
     markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
-    tyro.cli(main, args=read_flags(sys.argv[1:]), config=markers, description=__doc__)
+    words = read_flags(sys.argv[1:])
+    tyro.cli(main, args=words, config=markers, registry=registry, description=__doc__)

@@ -181,11 +181,10 @@ def examine(act) -> Play:
 
 
 def examine_tic_tac_toe(config, agent) -> Play:
-    _, act = alphazero.make_policy(config)
+    act = alphazero.make_policy(config)
 
     def choose(state):
-        action, _ = act(agent, (), state)
-        return action
+        return act(agent, state)
 
     return examine(jax.vmap(choose))
 
@@ -227,13 +226,13 @@ def judge(actions, values, outcomes) -> Judged:
 
 def examine_connect_four(config, agent) -> Judged:
     lines, outcomes = zip(*connect_four.read(), strict=True)
-    _, act = alphazero.make_policy(config)
+    act = alphazero.make_policy(config)
     game = alphazero.make_game("connect_four")
     network = alphazero.make_network(config, game)
 
     @jax.jit
     def play(agent, states):
-        actions = jax.vmap(lambda state: act(agent, (), state)[0])(states)
+        actions = jax.vmap(lambda state: act(agent, state))(states)
         return actions, network.apply(agent["params"], states.observation)[1]
 
     return judge(*map(np.asarray, play(agent, replay("connect_four", lines))), outcomes)
@@ -248,7 +247,7 @@ def make_games(config, reply, opening: int):
     `reply(opponent, key, state)` is the opponent's move.
     """
     game = alphazero.make_game(config.env_name)
-    _, act = alphazero.make_policy(config)
+    act = alphazero.make_policy(config)
 
     def play(agent, opponent, key, agent_begins):
         init_key, key = jax.random.split(key)
@@ -258,7 +257,7 @@ def make_games(config, reply, opening: int):
         def move(carry):
             key, state, reward = carry
             key, random_key, reply_key = jax.random.split(key, 3)
-            mine, _ = act(agent, (), state)
+            mine = act(agent, state)
             theirs = reply(opponent, reply_key, state)
             action = jnp.where(state.current_player == me, mine, theirs)
             random_action = alphazero.random_move(random_key, state)
@@ -336,8 +335,8 @@ def elo_interval(counts, samples: int = 300) -> np.ndarray:
 
 def round_robin(config, agents: list, keys, begins, opening: int) -> np.ndarray:
     """Wins, draws and losses of each agent against each other one: [P, P, 3]."""
-    _, act = alphazero.make_policy(config)
-    play = make_games(config, lambda opponent, key, state: act(opponent, (), state)[0], opening)
+    act = alphazero.make_policy(config)
+    play = make_games(config, lambda opponent, key, state: act(opponent, state), opening)
     counts = np.zeros((len(agents), len(agents), 3), int)
     for i, j in itertools.combinations(range(len(agents)), 2):
         rewards = np.asarray(play(agents[i], agents[j], keys, begins))

@@ -330,7 +330,7 @@ def play_in_gymnasium(script, config, agents, seed: int, episodes: int = 16) -> 
     """
     num_seeds = len(jax.tree.leaves(agents)[0])
     num_envs = num_seeds * episodes
-    start, act = script.make_policy(config)
+    start, act = evaluation.policy_of(script, config)
     agents = jax.tree.map(lambda leaf: np.repeat(leaf, episodes, axis=0), agents)
 
     @jax.jit

@@ -64,7 +64,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import peers
 from origin import origin
 
-from onejit import files, run_directory, statistics
+from onejit import evaluation, files, run_directory, statistics
 
 EPISODES = 64
 
@@ -110,7 +110,7 @@ def greedy_run(train, policy_of, env):
 
 
 def script_policy(training, out):
-    start, act = training.script.make_policy(training.config)
+    start, act = evaluation.policy_of(training.script, training.config)
 
     def policy(obs):
         action, _ = act(out["runner_state"].agent, start(), obs)

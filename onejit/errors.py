@@ -17,6 +17,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from onejit.configs import plain
+from onejit.env_params import check_env_params
 from onejit.scripts import PACKAGE, known_scripts
 from onejit.text import nearest, printable
 
@@ -119,14 +120,18 @@ def naming_the_field(script, config):
     comes from the user's code, with a note that names the field.
     """
     try:
+        check_env_params(script, config)
         yield
     except Exception as error:  # many kinds: of the script, an environment, JAX for wrong sizes
         values = plain(config)
         if isinstance(error, ValueError) and names_a_field(str(error), values):
-            similar = ""
-            if "is not registered" in str(error):
-                similar = similar_environment(config.env_name)
-            raise FieldError(f"{error}{similar}") from error
+            raise FieldError(str(error)) from error
+        if "is not in registered gymnax environments" in str(error):
+            similar = similar_environment(config.env_name)
+            raise FieldError(
+                f"env_name = {config.env_name}: is not registered; MODULE:NAME imports a module "
+                f"first{similar}"
+            ) from error
         default = script.Config()
         changed = [name for name in values if getattr(config, name) != getattr(default, name)]
         to_blame = []

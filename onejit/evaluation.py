@@ -44,13 +44,28 @@ def unwrap(env):
     return env
 
 
+def policy_of(script, config):
+    """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)` of any script.
+
+    The `make_policy` of a script without memory returns `act(agent, obs) -> action` alone.
+    """
+    policy = script.make_policy(config)
+    if isinstance(policy, tuple):
+        return policy
+
+    def act(agent, memory, obs):
+        return policy(agent, obs), memory
+
+    return tuple, act
+
+
 def make_player(script, config):
     """`play(agent, key) -> Episode`: one greedy episode of one agent.
 
     The policy and the environment are the script's.
     """
     env, env_params = script.make_env(whole_games(config))
-    start, act = script.make_policy(config)
+    start, act = policy_of(script, config)
 
     def play(agent, key):
         def step(carry, key):

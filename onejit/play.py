@@ -16,7 +16,7 @@ import numpy as np
 import tyro
 
 from onejit import run_directory, statistics
-from onejit.evaluation import unwrap
+from onejit.evaluation import policy_of, unwrap
 
 STONES = ("tic_tac_toe", "connect_four", "othello", "go_9x9", "go_19x19")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -162,7 +162,7 @@ def main(
     if agent is None:
         agent = best_agent(run_dir, agents)
     weights = jax.tree.map(lambda leaf: leaf[agent], agents)
-    start, act = script.make_policy(config)
+    start, act = policy_of(script, config)
     act = jax.jit(act)
     step = jax.jit(game.step)
     state = game.init(jax.random.key(random.getrandbits(31)))

@@ -14,7 +14,7 @@ from onejit.text import nearest
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
-CONTRACT = ("Config", "make_learner", "make_train", "make_policy", "report", "make_env")
+CONTRACT = ("Config", "make_learner", "make_train", "make_policy", "make_env")
 
 
 def known_scripts() -> dict[str, Path]:

@@ -14,6 +14,19 @@ from onejit.checkpoints import restore, save
 from onejit.hosts import agree, is_first, latest
 from onejit.signals import Stopped
 
+EPISODE_FIELDS = (
+    "obs",
+    "env_state",
+    "discounted_return",
+    "noise",
+    "noise_steps_left",
+    "tail",
+    "first",
+    "memory",
+    "game_state",
+    "matches",
+)
+
 
 def seed_keys(options) -> np.ndarray:
     """The data of the agents' random keys, the same keys as in `main`: [num_seeds, words]."""
@@ -30,11 +43,19 @@ def holds(tree, kind: type) -> bool:
     return any(is_kind(node) for node in jax.tree.leaves(tree, is_leaf=is_kind))
 
 
+def episode_fields(runner_state) -> tuple[str, ...]:
+    """The fields of a runner state that begin anew with an episode.
+
+    A script's own attribute `episode_fields` wins.
+    """
+    present = tuple(name for name in EPISODE_FIELDS if hasattr(runner_state, name))
+    return getattr(runner_state, "episode_fields", present)
+
+
 def with_new_episodes(program, runner_state, floats, key_data, done: int):
     """A restored runner state whose environments start new episodes.
 
-    No checkpoint holds the state of environments outside JAX. The script's runner state names the
-    fields that begin anew with an episode in its class attribute `episode_fields`.
+    No checkpoint holds the state of environments outside JAX.
     """
     if is_first():
         print(
@@ -47,7 +68,7 @@ def with_new_episodes(program, runner_state, floats, key_data, done: int):
     new_key_data = np.asarray(jax.random.key_data(keys))
     # a warm-up would be thrown away
     new = program.restart(floats, jax.device_put(new_key_data, program.sharding))["runner_state"]
-    names = getattr(runner_state, "episode_fields", ("obs", "env_state"))
+    names = episode_fields(runner_state)
     return runner_state._replace(**{name: getattr(new, name) for name in names})
 
 

@@ -420,7 +420,9 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
 
 
 def report(script, config, runner_state, folder: Path) -> None:
-    """The script's own figures. A mistake in them costs no results. Raises OSError."""
+    """The script's own figures, if any. A mistake in them costs no results. Raises OSError."""
+    if not hasattr(script, "report"):
+        return
     try:
         script.report(config, runner_state, folder)
     except OSError:

@@ -27,6 +27,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import alphazero_strength as strength
 
+from onejit.evaluation import policy_of
+
 GAMES = pytest.mark.parametrize("again", [False, True])
 
 
@@ -384,7 +386,7 @@ def test_policy_is_legal_and_search_improves_it(simulations):
     A search that sees the end of the game wins.
     """
     config, state, _ = learner()
-    _, act = alphazero.make_policy(dataclasses.replace(config, eval_simulations=simulations))
+    _, act = policy_of(alphazero, dataclasses.replace(config, eval_simulations=simulations))
     piles = np.array([1, 2, 4])
     moves = np.asarray(
         jit_quickly(jax.vmap(lambda obs: act(state.agent, (), obs)[0]))(states_of(nim(), piles))
@@ -470,7 +472,7 @@ def test_tic_tac_toe_is_never_lost():
     out = jax.jit(alphazero.make_train(alphazero.Config()))(jax.random.key(0))
     agent = out["runner_state"].agent
     for simulations, most in ((32, 0), (0, 30)):
-        _, act = alphazero.make_policy(alphazero.Config(eval_simulations=simulations))
+        _, act = policy_of(alphazero, alphazero.Config(eval_simulations=simulations))
         found = strength.examine(
             lambda states, act=act: jax.vmap(lambda obs: act(agent, (), obs)[0])(states)
         )
@@ -489,7 +491,7 @@ def test_sampling_by_visits_explores_more_than_the_action_of_the_search():
             sampled_moves=sampled_moves, total_timesteps=200_000, opponent_simulations=0
         )
         agent = jax.jit(alphazero.make_train(config))(jax.random.key(0))["runner_state"].agent
-        _, act = alphazero.make_policy(config)
+        _, act = policy_of(alphazero, config)
 
         def play(states, act=act, agent=agent):
             return jax.vmap(lambda obs: act(agent, (), obs)[0])(states)

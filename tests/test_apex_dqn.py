@@ -15,6 +15,7 @@ from support.compilation import jit_quickly
 from support.tiers import slow
 
 import apex_dqn
+from onejit.evaluation import policy_of
 
 VALUE = toys.ValueDiscrete.__name__
 
@@ -304,7 +305,7 @@ def test_value_is_discounted():
 def test_value_depends_on_the_action():
     config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
-    start, act = apex_dqn.make_policy(config)
+    start, act = policy_of(apex_dqn, config)
     action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
     assert action == 2
 

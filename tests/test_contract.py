@@ -24,8 +24,9 @@ from support.training import seed_keys, train, trained
 from support.trees import arrays, assert_close, assert_same
 
 from onejit import evaluation
+from onejit.slices import episode_fields
 
-CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "report", "make_env", "main"]
+CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "make_env", "main"]
 
 
 @functools.cache
@@ -186,15 +187,10 @@ def test_metrics(script):
 
 
 def test_fields_that_begin_anew_with_an_episode(script):
-    """`episode_fields` names fields of the runner state, the environments' states among them.
-
-    It is no field itself. What is learned is none of them.
-    """
+    """The package knows them by their names. What is learned is none of them."""
     init, _ = script.make_learner(small_config(script))
     state = jax.eval_shape(init, jax.random.key(0))
-    names = state.episode_fields
-    assert isinstance(names, tuple) and "episode_fields" not in state._fields
-    assert len(set(names)) == len(names) and set(names) < set(state._fields)
+    names = episode_fields(state)
     if "num_generations" not in field_names(script):  # whose episodes begin anew in each update
         assert {"env_state", "game_state"} & set(names)
     kept = {"params", "opt_state", "target_params", "obs_statistics", "return_statistics", "key"}
@@ -386,7 +382,7 @@ def test_a_learner_makes_no_random_key_and_keeps_all_types(script, monkeypatch):
     monkeypatch.setattr(jax.random, "key", refuse)
     state = jax.eval_shape(init, make_key(0))
     after, _ = jax.eval_shape(update, state)
-    for name in set(state._fields) - set(state.episode_fields):
+    for name in set(state._fields) - set(episode_fields(state)):
         before, new = (jax.tree.map(jax.typeof, getattr(x, name)) for x in (state, after))
         assert new == before, name
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load, save
 from support.compilation import jit_quickly
 
 import crossq
+from onejit.evaluation import policy_of
 
 VALUE = toys.ValueContinuous.__name__
 WARMUP = 2
@@ -164,7 +165,7 @@ def test_saved_agent_played_in_numpy():
     for i in range(2):
         x = renormalized(np.maximum(dense(x, i), 0.0), i + 1)
     expected = np.tanh(dense(x, 2)[:, :1])
-    start, act = crossq.make_policy(config)
+    start, act = policy_of(crossq, config)
     actual = act(state.agent, start(), jnp.asarray(obs))[0]
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
@@ -238,5 +239,5 @@ def test_best_action_between_bounds_that_are_not_one():
     settings = {"ent_coef": 0.1, "learn_ent_coef": True, "target_entropy": -2.0}
     env_params = {"length": 1, "reward": "action"}
     state, *_ = learn(env_params=env_params, reward_scale=0.1, **settings)
-    start, act = crossq.make_policy(crossq.Config(env_name=VALUE, hidden_sizes=(16, 16)))
+    start, act = policy_of(crossq, crossq.Config(env_name=VALUE, hidden_sizes=(16, 16)))
     np.testing.assert_allclose(act(state.agent, start(), jnp.ones((1, 2)))[0], 0.75, atol=0.08)

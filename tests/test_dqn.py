@@ -17,6 +17,7 @@ from support.tiers import slow
 
 import apex_dqn
 import dqn
+from onejit.evaluation import policy_of
 
 VALUE = toys.ValueDiscrete.__name__
 
@@ -268,7 +269,7 @@ def test_value_is_discounted(settings):
 def test_value_depends_on_the_action():
     config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
-    start, act = dqn.make_policy(config)
+    start, act = policy_of(dqn, config)
     action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
     assert action == 2
 

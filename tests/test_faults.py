@@ -359,7 +359,7 @@ def test_with_trust_it_is_named_and_executed(evil, tmp_path, capsys):
     run_dir = write_run(tmp_path / "other", "ppo", env_name="pwn:Mine", record=record)
     script, config, _ = run_directory.load_run(run_dir, trust=True)
     assert f"executes the module pwn of env_name, from {evil.parent}" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="is not registered"):
+    with pytest.raises(ValueError, match="is not in registered"):
         script.make_env(config)
     assert (tmp_path / "trace").exists()
 
@@ -572,7 +572,7 @@ def test_a_script_on_a_full_disk_writes_what_fits(
     metrics = {"episodes": np.ones((2, num_updates)), "episodic_return": returns}
     agent = {"q": np.zeros((2, num_states))}
     with full_disk("files", 20_000), pytest.raises(OSError, match="File too large") as caught:
-        script.save_results(script.Config(), 0, agent, metrics, tmp_path)
+        script.save_results(0, agent, metrics, tmp_path)
     said = "".join(traceback.format_exception(caught.value))
     assert set(re.findall(r'run_dir / "(.*?)"', said)) == missing
     if "metrics.npz" in missing:  # without the arrays that do not fit
@@ -584,7 +584,6 @@ def test_a_script_on_a_full_disk_writes_what_fits(
             load_file(tmp_path / "agent.safetensors")
     else:
         assert load_file(tmp_path / "agent.safetensors")["q"].shape == (2, num_states)
-    assert (tmp_path / "config.yaml").read_text().startswith("env_name: GridWorld")
 
 
 def load_arrays(path: Path) -> dict:

@@ -12,6 +12,8 @@ from gymnax.environments import spaces
 from support.small import field_names, small_config
 from support.tiers import slow
 
+from onejit.evaluation import policy_of
+
 
 class Brightness(toys.ValueContinuous):
     """A picture of one brightness, which is the best action. Episodes take 3 steps."""
@@ -64,7 +66,7 @@ def test_bytes_are_acted_on_as_floats(name, rank):
         shapes = jax.eval_shape(init, jax.random.key(0)).agent
         random = np.random.default_rng(1)
         agent = jax.tree.map(lambda leaf: random.normal(0, 0.3, leaf.shape), shapes)  # noqa: B023
-        start, act = script.make_policy(config)
+        start, act = policy_of(script, config)
         actions.append(act(agent, start(), jnp.asarray(x.ravel()))[0])
     np.testing.assert_allclose(actions[0], actions[1], rtol=1e-4, atol=1e-5)
     assert np.abs(actions[0] - actions[2]).max() > 1e-3

@@ -15,6 +15,7 @@ from support.trees import arrays
 
 import mappo
 from onejit import evaluation, run_directory
+from onejit.evaluation import policy_of
 
 TEAM = "toys_team:ToyTeam"
 
@@ -312,7 +313,7 @@ def test_memory_is_of_the_episode_alone(settings):
     """
     config, state, update = tiny(cell="gru", lr=0.0, env_params=settings, centralized_critic=False)
     state, update = awake(state), jit_quickly(update)
-    start, act = mappo.make_policy(config)
+    start, act = policy_of(mappo, config)
     _, critic = mappo.make_networks(config, *mappo.make_env(config))
     params = state.params["critic"]
     see = jit_quickly(
@@ -371,7 +372,7 @@ def test_actions_that_are_not_available_are_never_taken():
     state = jit_quickly(update)(awake(state))[0]
     action = np.asarray(state.env_state.env_state.inner.action)
     assert (action[:, 1] == 2).all() and len(np.unique(action[:, 0])) == 3
-    start, act = mappo.make_policy(config)
+    start, act = policy_of(mappo, config)
     obs, act = jax.tree.map(lambda leaf: leaf[0], state.obs), jit_quickly(act)
     for first, second in ((0, 2), (1, 1), (2, 0)):
         available = jnp.arange(3) == jnp.array([[first], [second]])

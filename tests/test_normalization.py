@@ -28,6 +28,7 @@ import ppo_rnn
 import reppo
 import sac
 import td3
+from onejit.evaluation import policy_of
 
 LIMIT, SCALE, OFFSET, REWARD = 5, 3.0, 5.0, 7.0
 
@@ -147,8 +148,8 @@ def test_training_is_the_same_in_other_units(script):
         other.obs_statistics.var, SCALE**2 * state.obs_statistics.var, rtol=1e-4
     )
     obs = jnp.array([1.0, 3.0])
-    action, _ = jax.jit(script.make_policy(config)[1])(state.agent, memory(script, config), obs)
-    again, _ = jax.jit(script.make_policy(other_config)[1])(
+    action, _ = jax.jit(policy_of(script, config)[1])(state.agent, memory(script, config), obs)
+    again, _ = jax.jit(policy_of(script, other_config)[1])(
         other.agent, memory(script, config), SCALE * obs + OFFSET
     )
     np.testing.assert_allclose(again, action, rtol=1e-2, atol=1e-3)
@@ -174,7 +175,7 @@ def test_rewards_are_clipped(script):
 
 
 def memory(script, config):
-    start, _ = script.make_policy(config)
+    start, _ = policy_of(script, config)
     return start()
 
 

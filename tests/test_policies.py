@@ -20,6 +20,7 @@ from support.small import small_config
 from onejit import __main__, results, run_directory
 from onejit import export as export_command
 from onejit.configs import write_config
+from onejit.evaluation import policy_of
 from onejit.export import policy as policies
 from onejit.scripts import load_script
 
@@ -54,7 +55,7 @@ def returns_of_act(run_dir, env_name, episodes=3):
     """The returns of `act` in Gymnasium. Continuous actions are rescaled as the manual says."""
     script, config, agents = run_directory.load_run(run_dir)
     agent = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), agents)
-    start, act = script.make_policy(config)
+    start, act = policy_of(script, config)
     act = jax.jit(act)
     env = gymnasium.make(env_name)
     returns = []
@@ -181,7 +182,7 @@ def test_javascript_acts(tmp_path):
         assert done.returncode == 0, done.stderr
         actions.append(int(done.stdout))
     script, config, agents = run_directory.load_run(CARTPOLE)
-    _, act = script.make_policy(config)
+    _, act = policy_of(script, config)
     agent = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), agents)
     for action, velocity in zip(actions, (0.1, -0.1), strict=True):
         expected, _ = act(agent, (), jnp.array([0.0, 0.0, velocity, 0.0]))
@@ -195,7 +196,7 @@ def check_cpp_acts(number, libraries, words, folder):
     build = ["g++", "-O2", "-std=c++17", "-Wall", "-Werror", "-o", "policy", "policy.cpp"]
     subprocess.run([*build, *libraries], cwd=folder, check=True, timeout=100)
     script, config, agents = run_directory.load_run(CARTPOLE)
-    _, act = script.make_policy(config)
+    _, act = policy_of(script, config)
     agent = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), agents)
     obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     expected, _ = jax.vmap(act, in_axes=(None, None, 0))(agent, (), obs)
@@ -232,7 +233,7 @@ def test_cpp_acts_with_onnx_runtime(tmp_path):
 # --- all scripts ---
 
 
-def policy_of(script_name, **overrides):
+def exported_policy(script_name, **overrides):
     """The policy of the second of two agents."""
     script, config, agents = untrained(script_name, 2, **overrides)
     return policies.make_policy(script, config, agents, 1)
@@ -253,7 +254,7 @@ WITHOUT_ONNX = [("alphazero", {"eval_simulations": 4})]  # its search draws rand
 @pytest.mark.slow
 @pytest.mark.parametrize("name, overrides", CASES)
 def test_stablehlo_acts_as_the_script(name, overrides):
-    policy = policy_of(name, **overrides)
+    policy = exported_policy(name, **overrides)
     data, batch = policies.to_stablehlo(policy)
     assert batch == "batch"
     exported = jax.export.deserialize(bytearray(data))
@@ -273,7 +274,7 @@ def test_onnx_acts_as_the_script(name, overrides):
     jax2onnx mistakes the axes of a batch of any size in a GRU, so these take one observation.
     """
     needs_onnx("onnx")
-    policy = policy_of(name, **overrides)
+    policy = exported_policy(name, **overrides)
     if (name, overrides) in WITHOUT_ONNX:
         with pytest.raises(NotImplementedError, match="random_"):
             policies.to_onnx(policy)

@@ -14,6 +14,7 @@ from brax import envs as brax_envs
 import evolve_objective
 import ppo as ppo_discrete
 import ppo_continuous
+from onejit.evaluation import policy_of
 
 VALUE = {ppo_discrete: "ValueDiscrete", ppo_continuous: "ValueContinuous"}
 
@@ -187,7 +188,7 @@ def test_action_is_learned(ppo):
         ppo, VALUE[ppo], env_params={"length": 1, "reward": "action"}, num_updates=300
     )
     env, env_params = ppo.make_env(config)
-    start, act = ppo.make_policy(config)
+    start, act = policy_of(ppo, config)
     obs, env_state = env.reset(jax.random.key(1), env_params)
     action, _ = jax.jit(act)(state.agent, start(), obs)  # 4 is 0.75 of the way from -3 to 5
     _, _, reward, terminated, _, _ = env.step(jax.random.key(2), env_state, action, env_params)

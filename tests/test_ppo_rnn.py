@@ -14,6 +14,7 @@ from support.tiers import slow
 
 import ppo
 import ppo_rnn
+from onejit.evaluation import policy_of
 
 
 def make_config(**overrides):
@@ -344,7 +345,7 @@ def test_recall_needs_memory(cell):
         100, jax.random.split(jax.random.key(0), 6), env_name="Recall", cell=cell
     )
     env, env_params = ppo_rnn.make_env(config)
-    start, act = ppo_rnn.make_policy(config)
+    start, act = policy_of(ppo_rnn, config)
 
     def episodic_return(agent, key):
         def step(carry, key):

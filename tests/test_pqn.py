@@ -11,6 +11,7 @@ from support.compilation import jit_quickly
 from support.tiers import slow
 
 import pqn
+from onejit.evaluation import policy_of
 
 VALUE = toys.ValueDiscrete.__name__
 
@@ -194,7 +195,7 @@ def test_value_is_discounted(q_lambda):
 def test_value_depends_on_the_action():
     config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
-    start, act = pqn.make_policy(config)
+    start, act = policy_of(pqn, config)
     action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
     assert action == 2
 

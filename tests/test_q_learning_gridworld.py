@@ -16,6 +16,7 @@ from support.compilation import jit_quickly
 from support.files import ROOT
 
 import q_learning_gridworld as script
+from onejit.evaluation import policy_of
 
 WALLED = {
     "height": 4,
@@ -475,7 +476,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 def test_policy_follows_the_greedy_path():
     config = make_config(WALLED, max_steps_in_episode=20)
     env, params = script.make_env(config)
-    start, act = script.make_policy(config)
+    start, act = policy_of(script, config)
     agent = {"q": value_iteration(WALLED, 20, 0.9)}
     obs, state = env.reset(jax.random.key(0), params)
     cells, rewards, terminated, memory = [], [], False, start()

@@ -19,6 +19,7 @@ from support.tiers import slow
 
 import apex_dqn
 import rainbow
+from onejit.evaluation import policy_of
 
 VALUE = toys.ValueDiscrete.__name__
 SHARED = """select epsilon_greedy is_due n_step_transitions init_sum_tree set_priorities
@@ -247,7 +248,7 @@ def test_policy_is_silent_and_greedy():
         hidden_sizes=(6, 5), num_envs=4, learning_starts=16, buffer_size=64, batch_size=4
     )
     init, _ = rainbow.make_learner(config)
-    state, (start, act) = jit_quickly(init)(jax.random.key(0)), rainbow.make_policy(config)
+    state, (start, act) = jit_quickly(init)(jax.random.key(0)), policy_of(rainbow, config)
     obs = 10 * jax.random.normal(jax.random.key(3), (200, 4))
     actions = jax.vmap(lambda obs: act(state.agent, start(), obs)[0])(obs)
     network = rainbow.make_network(config, *rainbow.make_env(config))
@@ -330,7 +331,7 @@ def test_value_depends_on_the_action_with_noise_alone():
     )
     assert q([1, 1], [-1, 1]).argmax(axis=-1).tolist() == [2, 2]
     np.testing.assert_allclose(q([1, 1], [-1, 1])[:, 2], 1.0, atol=0.1)
-    start, act = rainbow.make_policy(config)
+    start, act = policy_of(rainbow, config)
     assert act(state.agent, start(), jnp.array([1.0, 1.0]))[0] == 2
 
 

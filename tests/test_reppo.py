@@ -18,6 +18,7 @@ from support.compilation import jit_quickly
 import reppo
 import sac
 from onejit import run_directory, statistics
+from onejit.evaluation import policy_of
 
 VALUE = toys.ValueContinuous.__name__
 
@@ -313,7 +314,7 @@ def test_action_is_learned():
     config, state, metrics, _ = learn(
         300, env_params, normalize_reward=True, target_entropy=-2.0, ent_coef=0.01
     )
-    start, act = reppo.make_policy(config)
+    start, act = policy_of(reppo, config)
     action, _ = jax.jit(act)(state.agent, start(), jnp.ones(2))
     np.testing.assert_allclose(action, 0.75, atol=0.08)
     np.testing.assert_allclose(

@@ -20,7 +20,7 @@ from support.tiers import slow
 import sac
 import td3
 from onejit import run_directory
-from onejit.evaluation import greedy_returns, make_player
+from onejit.evaluation import greedy_returns, make_player, policy_of
 
 VALUE = toys.ValueContinuous.__name__
 both = pytest.mark.parametrize("script", [sac, td3], ids=["sac", "td3"])
@@ -331,7 +331,7 @@ def test_best_action_between_bounds_that_are_not_one(script):
     config, state, _, q = learn(script, env_params={"length": 1, "reward": "action"}, **settings)
     episode = jax.jit(make_player(script, config))(state.agent, jax.random.key(1))
     assert -0.1 < episode.reward[0] <= 0.0 and episode.valid.sum() == 1
-    start, act = script.make_policy(config)
+    start, act = policy_of(script, config)
     np.testing.assert_allclose(act(state.agent, start(), jnp.ones(2))[0], 0.75, atol=0.08)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), 0.0, atol=0.2)
     steps = jax.tree.map(lambda leaf: leaf[:50], state.replay)  # all of which were written

@@ -21,6 +21,7 @@ import ppo
 import ppo_rnn
 import pqn
 import rainbow
+from onejit.evaluation import policy_of
 
 SCRIPTS = [ppo, dqn, pqn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
 # features of an image [84, 84, 1]
@@ -262,7 +263,7 @@ def test_learns_from_pictures(script, num_updates, overrides):
         jax.random.key(0)
     )
     out = jit_quickly(script.make_train(config))(jax.random.key(0))
-    start, act = script.make_policy(config)
+    start, act = policy_of(script, config)
     agent, picture = out["runner_state"].agent, toys.Brightness().picture
     assert [int(act(agent, start(), picture(sign))[0]) for sign in (-1, 1)] == [0, 1]
     initial, learned = flatten_dict(initial), flatten_dict(agent["params"])

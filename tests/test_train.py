@@ -46,7 +46,7 @@ from onejit import (
     train,
 )
 from onejit.checkpoints import open_checkpoints
-from onejit.evaluation import evaluation_keys
+from onejit.evaluation import evaluation_keys, policy_of
 from onejit.memory import GIB, cgroup_memory, program_bytes
 from onejit.progress import progress_bar
 from onejit.results import save_results
@@ -271,7 +271,7 @@ def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
 def test_evaluation_by_hand(finished):
     """Episodes played step by step, each with its key, which is the same for all agents."""
     script, config, agents = run_directory.load_run(finished)
-    (env, env_params), (start, act) = script.make_env(config), script.make_policy(config)
+    (env, env_params), (start, act) = script.make_env(config), policy_of(script, config)
     evaluation = np.load(finished / "evaluation.npy")
     assert evaluation.shape == (4, 2) and len(np.unique(evaluation)) > 1
     step = jax.jit(env.step)

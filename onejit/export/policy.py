@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
-from onejit.evaluation import unwrap
+from onejit.evaluation import policy_of, unwrap
 from onejit.files import write
 from onejit.packages import check_packages
 
@@ -60,7 +60,7 @@ def make_policy(script, config, agents, seed: int) -> Policy:
     """The greedy policy of one of `agents` [num_seeds, ...]. Raises ValueError."""
     env, env_params = script.make_env(config)
     space = unwrap(env).action_space(env_params)
-    start, act = script.make_policy(config)
+    start, act = policy_of(script, config)
     obs = jax.eval_shape(lambda key: env.reset(key, env_params)[0], jax.random.key(0))
     memory = start()
     if any(np.any(leaf) for leaf in jax.tree.leaves(memory)):

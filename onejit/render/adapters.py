@@ -72,7 +72,7 @@ class Adapter:
 
 
 class Brax(Adapter):
-    """The scripts' adapter of a brax environment. Its states are (brax state, time)."""
+    """The scripts' adapter of a brax environment."""
 
     @staticmethod
     def draws(env):
@@ -96,7 +96,10 @@ class Brax(Adapter):
             raise ValueError("formats: svg draws the games of Pgx, and no others")
 
     def film(self, episode):
-        brax_states, _ = episode.states
+        if isinstance(episode.states, tuple):  # (brax state, time), of earlier copies of scripts
+            brax_states = episode.states[0]
+        else:
+            brax_states = episode.states.brax
         dt = float(self.bodies.dt)
         every = self.every(dt)
         frames = partial(

@@ -14,7 +14,7 @@ import numpy as np
 
 from onejit.compilation import Program
 from onejit.memory import program_bytes
-from onejit.slices import holds
+from onejit.slices import episode_fields, holds
 from onejit.sweep.values import from_uniform
 
 FACTORS = (0.8, 1.25)
@@ -106,7 +106,7 @@ def own_fields(runner_state, keeps_replay: bool) -> tuple[str, ...]:
     """
     from onejit.envs.host import HostState  # not at the top: it starts JAX
 
-    of_episodes = getattr(runner_state, "episode_fields", ("obs", "env_state"))
+    of_episodes = episode_fields(runner_state)
     if keeps_replay:
         return *of_episodes, *(name for name in OF_REPLAY if hasattr(runner_state, name))
     return of_episodes if holds(runner_state, HostState) else ()
