@@ -364,7 +364,7 @@ def test_loaded_agent_acts(script, finished):
 
 @pytest.mark.common
 def test_final_return_of_a_run(finished):
-    """Of the last update, the last tenth here, or of the last one before in which episodes ended."""
+    """Of the last update in which episodes ended: the last tenth is one update here."""
     returns = np.load(finished[0] / "metrics.npz")["episodic_return"]
     finite = np.array([row[np.isfinite(row)][-1] for row in returns if np.isfinite(row).any()])
     lines = finished[1].splitlines()
