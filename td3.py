@@ -143,28 +143,9 @@ class Config:
 # --- networks ---
 
 
-def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120), by matrix products alone.
-
-    flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
-    """
-
-    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
-
-    def init(key, shape, dtype=jnp.float32):
-        x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)  # no singular value is above 1
-        return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
-
-    return init
-
-
 def preprocess(obs):
     """What networks take: floats; bytes, of which images consist, are divided by 255."""
-    if obs.dtype == jnp.uint8:
-        return obs / 255.0
-    return obs.astype(jnp.float32)
+    return obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
 
 
 class Mlp(nn.Module):
@@ -173,14 +154,13 @@ class Mlp(nn.Module):
     hidden_sizes: tuple[int, ...]
     outputs: int
     activation: str
-    head_scale: float
 
     @nn.compact
     def __call__(self, x):
         for size in self.hidden_sizes:
-            x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
+            x = nn.Dense(size)(x)
             x = getattr(nn, self.activation)(x)
-        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class Actor(nn.Module):
@@ -193,7 +173,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs):
         x = preprocess(obs)
-        x = Mlp(self.hidden_sizes, self.action_dim, self.activation, head_scale=0.01)(x)
+        x = Mlp(self.hidden_sizes, self.action_dim, self.activation)(x)
         return jnp.tanh(x)
 
 
@@ -206,7 +186,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, obs, action):
         x = jnp.concatenate([preprocess(obs), action], axis=-1)
-        return Mlp(self.hidden_sizes, 1, self.activation, head_scale=1.0)(x).squeeze(-1)
+        return Mlp(self.hidden_sizes, 1, self.activation)(x).squeeze(-1)
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -238,6 +218,7 @@ def policy_loss(q):
 
 def correlated(noise, white, correlation):
     """The next value of noise that is correlated in time. If both have unit variance, so has it."""
+    correlation = jnp.clip(correlation, -1.0, 1.0)
     return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
 
 
@@ -336,41 +317,39 @@ def make_networks(config: Config, env, env_params):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
-
-    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
-    """
-    for name in ("num_envs", "num_steps", "gradient_steps", "batch_size"):
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    for name in ("gradient_steps", "batch_size"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
-    if config.policy_delay < 1 or config.gradient_steps % config.policy_delay != 0:
+    if config.gradient_steps % config.policy_delay != 0:
         raise ValueError(
             f"policy_delay = {config.policy_delay}: must divide "
             f"gradient_steps = {config.gradient_steps}"
         )
-    if config.learning_starts < 0:
-        raise ValueError(f"learning_starts = {config.learning_starts}: must be at least 0")
     if config.num_updates < 1:
         raise ValueError(
             f"total_timesteps = {config.total_timesteps}: the warm-up and one update take "
             f"{config.warmup_timesteps + config.rollout_size}"
         )
-    if config.buffer_size < config.rollout_size:
+    num_rollouts = config.buffer_size // config.rollout_size
+    if num_rollouts < 1:
         raise ValueError(
             f"buffer_size = {config.buffer_size}: one update writes {config.rollout_size}"
         )
     env, env_params = make_env(config)
+    reset_env = jax.vmap(env.reset, in_axes=(0, None))
     step_env = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
     critics = jax.vmap(critic.apply, in_axes=(0, None, None))  # [2, ...]
-    actor_optimizer = optax.adam(config.policy_lr)
-    critic_optimizer = optax.adam(config.q_lr)
+    optimizers = {
+        "actor": optax.adam(config.policy_lr),
+        "critics": optax.adam(config.q_lr),
+    }
 
     def init(rng):
         """Initialize the networks, and take `learning_starts` random steps into the replay."""
         actor_key, critic_key, env_key, noise_key, warmup_key, key = jax.random.split(rng, 6)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
         noise = jax.random.normal(noise_key, (config.num_envs, actor.action_dim))
 
         init_critics = jax.vmap(critic.init, in_axes=(0, None, None))
@@ -379,12 +358,7 @@ def make_learner(config: Config):
             # noise has the shape of an action
             "critics": init_critics(jax.random.split(critic_key, 2), obs, noise),
         }
-        opt_state = {
-            "actor": actor_optimizer.init(params["actor"]),
-            "critics": critic_optimizer.init(params["critics"]),
-        }
-
-        num_rollouts = config.buffer_size // config.rollout_size
+        opt_state = {name: optimizers[name].init(params[name]) for name in params}
         shape = (num_rollouts, config.num_steps, config.num_envs)
         empty_obs = jnp.zeros((*shape, *obs.shape[1:]), obs.dtype)
         replay = Transition(
@@ -414,36 +388,35 @@ def make_learner(config: Config):
         state, _ = jax.lax.scan(warm_up, state, warmup_keys)
         return state
 
-    def act_randomly(params, obs, noise):
+    def act_randomly(state, obs, noise):
         return random_action(noise)
 
-    def act_with_noise(params, obs, noise):
-        action = actor.apply(params["actor"], obs)
+    def act_with_noise(state, obs, noise):
+        action = actor.apply(state.params["actor"], obs)
         return jnp.clip(action + config.exploration_noise * noise, -1.0, 1.0)
 
     def normalize_obs(obs_statistics, obs):
         return normalize(obs_statistics, obs) if config.normalize_obs else obs
 
     def collect(state, key, act):
-        """Take `num_steps` steps with actions `act(params, obs, noise)`, and store them."""
+        """Take `num_steps` steps with actions `act(state, obs, noise)`, and store them."""
 
         def step(carry, key):
             obs, env_state, noise = carry
             noise_key, env_key = jax.random.split(key)
             white = jax.random.normal(noise_key, noise.shape)
             noise = correlated(noise, white, config.noise_correlation)
-            action = act(state.params, normalize_obs(state.obs_statistics, obs), noise)
+            action = act(state, normalize_obs(state.obs_statistics, obs), noise)
 
             env_keys = jax.random.split(env_key, config.num_envs)
             obs_after_reset, env_state, reward, terminated, _, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            next_obs = info.pop("final_observation")
             transition = Transition(
                 obs=obs,
                 action=action,
                 reward=reward,
-                next_obs=next_obs,
+                next_obs=info.pop("final_observation"),
                 terminated=terminated,
             )
             return (obs_after_reset, env_state, noise), (transition, info)
@@ -486,45 +459,36 @@ def make_learner(config: Config):
         loss = td_loss(q, target)
         return loss, {"td_loss": loss, "q_value": q.mean()}
 
-    def update_critics(state, batch, key):
-        params = state.params["critics"]
-        grads, metrics = jax.grad(critic_loss_fn, has_aux=True)(params, state, batch, key)
-        updates, opt_state = critic_optimizer.update(grads, state.opt_state["critics"])
-        params = optax.apply_updates(params, updates)
-        state = state._replace(
-            params=state.params | {"critics": params},
-            opt_state=state.opt_state | {"critics": opt_state},
-        )
-        return state, metrics
-
     def actor_loss_fn(actor_params, state, batch):
         first_critic = jax.tree.map(lambda x: x[0], state.params["critics"])
         action = actor.apply(actor_params, batch.obs)
         loss = policy_loss(critic.apply(first_critic, batch.obs, action))
         return loss, {"policy_loss": loss}
 
-    def update_actor(state, batch):
-        params = state.params["actor"]
-        grads, metrics = jax.grad(actor_loss_fn, has_aux=True)(params, state, batch)
-        updates, opt_state = actor_optimizer.update(grads, state.opt_state["actor"])
-        params = optax.apply_updates(params, updates)
-        state = state._replace(
-            params=state.params | {"actor": params},
-            opt_state=state.opt_state | {"actor": opt_state},
+    def descend(state, name, grads):
+        """A step of the optimizer of `params[name]`."""
+        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
+        params = optax.apply_updates(state.params[name], updates)
+        return state._replace(
+            params=state.params | {name: params},
+            opt_state=state.opt_state | {name: opt_state},
         )
-        return state, metrics
 
     def critic_step(state, key):
         batch_key, noise_key = jax.random.split(key)
         batch = make_batch(state, batch_key)
-        state, metrics = update_critics(state, batch, noise_key)
-        return state, (batch, metrics)
+        critic_grad = jax.grad(critic_loss_fn, has_aux=True)
+        grads, metrics = critic_grad(state.params["critics"], state, batch, noise_key)
+        return descend(state, "critics", grads), (batch, metrics)
 
     def gradient_step(state, keys):
         """Update the critics `policy_delay` times, then the policy and the targets once."""
         state, (batches, critic_metrics) = jax.lax.scan(critic_step, state, keys)
         last_batch = jax.tree.map(lambda x: x[-1], batches)
-        state, actor_metrics = update_actor(state, last_batch)
+        actor_grad = jax.grad(actor_loss_fn, has_aux=True)
+        grads, actor_metrics = actor_grad(state.params["actor"], state, last_batch)
+        state = descend(state, "actor", grads)
+
         target_params = optax.incremental_update(state.params, state.target_params, config.tau)
         return state._replace(target_params=target_params), critic_metrics | actor_metrics
 
