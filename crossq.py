@@ -149,28 +149,9 @@ LOG_STD_MIN = -5.0
 LOG_STD_MAX = 2.0
 
 
-def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120), by matrix products alone.
-
-    flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
-    """
-
-    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
-
-    def init(key, shape, dtype=jnp.float32):
-        x = jax.random.normal(key, shape, dtype)
-        x = x / jnp.linalg.norm(x)  # no singular value is above 1
-        return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
-
-    return init
-
-
 def preprocess(obs):
     """What networks take: floats; bytes, of which images consist, are divided by 255."""
-    if obs.dtype == jnp.uint8:
-        return obs / 255.0
-    return obs.astype(jnp.float32)
+    return obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
 
 
 # momentum of the running statistics; bounds r_max and d_max (arXiv 1702.03275)
@@ -243,16 +224,15 @@ class Mlp(nn.Module):
     outputs: int
     activation: str
     renorm_warmup: int
-    head_scale: float
 
     @nn.compact
     def __call__(self, x, training: bool):
         x = BatchRenorm(self.renorm_warmup)(x, training)
         for size in self.hidden_sizes:
-            x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
+            x = nn.Dense(size)(x)
             x = getattr(nn, self.activation)(x)
             x = BatchRenorm(self.renorm_warmup)(x, training)
-        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class Actor(nn.Module):
@@ -266,15 +246,9 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs, training: bool):
         x = preprocess(obs)
-        mlp = Mlp(
-            self.hidden_sizes,
-            outputs=2 * self.action_dim,
-            activation=self.activation,
-            renorm_warmup=self.renorm_warmup,
-            head_scale=0.01,
-        )
-        outputs = mlp(x, training)
-        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        outputs = 2 * self.action_dim
+        mlp = Mlp(self.hidden_sizes, outputs, self.activation, self.renorm_warmup)
+        mean, log_std = jnp.split(mlp(x, training), 2, axis=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1.0)
         return distrax.MultivariateNormalDiag(mean, jnp.exp(log_std))
 
@@ -289,13 +263,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, obs, action, training: bool):
         x = jnp.concatenate([preprocess(obs), action], axis=-1)
-        mlp = Mlp(
-            self.hidden_sizes,
-            outputs=1,
-            activation=self.activation,
-            renorm_warmup=self.renorm_warmup,
-            head_scale=1.0,
-        )
+        mlp = Mlp(self.hidden_sizes, 1, self.activation, self.renorm_warmup)
         return mlp(x, training).squeeze(-1)
 
 
@@ -336,6 +304,7 @@ def ent_coef_loss(log_ent_coef, entropy, target_entropy):
 
 def correlated(noise, white, correlation):
     """The next value of noise that is correlated in time. If both have unit variance, so has it."""
+    correlation = jnp.clip(correlation, -1.0, 1.0)
     return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
 
 
@@ -406,50 +375,52 @@ def make_networks(config: Config, env, env_params):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
-
-    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
-    """
-    for name in ("num_envs", "num_steps", "gradient_steps", "batch_size"):
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    for name in ("gradient_steps", "batch_size"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
-    if config.policy_delay < 1 or config.gradient_steps % config.policy_delay != 0:
+    if config.gradient_steps % config.policy_delay != 0:
         raise ValueError(
             f"policy_delay = {config.policy_delay}: must divide "
             f"gradient_steps = {config.gradient_steps}"
         )
-    if config.learning_starts < 0:
-        raise ValueError(f"learning_starts = {config.learning_starts}: must be at least 0")
     if config.num_updates < 1:
         raise ValueError(
             f"total_timesteps = {config.total_timesteps}: the warm-up and one update take "
             f"{config.warmup_timesteps + config.rollout_size}"
         )
-    if config.buffer_size < config.rollout_size:
+    num_rollouts = config.buffer_size // config.rollout_size
+    if num_rollouts < 1:
         raise ValueError(
             f"buffer_size = {config.buffer_size}: one update writes {config.rollout_size}"
         )
     env, env_params = make_env(config)
+    reset_env = jax.vmap(env.reset, in_axes=(0, None))
     step_env = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
-    # Adam's b1 = 0.5, as in the authors' code
-    actor_optimizer = optax.adam(config.policy_lr, b1=0.5)
-    critic_optimizer = optax.adam(config.q_lr, b1=0.5)
-    ent_coef_optimizer = optax.adam(config.policy_lr, b1=0.5)
+    evaluate_actor = functools.partial(actor.apply, training=False)
+    train_actor = functools.partial(actor.apply, training=True, mutable=["batch_stats"])
+    evaluate_critic = functools.partial(critic.apply, training=False)
+    train_critic = functools.partial(critic.apply, training=True, mutable=["batch_stats"])
+    evaluate_critics = jax.vmap(evaluate_critic, in_axes=(0, None, None))  # [2, ...]
+    train_critics = jax.vmap(train_critic, in_axes=(0, None, None))
+    optimizers = {
+        "actor": optax.adam(config.policy_lr, b1=0.5),  # b1 as in the authors' code
+        "critics": optax.adam(config.q_lr, b1=0.5),
+        "log_ent_coef": optax.adam(config.policy_lr),
+    }
 
     def init(rng):
         """Initialize the networks, and take `learning_starts` random steps into the replay."""
         actor_key, critic_key, env_key, noise_key, warmup_key, key = jax.random.split(rng, 6)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
         noise = jax.random.normal(noise_key, (config.num_envs, actor.action_dim))
 
-        def init_critic(key):
-            # noise has the shape of an action
-            return critic.init(key, obs, noise, training=True)
-
+        init_critic = functools.partial(critic.init, training=True)
+        init_critics = jax.vmap(init_critic, in_axes=(0, None, None))
         actor_variables = actor.init(actor_key, obs, training=True)
-        critic_variables = jax.vmap(init_critic)(jax.random.split(critic_key, 2))
+        # noise has the shape of an action
+        critic_variables = init_critics(jax.random.split(critic_key, 2), obs, noise)
         ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-4)  # from 0 it could not grow
         params = {
             "actor": actor_variables["params"],
@@ -460,13 +431,7 @@ def make_learner(config: Config):
             "actor": actor_variables["batch_stats"],
             "critics": critic_variables["batch_stats"],
         }
-        opt_state = {
-            "actor": actor_optimizer.init(params["actor"]),
-            "critics": critic_optimizer.init(params["critics"]),
-            "log_ent_coef": ent_coef_optimizer.init(params["log_ent_coef"]),
-        }
-
-        num_rollouts = config.buffer_size // config.rollout_size
+        opt_state = {name: optimizers[name].init(params[name]) for name in params}
         shape = (num_rollouts, config.num_steps, config.num_envs)
         empty_obs = jnp.zeros((*shape, *obs.shape[1:]), obs.dtype)
         replay = Transition(
@@ -495,41 +460,15 @@ def make_learner(config: Config):
         state, _ = jax.lax.scan(warm_up, state, warmup_keys)
         return state
 
-    def apply_actor(state, obs):
-        """The policy, normalized by the running statistics."""
-        variables = {"params": state.params["actor"], "batch_stats": state.batch_stats["actor"]}
-        return actor.apply(variables, obs, training=False)
-
-    def train_actor(params, batch_stats, obs):
-        """The policy, normalized by the batch's statistics, and the new running ones."""
-        variables = {"params": params, "batch_stats": batch_stats}
-        policy, changed = actor.apply(variables, obs, training=True, mutable=["batch_stats"])
-        return policy, changed["batch_stats"]
-
-    def apply_critics(state, obs, action):
-        """Values [2, B], normalized by the running statistics."""
-
-        def apply(params, batch_stats):
-            variables = {"params": params, "batch_stats": batch_stats}
-            return critic.apply(variables, obs, action, training=False)
-
-        return jax.vmap(apply)(state.params["critics"], state.batch_stats["critics"])
-
-    def train_critics(params, batch_stats, obs, action):
-        """Values [2, B], normalized by the batch's statistics, and the new running ones."""
-
-        def apply(params, batch_stats):
-            variables = {"params": params, "batch_stats": batch_stats}
-            return critic.apply(variables, obs, action, training=True, mutable=["batch_stats"])
-
-        q, changed = jax.vmap(apply)(params, batch_stats)
-        return q, changed["batch_stats"]
+    def variables(state, name):
+        """What the network `name` takes."""
+        return {"params": state.params[name], "batch_stats": state.batch_stats[name]}
 
     def act_randomly(state, obs, noise):
         return random_action(noise)
 
     def act_with_noise(state, obs, noise):
-        gaussian = apply_actor(state, obs)
+        gaussian = evaluate_actor(variables(state, "actor"), obs)
         return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
 
     def collect(state, key, act):
@@ -546,12 +485,11 @@ def make_learner(config: Config):
             obs_after_reset, env_state, reward, terminated, _, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            next_obs = info.pop("final_observation")
             transition = Transition(
                 obs=obs,
                 action=action,
                 reward=reward,
-                next_obs=next_obs,
+                next_obs=info.pop("final_observation"),
                 terminated=terminated,
             )
             return (obs_after_reset, env_state, noise), (transition, info)
@@ -576,15 +514,14 @@ def make_learner(config: Config):
         return jnp.exp(params["log_ent_coef"]) if config.learn_ent_coef else config.ent_coef
 
     def critic_loss_fn(critic_params, state, batch, key):
-        next_policy = squash(apply_actor(state, batch.next_obs))
+        next_policy = squash(evaluate_actor(variables(state, "actor"), batch.next_obs))
         next_action, next_log_prob = next_policy.sample_and_log_prob(seed=key)
 
         # One forward pass, so that the same statistics normalize both (figure 3 of the paper).
-        q_and_next_q, batch_stats = train_critics(
-            critic_params,
-            state.batch_stats["critics"],
-            obs=jnp.concatenate([batch.obs, batch.next_obs]),
-            action=jnp.concatenate([batch.action, next_action]),
+        q_and_next_q, changed = train_critics(
+            variables(state, "critics") | {"params": critic_params},
+            jnp.concatenate([batch.obs, batch.next_obs]),
+            jnp.concatenate([batch.action, next_action]),
         )
         q, next_q = jnp.split(q_and_next_q, 2, axis=-1)
         target = q_target(
@@ -596,70 +533,56 @@ def make_learner(config: Config):
             gamma=config.gamma,
         )
         loss = td_loss(q, jax.lax.stop_gradient(target))
-        return loss, (batch_stats, {"td_loss": loss, "q_value": q.mean()})
-
-    def update_critics(state, batch, key):
-        params = state.params["critics"]
-        grads, (batch_stats, metrics) = jax.grad(critic_loss_fn, has_aux=True)(
-            params, state, batch, key
-        )
-        updates, opt_state = critic_optimizer.update(grads, state.opt_state["critics"])
-        params = optax.apply_updates(params, updates)
-        state = state._replace(
-            params=state.params | {"critics": params},
-            batch_stats=state.batch_stats | {"critics": batch_stats},
-            opt_state=state.opt_state | {"critics": opt_state},
-        )
-        return state, metrics
+        return loss, (changed["batch_stats"], {"td_loss": loss, "q_value": q.mean()})
 
     def actor_loss_fn(actor_params, state, batch, key):
-        gaussian, batch_stats = train_actor(actor_params, state.batch_stats["actor"], batch.obs)
+        actor_variables = variables(state, "actor") | {"params": actor_params}
+        gaussian, changed = train_actor(actor_variables, batch.obs)
         action, log_prob = squash(gaussian).sample_and_log_prob(seed=key)
-        q = apply_critics(state, batch.obs, action)
+        q = evaluate_critics(variables(state, "critics"), batch.obs, action)
         ent_coef = entropy_coefficient(state.params)
         loss = policy_loss(q, log_prob, ent_coef)
         metrics = {"policy_loss": loss, "entropy": -log_prob.mean(), "ent_coef": ent_coef}
-        return loss, (batch_stats, metrics)
+        return loss, (changed["batch_stats"], metrics)
 
-    def update_actor(state, batch, key):
-        params = state.params["actor"]
-        grads, (batch_stats, metrics) = jax.grad(actor_loss_fn, has_aux=True)(
-            params, state, batch, key
-        )
-        updates, opt_state = actor_optimizer.update(grads, state.opt_state["actor"])
-        params = optax.apply_updates(params, updates)
-        state = state._replace(
-            params=state.params | {"actor": params},
-            batch_stats=state.batch_stats | {"actor": batch_stats},
-            opt_state=state.opt_state | {"actor": opt_state},
-        )
-        return state, metrics
-
-    def update_ent_coef(state, entropy):
-        params = state.params["log_ent_coef"]
-        target_entropy = config.target_entropy * actor.action_dim
-        grads = jax.grad(ent_coef_loss)(params, entropy, target_entropy)
-        updates, opt_state = ent_coef_optimizer.update(grads, state.opt_state["log_ent_coef"])
-        params = optax.apply_updates(params, updates)
+    def descend(state, name, grads):
+        """A step of the optimizer of `params[name]`."""
+        updates, opt_state = optimizers[name].update(grads, state.opt_state[name])
+        params = optax.apply_updates(state.params[name], updates)
         return state._replace(
-            params=state.params | {"log_ent_coef": params},
-            opt_state=state.opt_state | {"log_ent_coef": opt_state},
+            params=state.params | {name: params},
+            opt_state=state.opt_state | {name: opt_state},
         )
 
     def critic_step(state, key):
         batch_key, next_action_key = jax.random.split(key)
         batch = make_batch(state, batch_key)
-        state, metrics = update_critics(state, batch, next_action_key)
-        return state, (batch, metrics)
+        critic_grad = jax.grad(critic_loss_fn, has_aux=True)
+        grads, (batch_stats, metrics) = critic_grad(
+            state.params["critics"], state, batch, next_action_key
+        )
+        state = state._replace(batch_stats=state.batch_stats | {"critics": batch_stats})
+        return descend(state, "critics", grads), (batch, metrics)
 
     def gradient_step(state, keys):
         """Update the critics `policy_delay` times, then policy and entropy coefficient once."""
         critic_keys, action_key = keys
         state, (batches, critic_metrics) = jax.lax.scan(critic_step, state, critic_keys)
         last_batch = jax.tree.map(lambda x: x[-1], batches)
-        state, actor_metrics = update_actor(state, last_batch, action_key)
+        actor_grad = jax.grad(actor_loss_fn, has_aux=True)
+        grads, (batch_stats, actor_metrics) = actor_grad(
+            state.params["actor"], state, last_batch, action_key
+        )
+        state = state._replace(batch_stats=state.batch_stats | {"actor": batch_stats})
+        state = descend(state, "actor", grads)
+
         if config.learn_ent_coef:
-            state = update_ent_coef(state, actor_metrics["entropy"])
+            target_entropy = config.target_entropy * actor.action_dim
+            ent_coef_grad = jax.grad(ent_coef_loss)
+            entropy = actor_metrics["entropy"]
+            grads = ent_coef_grad(state.params["log_ent_coef"], entropy, target_entropy)
+            state = descend(state, "log_ent_coef", grads)
+
         return state, critic_metrics | actor_metrics
 
     def update(state, _=None):

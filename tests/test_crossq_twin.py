@@ -56,7 +56,7 @@ CASES = {
 
 class Twin(sac.Twin):
     script = script
-    b1 = 0.5
+    b1 = 0.5  # of Adam for the networks, but not for the entropy coefficient
 
     def init_networks(self, actor_key, critic_key, obs) -> None:
         actor = self.actor.init(actor_key, obs, training=True)
@@ -71,7 +71,7 @@ class Twin(sac.Twin):
 
     def start_learning(self) -> None:
         self.log_ent_coef = np.float32(np.log(self.config.ent_coef))
-        self.ent_coef_optimizer = Adam(self.log_ent_coef, b1=self.b1)
+        self.ent_coef_optimizer = Adam(self.log_ent_coef)
         self.critic_gradient = jax.jit(jax.grad(self.critic_loss, has_aux=True))
         self.actor_gradient = jax.jit(jax.grad(self.actor_loss, has_aux=True))
 
