@@ -163,7 +163,7 @@ class Twin(ppo.Twin):
         all_metrics = []
         for epoch_key in jax.random.split(key, config.update_epochs):
             order_key, action_key = jax.random.split(epoch_key)
-            order = twin.random_order(order_key, config.num_envs * config.num_steps)
+            order = twin.order_of_bits(order_key, config.num_envs * config.num_steps)
             action_keys = jax.random.split(action_key, config.num_minibatches)
             groups = np.split(order, config.num_minibatches)
             for indices, minibatch_key in zip(groups, action_keys, strict=True):

@@ -206,6 +206,11 @@ def random_order(key, size: int) -> np.ndarray:
     return np.argsort(numbers, kind="stable")
 
 
+def order_of_bits(key, size: int) -> np.ndarray:
+    """Indices below `size` in the order of random numbers of 32 bits, by index where they agree."""
+    return np.argsort(np.asarray(jax.random.bits(key, (size,))), kind="stable")
+
+
 def adam_state(opt_state):
     """The state of Adam somewhere in an optimizer state of optax."""
     states = jax.tree.leaves(opt_state, is_leaf=lambda x: hasattr(x, "mu"))
