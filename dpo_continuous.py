@@ -101,7 +101,7 @@ class Config:
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent
     num_steps: int = 64  # steps per environment and update
-    update_epochs: int = 4  # passes over the batch of num_envs * num_steps steps
+    update_epochs: int = 4  # passes over the num_envs * num_steps steps of an update
     num_minibatches: int = 16  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
@@ -123,25 +123,22 @@ class Config:
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
-    def batch_size(self) -> int:
+    def rollout_size(self) -> int:
         return self.num_envs * self.num_steps
 
     @property
     def num_updates(self) -> int:
-        return self.total_timesteps // self.batch_size
+        return self.total_timesteps // self.rollout_size
 
 
 # --- networks ---
 
 
 def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120), by matrix products alone.
-
-    flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
-    """
+    """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
     def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
@@ -151,15 +148,8 @@ def orthogonal(scale: float):
     return init
 
 
-def preprocess(obs):
-    """What networks take: floats; bytes, of which images consist, are divided by 255."""
-    if obs.dtype == jnp.uint8:
-        return obs / 255.0
-    return obs.astype(jnp.float32)
-
-
 class Mlp(nn.Module):
-    """Hidden layers and a linear head: [..., features] -> [..., outputs]."""
+    """Hidden layers and a linear head: [..., obs_dim] -> [..., outputs]."""
 
     hidden_sizes: tuple[int, ...]
     outputs: int
@@ -167,7 +157,8 @@ class Mlp(nn.Module):
     head_scale: float
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, obs):
+        x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
             x = getattr(nn, self.activation)(x)
@@ -184,8 +175,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        x = preprocess(obs)
-        mean = Mlp(self.hidden_sizes, self.action_dim, self.activation, head_scale=0.01)(x)
+        mean = Mlp(self.hidden_sizes, self.action_dim, self.activation, head_scale=0.01)(obs)
         init_log_std = nn.initializers.constant(self.log_std_init)
         log_std = self.param("log_std", init_log_std, (self.action_dim,), jnp.float32)
         std = jnp.broadcast_to(jnp.exp(log_std), mean.shape)
@@ -200,8 +190,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        x = preprocess(obs)
-        return Mlp(self.hidden_sizes, 1, self.activation, head_scale=1.0)(x).squeeze(-1)
+        return Mlp(self.hidden_sizes, 1, self.activation, head_scale=1.0)(obs).squeeze(-1)
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -215,8 +204,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
-    done = terminated | truncated
-    decays = jnp.where(done, 0.0, gamma * gae_lambda)
+    decays = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
 
     def step(next_advantage, delta_and_decay):
         delta, decay = delta_and_decay
@@ -236,10 +224,14 @@ def drift(log_ratio, advantage, alpha, beta):
     Where it is negative, the difference reaches a maximum and falls again, because log ratios have
     no bound.
     """
+
+    def level_off(x, limit):  # at -limit and limit, also where the limit is 0
+        return limit * jnp.tanh(x / jnp.maximum(limit, 1e-8))
+
     gain = jnp.expm1(log_ratio) * advantage  # (ratio - 1) A
-    positive = nn.relu(gain - alpha * jnp.tanh(gain / alpha))
+    positive = nn.relu(gain - level_off(gain, alpha))
     log_gain = log_ratio * advantage
-    negative = nn.relu(log_gain - beta * jnp.tanh(log_gain / beta))
+    negative = nn.relu(log_gain - level_off(log_gain, beta))
     return jnp.where(advantage >= 0.0, positive, negative)
 
 
@@ -253,10 +245,9 @@ def policy_loss(log_prob, old_log_prob, advantage, alpha, beta):
     ratio = jnp.exp(log_ratio)
     penalty = drift(log_ratio, advantage, alpha, beta)
     loss = -(ratio * advantage - penalty).mean()
-    approx_kl = (ratio - 1.0 - log_ratio).mean()  # k3 of http://joschu.net/blog/kl-approx.html
     metrics = {
         "policy_loss": loss,
-        "approx_kl": approx_kl,
+        "approx_kl": (ratio - 1.0 - log_ratio).mean(),  # http://joschu.net/blog/kl-approx.html
         "drift": penalty.mean(),
     }
     return loss, metrics
@@ -267,22 +258,6 @@ def value_loss(value, old_value, target, clip_eps):
     clipped_value = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
     error = jnp.maximum(jnp.square(value - target), jnp.square(clipped_value - target))
     return 0.5 * error.mean()
-
-
-def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, from 0 in each episode.
-
-    rewards, dones: [T, N]. last_return: [N], R before the first step.
-    Returns R [T, N] and the `last_return` for the steps that follow.
-    """
-
-    def step(last_return, reward_and_done):
-        reward, done = reward_and_done
-        discounted_return = gamma * last_return + reward
-        return jnp.where(done, 0.0, discounted_return), discounted_return
-
-    last_return, returns = jax.lax.scan(step, last_return, (rewards, dones))
-    return returns, last_return
 
 
 class RunningMeanStd(NamedTuple):
@@ -335,22 +310,14 @@ class Transition(NamedTuple):
     obs: jax.Array  # as the policy saw it, normalized if `normalize_obs`
     action: jax.Array
     log_prob: jax.Array
+    value: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
     next_obs: jax.Array  # after the step, before auto-reset; normalized like `obs`
+    raw_obs: jax.Array  # not normalized
+    discounted_return: jax.Array  # of the episode so far
     info: dict  # statistics of episodes
-
-
-class Batch(NamedTuple):
-    """What the losses take: the steps of a rollout, [num_steps * num_envs, ...]."""
-
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
 
 
 class RunnerState(NamedTuple):
@@ -362,7 +329,7 @@ class RunnerState(NamedTuple):
     env_state: Any  # [num_envs, ...]
     obs_statistics: RunningMeanStd
     return_statistics: RunningMeanStd
-    discounted_return: jax.Array  # [num_envs], of the running episodes
+    discounted_return: jax.Array  # [num_envs], of the running episodes: R = gamma R + r
     key: jax.Array
 
     @property
@@ -379,31 +346,28 @@ def make_networks(config: Config, env, env_params):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
-
-    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
-    """
-    for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update takes {config.batch_size}"
+            f"total_timesteps = {config.total_timesteps}: one update takes {config.rollout_size}"
         )
-    minibatch_size, remainder = divmod(config.batch_size, config.num_minibatches)
-    if remainder or minibatch_size < 2:
+    if config.update_epochs < 1:
+        raise ValueError(f"update_epochs = {config.update_epochs}: must be at least 1")
+    minibatch_size, remainder = divmod(config.rollout_size, config.num_minibatches)
+    if remainder or minibatch_size < 2:  # one advantage, normalized, is 0
         raise ValueError(
-            f"num_minibatches = {config.num_minibatches}: must divide the {config.batch_size} "
+            f"num_minibatches = {config.num_minibatches}: must divide the {config.rollout_size} "
             "steps of an update, into two or more each"
         )
     env, env_params = make_env(config)
+    reset_env = jax.vmap(env.reset, in_axes=(0, None))
     step_env = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
 
-    def learning_rate(gradient_step_count):
-        """Constant within an update, linear over the training."""
-        update_count = gradient_step_count // (config.update_epochs * config.num_minibatches)
-        return config.lr * jnp.maximum(0.0, 1.0 - update_count / config.num_updates)
+    schedule = optax.linear_schedule(config.lr, 0.0, config.num_updates)
+
+    def learning_rate(gradient_step_count):  # constant within an update
+        return schedule(gradient_step_count // (config.update_epochs * config.num_minibatches))
 
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
@@ -412,8 +376,7 @@ def make_learner(config: Config):
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
         params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
         return RunnerState(
             params=params,
@@ -426,16 +389,16 @@ def make_learner(config: Config):
             key=key,
         )
 
-    def normalize_obs(obs_statistics, obs):
-        return normalize(obs_statistics, obs) if config.normalize_obs else obs
-
     def collect(state, key):
         """Act for `num_steps` steps with the current policy."""
 
+        def normalize_obs(obs):
+            return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
+
         def step(carry, key):
-            raw_obs, env_state = carry
+            raw_obs, env_state, discounted_return = carry
             action_key, env_key = jax.random.split(key)
-            obs = normalize_obs(state.obs_statistics, raw_obs)
+            obs = normalize_obs(raw_obs)
             policy = actor.apply(state.params["actor"], obs)
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
 
@@ -443,75 +406,71 @@ def make_learner(config: Config):
             obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            raw_next_obs = info.pop("final_observation")
+            discounted_return = config.gamma * discounted_return + reward
             transition = Transition(
                 obs=obs,
                 action=action,
                 log_prob=log_prob,
+                value=critic.apply(state.params["critic"], obs),
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(state.obs_statistics, raw_next_obs),
+                next_obs=normalize_obs(info.pop("final_observation")),
+                raw_obs=raw_obs,
+                discounted_return=discounted_return,
                 info=info,
             )
-            return (obs_after_reset, env_state), (transition, raw_obs)
+            discounted_return = jnp.where(terminated | truncated, 0.0, discounted_return)
+            return (obs_after_reset, env_state, discounted_return), transition
 
-        carry = (state.obs, state.env_state)
+        carry = (state.obs, state.env_state, state.discounted_return)
         keys = jax.random.split(key, config.num_steps)
-        (obs, env_state), (rollout, raw_obs) = jax.lax.scan(step, carry, keys)
-        state = state._replace(obs=obs, env_state=env_state)
-        if config.normalize_obs:  # after the rollout: the first few steps hardly vary
-            flat_obs = raw_obs.reshape(-1, *raw_obs.shape[2:])
-            obs_statistics = update_mean_std(state.obs_statistics, flat_obs)
-            state = state._replace(obs_statistics=obs_statistics)
+        (obs, env_state, discounted_return), rollout = jax.lax.scan(step, carry, keys)
+        state = state._replace(obs=obs, env_state=env_state, discounted_return=discounted_return)
         return state, rollout
 
-    def normalize_reward(state, rollout):
-        """Divide the rewards by the standard deviation of the discounted return."""
-        returns, last_return = discounted_returns(
-            rollout.reward,
-            rollout.terminated | rollout.truncated,
-            last_return=state.discounted_return,
-            gamma=config.gamma,
-        )
-        statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
-        reward = jnp.clip(rollout.reward / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
-        state = state._replace(return_statistics=statistics, discounted_return=last_return)
-        return state, rollout._replace(reward=reward)
+    def update_statistics(state, rollout):
+        """After each rollout: the first few steps hardly vary."""
+        if config.normalize_obs:
+            raw_obs = rollout.raw_obs.reshape(config.rollout_size, *state.obs.shape[1:])
+            obs_statistics = update_mean_std(state.obs_statistics, raw_obs)
+            state = state._replace(obs_statistics=obs_statistics)
+        if config.normalize_reward:
+            returns = rollout.discounted_return.reshape(config.rollout_size)
+            return_statistics = update_mean_std(state.return_statistics, returns)
+            state = state._replace(return_statistics=return_statistics)
+        return state
 
-    def make_batch(params, rollout):
-        """Estimate advantages and value targets, and flatten the rollout."""
-        value = critic.apply(params["critic"], rollout.obs)
+    def make_batch(state, rollout):
+        """The rollout, its advantages and value targets, [num_steps * num_envs, ...]."""
+        reward = rollout.reward
+        if config.normalize_reward:  # divide by the standard deviation of the discounted return
+            reward = reward / jnp.sqrt(state.return_statistics.var + 1e-8)
+            reward = jnp.clip(reward, -10.0, 10.0)
         # Not value[1:]: where an episode ended, the next `obs` is the start of another one.
-        next_value = critic.apply(params["critic"], rollout.next_obs)
+        next_value = critic.apply(state.params["critic"], rollout.next_obs)
         advantage, target = gae(
-            rollout.reward,
-            value,
+            reward,
+            rollout.value,
             next_value,
             terminated=rollout.terminated,
             truncated=rollout.truncated,
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
-        batch = Batch(
-            obs=rollout.obs,
-            action=rollout.action,
-            log_prob=rollout.log_prob,
-            value=value,
-            advantage=advantage,
-            target=target,
-        )
-        return jax.tree.map(lambda x: x.reshape(config.batch_size, *x.shape[2:]), batch)
+        batch = (rollout, advantage, target)
+        return jax.tree.map(lambda x: x.reshape(config.rollout_size, *x.shape[2:]), batch)
 
-    def loss_fn(params, batch):
+    def loss_fn(params, minibatch):
         """The actor-critic loss (arXiv 1707.06347, equation 9, negated)."""
-        policy = actor.apply(params["actor"], batch.obs)
-        value = critic.apply(params["critic"], batch.obs)
-        log_prob = policy.log_prob(batch.action)
+        rollout, advantage, target = minibatch
+        policy = actor.apply(params["actor"], rollout.obs)
+        value = critic.apply(params["critic"], rollout.obs)
+        log_prob = policy.log_prob(rollout.action)
         actor_loss, metrics = policy_loss(
-            log_prob, batch.log_prob, batch.advantage, config.dpo_alpha, config.dpo_beta
+            log_prob, rollout.log_prob, advantage, alpha=config.dpo_alpha, beta=config.dpo_beta
         )
-        critic_loss = value_loss(value, batch.value, batch.target, config.vf_clip_eps)
+        critic_loss = value_loss(value, rollout.value, target, config.vf_clip_eps)
         entropy = policy.entropy().mean()
         loss = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
         return loss, metrics | {"value_loss": critic_loss, "entropy": entropy}
@@ -527,7 +486,7 @@ def make_learner(config: Config):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
         def epoch(carry, key):
-            order = random_order(key, config.batch_size)
+            order = jax.random.bits(key, (config.rollout_size,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
             minibatches = jax.tree.map(lambda x: x[order], batch)
             return jax.lax.scan(gradient_step, carry, minibatches)
@@ -540,13 +499,12 @@ def make_learner(config: Config):
     def update(state, _=None):
         key, collect_key, learn_key = jax.random.split(state.key, 3)
         state, rollout = collect(state._replace(key=key), collect_key)
-        if config.normalize_reward:
-            state, rollout = normalize_reward(state, rollout)
-        batch = make_batch(state.params, rollout)
+        state = update_statistics(state, rollout)
+        batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, learn_key)
-        metrics["value"] = batch.value.mean()
-        unexplained = (batch.target - batch.value).var() / (batch.target.var() + 1e-8)
-        metrics["explained_variance"] = 1.0 - unexplained
+        _, advantage, target = batch  # the advantage is what the value did not explain
+        metrics["value"] = rollout.value.mean()
+        metrics["explained_variance"] = 1.0 - advantage.var() / (target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update

@@ -231,7 +231,7 @@ def five_values(name: str):
 
 def ppo(options, steps, env_name="CartPole-v1", settings=CLASSIC, activation="tanh"):
     ours = Training(
-        "ppo", steps, env_name=env_name, torso="flat", activation=activation, **settings
+        "ppo", steps, env_name=env_name, convolutions=(), activation=activation, **settings
     )
     if not options.purejaxrl:
         return ours, None

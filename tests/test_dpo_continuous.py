@@ -69,6 +69,15 @@ def test_drift_is_one_of_mirror_learning():
     assert (slope == 0).all()
 
 
+def test_a_scale_of_zero_takes_the_whole_gain():
+    """The limit of the definition: no change of the policy is worth anything. 0 / 0 gave NaN."""
+    log_ratio, advantage = jnp.array([0.0, 1.0, 0.0, -1.0]), jnp.array([1.0, 1.0, -1.0, -1.0])
+    drift = dpo.drift(log_ratio, advantage, 0.0, 0.0)
+    np.testing.assert_allclose(drift, [0.0, np.e - 1, 0.0, 1.0], rtol=1e-6)
+    slope = jax.grad(lambda x: dpo.drift(x, advantage, 0.0, 0.0).sum())(log_ratio)
+    assert np.isfinite(slope).all()
+
+
 def test_policy_loss_by_hand():
     log_prob = jnp.log(jnp.array([1.5, 0.5, 1.5, 0.5]))
     advantage = jnp.array([3.0, 1.0, 1.0, 3.0])  # normalized: 1, -1, -1, 1

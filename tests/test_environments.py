@@ -444,7 +444,7 @@ def test_a_time_limit_is_bootstrapped():
         lr=5e-3,
         gamma=0.8,
         vf_clip_eps=float("inf"),
-        torso="flat",
+        convolutions=(),
         hidden_sizes=(16,),
         max_grad_norm=float("inf"),
     )

@@ -74,21 +74,6 @@ def test_gae_against_its_definition(ppo):
     np.testing.assert_allclose(targets, expected + values, rtol=1e-4, atol=1e-5)
 
 
-def test_discounted_returns_against_a_loop(ppo):
-    gamma = 0.9
-    rewards, _, _, terminated, truncated = random_rollout()
-    done = terminated | truncated
-    running, expected = np.arange(rewards.shape[1], dtype=float), []
-    start = running.copy()
-    for reward, ended in zip(rewards, done, strict=True):
-        running = gamma * running + reward
-        expected.append(running)
-        running = np.where(ended, 0.0, running)
-    returns, last = ppo.discounted_returns(rewards, done, start, gamma)
-    np.testing.assert_allclose(returns, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(last, running, rtol=1e-4, atol=1e-5)
-
-
 def test_statistics_of_batches_are_those_of_all_samples(ppo):
     rng = np.random.default_rng(0)
     batches = [

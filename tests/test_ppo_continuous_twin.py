@@ -138,6 +138,8 @@ class Twin:
             self.discounted_return = config.gamma * self.discounted_return + step["reward"]
             returns.extend(self.discounted_return)
             self.discounted_return[step["terminated"] | step["truncated"]] = 0.0
+        if not config.normalize_reward:
+            return
         self.return_statistics.add(returns)
         std = np.sqrt(self.return_statistics.var + 1e-8)
         for step in steps:
@@ -198,13 +200,13 @@ class Twin:
 
     def learn(self, batch, key) -> dict:
         config = self.config
-        batch_size = config.num_envs * config.num_steps
+        rollout_size = config.num_envs * config.num_steps
         lr = config.lr
         if config.anneal_lr:
             lr = config.lr * (1 - self.update_count / config.num_updates)
         all_metrics = []
         for epoch_key in jax.random.split(key, config.update_epochs):
-            order = twin.random_order(epoch_key, batch_size)
+            order = twin.order_of_bits(epoch_key, rollout_size)
             for indices in np.split(order, config.num_minibatches):
                 minibatch = {name: x[indices] for name, x in batch.items()}
                 grads, metrics = self.gradient(self.params, minibatch)
@@ -215,8 +217,7 @@ class Twin:
     def update(self) -> dict:
         self.key, collect_key, learn_key = jax.random.split(self.key, 3)
         steps = self.collect(collect_key)
-        if self.config.normalize_reward:
-            self.normalize_rewards(steps)
+        self.normalize_rewards(steps)
         self.estimate_advantages(steps)
         batch = {
             name: np.concatenate([np.asarray(step[name], np.float32) for step in steps])

@@ -142,7 +142,7 @@ class Twin(ppo.Twin):
             lr = config.lr * (1 - self.update_count / config.num_updates)
         all_metrics = []
         for epoch_key in jax.random.split(key, config.update_epochs):
-            order = np.asarray(jax.random.permutation(epoch_key, config.num_envs))
+            order = twin.order_of_bits(epoch_key, config.num_envs)
             for indices in np.split(order, config.num_minibatches):
                 minibatch = {
                     name: x[indices] if name == "memory" else x[:, indices]
@@ -157,8 +157,7 @@ class Twin(ppo.Twin):
         memory = np.asarray(self.memory)  # before the rollout
         self.key, collect_key, learn_key = jax.random.split(self.key, 3)
         steps = self.collect(collect_key)
-        if self.config.normalize_reward:
-            self.normalize_rewards(steps)
+        self.normalize_rewards(steps)
         self.estimate_advantages(steps)
         names = ("seen", "action", "log_prob", "value", "advantage", "target")
         batch = {
