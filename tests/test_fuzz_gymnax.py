@@ -17,6 +17,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.networks import actor_input
 
 import ppo
 import ppo_continuous
@@ -169,11 +170,7 @@ def in_a_loop(env, limit, key, step_keys, actions):
 def in_a_jit(script, config, keys, step_keys, actions):
     """The same by a script's environment and network input, for all rows [STEPS, ROWS, ...]."""
     env, params = script.make_env(config)
-    space = env.observation_space(params)
-    num_states = (getattr(space, "n", 0),) if script is ppo else ()
-
-    def preprocess(obs):
-        return script.preprocess(obs, *num_states).reshape(ROWS, -1)
+    preprocess = actor_input(script, config)
 
     def step(carry, inputs):
         obs, state = carry
@@ -213,7 +210,7 @@ def check(obs_space, action_space, length, own_limit, limit) -> bool:
         init, update = script.make_learner(config)
         jax.eval_shape(update, jax.eval_shape(init, jax.random.key(0)))
     except ValueError as error:
-        assert re.match(r"(env_name|env_params|normalize_obs|torso)\b", str(error)), error
+        assert re.match(r"(env_name|env_params|normalize_obs|convolutions)\b", str(error)), error
         assert "\n" not in str(error)
         return False
     for row in range(ROWS):
@@ -236,7 +233,7 @@ def test_what_has_to_be_taken(examples):
         without_limit = limit is None and own_limit in (None, 1)
         continuous_numbers = is_number and isinstance(action_space, spaces.Box)
         is_image = isinstance(action_space, spaces.Discrete) and len(obs_space.shape) == 3
-        too_small = is_image and min(obs_space.shape[:2]) < 3  # for the torso `grid`
+        too_small = is_image and min(obs_space.shape[:2]) < 3  # for a convolution
         assert taken != (without_limit or continuous_numbers or too_small)
 
     run()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.networks import actor_input
 from test_host import registry, seeds_of  # noqa: F401  a fixture
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -152,12 +153,8 @@ def in_a_loop(name, seed, limit, actions, one_hot):
 def in_a_jit(script, config, key, actions):
     """The same by a script's environment and network input, for all rows."""
     env, params = script.make_env(config)
-    space = env.observation_space(params)
-    num_states = (getattr(space, "n", 0),) if script is ppo else ()
+    preprocess = actor_input(script, config)
     keys = jax.random.split(key, ROWS)
-
-    def preprocess(obs):
-        return script.preprocess(obs, *num_states).reshape(ROWS, -1)
 
     def step(carry, action):
         obs, state = carry

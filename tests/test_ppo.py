@@ -222,6 +222,12 @@ def test_state_numbers_cannot_be_normalized(script):
         script.make_learner(script.Config(env_name="FrozenLake-misc", normalize_obs=True))
 
 
+def test_normalized_observations_are_stored_as_floats():
+    """As bool, all of them would be True."""
+    with pytest.raises(ValueError, match="buffer_dtype = bool: is for floats"):
+        ppo_discrete.make_learner(ppo_discrete.Config(normalize_obs=True, buffer_dtype="bool"))
+
+
 @pytest.mark.parametrize("name", ["CartPole-v1", "FourRooms-misc", "MetaMaze-misc"])
 def test_environments_are_made_inside_a_jit(name):
     """As a sweep does it, where floats of the config are traced: two of them look at numbers of

@@ -59,18 +59,6 @@ def test_orthogonal_initialization_takes_little_memory(shape):
     assert compiled.memory_analysis().temp_size_in_bytes < 20e6
 
 
-def test_random_order():
-    """Each order is a permutation, and all are equally likely."""
-    for size in (1, 2, 3, 6, 1000):
-        keys = jax.random.split(jax.random.key(0), 50)
-        orders = jit_quickly(jax.vmap(lambda key, size=size: ppo.random_order(key, size)))(keys)
-        np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (50, 1)))
-    keys = jax.random.split(jax.random.key(1), 24_000)
-    orders = jit_quickly(jax.vmap(lambda key: ppo.random_order(key, 4)))(keys)
-    counts = np.unique(orders, axis=0, return_counts=True)[1]
-    assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
-
-
 def brax_env(num_envs=6, **settings):
     env, env_params = ppo.make_env(ppo.Config(env_name="ValueBrax", **settings))
     reset = jit_quickly(jax.vmap(env.reset, (0, None)))
