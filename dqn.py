@@ -98,7 +98,6 @@ class Config:
     gradient_steps: int = 1  # gradient steps per update, each on a new batch
     target_update_interval: int = 500  # environment steps between updates of the target network
     tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
-    loss: Literal["squared", "huber"] = "squared"  # loss function of the TD error
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
@@ -106,8 +105,8 @@ class Config:
     epsilon_start: float = 1.0  # probability of a random action after the warm-up
     epsilon_finish: float = 0.05  # probability of a random action at the end
     exploration_fraction: float = 0.5  # fraction of the updates over which epsilon falls linearly
-    # convolutions for images: flat has none, grid one, nature three
-    torso: Literal["flat", "grid", "nature"] = "grid"
+    # convolutions of images: features, size and stride of each; stride must divide size
+    convolutions: tuple[tuple[int, int, int], ...] = ((16, 3, 1),)
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -131,50 +130,16 @@ class Config:
         return (self.total_timesteps - self.warmup_timesteps) // self.rollout_size
 
 
-# --- observations (shared) ---
-
-
-def preprocess(obs, num_states: int):
-    """What networks take: floats.
-
-    Indices of a discrete space's states (`num_states` is above 0) become one-hot vectors. Bytes, of
-    which images consist, are divided by 255.
-    """
-    if num_states:
-        return jax.nn.one_hot(obs, num_states)
-    if obs.dtype == jnp.uint8:
-        return obs / 255.0
-    return obs.astype(jnp.float32)
-
-
-CONVOLUTIONS = {  # torso: (features, size, stride) of each convolution
-    "flat": (),
-    "grid": ((16, 3, 1),),  # Young & Tian 2019 (arXiv 1903.03176)
-    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
-}
-SMALLEST_IMAGE = {"flat": 1, "grid": 3, "nature": 36}
-
-
-def convolutions(torso: str, obs_shape: tuple[int, ...]):
-    """The convolutions for images [H, W, C]; none for other observations."""
-    if len(obs_shape) != 3:
-        if torso == "nature":
-            raise ValueError(f"torso = nature: is for images, observations have shape {obs_shape}")
-        return ()
-    if min(obs_shape[:2]) < SMALLEST_IMAGE[torso]:
-        raise ValueError(
-            f"torso = {torso}: images {obs_shape} are too small; "
-            "grid needs 3 x 3, nature 36 x 36, flat takes any"
-        )
-    return CONVOLUTIONS[torso]
+# --- network ---
 
 
 def patches(x, size: int, stride: int):
     """Squares of size x size, `stride` apart: [..., H, W, C] -> [..., H', W', size * size * C].
 
     A dense layer on patches is a convolution, 11 times as fast as `nn.Conv` on MinAtar on CPUs.
-    `stride` must divide `size`.
     """
+    if size % stride or min(x.shape[-3:-1]) < size:
+        raise ValueError(f"convolutions: {size} x {size}, stride {stride}, on {x.shape[-3:-1]}")
     height = x.shape[-3] // stride
     width = x.shape[-2] // stride
     x = x[..., : height * stride, : width * stride, :]
@@ -189,14 +154,11 @@ def patches(x, size: int, stride: int):
     return jnp.concatenate(shifted, axis=-1)
 
 
-# --- network ---
-
-
 class QNetwork(nn.Module):
     """The value of each action: [..., *obs_shape] -> [..., num_actions]."""
 
-    obs_shape: tuple[int, ...]
-    num_states: int  # size of a discrete observation space; 0 for arrays
+    obs_space: Any
+    buffer_dtype: str
     num_actions: int
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
@@ -205,10 +167,16 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs):
         activation = getattr(nn, self.activation)
-        x = preprocess(obs, self.num_states)
-        for features, size, stride in self.convolutions:
-            x = activation(nn.Dense(features)(patches(x, size, stride)))
-        x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
+        batch_shape = obs.shape[: obs.ndim - len(self.obs_space.shape)]
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acts on what the replay holds
+        if isinstance(self.obs_space, spaces.Discrete):
+            x = jax.nn.one_hot(obs, self.obs_space.n)
+        else:
+            x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
+        if len(self.obs_space.shape) == 3:
+            for features, size, stride in self.convolutions:
+                x = activation(nn.Dense(features)(patches(x, size, stride)))
+        x = x.reshape(*batch_shape, -1)
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size)(x))
         return nn.Dense(self.num_actions)(x)
@@ -246,18 +214,6 @@ def q_target(reward, terminated, next_q, next_q_online, gamma):
     return reward + gamma * jnp.where(terminated, 0.0, next_value)
 
 
-def td_loss(q, target, kind: str):
-    """Mean of half the squared error, or of the Huber loss, which is linear beyond 1. Both [B]."""
-    if kind == "huber":
-        return optax.huber_loss(q, target).mean()
-    return optax.l2_loss(q, target).mean()
-
-
-def is_due(step_count, interval: int, rollout_size: int):
-    """Whether the last `rollout_size` of `step_count` steps reached a multiple of `interval`."""
-    return step_count % interval < rollout_size
-
-
 # --- replay: a ring of rollouts ---
 
 
@@ -273,7 +229,11 @@ class Transition(NamedTuple):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-    return jax.tree.map(lambda ring, new: ring.at[count % len(ring)].set(new), replay, rollout)
+
+    def add(ring, new):
+        return ring.at[count % len(ring)].set(new.astype(ring.dtype))
+
+    return jax.tree.map(add, replay, rollout)
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:
@@ -310,26 +270,23 @@ class RunnerState(NamedTuple):
 
 def make_network(config: Config, env, env_params) -> QNetwork:
     space = env.observation_space(env_params)
+    if config.buffer_dtype and not jnp.issubdtype(space.dtype, jnp.floating):
+        raise ValueError(f"buffer_dtype = {config.buffer_dtype}: is for observations of floats")
     return QNetwork(
-        obs_shape=space.shape,
-        num_states=space.n if isinstance(space, spaces.Discrete) else 0,
+        obs_space=space,
+        buffer_dtype=config.buffer_dtype,
         num_actions=env.action_space(env_params).n,
-        convolutions=convolutions(config.torso, space.shape),
+        convolutions=config.convolutions,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
     )
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
-
-    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
-    """
-    for name in ("num_envs", "num_steps", "batch_size", "gradient_steps", "target_update_interval"):
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    for name in ("batch_size", "gradient_steps", "target_update_interval"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
-    if config.learning_starts < 0:
-        raise ValueError(f"learning_starts = {config.learning_starts}: must be at least 0")
     if config.num_updates < 1:
         raise ValueError(
             f"total_timesteps = {config.total_timesteps}: the warm-up and one update take "
@@ -341,25 +298,25 @@ def make_learner(config: Config):
             f"buffer_size = {config.buffer_size}: one update adds {config.rollout_size} steps"
         )
     env, env_params = make_env(config)
+    reset_env = jax.vmap(env.reset, in_axes=(0, None))
     step_env = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     network = make_network(config, env, env_params)
 
-    def learning_rate(gradient_step_count):
-        """Constant within an update, linear over the training."""
-        update_count = gradient_step_count // config.gradient_steps
-        return config.lr * jnp.maximum(0.0, 1.0 - update_count / config.num_updates)
+    schedule = optax.linear_schedule(config.lr, 0.0, config.num_updates)
+
+    def learning_rate(gradient_step_count):  # constant within an update
+        return schedule(gradient_step_count // config.gradient_steps)
 
     optimizer = optax.adam(learning_rate if config.anneal_lr else config.lr)
 
     def init(rng):
         """Initialize the network, and take `learning_starts` random steps into the replay."""
         params_key, env_key, warmup_key, key = jax.random.split(rng, 4)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
         params = network.init(params_key, obs)
 
         shape = (num_rollouts, config.num_steps, config.num_envs)
-        empty_obs = jnp.zeros((*shape, *obs.shape[1:]), obs.dtype)
+        empty_obs = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype)
         replay = Transition(
             obs=empty_obs,
             action=jnp.zeros(shape, jnp.int32),
@@ -398,12 +355,11 @@ def make_learner(config: Config):
             obs_after_reset, env_state, reward, terminated, _, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            next_obs = info.pop("final_observation")
             transition = Transition(
                 obs=obs,
                 action=action,
                 reward=reward,
-                next_obs=next_obs,
+                next_obs=info.pop("final_observation"),
                 terminated=terminated,
             )
             return (obs_after_reset, env_state), (transition, info)
@@ -424,7 +380,7 @@ def make_learner(config: Config):
         next_q = network.apply(target_params, batch.next_obs)
         next_q_online = network.apply(params, batch.next_obs) if config.double else next_q
         target = q_target(batch.reward, batch.terminated, next_q, next_q_online, config.gamma)
-        loss = td_loss(q_taken, jax.lax.stop_gradient(target), config.loss)
+        loss = optax.l2_loss(q_taken, jax.lax.stop_gradient(target)).mean()
         return loss, {"td_loss": loss, "q_value": q_taken.mean()}
 
     def gradient_step(state, key):
@@ -447,8 +403,9 @@ def make_learner(config: Config):
         keys = jax.random.split(learn_key, config.gradient_steps)
         state, metrics = jax.lax.scan(gradient_step, state, keys)
 
+        # whether the last rollout reached a multiple of the interval
         step_count = (update_count + 1) * config.rollout_size  # since the warm-up
-        due = is_due(step_count, config.target_update_interval, config.rollout_size)
+        due = step_count % config.target_update_interval < config.rollout_size
         tau = jnp.where(due, config.tau, 0.0)
         target_params = optax.incremental_update(state.params, state.target_params, tau)
         state = state._replace(target_params=target_params)

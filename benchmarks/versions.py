@@ -70,8 +70,8 @@ def read_flags(words: list[str]) -> dict[str, list[str]]:
         (file,) = given.pop("config")
         for name, value in yaml.safe_load(Path(file).read_text()).items():
             if isinstance(value, dict):
-                value = [word for item in value.items() for word in item]
-            in_file[name] = [str(x) for x in value] if isinstance(value, list) else [str(value)]
+                value = list(value.items())
+            in_file[name] = [str(x) for x in jax.tree.leaves(value)]
     return in_file | given
 
 

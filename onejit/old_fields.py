@@ -10,7 +10,9 @@ OLD_FIELDS = {
     "n_step": "rainbow.py has n-step targets; delete it if it is 1",
     "dueling": "rainbow.py has the dueling network; delete it if it is False",
     "clip_value": "use vf_clip_eps, the clip range of the value function; inf does not clip",
-    "conv_features": "use torso: 16 is now grid, and 0 is flat",
+    "conv_features": "use convolutions: 16 is now [[16, 3, 1]], and 0 is []",
+    "torso": "use convolutions: flat is now [], grid is [[16, 3, 1]], and nature is "
+    "[[32, 8, 4], [64, 4, 2], [64, 3, 1]]",
     "snapshot_interval": "delete it; docs/q_learning_gridworld.md shows how to keep Q",
 }
 
@@ -21,6 +23,7 @@ OLD_FIELDS_OF = {
         "dueling": "delete it, because the network is always dueling",
         "loss": "delete it, because the loss is the squared error",
     },
+    "dqn": {"loss": "delete it, because the loss is the squared error"},
     "rainbow": {"loss": "delete it; without a distribution the loss is the squared error"},
 }
 

@@ -29,11 +29,9 @@ SMALL = script.Config(
     hidden_sizes=(8,),
 )
 CASES = {
-    "all on": dataclasses.replace(
-        SMALL, double=True, loss="huber", anneal_lr=True, tau=0.4, activation="tanh"
-    ),
+    "all on": dataclasses.replace(SMALL, double=True, anneal_lr=True, tau=0.4, activation="tanh"),
     "all off": dataclasses.replace(
-        SMALL, double=False, loss="squared", anneal_lr=False, tau=1.0, buffer_dtype="bfloat16"
+        SMALL, double=False, anneal_lr=False, tau=1.0, buffer_dtype="bfloat16"
     ),
 }
 
@@ -117,11 +115,8 @@ class Twin:
     def loss(self, params, batch, target):
         q = self.network.apply(params, batch["obs"])
         q_taken = jnp.array([q[i, batch["action"][i]] for i in range(len(target))])
-        error = q_taken - target
-        loss = 0.5 * error**2
-        if self.config.loss == "huber":  # linear where the error is above 1
-            loss = jnp.where(jnp.abs(error) > 1, jnp.abs(error) - 0.5, loss)
-        return loss.mean(), {"td_loss": loss.mean(), "q_value": q_taken.mean()}
+        loss = 0.5 * ((q_taken - target) ** 2).mean()
+        return loss, {"td_loss": loss, "q_value": q_taken.mean()}
 
     def update(self) -> dict:
         config = self.config

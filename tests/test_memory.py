@@ -53,9 +53,7 @@ def test_a_warm_up_needs_little_beside_the_replay(name):
     itself.
     """
     script = load_script(name)
-    config = dataclasses.replace(
-        script.Config(), env_name="Breakout-MinAtar", buffer_dtype="bool", torso="grid"
-    )
+    config = dataclasses.replace(script.Config(), env_name="Breakout-MinAtar", buffer_dtype="bool")
     config = dataclasses.replace(
         config, buffer_size=8192, learning_starts=8192, total_timesteps=10_000
     )

@@ -1,7 +1,7 @@
 """EnvPool: MuJoCo, Atari, DeepMind Control, Box2D, MiniGrid and more, in C++ (arXiv 2206.10558).
 
     python sac.py --env-name onejit.envs.envpool:HalfCheetah-v4
-    python pqn.py --env-name onejit.envs.envpool:Pong-v5 --torso nature
+    python pqn.py --env-name onejit.envs.envpool:Pong-v5 --convolutions 32 8 4 64 4 2 64 3 1
 
 The environments step on the CPU. docs/host_environments.md says what is lost compared with
 environments in JAX.

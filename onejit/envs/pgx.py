@@ -1,7 +1,7 @@
 """Pgx's games of one player: MinAtar with sticky actions, and 2048 (arXiv 2303.17503).
 
     python ppo.py --env-name onejit.envs.pgx:minatar-breakout
-    python dqn.py --env-name onejit.envs.pgx:2048 --torso flat
+    python dqn.py --env-name onejit.envs.pgx:2048 --convolutions
 
 alphazero.py plays the board games of two players. Episodes are truncated after 4000 steps.
 """
