@@ -104,7 +104,7 @@ class Config:
     batch_size: int = 64  # transitions per gradient step
     gradient_steps: int = 2  # gradient steps per update, each on a new batch
     n_step: int = 3  # rewards in a target; fewer at the end of an episode
-    priority_exponent: float = 0.5  # exponent omega of the priorities; 0 samples uniformly
+    priority_exponent: float = 0.5  # exponent omega of new priorities; 0 samples uniformly
     importance_exponent: float = 0.4  # exponent beta of the importance weights; rises linearly to 1
     target_update_interval: int = 800  # environment steps between updates of the target network
     tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
@@ -124,8 +124,8 @@ class Config:
     epsilon_start: float = 1.0  # probability of a random action after the warm-up
     epsilon_finish: float = 0.01  # probability of a random action at the end
     exploration_fraction: float = 0.1  # fraction of the updates over which epsilon falls linearly
-    # convolutions for images: flat has none, grid one, nature three
-    torso: Literal["flat", "grid", "nature"] = "grid"
+    # convolutions of images: features, size and stride of each; stride must divide size
+    convolutions: tuple[tuple[int, int, int], ...] = ((16, 3, 1),)
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
@@ -150,50 +150,16 @@ class Config:
         return (self.total_timesteps - self.warmup_timesteps) // self.rollout_size
 
 
-# --- observations (shared) ---
-
-
-def preprocess(obs, num_states: int):
-    """What networks take: floats.
-
-    Indices of a discrete space's states (`num_states` is above 0) become one-hot vectors. Bytes, of
-    which images consist, are divided by 255.
-    """
-    if num_states:
-        return jax.nn.one_hot(obs, num_states)
-    if obs.dtype == jnp.uint8:
-        return obs / 255.0
-    return obs.astype(jnp.float32)
-
-
-CONVOLUTIONS = {  # torso: (features, size, stride) of each convolution
-    "flat": (),
-    "grid": ((16, 3, 1),),  # Young & Tian 2019 (arXiv 1903.03176)
-    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
-}
-SMALLEST_IMAGE = {"flat": 1, "grid": 3, "nature": 36}
-
-
-def convolutions(torso: str, obs_shape: tuple[int, ...]):
-    """The convolutions for images [H, W, C]; none for other observations."""
-    if len(obs_shape) != 3:
-        if torso == "nature":
-            raise ValueError(f"torso = nature: is for images, observations have shape {obs_shape}")
-        return ()
-    if min(obs_shape[:2]) < SMALLEST_IMAGE[torso]:
-        raise ValueError(
-            f"torso = {torso}: images {obs_shape} are too small; "
-            "grid needs 3 x 3, nature 36 x 36, flat takes any"
-        )
-    return CONVOLUTIONS[torso]
+# --- network ---
 
 
 def patches(x, size: int, stride: int):
     """Squares of size x size, `stride` apart: [..., H, W, C] -> [..., H', W', size * size * C].
 
     A dense layer on patches is a convolution, 11 times as fast as `nn.Conv` on MinAtar on CPUs.
-    `stride` must divide `size`.
     """
+    if size % stride or min(x.shape[-3:-1]) < size:
+        raise ValueError(f"convolutions: {size} x {size}, stride {stride}, on {x.shape[-3:-1]}")
     height = x.shape[-3] // stride
     width = x.shape[-2] // stride
     x = x[..., : height * stride, : width * stride, :]
@@ -206,9 +172,6 @@ def patches(x, size: int, stride: int):
     columns = width - n + 1
     shifted = [blocks[..., i : i + rows, j : j + columns, :] for i in range(n) for j in range(n)]
     return jnp.concatenate(shifted, axis=-1)
-
-
-# --- network ---
 
 
 class NoisyDense(nn.Module):
@@ -268,8 +231,8 @@ class QNetwork(nn.Module):
     With `dueling`, the last hidden layer and the head exist twice, in two streams.
     """
 
-    obs_shape: tuple[int, ...]
-    num_states: int  # size of a discrete observation space; 0 for arrays
+    obs_space: Any
+    buffer_dtype: str
     num_actions: int
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
@@ -282,16 +245,22 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs):
         activation = getattr(nn, self.activation)
+        batch_shape = obs.shape[: obs.ndim - len(self.obs_space.shape)]
 
         def dense(size):
             if self.noisy:
                 return NoisyDense(size, self.noisy_std)
             return nn.Dense(size)
 
-        x = preprocess(obs, self.num_states)
-        for features, size, stride in self.convolutions:
-            x = activation(nn.Dense(features)(patches(x, size, stride)))
-        x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acts on what the replay holds
+        if isinstance(self.obs_space, spaces.Discrete):
+            x = jax.nn.one_hot(obs, self.obs_space.n)
+        else:
+            x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
+        if len(self.obs_space.shape) == 3:
+            for features, size, stride in self.convolutions:
+                x = activation(nn.Dense(features)(patches(x, size, stride)))
+        x = x.reshape(*batch_shape, -1)
         for size in self.hidden_sizes[:-1]:
             x = activation(dense(size)(x))
 
@@ -406,11 +375,6 @@ def loss_and_error(outputs, target, distribution: str):
     return loss, loss
 
 
-def is_due(step_count, interval: int, rollout_size: int):
-    """Whether the last `rollout_size` of `step_count` steps reached a multiple of `interval`."""
-    return step_count % interval < rollout_size
-
-
 # --- transitions of several steps ---
 
 
@@ -430,24 +394,24 @@ class Transition(NamedTuple):
 
     obs: jax.Array
     action: jax.Array
-    n_step_return: jax.Array  # discounted sum of the rewards
-    discount: jax.Array  # of the value of `next_obs`: gamma ** steps, or 0 after a termination
+    rewards: jax.Array  # [..., n_step], 0 after the end of the episode
+    length: jax.Array  # number of steps
     next_obs: jax.Array  # after the last step, before auto-reset
+    terminated: jax.Array
 
 
-def n_step_transitions(steps: Step, gamma, n_step: int) -> Transition:
+def n_step_transitions(steps: Step, n_step: int) -> Transition:
     """The transitions that begin at each of the first T of T + n_step - 1 successive steps.
 
     Leaves of `steps` are [T + n_step - 1, N, ...], leaves of the result [T, N, ...].
     """
     length = len(steps.reward) - n_step + 1
     done = steps.terminated | steps.truncated
-    n_step_return = jnp.zeros_like(steps.reward[:length])
+    rewards = []
     last = jnp.zeros_like(steps.action[:length])  # index of the transition's last step
     running = jnp.ones_like(done[:length])
     for k in range(n_step):
-        reward = gamma**k * steps.reward[k : k + length]
-        n_step_return += jnp.where(running, reward, 0.0)
+        rewards.append(jnp.where(running, steps.reward[k : k + length], 0.0))
         last = jnp.where(running, k, last)
         running &= ~done[k : k + length]
 
@@ -456,10 +420,20 @@ def n_step_transitions(steps: Step, gamma, n_step: int) -> Transition:
     return Transition(
         obs=steps.obs[:length],
         action=steps.action[:length],
-        n_step_return=n_step_return,
-        discount=jnp.where(steps.terminated[time, env], 0.0, gamma ** (last + 1)),
+        rewards=jnp.stack(rewards, axis=-1),
+        length=last + 1,
         next_obs=steps.next_obs[time, env],
+        terminated=steps.terminated[time, env],
     )
+
+
+def discounted(transition: Transition, gamma):
+    """The n-step return, and the discount of the value of `next_obs`: 0 after a termination."""
+    n_step_return = 0.0
+    for k in range(transition.rewards.shape[-1]):
+        n_step_return += gamma**k * transition.rewards[..., k]
+    discount = jnp.where(transition.terminated, 0.0, gamma**transition.length)
+    return n_step_return, discount
 
 
 # --- priorities: a sum tree ---
@@ -536,7 +510,11 @@ def importance_weights(probability, size, exponent):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-    return jax.tree.map(lambda ring, new: ring.at[count % len(ring)].set(new), replay, rollout)
+
+    def add(ring, new):
+        return ring.at[count % len(ring)].set(new.astype(ring.dtype))
+
+    return jax.tree.map(add, replay, rollout)
 
 
 def sample(key, replay: Transition, tree: tuple, size, batch_size: int, importance_exponent):
@@ -579,11 +557,13 @@ class RunnerState(NamedTuple):
 
 def make_network(config: Config, env, env_params) -> QNetwork:
     space = env.observation_space(env_params)
+    if config.buffer_dtype and not jnp.issubdtype(space.dtype, jnp.floating):
+        raise ValueError(f"buffer_dtype = {config.buffer_dtype}: is for observations of floats")
     return QNetwork(
-        obs_shape=space.shape,
-        num_states=space.n if isinstance(space, spaces.Discrete) else 0,
+        obs_space=space,
+        buffer_dtype=config.buffer_dtype,
         num_actions=env.action_space(env_params).n,
-        convolutions=convolutions(config.torso, space.shape),
+        convolutions=config.convolutions,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
         dueling=config.dueling,
@@ -599,22 +579,10 @@ def make_support(config: Config):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
-
-    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
-    """
-    for name in (
-        "num_envs",
-        "num_steps",
-        "batch_size",
-        "gradient_steps",
-        "n_step",
-        "target_update_interval",
-    ):
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    for name in ("batch_size", "gradient_steps", "n_step", "target_update_interval"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
-    if config.learning_starts < 0:
-        raise ValueError(f"learning_starts = {config.learning_starts}: must be at least 0")
     if config.num_atoms < 2 and config.distribution != "none":
         raise ValueError(
             f"num_atoms = {config.num_atoms}: must be at least 2; distribution none has no atoms"
@@ -627,9 +595,10 @@ def make_learner(config: Config):
     num_rollouts = config.buffer_size // config.rollout_size
     if num_rollouts < 1:
         raise ValueError(
-            f"buffer_size = {config.buffer_size}: one update adds {config.rollout_size}"
+            f"buffer_size = {config.buffer_size}: one update adds {config.rollout_size} steps"
         )
     env, env_params = make_env(config)
+    reset_env = jax.vmap(env.reset, in_axes=(0, None))
     step_env = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     network = make_network(config, env, env_params)
 
@@ -638,10 +607,10 @@ def make_learner(config: Config):
     def values_of(outputs):
         return action_values(outputs, support, config.distribution)
 
-    def learning_rate(gradient_step_count):
-        """Constant within an update, linear over the training."""
-        update_count = gradient_step_count // config.gradient_steps
-        return config.lr * jnp.maximum(0.0, 1.0 - update_count / config.num_updates)
+    schedule = optax.linear_schedule(config.lr, 0.0, config.num_updates)
+
+    def learning_rate(gradient_step_count):  # constant within an update
+        return schedule(gradient_step_count // config.gradient_steps)
 
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
@@ -651,18 +620,18 @@ def make_learner(config: Config):
     def init(rng):
         """Initialize the networks, and take `learning_starts` random steps into the replay."""
         params_key, env_key, tail_key, warmup_key, key = jax.random.split(rng, 5)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
         params = network.init(params_key, obs)
 
         shape = (num_rollouts, config.num_steps, config.num_envs)
-        empty_obs = jnp.zeros((*shape, *obs.shape[1:]), obs.dtype)
+        empty_obs = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype)
         replay = Transition(
             obs=empty_obs,
             action=jnp.zeros(shape, jnp.int32),
-            n_step_return=jnp.zeros(shape),
-            discount=jnp.zeros(shape),
+            rewards=jnp.zeros((*shape, config.n_step)),
+            length=jnp.zeros(shape, jnp.int32),
             next_obs=empty_obs,
+            terminated=jnp.zeros(shape, bool),
         )
         state = RunnerState(
             params=params,
@@ -706,12 +675,11 @@ def make_learner(config: Config):
             obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            next_obs = info.pop("final_observation")
             one_step = Step(
                 obs=obs,
                 action=action,
                 reward=reward,
-                next_obs=next_obs,
+                next_obs=info.pop("final_observation"),
                 terminated=terminated,
                 truncated=truncated,
             )
@@ -731,7 +699,7 @@ def make_learner(config: Config):
             steps = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.tail, rollout)
             tail = jax.tree.map(lambda x: x[config.num_steps :], steps)
             state = state._replace(tail=tail)
-        transitions = n_step_transitions(steps, config.gamma, config.n_step)
+        transitions = n_step_transitions(steps, config.n_step)
 
         first = (state.rollout_count % num_rollouts) * config.rollout_size
         index = first + jnp.arange(config.rollout_size)
@@ -753,9 +721,8 @@ def make_learner(config: Config):
         if config.double:
             next_q = values_of(noisy_outputs(params, batch.next_obs, noise["choice"]))
         next_outputs = at_action(next_outputs, next_q.argmax(axis=-1))
-        target = bellman_target(
-            batch.n_step_return, batch.discount, next_outputs, support, config.distribution
-        )
+        n_step_return, discount = discounted(batch, config.gamma)
+        target = bellman_target(n_step_return, discount, next_outputs, support, config.distribution)
         target = jax.lax.stop_gradient(target)
 
         loss, error = loss_and_error(outputs, target, config.distribution)
@@ -817,8 +784,9 @@ def make_learner(config: Config):
         importance_exponent = 1.0 - (1.0 - config.importance_exponent) * remaining
         state, metrics = learn(state, learn_key, importance_exponent)
 
+        # whether the last rollout reached a multiple of the interval
         step_count = (update_count + 1) * config.rollout_size  # since the warm-up
-        due = is_due(step_count, config.target_update_interval, config.rollout_size)
+        due = step_count % config.target_update_interval < config.rollout_size
         tau = jnp.where(due, config.tau, 0.0)
         target_params = optax.incremental_update(state.params, state.target_params, tau)
         state = state._replace(target_params=target_params)

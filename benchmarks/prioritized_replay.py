@@ -33,13 +33,14 @@ BETA = 0.4
 def draw_transitions(key) -> apex_dqn.Transition:
     """What 128 actors would have made in a cycle: leaves [1, BATCH, ...]."""
     obs_key, next_obs_key, key = jax.random.split(key, 3)
-    action, n_step_return, discount = jax.random.normal(key, (3, 1, BATCH))
+    action, reward = jax.random.normal(key, (2, 1, BATCH))
     return apex_dqn.Transition(
         obs=jax.random.normal(obs_key, (1, BATCH, OBS_DIM)),
         action=action.astype(jnp.int32),
-        n_step_return=n_step_return,
-        discount=discount,
+        rewards=reward[..., None],
+        length=jnp.ones((1, BATCH), jnp.int32),
         next_obs=jax.random.normal(next_obs_key, (1, BATCH, OBS_DIM)),
+        terminated=jnp.zeros((1, BATCH), bool),
     )
 
 

@@ -33,7 +33,8 @@ def test_transitions_against_a_loop(n_step):
     steps = apex_dqn.Step(
         **jax.tree.map(jnp.asarray, given | dict(terminated=terminated, truncated=truncated))
     )
-    made = apex_dqn.n_step_transitions(steps, gamma, n_step)
+    made = apex_dqn.n_step_transitions(steps, n_step)
+    n_step_return, discounts = apex_dqn.discounted(made, gamma)
     for t in range(num_steps):
         for env in range(num_envs):
             total, discount = 0.0, 1.0
@@ -43,8 +44,8 @@ def test_transitions_against_a_loop(n_step):
                     break
             if terminated[t + k, env]:
                 discount = 0.0
-            np.testing.assert_allclose(made.n_step_return[t, env], total, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(made.discount[t, env], discount, rtol=1e-5)
+            np.testing.assert_allclose(n_step_return[t, env], total, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(discounts[t, env], discount, rtol=1e-5)
             assert made.next_obs[t, env] == next_obs[t + k, env]
             assert made.obs[t, env] == obs[t, env]
             assert made.action[t, env] == action[t, env]
@@ -62,15 +63,6 @@ def test_streams_are_combined_by_hand():
     advantage = jnp.array([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]])
     q = apex_dqn.dueling_q(jnp.array([[10.0], [0.0]]), advantage)
     np.testing.assert_allclose(q, [[8.0, 9.0, 13.0], [-1.0, 0.0, 1.0]])
-
-
-@pytest.mark.parametrize("rollout_size", [1, 3, 14, 64, 256])
-def test_multiples_of_an_interval(rollout_size):
-    """True once for each rollout that reaches a multiple of 30, however the sizes fit."""
-    for count in range(1, 40):
-        steps = range((count - 1) * rollout_size + 1, count * rollout_size + 1)
-        reached = any(step % 30 == 0 for step in steps)
-        assert apex_dqn.is_due(count * rollout_size, 30, rollout_size) == reached
 
 
 def replay_of(x):
@@ -113,6 +105,7 @@ def test_epsilons_by_hand():
     epsilons = apex_dqn.actor_epsilons(8, 0.4, 7.0)
     np.testing.assert_allclose(epsilons, 0.4 ** np.arange(1, 9), rtol=1e-5)
     np.testing.assert_allclose(apex_dqn.actor_epsilons(1, 0.4, 7.0), [0.4], rtol=1e-6)
+    np.testing.assert_array_equal(apex_dqn.actor_epsilons(3, -0.4, 7.0), [0.0] * 3)
 
 
 # --- the sum tree ---
@@ -203,10 +196,10 @@ def test_replay_wraps_around():
     replay = replay_of(jnp.zeros((num_rollouts, num_steps, num_envs)))
     for count in range(8):
         rows = (count * 6 + jnp.arange(6.0)).reshape(num_steps, num_envs)
-        new = replay_of(rows)._replace(n_step_return=rows + 1)
+        new = replay_of(rows)._replace(rewards=rows + 1)
         replay = apex_dqn.add_rollout(replay, new, jnp.int32(count))
     np.testing.assert_array_equal(replay.obs.reshape(-1), [*range(36, 48), *range(30, 36)])
-    np.testing.assert_array_equal(replay.n_step_return, replay.obs + 1)
+    np.testing.assert_array_equal(replay.rewards, replay.obs + 1)
 
 
 def test_priorities_are_of_the_transitions_that_they_stand_beside():
@@ -223,7 +216,8 @@ def test_priorities_are_of_the_transitions_that_they_stand_beside():
     replay = flatten(state.replay, 60)
     q = np.asarray(network.apply(state.params, replay.obs))
     next_q = np.asarray(network.apply(state.params, replay.next_obs))
-    target = replay.n_step_return + replay.discount * next_q.max(axis=-1)
+    n_step_return, discount = apex_dqn.discounted(replay, config.gamma)
+    target = n_step_return + discount * next_q.max(axis=-1)
     td_error = target - q[np.arange(60), replay.action]
     priorities = sums(state.tree)[:60]
     expected = np.asarray(apex_dqn.priority_of(td_error, config.priority_exponent))
@@ -364,7 +358,6 @@ def test_training_without_hidden_layers_and_with_the_largest_exponent():
         ({"n_step": 0}, "n_step = 0: must be at least 1"),
         ({"actor_sync_interval": 0}, "actor_sync_interval = 0: must be at least 1"),
         ({"target_update_interval": 0}, "target_update_interval = 0: must be at least 1"),
-        ({"learning_starts": -1}, "learning_starts = -1: must be at least 0"),
     ],
 )
 def test_configs_that_cannot_train(overrides, message):

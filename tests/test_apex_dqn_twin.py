@@ -110,18 +110,21 @@ class Twin:
 
     def transition(self, steps) -> dict:
         """Up to `n_step` steps, fewer at the end of an episode (arXiv 1803.00933, section 3.1)."""
-        total = 0.0
+        rewards = np.zeros(self.config.n_step)
         for k, step in enumerate(steps):
-            total += self.config.gamma**k * step["reward"]
+            rewards[k] = step["reward"]
             if step["done"]:
                 break
         discount = 0.0 if step["terminated"] else self.config.gamma ** (k + 1)
         return {
             "obs": steps[0]["obs"],
             "action": steps[0]["action"],
-            "n_step_return": total,
-            "discount": discount,
+            "rewards": rewards,
+            "length": k + 1,
             "next_obs": step["next_obs"],
+            "terminated": step["terminated"],
+            "n_step_return": sum(self.config.gamma**i * r for i, r in enumerate(rewards)),
+            "discount": discount,
         }
 
     def target(self, transition, params, target_params) -> float:
@@ -222,7 +225,7 @@ class Twin:
         priorities = np.asarray(state.tree[0]).reshape(-1)
         for (place, i), transition in self.replay.items():
             rollout, step = divmod(place, self.config.num_steps)
-            for name in ("obs", "action", "n_step_return", "discount", "next_obs"):
+            for name in ("obs", "action", "rewards", "length", "next_obs", "terminated"):
                 actual = getattr(state.replay, name)[rollout, step, i]
                 np.testing.assert_allclose(
                     actual, transition[name], rtol=1e-4, atol=1e-5, err_msg=name

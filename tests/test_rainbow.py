@@ -22,7 +22,7 @@ import rainbow
 from onejit.evaluation import policy_of
 
 VALUE = toys.ValueDiscrete.__name__
-SHARED = """select epsilon_greedy is_due n_step_transitions init_sum_tree set_priorities
+SHARED = """patches select epsilon_greedy n_step_transitions discounted init_sum_tree set_priorities
     total_priority sample_sum_tree importance_weights add_rollout sample"""
 
 
@@ -394,6 +394,17 @@ def test_floats_are_mapped_over():
         np.testing.assert_allclose(found[i], jit_quickly(run)(one, jax.random.key(0)), rtol=1e-3)
 
 
+@pytest.mark.parametrize("script", [apex_dqn, rainbow])
+def test_the_replay_does_not_depend_on_gamma(script):
+    """An agent of a population that gets another gamma uses it for all that it has stored."""
+
+    def replay(gamma):
+        config = script.Config(num_envs=4, learning_starts=64, buffer_size=64, gamma=gamma)
+        return jit_quickly(script.make_learner(config)[0])(jax.random.key(0)).replay
+
+    jax.tree.map(np.testing.assert_array_equal, replay(0.9), replay(0.5))
+
+
 @pytest.mark.parametrize(
     "overrides, message",
     [
@@ -402,7 +413,6 @@ def test_floats_are_mapped_over():
         ({"buffer_size": 15}, "buffer_size = 15: one update adds 16"),
         ({"n_step": 0}, "n_step = 0: must be at least 1"),
         ({"target_update_interval": 0}, "target_update_interval = 0: must be at least 1"),
-        ({"learning_starts": -1}, "learning_starts = -1: must be at least 0"),
     ],
 )
 def test_configs_that_cannot_train(overrides, message):
