@@ -67,12 +67,6 @@ def test_targets_by_hand():
         np.testing.assert_allclose(terminated[:, 0], [1 + (2 + 8) / 4, 2, 20])
 
 
-def test_loss_by_hand():
-    np.testing.assert_allclose(
-        pqn.td_loss(jnp.array([0.0, 1.0]), jnp.array([3.0, 2.0])), (9 + 1) / 4
-    )
-
-
 def test_epsilon_falls_in_the_first_updates():
     config = pqn.Config(
         env_name=VALUE, total_timesteps=10 * 64, num_envs=4, num_steps=16, num_minibatches=2
@@ -84,24 +78,12 @@ def test_epsilon_falls_in_the_first_updates():
     np.testing.assert_allclose(metrics["epsilon"], [0.9, 0.7, 0.5, 0.3, *[0.1] * 6], rtol=1e-5)
 
 
-def test_random_order():
-    """Each order is a permutation, and all are equally likely."""
-    for size in (1, 2, 3, 6, 1000):
-        keys = jax.random.split(jax.random.key(0), 50)
-        orders = jit_quickly(jax.vmap(lambda key, size=size: pqn.random_order(key, size)))(keys)
-        np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (50, 1)))
-    keys = jax.random.split(jax.random.key(1), 24_000)
-    orders = jit_quickly(jax.vmap(lambda key: pqn.random_order(key, 4)))(keys)
-    counts = np.unique(orders, axis=0, return_counts=True)[1]
-    assert len(counts) == 24 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
-
-
 @pytest.mark.parametrize("layer_norm", [True, slow(False)])
 @pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar"])
 def test_network_against_numpy(name, layer_norm):
     config = pqn.Config(env_name=name, layer_norm=layer_norm, hidden_sizes=(7, 6))
     network = pqn.make_network(config, *pqn.make_env(config))
-    x = np.random.default_rng(0).random((5, *network.obs_shape))
+    x = np.random.default_rng(0).random((5, *network.obs_space.shape))
     params = network.init(jax.random.key(0), x)
     params = jax.tree.map(
         lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params

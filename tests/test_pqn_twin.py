@@ -116,7 +116,7 @@ class Twin:
             lr = config.lr * (1 - self.update_count / config.num_updates)
         all_metrics = []
         for epoch_key in jax.random.split(key, config.update_epochs):
-            order = twin.random_order(epoch_key, config.num_envs * config.num_steps)
+            order = twin.order_of_bits(epoch_key, config.num_envs * config.num_steps)
             for indices in np.split(order, config.num_minibatches):
                 minibatch = {name: x[indices] for name, x in batch.items()}
                 grads, metrics = self.gradient(self.params, minibatch)
