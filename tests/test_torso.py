@@ -24,6 +24,11 @@ import rainbow
 from onejit.evaluation import policy_of
 
 SCRIPTS = [ppo, dqn, pqn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
+CONVOLUTIONS = {
+    "flat": (),
+    "grid": ((16, 3, 1),),  # the default: Young & Tian 2019 (arXiv 1903.03176)
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
+}
 # features of an image [84, 84, 1]
 LARGE = {"flat": 84 * 84, "grid": 82 * 82 * 16, "nature": 7 * 7 * 64}
 CLASSIC = {"flat": 63 * 63 * 3, "grid": 61 * 61 * 16, "nature": 4 * 4 * 64}  # of one [63, 63, 3]
@@ -61,7 +66,8 @@ each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: scri
 def make_config(script, torso="nature", num_updates=1, image=(), **overrides):
     fields = {field.name for field in dataclasses.fields(script.Config)}
     settings = {name: value for name, value in SIZES.items() if name in fields}
-    settings |= {"env_name": "Brightness", "env_params": dict(image), "torso": torso}
+    settings |= {"env_name": "Brightness", "env_params": dict(image)}
+    settings["convolutions"] = CONVOLUTIONS[torso]
     config = script.Config(**settings | overrides)
     envs, steps = (getattr(config, name, 8) for name in ("num_envs", "num_steps"))
     envs, steps = (
@@ -136,27 +142,27 @@ def test_shapes(script, torso):
 
 @each_script
 def test_the_smallest_images(script):
+    assert script.Config().convolutions == CONVOLUTIONS["grid"]
     assert (64, 8) in kernels(script, make_config(script, "nature", image={"size": 36}))
     assert (16, 8) in kernels(script, make_config(script, "grid", image={"size": 3}))
-    with pytest.raises(
-        ValueError, match=r"torso = nature: images \(35, 35, 1\) are too small; .*nature 36 x 36"
-    ):
-        script.make_learner(make_config(script, "nature", image={"size": 35}))
-    with pytest.raises(
-        ValueError, match=r"torso = grid: images \(2, 2, 1\) are too small; .*flat takes"
-    ):
-        script.make_learner(make_config(script, "grid", image={"size": 2}))
+    with pytest.raises(ValueError, match=r"convolutions: 3 x 3, stride 1, on \(2, 2\)"):
+        kernels(script, make_config(script, "nature", image={"size": 35}))
+    with pytest.raises(ValueError, match=r"convolutions: 3 x 3, stride 1, on \(2, 2\)"):
+        kernels(script, make_config(script, "grid", image={"size": 2}))
 
 
 @each_script
-def test_vectors_and_state_numbers_have_no_torso(script):
+def test_a_stride_divides_the_size(script):
+    config = dataclasses.replace(make_config(script), convolutions=((16, 3, 2),))
+    with pytest.raises(ValueError, match=r"convolutions: 3 x 3, stride 2, on \(84, 84\)"):
+        kernels(script, config)
+
+
+@each_script
+def test_vectors_and_state_numbers_have_no_convolutions(script):
     for name in ("CartPole-v1", "FrozenLake-misc"):
-        found = [
-            kernels(script, make_config(script, torso, env_name=name)) for torso in ("flat", "grid")
-        ]
-        assert found[0] == found[1]
-        with pytest.raises(ValueError, match=r"^torso = nature: is for images, .* shape \("):
-            script.make_learner(make_config(script, "nature", env_name=name))
+        found = [kernels(script, make_config(script, torso, env_name=name)) for torso in LARGE]
+        assert found[0] == found[1] == found[2]
 
 
 # --- bytes ---
@@ -231,8 +237,6 @@ def test_no_other_type_is_needed_to_store_bytes(script, dtype):
     ids=lambda value: next(iter(value)),
 )
 def test_entries_of_images_are_vectors(overrides):
-    with pytest.raises(ValueError, match="torso = nature: must be grid with observe"):
-        ppo_rnn.make_learner(make_config(ppo_rnn, "nature", **overrides))
     size = 1 if "observe" in overrides else 84 * 84 + 2 + 1
     assert (size, 8) in kernels(ppo_rnn, make_config(ppo_rnn, "grid", **overrides))
 
