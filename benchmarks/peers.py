@@ -7,9 +7,9 @@ there. A contestant that runs as a process or in a loop in Python is a Timed: a 
 seeds' keys that returns the seconds it took.
 
 Peers run from their own files. What newer packages took from them is put back: gymnax's five-value
-step, `jax.tree_map`, and W&B and hydra. JaxMARL's log for W&B is left out. Flax's orthogonal
-initialization, which can hang under `vmap` on CPUs (docs/hangs.md), is replaced by the scripts'
-own. PureJaxRL's dqn.py gives each seed the same key by mistake: here each has its own.
+step, `jax.tree_map`, and W&B and hydra. JaxMARL's log for W&B is left out. On CPUs Flax's
+orthogonal initialization, which can hang under `vmap` there (docs/hangs.md), is replaced by the
+scripts' own. PureJaxRL's dqn.py gives each seed the same key by mistake: here each has its own.
 """
 
 import dataclasses
@@ -88,6 +88,14 @@ PQN = {
     "num_envs": 32,
     "num_steps": 64,
     "num_minibatches": 16,
+    "max_grad_norm": 10.0,
+}
+PQN_MINATAR = {
+    "lr": 5e-4,
+    "gamma": 0.99,
+    "num_envs": 128,
+    "num_steps": 32,
+    "num_minibatches": 32,
     "max_grad_norm": 10.0,
 }
 PPO_MUJOCO = {
@@ -190,7 +198,8 @@ def load(path: Path, name: str, flags=(), corrections=()):
     jax.tree_map = jax.tree.map
     wrappers.purerl.LogWrapper = five_value_log_wrapper
     of_flax = nn.initializers.orthogonal
-    nn.initializers.orthogonal = our_orthogonal
+    if jax.default_backend() == "cpu":
+        nn.initializers.orthogonal = our_orthogonal
     sys.path.insert(0, str(path.parent))  # for its neighbours
     try:
         spec = importlib.util.spec_from_file_location(name, path)
@@ -367,20 +376,56 @@ def pqn(options, steps):
     config = upper(
         PQN,
         ENV_NAME="CartPole-v1",
-        TOTAL_TIMESTEPS=steps,
-        TOTAL_TIMESTEPS_DECAY=steps,
         NUM_EPOCHS=4,
         LAMBDA=0.95,
-        EPS_START=1.0,
         EPS_FINISH=0.2,
         EPS_DECAY=0.2,
         HIDDEN_SIZE=256,
-        NORM_TYPE="layer_norm",
-        REW_SCALE=1,
-        LR_LINEAR_DECAY=True,
-        WANDB_MODE="disabled",
+        **purejaxql_config(steps),
     )
     return ours, module.make_train(config)
+
+
+def pqn_minatar(options, steps):
+    """Breakout-MinAtar, a convolution. The peer plays no test episodes."""
+    ours = Training(
+        "pqn",
+        steps,
+        env_name="Breakout-MinAtar",
+        anneal_lr=True,
+        update_epochs=2,
+        q_lambda=0.65,
+        epsilon_finish=0.05,
+        exploration_fraction=0.1,
+        torso="grid",
+        hidden_sizes=(128,),
+        **PQN_MINATAR,
+    )
+    if not options.purejaxql:
+        return ours, None
+    module = load(options.purejaxql / "purejaxql" / "pqn_minatar.py", "purejaxql_pqn_minatar")
+    config = upper(
+        PQN_MINATAR,
+        ENV_NAME="Breakout-MinAtar",
+        NUM_EPOCHS=2,
+        LAMBDA=0.65,
+        EPS_FINISH=0.05,
+        EPS_DECAY=0.1,
+        **purejaxql_config(steps),
+    )
+    return ours, module.make_train(config)
+
+
+def purejaxql_config(steps: int) -> dict:
+    return {
+        "TOTAL_TIMESTEPS": steps,
+        "TOTAL_TIMESTEPS_DECAY": steps,
+        "EPS_START": 1.0,
+        "NORM_TYPE": "layer_norm",
+        "REW_SCALE": 1,
+        "LR_LINEAR_DECAY": True,
+        "WANDB_MODE": "disabled",
+    }
 
 
 def off_policy(options, steps, script, steps_per_update, **networks):

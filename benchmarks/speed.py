@@ -14,9 +14,9 @@
     PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn
-against PureJaxQL; sac and td3 against rejax; mappo against JaxMARL; alphazero against Pgx's
-example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx and
-crossq_sbx against sbx; envpool_steps and envpool_steps_8 against a plain loop over EnvPool;
+and pqn_minatar against PureJaxQL; sac and td3 against rejax; mappo against JaxMARL; alphazero
+against Pgx's example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx
+and crossq_sbx against sbx; envpool_steps and envpool_steps_8 against a plain loop over EnvPool;
 gridworld against a plain port. If a peer is missing, its rows are skipped with a message.
 benchmarks/peers.py has the hyperparameters and says what is put back in the peers' files for newer
 packages.
@@ -82,6 +82,7 @@ ROWS = {
     "ppo_rnn": Row(peers.ppo_rnn, (1, 8), (256,), 65_536, 512, "PureJaxRL, CartPole"),
     "dqn": Row(peers.dqn, (1, 8), (256,), 400_000, 10, "PureJaxRL, CartPole"),
     "pqn": Row(peers.pqn, (1, 8), (256,), 262_144, 2048, "PureJaxQL, CartPole"),
+    "pqn_minatar": Row(peers.pqn_minatar, (1,), (64,), 131_072, 4096, "PureJaxQL, Breakout"),
     "sac": Row(peers.sac, (1, 8), (64,), 65_536, 2, "rejax, Pendulum"),
     "td3": Row(peers.td3, (1, 8), (64,), 65_536, 2, "rejax, Pendulum"),
     "mappo": Row(peers.mappo, (1, 8), (256,), 409_600, 2048, "JaxMARL, simple_spread"),
