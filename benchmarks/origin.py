@@ -19,9 +19,14 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """The commit of the repository, with -dirty if files have changed since, or an empty string."""
+    """The commit of the repository, with -dirty if files have changed since.
+
+    A copy without git has it in a file commit.txt. Otherwise it is an empty string.
+    """
     words = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return git(Path(__file__).resolve(), *words).strip()
+    file = Path(__file__).resolve().parent.parent / "commit.txt"
+    copied = file.read_text() if file.exists() else ""
+    return (git(file, *words) or copied).strip()
 
 
 def machine() -> str:

@@ -45,8 +45,8 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import origin
 import returns_page as page
-from origin import processor
 from returns_page import DATA, ROWS
 
 from onejit import configs, evaluation, files, run_directory, scripts, statistics, text
@@ -239,8 +239,11 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
     for key in ("started", "device", "versions", "commit", "settings"):
         row[key] = record[key]
     commit = row["commit"].removesuffix("-dirty")
-    row["commit"] = f"{commit}-dirty" if code_has_changed(commit) else commit
-    row["processor"] = processor()
+    if not commit:  # a copy without git
+        row["commit"] = origin.commit()
+    else:
+        row["commit"] = f"{commit}-dirty" if code_has_changed(commit) else commit
+    row["processor"] = origin.processor()
     return row
 
 
@@ -403,8 +406,7 @@ def measure_and_keep(name: str, num_seeds: int, script_changed: bool = False) ->
 def measure_alone(name: str, num_seeds: int, script_changed: bool) -> None:
     """Measure a row whose lock this process holds, write its file, then delete the training."""
     row = measure(name, num_seeds, *seeds_of(name, script_changed))
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()]
-    files.write(page.file_of(name), "{\n" + ",\n".join(lines) + "\n}\n")
+    keep(row)
     shutil.rmtree(run_dir_of(name))
     worst = page.values_of(row, "final_return").min()
     print(
@@ -412,6 +414,12 @@ def measure_alone(name: str, num_seeds: int, script_changed: bool) -> None:
         f" greedy return {page.show_interval(row, 'greedy_return')}",
         flush=True,
     )
+
+
+def keep(row: dict) -> None:
+    """Write the file of a measured row."""
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()]
+    files.write(page.file_of(row["row"]), "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def main():

@@ -3,15 +3,21 @@
 import json
 import re
 import shlex
+import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.files import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import alphazero_strength
+import gpu
+import gpu_checks
+import gpu_table
 import halving
 import origin
 import population
@@ -115,3 +121,101 @@ def test_returns_of_peers_are_kept_in_one_form(name):
     kept = json.loads((returns_page.MEASURED / f"{name}.json").read_text())
     for row in kept.values():
         assert row["environment"] and row["steps"] and row["returns"]
+
+
+# --- benchmarks/gpu.py ---
+
+
+def run_gpu(*words) -> str:
+    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", *map(str, words)]
+    return subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def test_a_measurement_on_a_gpu_tried_on_a_cpu(tmp_path):
+    words = ["speed/ppo/2/script", "--small", "--out", tmp_path]
+    run_gpu(*words)
+    results = gpu.read(tmp_path)
+    assert set(results) == {"compiled/ppo/2/script", "speed/ppo/2/script"}
+    measured = results["speed/ppo/2/script"]
+    assert measured["compiled before"] and len(measured["seconds"]) == 3
+    assert measured["jax"] == jax.__version__ and results["compiled/ppo/2/script"]["kernels"]
+    assert "| speed | ppo | 2 | 1,024 |" in (tmp_path / "gpu.md").read_text()
+    assert (tmp_path / "gpu_seconds.png").exists() and (tmp_path / "programs_0.tar").exists()
+    assert "speed: 0 min are left" in run_gpu(*words, "--list")
+
+
+@pytest.mark.slow
+def test_all_lanes_tried_on_a_cpu(tmp_path):
+    run_gpu("--small", "--seconds", 3000, "--out", tmp_path)
+    results = gpu.read(tmp_path)
+    assert {key: result for key, result in results.items() if "failed" in result} == {}
+    assert {key.partition("/")[0] for key in results} == {"compiled", *gpu.MEASURE}
+    assert results["checks/resume"]["was stopped"] and results["checks/resume"]["equal"]
+
+
+def test_a_failure_is_tried_again_and_a_result_is_not(tmp_path):
+    gpu.keep(tmp_path, "speed/a", {"failed": "no memory"})
+    gpu.keep(tmp_path, "speed/b", {"seconds": [1.0]})
+    gpu.keep(tmp_path, "speed/c", {})  # the peer is not there
+    gpu.forget_failures(tmp_path)
+    assert gpu.read(tmp_path) == {"speed/b": {"seconds": [1.0]}}
+
+
+def test_programs_travel_in_archives(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "ARCHIVE_BYTES", 25)
+    monkeypatch.setattr(gpu, "CACHE", tmp_path / "cache")
+    gpu.CACHE.mkdir()
+    for name in "abc":
+        (gpu.CACHE / name).write_text(name * 10)
+    gpu.pack(tmp_path)
+    assert sorted(file.name for file in tmp_path.glob("*.tar")) == [
+        "programs_0.tar",
+        "programs_1.tar",
+    ]
+    monkeypatch.setattr(gpu, "CACHE", tmp_path / "other")
+    gpu.unpack(tmp_path)
+    assert {file.name: file.read_text() for file in gpu.CACHE.iterdir()} == {
+        name: name * 10 for name in "abc"
+    }
+
+
+def test_rows_for_a_gpu_have_configs_and_planned_seconds_fit_a_call():
+    for name, (seeds, seconds, packages) in gpu.ROWS.items():
+        assert (ROOT / returns_page.config_of(name)).exists() and packages in gpu.PACKAGES, name
+        assert seeds >= 1 and seconds < 540
+    keys = [job.key for job in gpu.all_jobs()]
+    assert len(keys) == len(set(keys))
+
+
+def test_table_of_what_was_measured_planned_and_failed():
+    origin = {"machine": "a GPU", "jax": "0.10", "commit": "0123456789"}
+    measured = {"agents": 64, "steps": 100, "seconds": [2.0, 2.0, 9.0], "compilation": 0.1}
+    results = {
+        "compiled/ppo/64/script": {"kernels": 1234, "planned": 0.5, "compilation": 20.0},
+        "speed/ppo/64/script": measured | origin,
+        "speed/ppo/64/peer": measured | origin | {"seconds": [3.0]},
+        "speed/dqn/64/script": {"failed": "exit code 9"},
+    }
+    lines = gpu_table.page_of(results).splitlines()
+    assert (
+        "| speed | ppo | 64 | 100 | 2.00 | 3.00 | 3,200 | 2,133 | 1.50 | 20 /  | 1,234 /  "
+        "| 0.50 /  | a GPU, jax 0.10, 0123456 |"
+    ) in lines
+    assert any("exit code 9" in line for line in lines)
+
+
+def test_loops_of_some_lengths_are_unrolled_and_no_others():
+    scan = gpu_checks.unrolling_scan(jax.lax.scan, (16,))
+
+    def run(xs):
+        return scan(lambda carry, x: (carry + x, x), 0.0, xs)
+
+    assert "unroll=8" in str(jax.make_jaxpr(run)(jnp.ones(16)))
+    assert "unroll=1" in str(jax.make_jaxpr(run)(jnp.ones(15)))
+
+
+def test_kernels_and_planned_seconds_of_a_program():
+    compiled = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.ones((64, 64))).compile()
+    plan = gpu.plan_of(compiled, "h100")
+    assert plan["kernels"] >= 1 and plan["planned"] > 0
+    assert gpu.planned_gpu("NVIDIA H100 80GB HBM3") == "h100" and gpu.planned_gpu("x") == ""
