@@ -47,7 +47,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-CACHE = ROOT / ".cache" / "gpu"
+CACHE = ROOT / ".cache" / "gpu"  # of compiled programs, a folder for each lane
 ARCHIVE_BYTES = 15 * 2**20  # of one archive of compiled programs
 CONTESTANTS = ("script", "peer")
 
@@ -234,14 +234,15 @@ def forget_failures(out: Path) -> None:
     (out / "results.jsonl").write_text("".join(lines))
 
 
-# --- the compiled programs, in archives that travel with the results ---
+# --- the compiled programs of the lane speed, in archives that travel with the results ---
 
 
 def unpack(out: Path) -> None:
-    CACHE.mkdir(parents=True, exist_ok=True)
+    programs = CACHE / "speed"
+    programs.mkdir(parents=True, exist_ok=True)
     for file in sorted(out.glob("programs_*.tar")):
         with tarfile.open(file) as archive:
-            archive.extractall(CACHE, filter="data")
+            archive.extractall(programs, filter="data")
 
 
 def pack(out: Path) -> None:
@@ -249,7 +250,7 @@ def pack(out: Path) -> None:
         file.unlink()
     archives = [[]]
     size = 0
-    for program in sorted(CACHE.iterdir()):
+    for program in sorted((CACHE / "speed").iterdir()):
         size += program.stat().st_size
         if size > ARCHIVE_BYTES and archives[-1]:
             archives.append([])
@@ -267,7 +268,7 @@ def pack(out: Path) -> None:
 def set_environment(job: Job, options) -> None:
     """Of the processes that are started next."""
     os.environ["JAX_NUM_CPU_DEVICES"] = "1"  # as many as a GPU has
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / job.lane)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     # XLA's own caches would make the folder's name a part of each program's key.
     os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
@@ -513,9 +514,9 @@ def run(jobs: list[Job], options) -> None:
         to_compile = [job for job in left if f"compiled/{job.name}" not in results]
         if lane == "speed" and to_compile:
             compile_side_by_side(to_compile, options)
+            pack(options.out)
         if not options.plan:
             run_in_processes(left, options)
-    pack(options.out)
 
 
 def main():

@@ -164,9 +164,9 @@ def test_a_failure_is_tried_again_and_a_result_is_not(tmp_path):
 def test_programs_travel_in_archives(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "ARCHIVE_BYTES", 25)
     monkeypatch.setattr(gpu, "CACHE", tmp_path / "cache")
-    gpu.CACHE.mkdir()
+    (gpu.CACHE / "speed").mkdir(parents=True)
     for name in "abc":
-        (gpu.CACHE / name).write_text(name * 10)
+        (gpu.CACHE / "speed" / name).write_text(name * 10)
     gpu.pack(tmp_path)
     assert sorted(file.name for file in tmp_path.glob("*.tar")) == [
         "programs_0.tar",
@@ -174,9 +174,8 @@ def test_programs_travel_in_archives(tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(gpu, "CACHE", tmp_path / "other")
     gpu.unpack(tmp_path)
-    assert {file.name: file.read_text() for file in gpu.CACHE.iterdir()} == {
-        name: name * 10 for name in "abc"
-    }
+    unpacked = {file.name: file.read_text() for file in (tmp_path / "other" / "speed").iterdir()}
+    assert unpacked == {name: name * 10 for name in "abc"}
 
 
 def test_rows_for_a_gpu_have_configs_and_planned_seconds_fit_a_call():
