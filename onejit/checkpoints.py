@@ -1,10 +1,13 @@
 """Checkpoints of a slice of runs, each with checksums of its files."""
 
+import contextlib
+import glob
 import hashlib
 import json
 import logging
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -94,14 +97,33 @@ def delete_damaged(directory: Path) -> None:
 # --- checkpoints ---
 
 
-def open_checkpoints(directory: Path, keep: int) -> ocp.CheckpointManager:
+@contextlib.contextmanager
+def open_checkpoints(directory: Path, keep: int):
     """Open the checkpoints of a directory; the latest one is intact. Raises OSError."""
     only_first(delete_damaged, Path(directory))
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
     )
     handler = ocp.StandardCheckpointHandler()
-    return ocp.CheckpointManager(Path(directory).absolute(), options=options, item_handlers=handler)
+    with (
+        plain_path(Path(directory).absolute()) as path,
+        ocp.CheckpointManager(path, options=options, item_handlers=handler) as manager,
+    ):
+        yield manager
+
+
+@contextlib.contextmanager
+def plain_path(directory: Path):
+    """The directory, or a link to it: Orbax takes a path for a pattern, which must be UTF-8."""
+    name = str(directory)
+    if glob.escape(name) == name.encode(errors="ignore").decode():
+        yield directory
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="onejit-") as folder:
+        link = Path(folder, directory.name)
+        link.symlink_to(directory)
+        yield link
 
 
 def in_one_line(error) -> str:

@@ -13,16 +13,23 @@ from onejit.packages import versions
 
 
 @contextlib.contextmanager
-def holding(run_dir: Path):
-    """Hold the lock of a run directory, in process 0. Raises ValueError."""
+def holding(run_dir: Path, is_new: bool = False):
+    """Hold the lock of a run directory, in process 0. Raises ValueError.
+
+    A new directory is made. It is removed if the block fails before it has written run.json.
+    """
     held = []
 
     def take():
-        held.append(run_directory.lock(run_dir))
+        held.append(run_directory.claim(run_dir) if is_new else run_directory.lock(run_dir))
 
     only_first(take)
     try:
         yield
+    except BaseException:
+        if held and is_new and not (run_dir / "run.json").exists():
+            run_directory.remove(run_dir)
+        raise
     finally:
         for lock in held:
             lock.release()

@@ -4,9 +4,11 @@ A run directory holds `config.yaml`, `metrics.npz`, `learning_curve.png` and `ag
 `onejit train` adds a copy of the script, `run.json`, evaluations and checkpoints.
 """
 
+import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -118,44 +120,78 @@ def kind_of(record: dict) -> str:
     return "trial" if "trial" in record else "script"
 
 
-def check_new(run_dir: Path) -> None:
-    """Raise ValueError if a run directory exists: no run is overwritten."""
-    if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
-        raise ValueError(f"run_dir = {run_dir}: already exists; --resume {run_dir} continues a run")
+def as_json(tree):
+    """The tree with "inf" for infinity and "nan" for NaN, which JSON lacks."""
+    if isinstance(tree, dict):
+        return {name: as_json(value) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [as_json(value) for value in tree]
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return str(tree)
+    return tree
 
 
 def write_record(run_dir: Path, record: dict) -> None:
-    write(run_dir / "run.json", json.dumps(record, indent=2))
+    write(run_dir / "run.json", json.dumps(as_json(record), indent=2, allow_nan=False))
+
+
+def write_inputs(run_dir: Path, config, script, modules: dict[str, bytes]) -> None:
+    """Write config.yaml, the script and the user's modules. Raises OSError.
+
+    `script.diff` holds the changes of the script since the commit in run.json, unless it was edited
+    meanwhile. `modules` comes from `local_modules.read_sources`.
+    """
+    path = Path(script.__file__)
+    source = source_of(script)
+    diff = git(path, "diff", "HEAD", "--", path) if path.read_bytes() == source else ""
+    write_config(run_dir / "config.yaml", config)
+    write(run_dir / path.name, lambda file: file.write(source))
+    local_modules.write_copies(run_dir, modules)
+    if diff:
+        write(run_dir / "script.diff", diff)
 
 
 def begin_run(run_dir: Path, config, record: dict, script, modules: dict[str, bytes]) -> None:
-    """Make the run directory with config.yaml, run.json, the script and the user's modules.
-
-    The directory is made completely or not at all. `script.diff` holds the changes of the script
-    since the commit in run.json, unless it was edited meanwhile. `modules` comes from
-    `local_modules.read_sources`. Raises ValueError.
-    """
-    check_new(run_dir)
-    temporary = run_dir.with_name(f"{run_dir.name}-{os.getpid()}.partial")
-    path = Path(script.__file__)
-    source = source_of(script)
-    try:
-        write_config(temporary / "config.yaml", config)
-        write_record(temporary, record)
-        write(temporary / path.name, lambda file: file.write(source))
-        local_modules.write_copies(temporary, modules)
-        if path.read_bytes() == source:
-            diff = git(path, "diff", "HEAD", "--", path)
-            if diff:
-                write(temporary / "script.diff", diff)
-        temporary.replace(run_dir)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        check_new(run_dir)  # another process may just have made it
-        raise ValueError(f"run_dir = {run_dir}: cannot be made ({error})") from error
+    """Write all that a run needs to be resumed; run.json is the last file. Raises OSError."""
+    write_inputs(run_dir, config, script, modules)
+    write_record(run_dir, record)
 
 
 # --- the lock ---
+
+
+def check_new(run_dir: Path) -> None:
+    """Raise ValueError if a run directory holds anything but a lock: no run is overwritten."""
+    if run_dir.is_dir() and {path.name for path in run_dir.iterdir()} <= {".lock"}:
+        return
+    if run_dir.exists():
+        raise ValueError(f"run_dir = {run_dir}: already exists; --resume {run_dir} continues a run")
+
+
+def claim(run_dir: Path):
+    """Make a new run directory and lock it for as long as the result lives. Raises ValueError.
+
+    An empty directory is taken as it is: it may be a volume or a link.
+    """
+    check_new(run_dir)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"run_dir = {run_dir}: cannot be made ({error})") from error
+    held = lock(run_dir)
+    check_new(run_dir)  # another process may have had it until now
+    return held
+
+
+def remove(run_dir: Path) -> None:
+    """Remove a run directory in which nothing was begun. A volume or a link stays, empty."""
+    for path in run_dir.glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    with contextlib.suppress(OSError):
+        run_dir.rmdir()
 
 
 def lock(run_dir: Path):
@@ -198,7 +234,7 @@ def read_record(run_dir) -> dict:
     if not file.is_file():
         return record_of_main(run_dir)
     with reading(file):
-        record = json.loads(file.read_text())
+        record = as_json(json.loads(file.read_text()))  # older versions wrote Infinity
         stored = record["settings"]
         names = ["script", "num_seeds", "seed", *stored]
         return record | {"settings": {name: stored[name] for name in names}}
@@ -219,7 +255,42 @@ def record_of_main(run_dir: Path) -> dict:
             "num_seeds": len(next(iter(arrays.values()))),
             "seed": int(metadata["seed"]),
         }
-        return {"settings": settings | yaml.safe_load(config.read_text())}
+        return {"settings": as_json(settings | yaml.safe_load(config.read_text()))}
+
+
+def planned_updates(settings: dict) -> int | None:
+    """The updates that a script's config asks for, from its fields alone. None if they do not say.
+
+    Steps are counted as onejit's scripts count them, whose code is not executed here.
+    """
+    if "num_generations" in settings:
+        return settings["num_generations"]
+    if "num_steps" not in settings or "total_timesteps" not in settings:
+        return None
+    num_envs = settings.get("num_envs", 1)
+    steps = num_envs * settings["num_steps"]
+    warmup = math.ceil(settings.get("learning_starts", 0) / steps) * steps
+    warmup += num_envs * (settings.get("n_step", 1) - 1)
+    return int(settings["total_timesteps"] - warmup) // steps
+
+
+def is_of_main(run_dir) -> bool:
+    """Whether a script's own `main` has written a run; it writes no run.json."""
+    return not Path(run_dir, "run.json").is_file()
+
+
+def share_of_main(run_dir, settings: dict) -> float:
+    """The share of its updates that a script's own `main` has done before it was stopped.
+
+    Raises ValueError.
+    """
+    planned = planned_updates(settings)
+    path = Path(run_dir) / "metrics.npz"
+    with reading(path), np.load(path) as stored:
+        done = stored["episodes"].shape[1]
+    if planned is None or done >= planned - 1:  # dqn.py warms up for at least one update
+        return 1.0
+    return done / planned
 
 
 def read_config(script, file: Path):

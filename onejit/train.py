@@ -19,8 +19,8 @@ names the first value that was not finite in a run whose seeds diverged.
 import contextlib
 import dataclasses
 import math
-import os
 import re
+import secrets
 import shutil
 import sys
 import time
@@ -66,7 +66,7 @@ class Options:
 
     num_seeds: int = 4  # number of agents, each with its own random key
     seed: int = 0  # seed of the key that the agents' keys are split from
-    # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-PID by default
+    # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-NUMBER by default
     run_dir: Path | None = None
     # greedy episodes per agent in an evaluation; all agents play the same; 0 for none
     eval_episodes: int = 16
@@ -119,9 +119,10 @@ class Request(NamedTuple):
 
 
 def new_run_dir(script, config, prefix: str = "") -> Path:
-    """The default directory of a run: runs/SCRIPT/ENVIRONMENT-TIME-PID."""
+    """The default directory of a run: runs/SCRIPT/ENVIRONMENT-TIME-NUMBER."""
     env_name = config.env_name.rpartition(":")[2]
-    stamp = f"{prefix}{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    number = secrets.token_hex(4)  # in containers the numbers of processes are alike
+    stamp = f"{prefix}{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{number}"
     return Path("runs", Path(script.__file__).stem, stamp)
 
 
@@ -149,7 +150,6 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     if options.track_seeds and not options.track:
         raise ValueError("track_seeds: needs --track tensorboard, trackio or wandb")
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
-    hosts.only_first(run_directory.check_new, run_dir)
     command = ["train", name, *words]
     record = run_directory.make_record("train", script, config, options, command)
     record["options"] = {name: getattr(options, name) for name in KEPT}
@@ -235,7 +235,7 @@ def write_extended(request: Request) -> None:
 
 
 def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilation.Program:
-    """Compile the program of a slice, print its memory, and begin and lock a new run.
+    """Lock a new run, compile the program of a slice, begin the run and print its memory.
 
     Raises ValueError.
     """
@@ -245,6 +245,8 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
     record = request.record
     hosts.only_first(tracking.check_login, options.track)
     size = record.get("slice")  # a resumed run keeps its slices, and therefore its numbers
+    if not size:
+        until_the_end.enter_context(resuming.holding(request.run_dir, is_new=True))
     program, description = compilation.compile_slices(
         partial(compilation.compile_slice, script, config, [], options=options),
         total=options.num_seeds,
@@ -259,7 +261,6 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
         modules = local_modules.read_sources(script, [run_directory.env_name_of(config)])
         record["modules"] = local_modules.hashes_of(modules)
         hosts.only_first(run_directory.begin_run, request.run_dir, config, record, script, modules)
-        until_the_end.enter_context(resuming.holding(request.run_dir))
     if hosts.is_first():
         updates = f"{config.num_updates} updates of {steps_of(config)} steps"
         print(f"{config.env_name}: {updates}; {plural(options.num_seeds, 'seed')} in {description}")

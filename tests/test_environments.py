@@ -531,10 +531,10 @@ def test_a_checkpoint_keeps_arrays_of_no_entries(tmp_path):
         "runner_state": {"none": jnp.zeros((2, 0), jnp.int32), "some": jnp.arange(3.0)},
         "metrics": {},
     }
-    manager = checkpoints.open_checkpoints(tmp_path, keep=1)
-    slices.save(manager, 1, carry)
     program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
-    assert_same(slices.restore(manager, 1, program), carry)
+    with checkpoints.open_checkpoints(tmp_path, keep=1) as manager:
+        slices.save(manager, 1, carry)
+        assert_same(slices.restore(manager, 1, program), carry)
 
 
 # --- your own ---

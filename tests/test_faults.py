@@ -15,6 +15,7 @@ import time
 import traceback
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnax
 import jax
@@ -37,11 +38,13 @@ from onejit import (
     compilation,
     errors,
     local_modules,
+    resuming,
     run_directory,
     scripts,
     signals,
     train,
 )
+from onejit.checkpoints import open_checkpoints, restore, save
 from onejit.configs import write_config
 
 # --- damaged checkpoints ---
@@ -409,21 +412,55 @@ def scripts_hash(path: Path) -> str:
     return local_modules.hash_of(path.read_bytes())
 
 
-def test_two_processes_that_begin_the_same_run(tmp_path, monkeypatch):
-    """One of them gets it, and the other one says why it cannot."""
+def test_a_run_directory_is_claimed_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    """The second of two processes is refused, and a start that fails leaves no directory."""
+    run_dir = tmp_path / "run"
+    words = ["q_learning_gridworld", "--total-timesteps=2000", f"--run-dir={run_dir}"]
+
+    def compile_slices(*args, **options):
+        assert [path.name for path in run_dir.iterdir()] == [".lock"]
+        with pytest.raises(SystemExit):
+            train.main(words)
+        assert "another process is writing into this run" in capsys.readouterr().err
+        raise ValueError("this config cannot be compiled")
+
+    monkeypatch.setattr(train.compilation, "compile_slices", compile_slices)
+    with pytest.raises((ValueError, SystemExit)):
+        train.main(words)
+    assert not run_dir.exists()
+
+
+def test_a_run_directory_that_is_a_volume_or_a_link(small_disk, tmp_path):
+    """The results are written into it; when a start fails it stays, empty."""
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
     script = scripts.load_script("q_learning_gridworld")
+    for run_dir in (link, small_disk(1_000_000)):
+        with pytest.raises(StopIteration), resuming.holding(run_dir, is_new=True):
+            run_directory.write_inputs(run_dir, script.Config(), script, {})
+            raise StopIteration
+        assert not any(run_dir.iterdir())
+        with resuming.holding(run_dir, is_new=True):
+            run_directory.begin_run(run_dir, script.Config(), {}, script, {})
+        assert (run_dir / "run.json").is_file()
+        with pytest.raises(ValueError, match="already exists"), resuming.holding(run_dir, True):
+            pass
 
-    def replace(self, target):
-        Path(target).mkdir()
-        (Path(target) / "run.json").write_text("of the other process")
-        raise OSError("is not empty")
 
-    monkeypatch.setattr(Path, "replace", replace)
-    monkeypatch.setattr(run_directory, "write_config", lambda path, config: path.parent.mkdir())
-    monkeypatch.setattr(run_directory, "write", lambda *args: None)
-    with pytest.raises(ValueError, match="run: already exists; --resume"):
-        run_directory.begin_run(tmp_path / "run", None, {}, script, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+@pytest.mark.parametrize("name", ["lr=0.001,hidden_sizes=[64,64]", b"r\xe9sum\xe9"])
+def test_checkpoints_in_a_folder_of_any_name(name, tmp_path):
+    """Orbax takes the path for a pattern, and needs names that are UTF-8."""
+    folder = tmp_path / os.fsdecode(name) / "checkpoints"
+    carry = {"metrics": {"loss": jnp.arange(6.0).reshape(2, 3)}}
+    program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
+    with open_checkpoints(folder, keep=1) as manager:
+        save(manager, 1, carry)
+    assert not checkpoints.damage_of(folder / "1")
+    with open_checkpoints(folder, keep=1) as manager:
+        np.testing.assert_array_equal(
+            restore(manager, 1, program)["metrics"]["loss"], [[0, 1, 2], [3, 4, 5]]
+        )
 
 
 def test_imports_that_are_relative_without_a_package():
@@ -648,6 +685,20 @@ def test_what_is_printed_arrives():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, timeout=60, encoding="utf-8")
     assert done.stdout == "\u00e9\n" and "ZeroDivisionError" in done.stderr
+
+
+def test_output_in_ascii_shows_all_names(tmp_path):
+    """Also names of files that are not UTF-8."""
+    write_run(tmp_path / os.fsdecode(b"r\xe9sum\xe9"), "mine", env_name="\u03c0")
+    done = subprocess.run(
+        [sys.executable, "-m", "onejit", "list", tmp_path],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sum" in done.stdout and r"\u03c0" in done.stdout
 
 
 @pytest.mark.slow

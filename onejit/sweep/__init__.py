@@ -24,7 +24,6 @@ With `--pbt` the samples are agents of a population, which copy each other and c
 """
 
 import contextlib
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -64,13 +63,15 @@ TOOL = "onejit sweep"
 
 
 def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> Iterable[Group]:
-    """The groups to train. Checks the configs, makes the directory and locks it.
+    """The groups to train. Makes the directory, locks it and checks the configs.
 
     Raises ValueError.
     """
     options = request.options
     record = request.record
     num_trials = record["num_trials"]
+    if is_new:
+        until_the_end.enter_context(resuming.holding(request.run_dir, is_new=True))
     hosts.only_first(tracking.check_login, options.track)
     if options.optuna:  # the trials are not known yet
         groups = [Group(request.config, list(range(num_trials)))]
@@ -99,7 +100,6 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
             request.script,
             modules,
         )
-        until_the_end.enter_context(resuming.holding(request.run_dir))
     if hosts.is_first():
         trials = f"{plural(num_trials, 'trial')} x {plural(options.num_seeds, 'seed')}"
         devices = plural(len(jax.devices()), "device")
@@ -128,7 +128,7 @@ def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, cau
     except Exception as error:
         nothing_begun = is_new and not request.record["slices"]
         if nothing_begun and not isinstance(error, Stopped):
-            hosts.only_first(shutil.rmtree, request.run_dir)
+            hosts.only_first(run_directory.remove, request.run_dir)
         raise
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from onejit import command_line, local_modules, run_directory
+from onejit import command_line, local_modules, resuming, run_directory
 from onejit.sweep import results
 from onejit.sweep.ranking import best_trials
 from onejit.sweep.request import (
@@ -32,7 +32,7 @@ SAME = {"sha256": "scripts", "modules": "modules", "random_keys": "kinds of rand
 class MergeOptions:
     """Options that can be given with --merge RUN_DIR RUN_DIR ..."""
 
-    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-PID by default
+    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
     run_dir: Path | None = None
     # use the sweep's copies of the script and of your modules although they were edited
     force: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -148,7 +148,6 @@ def main(words: list[str]) -> Path:
         env_name = run_directory.env_name_of(config_of(request, trial))
         local_modules.check_environment(run_dirs[0], record, env_name, given.trust)
     run_dir = given.run_dir or new_run_dir(script, request.config, prefix="sweep-")
-    run_directory.check_new(run_dir)
 
     trials = {}
     for part in run_dirs:
@@ -162,15 +161,12 @@ def main(words: list[str]) -> Path:
             part = next(part for part in run_dirs if (part / name).is_dir())
             shutil.copytree(part / name, request.run_dir / name)
 
-    # in a folder of another name: without complete results there would be a sweep to resume
-    folder = run_dir.with_name(run_dir.name + ".merging")
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
     modules = local_modules.read_copies(run_dirs[0], record, force=True)  # checked above
-    run_directory.begin_run(folder, request.config, record, script, modules)
     request = request._replace(
-        run_dir=folder, record=record, groups=make_groups(request), returns=returns
+        run_dir=run_dir, record=record, groups=make_groups(request), returns=returns
     )
-    tables = results.write_files(request, arrays, keep_agents)
-    folder.replace(run_dir)
+    with resuming.holding(run_dir, is_new=True):
+        run_directory.write_inputs(run_dir, request.config, script, modules)
+        tables = results.write_files(request, arrays, keep_agents)  # run.json is the last file
     results.show_tables(tables, run_dir)
     return run_dir

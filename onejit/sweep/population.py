@@ -63,7 +63,7 @@ class ReplayOptions:
     num_seeds: int = 16  # number of agents
     # seed of the key that the agents' keys are split from; the sweep's seed + 1 by default
     seed: int | None = None
-    # new directory for the results; runs/SCRIPT/replay-ENVIRONMENT-TIME-PID by default
+    # new directory for the results; runs/SCRIPT/replay-ENVIRONMENT-TIME-NUMBER by default
     run_dir: Path | None = None
     # seconds between checkpoints of the current slice; 0 for none
     checkpoint_interval: float = 60.0

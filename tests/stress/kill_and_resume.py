@@ -115,7 +115,7 @@ def start(command, run_dir: Path) -> subprocess.Popen:
     """Begin a run, or go on with it where it has begun."""
     words = (
         [*command[:3], "--resume", run_dir]
-        if run_dir.exists()
+        if (run_dir / "run.json").exists()
         else [*command, f"--run-dir={run_dir}"]
     )
     with Path(f"{run_dir}.log").open("ab") as log:
