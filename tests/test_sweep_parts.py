@@ -277,6 +277,78 @@ def test_a_lease_is_renewed(shared, monkeypatch):
     assert study.user_attrs["me"] == last
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("study.log", "{}/study.log"),
+        ("sqlite:///study.db", "sqlite:///{}/study.db"),
+        ("sqlite:////db/study.db", "sqlite:////db/study.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("postgresql://user:word@host/rl", "postgresql://user:word@host/rl"),
+    ],
+)
+def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypatch):
+    """`--resume` in another folder made a second, empty study."""
+    monkeypatch.chdir(tmp_path)
+    request = begun([*OPTUNA, "--storage", given])
+    assert request.options.storage == expected.format(tmp_path)
+    monkeypatch.chdir("/")
+    again = sweep_request.make_request(request.script, request.record["words"], "")
+    assert again.options.storage == request.options.storage
+
+
+def test_a_lock_of_a_killed_sweep(tmp_path, monkeypatch):
+    """Optuna waited for ever for a lock that was left on a relative path in another folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/study.log").touch()
+    Path("runs/study.log.lock").symlink_to("runs/study.log")
+    train(begun([*OPTUNA, "--storage=runs/study.log"]))
+    assert states_of("runs/study.log") == ["COMPLETE"] * 6
+
+
+def test_a_storage_that_is_away(shared, monkeypatch):
+    """For a moment: the sweep goes on. For longer than a lease: one line."""
+    failures = [OSError("no route to host")] * 2
+    ask = optuna.Study.ask
+
+    def ask_or_fail(self, *args):
+        if failures:
+            raise failures.pop()
+        return ask(self, *args)
+
+    monkeypatch.setattr(storage, "LEASE", 5.0)
+    monkeypatch.setattr(optuna.Study, "ask", ask_or_fail)
+    train(begun([*OPTUNA, f"--storage={shared}"]))
+    assert states_of(shared) == ["COMPLETE"] * 6
+    failures += [OSError("no route to host")] * 1000
+    monkeypatch.setattr(storage, "LEASE", 0.1)
+    with pytest.raises(OSError, match=r"away \(no route to host\); --resume continues"):
+        train(begun([*OPTUNA, f"--storage={shared}"]))
+
+
+def test_a_study_names_what_was_proposed(shared):
+    """Optuna's own tools show its parameters: 1 - gamma is none of the name gamma."""
+    words = ["--gamma", "one-minus-log-uniform", "0.9", "0.999"]
+    request = begun([*OPTUNA, *words, f"--storage={shared}"])
+    train(request)
+    for trial, values in zip(study_of(shared).trials, request.trials, strict=True):
+        assert set(trial.params) == {"lr", "one_minus_gamma"}
+        assert trial.user_attrs["gamma"] == values["gamma"] == 1 - trial.params["one_minus_gamma"]
+        assert 0.9 <= values["gamma"] <= 0.999
+
+
+def test_passwords_are_not_printed():
+    for name in ("sqlite:///a.db", "study.log", "a@b/study.log"):
+        assert sweep_request.without_password(name) == name
+    for user in ("me:SECRET@", "me:SEC/RET@", "me:SEC@RET@", "SECRET@"):
+        name = f"nodb://{user}host/rl?password=SECRET"
+        assert sweep_request.without_password(name) == "nodb://host/rl"
+        with pytest.raises(ValueError, match="storage = nodb://host/rl: cannot be opened") as error:
+            storage.open_storage(name)
+        assert "SEC" not in str(error.value)
+
+
 @pytest.mark.parametrize("is_failed", [False, True])
 def test_a_resumed_sweep_tells_its_results(shared, is_failed, monkeypatch):
     """Each result is told once, even if its trial was marked as failed in the meantime."""

@@ -51,7 +51,7 @@ class Options:
     # agents of --pbt that copy another one keep their own replay and episodes
     keep_replay: tyro.conf.FlagCreatePairsOff[bool] = False
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
-    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-PID by default
+    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
     run_dir: Path | None = None
     keep: int = 5  # number of best trials whose agents are saved
     # tracker for the final returns of each trial
@@ -140,6 +140,22 @@ def join_flags(flags: dict[str, list[str]]) -> list[str]:
     return words
 
 
+def with_absolute_path(name: str) -> str:
+    """A storage whose file is found from any folder, as `--resume` and Optuna's locks need it."""
+    scheme, _, file = name.rpartition(":///")
+    if scheme.startswith("sqlite"):
+        if file.startswith((":", "file:")) or not file:  # in memory, or an URI of SQLite's own
+            return name
+        return f"{scheme}:///{Path(file).absolute()}"
+    return name if "://" in name else str(Path(name).absolute())
+
+
+def without_password(name: str) -> str:
+    """The URL of a database without its user and its options."""
+    scheme, separator, place = name.partition("://")
+    return f"{scheme}{separator}{place.rpartition('@')[2].partition('?')[0]}"
+
+
 def check_given_once(words: list[str]) -> None:
     """Raise ValueError if a flag is given twice."""
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
@@ -178,7 +194,8 @@ def check_options(script, swept: dict[str, list[str]], options: Options) -> None
     if options.batch != Options.batch and not options.optuna:
         raise ValueError(f"batch = {options.batch}: goes with --optuna")
     if options.storage is not None and not options.optuna:
-        raise ValueError(f"storage = {options.storage}: goes with --optuna")
+        name = without_password(options.storage)
+        raise ValueError(f"storage = {name}: goes with --optuna")
     if options.storage == "":
         raise ValueError("storage: needs a file or the URL of a database")
     if options.optuna:
@@ -314,7 +331,10 @@ def make_request(script, words: list[str], description: str) -> Request:
     """The request of a command line, without its directory. Raises ValueError."""
     swept = {}
     others = {}
-    for name, values in split_flags(words).items():
+    flags = split_flags(words)
+    if any(flags.get("storage", [])):
+        flags["storage"] = [with_absolute_path(name) for name in flags["storage"]]
+    for name, values in flags.items():
         is_field = name in field_names(script)
         if is_field and is_swept(script, name, values):
             swept[name] = values
@@ -331,7 +351,7 @@ def make_request(script, words: list[str], description: str) -> Request:
             samples *= options.num_seeds
         trials = make_trials(script, swept, samples, options.seed)
     check_part(len(trials), options)
-    record = {"words": join_flags(split_flags(words))}
+    record = {"words": join_flags(flags)}
     return Request(script, config, options, options.run_dir, swept, trials, record, [], {})
 
 
@@ -341,7 +361,6 @@ def begin_record(request: Request, command: list[str]) -> Request:
     options = request.options
     run_dir = request.run_dir or new_run_dir(script, request.config, prefix="sweep-")
     run_dir = Path(hosts.agree(str(run_dir)))
-    hosts.only_first(run_directory.check_new, run_dir)
     record = run_directory.make_record("sweep", script, request.config, options, command)
     record |= request.record
     record["slices"] = []

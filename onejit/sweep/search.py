@@ -36,13 +36,11 @@ def make_study(request: Request):
     return storage.open_study(request, sampler)
 
 
-def is_mirrored(request: Request, name: str) -> bool:
-    """Whether Optuna proposes 1 - value of a field."""
-    return request.swept[name][0] == "one-minus-log-uniform"
+MIRRORED = "one_minus_"  # of a field whose 1 - value Optuna proposes
 
 
 def make_space(request: Request) -> dict:
-    """Optuna's distribution of each swept field, or of 1 - value if it is mirrored."""
+    """Optuna's distribution of each swept field, or of 1 - value with the prefix MIRRORED."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     space = {}
@@ -51,8 +49,8 @@ def make_space(request: Request) -> dict:
             space[name] = CategoricalDistribution(read_values(request.script, name, words))
             continue
         kind, low, high = read_distribution(request.script, name, words)
-        if is_mirrored(request, name):
-            space[name] = FloatDistribution(1.0 - high, 1.0 - low, log=True)
+        if kind == "one-minus-log-uniform":
+            space[MIRRORED + name] = FloatDistribution(1.0 - high, 1.0 - low, log=True)
         else:
             space[name] = FloatDistribution(low, high, log=kind == "log-uniform")
     return space
@@ -64,16 +62,18 @@ def ask(request: Request, studies: list, space: dict, size: int, asked: list) ->
     if request.options.storage:
         storage.fail_expired(study)
     proposals = [study.ask(space) for _ in range(size)]
-    asked += proposals
-    if request.options.storage:
-        storage.own(request, proposals)
     trials = []
     for proposal in proposals:
         trial = {}
-        for name in space:
-            value = proposal.params[name]
-            trial[name] = 1.0 - value if is_mirrored(request, name) else value
+        for name, value in proposal.params.items():
+            field = name.removeprefix(MIRRORED)
+            trial[field] = value if field == name else 1.0 - value
+            if field != name:
+                proposal.set_user_attr(field, trial[field])  # for readers of the study
         trials.append(trial)
+    if request.options.storage:
+        storage.own(request, proposals)
+    asked += proposals
     return trials
 
 
@@ -117,7 +117,7 @@ def propose_groups(request: Request):
     known = request.record.setdefault("proposed", [])
     studies = []  # the study, on process 0
     asked = []  # Optuna's trials, on process 0
-    only_first(lambda: studies.append(make_study(request)))
+    only_first(lambda: studies.append(storage.retry(make_study, request)))
     space = make_space(request) if is_first() else {}
     with contextlib.ExitStack() as until_the_end:
         if is_first() and options.storage:
@@ -129,7 +129,7 @@ def propose_groups(request: Request):
                 trials.extend(known[first : first + size])
                 asked += [None] * size
             else:
-                trials.extend(only_first(ask, request, studies, space, size, asked))
+                trials.extend(only_first(storage.retry, ask, request, studies, space, size, asked))
             last = len(trials)
             if known[first:last] not in ([], trials[first:]):
                 raise ValueError(
@@ -140,4 +140,4 @@ def propose_groups(request: Request):
             yield from halving.rungs(request, [group]) if options.halving else [group]
             if is_first():
                 for index in range(first, last):
-                    tell(request, *studies, index, asked[index])
+                    storage.retry(tell, request, *studies, index, asked[index])

@@ -10,9 +10,10 @@ import json
 import threading
 import time
 import zlib
+from pathlib import Path
 
 from onejit.configs import plain
-from onejit.sweep.request import Request
+from onejit.sweep.request import Request, without_password
 
 LEASE = 300.0  # seconds without a renewal after which a sweep counts as dead
 OF_STUDY = "sweep"  # the study's attribute for what all of its sweeps have in common
@@ -28,10 +29,33 @@ def open_storage(name: str):
     try:
         if "://" in name:
             return RDBStorage(name)
+        lock = Path(f"{name}.lock")
+        if lock.is_symlink() and not lock.exists():  # Optuna would wait for it for ever
+            lock.unlink()
         return JournalStorage(JournalFileBackend(name))
     except Exception as error:  # many kinds: of files, databases and missing packages
-        cause = " ".join(str(error).split())[:300]
-        raise ValueError(f"storage = {name}: cannot be opened ({cause})") from error
+        cause = " ".join(str(error).split()).replace(name, without_password(name))[:300]
+        raise ValueError(
+            f"storage = {without_password(name)}: cannot be opened ({cause})"
+        ) from error
+
+
+def retry(function, *args):
+    """Call a function of the study, again and again while the storage is away for a moment.
+
+    Raises OSError if it is away for longer than a lease.
+    """
+    from optuna.exceptions import StorageInternalError
+
+    deadline = time.monotonic() + LEASE
+    while True:
+        try:
+            return function(*args)
+        except (OSError, StorageInternalError) as error:
+            if time.monotonic() > deadline:
+                cause = " ".join(str(error).split())[:300]
+                raise OSError(f"storage: is away ({cause}); --resume continues") from error
+            time.sleep(LEASE / 100)
 
 
 def common(request: Request) -> dict:
@@ -66,9 +90,8 @@ def open_study(request: Request, sampler):
         study.set_user_attr(OF_STUDY, mine)
     elif theirs != mine:
         names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
-        raise ValueError(
-            f"storage = {request.options.storage}: belongs to a sweep with another {names[0]}"
-        )
+        name = without_password(request.options.storage)
+        raise ValueError(f"storage = {name}: belongs to a sweep with another {names[0]}")
     return study
 
 
@@ -91,7 +114,7 @@ def holding_lease(study, owner: str):
             with contextlib.suppress(Exception):  # many kinds: a disk may be away for a while
                 study.set_user_attr(owner, time.time())
 
-    study.set_user_attr(owner, time.time())
+    retry(study.set_user_attr, owner, time.time())
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()
     try:
