@@ -64,8 +64,8 @@ def test_what_the_folder_holds(run_dir, folder):
     assert {path.name for path in folder.iterdir()} - {"from_the_card.py"} == files
     for name in files - {"README.md", "replay.gif", "run.json"}:
         assert (folder / name).read_bytes() == (run_dir / name).read_bytes()
-    for name in ("README.md", "run.json"):  # but for the command line
-        text = (folder / name).read_text().replace(f"--run-dir={run_dir}", "")
+    for name in ("README.md", "run.json"):  # no command line, which may hold passwords
+        text = (folder / name).read_text()
         assert str(ROOT) not in text and str(run_dir.parent) not in text
     with Image.open(folder / "replay.gif") as picture:
         assert picture.n_frames > 3
@@ -73,18 +73,14 @@ def test_what_the_folder_holds(run_dir, folder):
 
 def test_the_card(run_dir, folder):
     """Intervals, the worst agent, the number of the best one, commands, and what hubs read."""
-    text, record = (folder / "README.md").read_text(), run_directory.read_record(run_dir)
+    text = (folder / "README.md").read_text()
     values = {"final return": statistics.final_return(run_directory.load_metrics(run_dir))}
     values["greedy return"] = np.load(run_dir / "evaluation.npy").mean(axis=1)
     for name, each in values.items():
         interval = statistics.show(*statistics.mean_interval(each))
         assert f"| {name} | {interval} | {each.min():.4g} | 5 of 5 |" in text
     best = int(statistics.rank_agents(run_directory.load_metrics(run_dir))[0][-1])
-    assert (
-        f"leaf[{best}]" in text
-        and f"an episode of agent {best}]" in text
-        and record["command"] in text
-    )
+    assert f"leaf[{best}]" in text and f"an episode of agent {best}]" in text
     assert "python q_learning_gridworld.py --config config.yaml --num-seeds 5 --seed 3" in text
     assert f"agent {best}, the best of 5 by the mean of their greedy episodes." in text
     assert "mean over 5 seeds" in text and "Student's t over seeds" in text

@@ -33,12 +33,6 @@ CARD = """---
 {play}
 ## How to reproduce it
 
-The agents were trained with
-
-```bash
-{command}
-```
-
 {again}Commit {commit}. Versions: {versions}. Hardware: {device}. Licence: {license}.
 
 ## How to use it without onejit
@@ -257,7 +251,6 @@ def model_card(record: dict, shown: Shown) -> str:
         episodes=sentences_on_episodes(record, shown),
         pictures=shown.pictures,
         play=section_on_playing(record, shown),
-        command=record.get("command") or "unknown",
         commit=record.get("commit") or "unknown",
         device=record.get("device") or "unknown",
         versions=", ".join(versions),

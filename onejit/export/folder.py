@@ -33,7 +33,7 @@ def copy_files(run_dir: Path, record: dict, folder: Path) -> None:
     for name in COPIED:
         if (run_dir / name).is_file():
             shutil.copy(run_dir / name, folder / name)
-    private = ("path", "folders")  # paths on this machine
+    private = ("command", "path", "folders")  # paths on this machine, passwords of databases
     public = {name: value for name, value in record.items() if name not in private}
     run_directory.write_record(folder, public)
     modules = local_modules.read_copies(run_dir, record, force=True)  # checked by `load_run`

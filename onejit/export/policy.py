@@ -19,6 +19,7 @@ from onejit.packages import check_packages
 
 PACKAGES = {"stablehlo": ["flatbuffers"], "onnx": ["onnx", "onnx_ir", "onnxruntime"]}
 PLATFORMS = ("cpu", "cuda")  # of StableHLO, both in one file
+OPSET = 21  # of ONNX: ONNX Runtime 1.19, of 2024, runs it
 
 
 class Policy(NamedTuple):
@@ -150,6 +151,7 @@ def convert(policy: Policy, act: Callable, batch) -> bytes:
         model_name="policy",
         input_names=list(policy.inputs),
         output_names=policy.outputs,
+        opset=OPSET,
     )
     del model.graph.value_info[:]  # shapes inside, of which some are wrong
     return model.SerializeToString()
