@@ -28,7 +28,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from onejit import run_directory, statistics
-from onejit.files import write
+from onejit.files import write, write_picture
 from onejit.run_directory import OF_THE_TASK
 from onejit.text import align
 
@@ -95,6 +95,10 @@ def read_run(argument: str, kind: str) -> Run:
         print(f"{path}: {agents} diverged or have no return; they count as the worst")
 
     settings = dict(record["settings"])
+    if run_directory.is_of_main(path):
+        share = run_directory.share_of_main(path, settings)
+        if share < 1.0:
+            print(f"{path}: was stopped after {100 * share:.0f} % of its updates")
     task = run_directory.task_of(settings)
     seed = settings.pop("seed")
     settings.pop("num_seeds")
@@ -430,6 +434,6 @@ def main(
     write(out / "compare.csv", as_csv(stored))
     drawn = [row for row in rows if row["statistic"] != "worst seed"]  # it has no interval
     unit = "score" if scaled else "return"
-    write(out / "compare.png", partial(draw, drawn, title, unit))
+    write_picture(out / "compare.png", partial(draw, drawn, title, unit))
     print(f"\nresults in {out}")
     return out

@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 
 from onejit import run_directory, statistics
-from onejit.run_directory import kind_of
+from onejit.run_directory import is_of_main, kind_of, share_of_main
 from onejit.text import align
 
 AGENTS = "agent.safetensors"
@@ -25,8 +25,13 @@ TITLES = ["run", "script", "environment", "seeds", "state", "done", "final retur
 def find_runs(folder: Path) -> list[Path]:
     """The run directories below a folder, sorted by their last change."""
     run_dirs = []
-    for place, folders, files in os.walk(folder):
-        if place.endswith(".partial"):  # a process was killed while it made the directory
+    seen = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        if os.path.realpath(place) in seen:  # a link to a folder around it
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(place))
+        if place.endswith(".partial"):  # of an export that was killed
             folders.clear()
             continue
         if "run.json" in files or {AGENTS, "config.yaml"} <= set(files):
@@ -42,14 +47,17 @@ def changed(run_dir: Path) -> float:
 
 
 def is_finished(run_dir: Path, record: dict) -> bool:
-    by_script = not (run_dir / "run.json").is_file()
+    if is_of_main(run_dir):
+        return share_of_main(run_dir, record["settings"]) == 1.0
     # sweeps of versions before 0.3.0 do not say it
     by_old_sweep = "kind" not in record and (run_dir / "results.csv").is_file()
-    return by_script or "finished" in record or by_old_sweep
+    return "finished" in record or by_old_sweep
 
 
-def share_done(record: dict) -> str:
-    """The progress at the last checkpoint."""
+def share_done(run_dir: Path, record: dict) -> str:
+    """The progress at the last checkpoint, or at the end of a script's own `main`."""
+    if is_of_main(run_dir):
+        return f"{100 * share_of_main(run_dir, record['settings']):.0f} %"
     if not record.get("steps_total"):
         return "-"
     return f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
@@ -74,10 +82,10 @@ def describe_record(run_dir: Path) -> list[str]:
         done = "100 %"
     else:
         state = "running" if run_directory.is_locked(run_dir) else "stopped"
-        done = share_done(record)
+        done = share_done(run_dir, record)
     if kind_of(record) == "sweep":
         final_return = "a sweep"
-    elif state == "finished":
+    elif state == "finished" or is_of_main(run_dir):
         final_return = show_returns(run_dir, record)
     else:
         final_return = "-"

@@ -5,6 +5,7 @@ and writes.
 import contextlib
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -57,6 +58,18 @@ def read_csv(out):
             (row["environment"], row["statistic"], row["method"], row["versus"]): row
             for row in csv.DictReader(file)
         }
+
+
+def test_pictures_have_none_of_the_users_style(tmp_path, capsys):
+    """LaTeX in matplotlibrc, and the backend that notebooks set for their children."""
+    make_run(tmp_path / "run", [1.0, 2.0])
+    with matplotlib.rc_context():
+        matplotlib.rcParams["text.usetex"] = True
+        __main__.main(["compare", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "compare.png").is_file() and not capsys.readouterr().err
+    code = "from onejit.__main__ import prepare_pictures as f; f(); import matplotlib.figure"
+    environment = os.environ | {"MPLBACKEND": "module://not_installed.backend_inline"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
 
 
 # --- statistics ---

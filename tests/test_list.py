@@ -11,8 +11,9 @@ import yaml
 from safetensors.numpy import save_file
 from support.small import small_config
 
-from onejit import __main__, run_directory, train
+from onejit import __main__, compare, run_directory, train
 from onejit import list as list_runs
+from onejit.configs import plain, write_config
 
 
 def make_run(folder, record=None, finished=False, **settings):
@@ -29,14 +30,14 @@ def make_run(folder, record=None, finished=False, **settings):
     return folder
 
 
-def make_run_of_a_script(folder, returns, lost=()):
-    """A run directory as `python SCRIPT.py` leaves it."""
+def make_run_of_a_script(folder, returns, lost=(), **settings):
+    """A run directory as `python SCRIPT.py` leaves it, after 10 updates."""
     folder.mkdir(parents=True)
     table = np.zeros(len(returns))
     table[list(lost)] = np.nan
     save_file({"q": table}, folder / "agent.safetensors", {"script": "mine", "seed": "3"})
     (folder / "config.yaml").write_text(
-        yaml.safe_dump({"env_name": "Catch-bsuite", "env_params": {"rows": 7}})
+        yaml.safe_dump({"env_name": "Catch-bsuite", "env_params": {"rows": 7}} | settings)
     )
     episodes = np.ones((len(returns), 10))
     np.savez(
@@ -95,6 +96,34 @@ def test_states(tmp_path, capsys):
     }
     assert rows(capsys, tmp_path)["running"][3] == "stopped", "the lock is released"
     assert not (tmp_path / "stopped" / ".lock").exists(), "to look changes nothing"
+
+
+def test_a_script_that_was_stopped(script, tmp_path, capsys):
+    """`list` and `compare` say it, from the fields of its config alone."""
+    finished = small_config(script, num_updates=10)
+    stopped = small_config(script, num_updates=40)
+    for name, config in {"finished": finished, "stopped": stopped}.items():
+        settings = plain(config) | {"env_name": "Catch-bsuite"}
+        assert abs(run_directory.planned_updates(settings) - config.num_updates) <= 1
+        write_config(make_run_of_a_script(tmp_path / name, [1.0, 3.0]) / "config.yaml", config)
+    found = rows(capsys, tmp_path)
+    assert found["finished"][3:6] == ["finished", "100 %", "2, worst 1"]
+    assert found["stopped"][3] == "stopped" and found["stopped"][4] in ("25 %", "24 %")
+    compare.read_run(str(tmp_path / "finished"), "final")
+    assert not capsys.readouterr().out
+    compare.read_run(str(tmp_path / "stopped"), "final")
+    assert re.search(r"stopped: was stopped after 2[45] % of its updates", capsys.readouterr().out)
+
+
+def test_runs_behind_links(tmp_path, capsys):
+    """Each run once, also if a link leads back to a folder around it."""
+    make_run(tmp_path / "disk" / "moved")
+    make_run(tmp_path / "disk" / "project" / "one")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "moved").symlink_to("../disk/moved")
+    (tmp_path / "runs" / "project").symlink_to("../disk/project")
+    (tmp_path / "runs" / "around").symlink_to("..")
+    assert len(rows(capsys, tmp_path / "runs")) == 2
 
 
 def test_escape_codes_of_a_record_are_shown_as_text(tmp_path, capsys):
