@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
 from onejit import evaluation, local_modules
 from onejit.devices import shardings, smallest_slice
@@ -117,6 +118,22 @@ def check_observations(script, config) -> None:
         )
 
 
+def check_agent(agent, name: str = "runner_state.agent") -> None:
+    """Raise ValueError unless an agent can be written to a file and read again.
+
+    Its arrays get dotted names, so it consists of dicts whose names have no dot.
+    """
+    if isinstance(agent, jax.ShapeDtypeStruct):
+        return
+    if not isinstance(agent, (dict, FrozenDict)):
+        kind = type(agent).__name__
+        raise ValueError(f"{name}: must be a dict of arrays or of dicts, and is a {kind}")
+    for key, value in agent.items():
+        if not isinstance(key, str) or "." in key:
+            raise ValueError(f"{name}: has the name {key!r}; a name must be a word without a dot")
+        check_agent(value, f"{name}[{key!r}]")
+
+
 def over_one(function):
     """`jax.vmap(function)` for an axis of length 1, which the function's loops do not carry.
 
@@ -197,6 +214,7 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
 
         lowered_start = jit_start.lower(floats, key_data)
         lowered_advance = jit_advance.lower(abstract, floats, 0, 1)
+    check_agent(abstract["runner_state"].agent)
     start = lowered_start.compile()
     advance = lowered_advance.compile()
     held = start.memory_analysis().output_size_in_bytes  # bytes of the carry on each device

@@ -1,16 +1,20 @@
 """What the commands say if something is wrong: the right thing, and where."""
 
 import ast
+import collections
 import re
 import signal
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.files import ROOT, SCRIPTS
+from support.small import small_config
 
+import q_learning_gridworld
 from onejit import (
     __main__,
     command_line,
@@ -97,6 +101,39 @@ def test_an_error_in_a_script_keeps_its_traceback(tmp_path, monkeypatch):
         train.main([str(tmp_path / "mine.py")])
     assert Path(caught.traceback[-1].path).name == "mine.py" and caught.traceback[-1].lineno == 1
     assert "cannot be imported" in caught.value.__notes__[0]
+
+
+CRITICS = collections.namedtuple("CRITICS", "first second")
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ({"params": [1.0, 2.0]}, "runner_state.agent['params']: must be a dict .* is a list"),
+        ({"q": CRITICS(1.0, 2.0)}, "runner_state.agent['q']: must be a dict .* is a CRITICS"),
+        ({"params": {"fc.0": 1.0}}, "runner_state.agent['params']: has the name 'fc.0'"),
+        (CRITICS(1.0, 2.0), "runner_state.agent: must be a dict .* is a CRITICS"),
+    ],
+)
+def test_agents_that_no_file_can_hold_are_refused(agent, said, monkeypatch):
+    """Before anything is compiled: they were lost when the training had ended."""
+
+    def learner_of(config):
+        init, update = q_learning_gridworld.make_learner(config)
+        Wrapped = collections.namedtuple("Wrapped", "state agent")
+
+        def update_wrapped(wrapped, _=None):
+            state, metrics = update(wrapped.state)
+            return wrapped._replace(state=state), metrics
+
+        return lambda rng: Wrapped(init(rng), jax.tree.map(jnp.asarray, agent)), update_wrapped
+
+    script = type(q_learning_gridworld)("script")
+    vars(script).update(vars(q_learning_gridworld), make_learner=learner_of)
+    monkeypatch.setattr(compilation.local_modules, "read_sources", lambda *args: {})
+    config = small_config(q_learning_gridworld)
+    with pytest.raises(ValueError, match=said.replace("[", r"\[")):
+        compilation.compile_slice(script, config, [], 1)
 
 
 def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
