@@ -35,6 +35,14 @@ def prepare_planning() -> None:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0"
 
 
+def prepare_pictures() -> None:
+    """Draw without a screen and in Matplotlib's own style, whatever the user's settings are."""
+    os.environ["MPLBACKEND"] = "agg"  # read when Matplotlib is imported; a notebook sets its own
+    import matplotlib
+
+    matplotlib.rcdefaults()
+
+
 def run_command(name: str, words: list[str]) -> None:
     """Run a command. Raises ValueError if there is no such command."""
     if name not in COMMANDS:
@@ -45,6 +53,7 @@ def run_command(name: str, words: list[str]) -> None:
     from onejit.signals import raising_interrupts
 
     with raising_interrupts():
+        prepare_pictures()
         module = importlib.import_module(f"onejit.{name}")
     if name not in WITH_FLAGS_OF_SCRIPTS:
         from onejit.command_line import parse
@@ -71,9 +80,10 @@ def main(words=None) -> None:
     name = words[0]
     if name == "plan":
         prepare_planning()
-    if name in ("train", "sweep"):
-        from onejit.output import survive_closed_output
+    from onejit.output import escape_other_characters, survive_closed_output
 
+    escape_other_characters()
+    if name in ("train", "sweep"):
         survive_closed_output()
     from onejit.errors import errors_in_one_line
 

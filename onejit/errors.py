@@ -175,7 +175,11 @@ def is_possible(script, config) -> bool:
 
 def similar_environment(name: str) -> str:
     """'; did you mean NAME?' with an environment of gymnax or brax."""
-    import brax.envs
     import gymnax
 
-    return nearest(name, [*gymnax.registered_envs, *brax.envs._envs])
+    names = list(gymnax.registered_envs)
+    with contextlib.suppress(Exception):  # MuJoCo, which it imports, may not find its library
+        import brax.envs
+
+        names += brax.envs._envs
+    return nearest(name, names)

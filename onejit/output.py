@@ -1,4 +1,4 @@
-"""Standard output and standard error whose reader may go away, as with a dropped connection."""
+"""Standard output and standard error, whose encoding may be ASCII and whose reader may go away."""
 
 import io
 import os
@@ -16,6 +16,13 @@ class LossyFile(io.FileIO):
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
             return len(data)
+
+
+def escape_other_characters() -> None:
+    """From now on, what the output's encoding lacks is printed as an escape, such as "\\xe9"."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def survive_closed_output() -> None:

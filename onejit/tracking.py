@@ -74,7 +74,7 @@ class WeightsAndBiases(NoTracker):
                 project=os.environ.get("WANDB_PROJECT", settings["script"]),
                 name=f"{run_dir.name} {name}".strip(),
                 group=os.environ.get("WANDB_RUN_GROUP", settings["env_name"]),
-                tags=[settings["script"], settings["env_name"]],
+                tags=[settings["script"][:64], settings["env_name"][-64:]],  # longer ones fail
                 id=digest_of_run(run_dir, record, name),  # the same on resume
                 resume="allow",
                 dir=str(run_dir),

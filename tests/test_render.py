@@ -427,13 +427,30 @@ def test_gymnax_environments(name, monkeypatch):
     )
 
 
-def test_mp4(tmp_path):
+def test_nothing_but_bodies_needs_mujoco():
+    """MUJOCO_GL may name a library that is missing; then MuJoCo cannot be imported."""
+    code = """
+import sys
+sys.modules["mujoco"] = None
+import gymnax
+from onejit import errors, export, render
+from onejit.render import adapters, formats
+adapter = adapters.adapter_of(gymnax.make("Catch-bsuite")[0])
+formats.check_formats((), adapter)
+assert errors.similar_environment("CartPol-v1") == "; did you mean CartPole-v1?"
+assert "brax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_mp4(tmp_path, monkeypatch):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     # odd sizes, which H.264 does not have
     frames = [np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)]
-    with (tmp_path / "film.mp4").open("wb") as file:
+    monkeypatch.chdir(tmp_path)
+    with open("lr:0.1.mp4", "wb") as file:  # no protocol of ffmpeg's
         formats.save_mp4(lambda: iter(frames), 0.1, file)
-    reader = imageio_ffmpeg.read_frames(str(tmp_path / "film.mp4"))
+    reader = imageio_ffmpeg.read_frames(str(tmp_path / "lr:0.1.mp4"))
     about = next(reader)
     assert (about["size"], about["fps"], about["codec"]) == ((46, 32), 10, "h264")
     means = [np.frombuffer(frame, np.uint8).reshape(32, 46, 3)[:30, :44].mean() for frame in reader]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import math
 import os
 import re
 import shutil
@@ -1265,6 +1266,37 @@ def test_wandb(tmp_path, monkeypatch):
         summary
     )
     assert metrics["q_value"].min() <= summary["q_value/mean"] <= metrics["q_value"].max()
+
+
+def test_tags_of_wandb_are_short_enough(tmp_path, monkeypatch):
+    """It takes no tag of more than 64 letters, and the run could not begin."""
+    started = []
+
+    def init(tags, **settings):
+        assert all(1 <= len(tag) <= 64 for tag in tags)
+        started.append(tags)
+        return SimpleNamespace(define_metric=lambda *args, **settings: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    name = f"{'warehouse_' * 8}:Warehouse-v3"
+    settings = {"script": "dqn" * 30, "env_name": name, "num_seeds": 4}
+    tracking.open_tracker("wandb", tmp_path, {"settings": settings, "started": ""}, "", 0)
+    assert started[0][1].endswith("Warehouse-v3")
+
+
+def test_a_record_is_json(tmp_path):
+    """It holds no Infinity, and compares with the config of a script's own run."""
+    record = {"settings": {"script": "ppo", "clip": math.inf, "sizes": (1, math.nan)}}
+    run_directory.write_record(tmp_path, record)
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    stored = json.loads((tmp_path / "run.json").read_text(), parse_constant=refuse)
+    assert stored["settings"]["clip"] == "inf" and stored["settings"]["sizes"] == [1, "nan"]
+    settings = '{"script": "a", "num_seeds": 1, "seed": 0, "clip": Infinity}'
+    (tmp_path / "run.json").write_text(f'{{"settings": {settings}}}')  # of an older version
+    assert run_directory.read_record(tmp_path)["settings"]["clip"] == "inf"
 
 
 TRACKIO = """

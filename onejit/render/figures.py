@@ -3,7 +3,6 @@
 import contextlib
 
 import jax
-import mujoco
 import numpy as np
 from gymnax.visualize import Visualizer
 from matplotlib import colormaps, pyplot
@@ -212,6 +211,8 @@ def frames_of_all_steps(env, states, rewards, steps):
 def make_renderer(model, width: int, height: int):
     """MuJoCo's renderer. Raises ValueError."""
     try:
+        import mujoco  # fails where MUJOCO_GL names a library that is missing
+
         return mujoco.Renderer(model, height=height, width=width)
     except Exception as error:  # each renderer raises its own kind
         raise ValueError(
@@ -231,6 +232,8 @@ def mujoco_frames(env, states, rewards, steps, width=480, height=360):
     elif names:
         camera = 0
     renderer = make_renderer(model, width, height)
+    import mujoco
+
     data = mujoco.MjData(model)
     with contextlib.closing(renderer):
         for i in steps:

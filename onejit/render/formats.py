@@ -10,7 +10,6 @@ from PIL import Image
 
 from onejit.files import write
 from onejit.packages import check_packages
-from onejit.render import viewer
 from onejit.render.adapters import Adapter, Episode
 from onejit.render.figures import state_at
 
@@ -30,7 +29,8 @@ def ffmpeg_command(width: int, height: int, seconds: float, path: str) -> list[s
     source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {1 / seconds:.3f} -i -"
     even_size = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # H.264 needs it
     program = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"]
-    return [*program, *source.split(), *even_size, "-pix_fmt", "yuv420p", "-f", "mp4", path]
+    target = f"file:{path}"  # or a colon in it would end the name of a protocol
+    return [*program, *source.split(), *even_size, "-pix_fmt", "yuv420p", "-f", "mp4", target]
 
 
 def save_mp4(frames, seconds: float, file) -> None:
@@ -59,6 +59,8 @@ def save_board_svg(states, length: int, file) -> None:
 def save_episode(form: str, path: Path, title: str, adapter: Adapter, episode: Episode) -> None:
     """Write an episode in one of the formats."""
     if form == "html":
+        from onejit.render import viewer  # it imports brax, and brax MuJoCo
+
         brax_states, _ = episode.states
         write(path, viewer.make_page(title, adapter.env.env, brax_states.pipeline_state))
         return
@@ -79,5 +81,7 @@ def check_formats(formats, adapter: Adapter) -> tuple[str, ...]:
         packages.append("imageio_ffmpeg")
     check_packages(f"formats = {' '.join(formats)}", packages)
     if "html" in formats:
+        from onejit.render import viewer
+
         viewer.viewer_modules()
     return formats
