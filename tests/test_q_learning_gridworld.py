@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 
-import gymnax.wrappers
 import jax
 import jax.numpy as jnp
 import matplotlib.image
@@ -131,16 +130,13 @@ def every_cell_and_action(env):
 @each_grid
 def test_every_transition(grid):
     """The limit is 10 steps: the last of these times is truncated, also if the step terminates."""
-    env, params = script.make_env(make_config(grid, max_steps_in_episode=10))
+    params = make_config(grid, max_steps_in_episode=10)
+    env = script.GridWorld(params)
     cells, actions = (np.repeat(each, 3) for each in every_cell_and_action(env))
     times = np.tile(np.array([0, 8, 9], np.int32), len(cells) // 3)
     keys = jax.random.split(jax.random.key(0), len(cells))
     step = jit_quickly(jax.vmap(env.step, (0, 0, 0, None)))
-    made = jax.device_get(
-        step(
-            keys, script.GridState(cells, times, np.zeros(len(cells), np.float32)), actions, params
-        )
-    )
+    made = jax.device_get(step(keys, script.GridState(cell=cells, time=times), actions, params))
     obs, after, reward, terminated, truncated, info = made
     for i, (cell, action, time) in enumerate(zip(cells, actions, times, strict=True)):
         expected, expected_reward, ends = model(grid, cell, action)
@@ -160,8 +156,8 @@ def test_every_transition(grid):
     [("gridworld_8x12", (8, 12), (7, 11), (0, 0), 18), ("cliff", (4, 12), (3, 0), (3, 11), 13)],
 )
 def test_configured_grids(name, shape, start, goal, distance):
-    config = read_config(name)
-    env, params = script.make_env(config)
+    config = params = read_config(name)
+    env = script.GridWorld(config)
     assert params.max_steps_in_episode == 1000
     obs, state = env.reset(jax.random.key(0), params)
     assert (env.height, env.width) == shape and env.observation_space(params).n == math.prod(shape)
@@ -175,11 +171,12 @@ def test_configured_grids(name, shape, start, goal, distance):
 
 
 def test_cliff_walking_is_that_of_the_book():
-    env, params = script.make_env(read_config("cliff"))
+    params = read_config("cliff")
+    env = script.GridWorld(params)
     assert np.flatnonzero(env.cliff).tolist() == list(range(37, 47))
     step = jit_quickly(jax.vmap(env.step, (None, 0, 0, None)))
     cells, actions = every_cell_and_action(env)
-    state = script.GridState(cells, np.zeros_like(cells), np.zeros(len(cells), np.float32))
+    state = script.GridState(cell=cells, time=np.zeros_like(cells))
     _, _, reward, terminated, _, info = step(jax.random.key(0), state, actions, params)
     after = info["final_observation"]
     off_the_cliff, to_the_goal = 4 * 36 + 1, 4 * 35 + 2
@@ -217,7 +214,8 @@ def test_random_starts():
         num_steps=4000,
         total_timesteps=4000,
     )
-    env, params = script.make_env(config)
+    env = script.GridWorld(config)
+    params = config
     free = [2, 5, 6, 7]  # 0 is walled off
     assert env.starts.tolist() == free
     keys = jax.random.split(jax.random.key(0), 4000)
@@ -237,25 +235,23 @@ def test_random_starts():
     assert np.flatnonzero(visited).tolist() == free
 
 
-def test_gymnax_wrappers_take_it():
+def test_statistics_of_episodes():
     env, params = script.make_env(make_config(WALLED, max_steps_in_episode=3))
-    env = gymnax.wrappers.LogWrapper(env)
     _, state = env.reset(jax.random.key(0), params)
     for _ in range(3):
-        *_, info = env.step(jax.random.key(0), state, 0, params)
-        _, state, *_ = env.step(jax.random.key(0), state, 0, params)
+        _, state, _, _, _, info = env.step(jax.random.key(0), state, 0, params)
     assert info["returned_episode"] and info["returned_episode_lengths"] == 3
     assert info["returned_episode_returns"] == -1.5
 
 
-OUTSIDE, TAKEN = "outside the grid of 8 x 12", "must be a free cell that goal = "
+OUTSIDE, TAKEN = "must be in the grid of 8 x 12", "must be a free cell that goal = "
 WRONG = [
-    ("start: 8 0", {"start": (8, 0)}, OUTSIDE),
-    ("start: 0 12", {"start": (0, 12)}, OUTSIDE),
-    ("start: -1 0", {"start": (-1, 0)}, OUTSIDE),
-    ("goal: 0 99", {"goal": (0, 99)}, OUTSIDE),
-    ("walls: 0 99", {"walls": ((1, 1), (0, 99))}, OUTSIDE),
-    ("cliff: 99 0", {"cliff": ((99, 0),)}, OUTSIDE),
+    ("start = 8 0", {"start": (8, 0)}, OUTSIDE),
+    ("start = 0 12", {"start": (0, 12)}, OUTSIDE),
+    ("start = -1 0", {"start": (-1, 0)}, OUTSIDE),
+    ("goal = 0 99", {"goal": (0, 99)}, OUTSIDE),
+    ("walls = 0 99", {"walls": ((1, 1), (0, 99))}, OUTSIDE),
+    ("cliff = 99 0", {"cliff": ((99, 0),)}, OUTSIDE),
     ("start = (1, 1)", {"start": (1, 1), "walls": ((1, 1),)}, TAKEN),
     ("start = (1, 1)", {"start": (1, 1), "cliff": ((1, 1),)}, TAKEN),
     ("start = (0, 0)", {"start": (0, 0)}, TAKEN),
@@ -269,10 +265,8 @@ WRONG = [
     ("goal = (0, 0)", {"walls": ((0, 1), (1, 0))}, "reached"),
     ("goal = (0, 0)", {"walls": ((0, 1), (1, 0)), "random_starts": True}, "reached"),
     ("goal = (0, 0)", {"random_starts": True, "height": 1, "width": 1, "start": (0, 0)}, "reached"),
-    ("height", {"height": 0}, "at least 1"),
-    ("width", {"width": -1}, "at least 1"),
-    ("max_steps_in_episode", {"max_steps_in_episode": 0}, "at least 1"),
-    ("num_steps", {"num_steps": 0}, "at least 1"),
+    ("start = 7 11", {"height": 0}, "must be in the grid of 0 x 12"),
+    ("max_steps_in_episode = 0", {"max_steps_in_episode": 0}, "at least 1"),
     ("total_timesteps = 999", {"total_timesteps": 999, "num_steps": 1000}, "one update takes 1000"),
 ]
 
@@ -301,37 +295,28 @@ def each_tie():
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_probabilities_of_actions(epsilon):
-    for tied, values in each_tie():
-        expected = np.full(4, epsilon / 4)
-        expected[tied] += (1 - epsilon) / len(tied)
-        np.testing.assert_allclose(
-            script.epsilon_greedy_probabilities(values, epsilon), expected, rtol=1e-6
-        )
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_frequencies_of_actions(epsilon):
-    """They are the probabilities, and an action without probability never occurs."""
+    """The best share 1 - epsilon, all share epsilon, and other actions never occur."""
     uniforms = jax.random.uniform(jax.random.key(3), (120_000,))
-    choose = jit_quickly(jax.vmap(script.sample_action, (None, 0)))
+    choose = jit_quickly(jax.vmap(script.epsilon_greedy, (None, None, 0)))
     for tied, values in each_tie():
-        probabilities = np.asarray(script.epsilon_greedy_probabilities(values, epsilon), np.float64)
-        counts = np.bincount(choose(probabilities.astype(np.float32), uniforms), minlength=4)
+        probabilities = np.full(4, epsilon / 4)
+        probabilities[tied] += (1 - epsilon) / len(tied)
+        counts = np.bincount(choose(values, epsilon, uniforms), minlength=4)
         possible = probabilities > 0
         assert (counts[~possible] == 0).all()
         if possible.sum() > 1:
-            expected = 120_000 * probabilities[possible] / probabilities.sum()
+            expected = 120_000 * probabilities[possible]
             assert scipy.stats.chisquare(counts[possible], expected).pvalue > 1e-4, tied
 
 
 def test_the_extreme_uniform_numbers():
     for epsilon in (0.0, 0.1, 1.0):
         for tied, values in each_tie():
-            probabilities = script.epsilon_greedy_probabilities(values, epsilon)
-            possible = np.flatnonzero(np.asarray(probabilities) > 0)
-            assert script.sample_action(probabilities, 0.0) == possible[0], (epsilon, tied)
-            assert script.sample_action(probabilities, np.float32(1 - 2**-23)) == possible[-1]
+            possible = range(4) if epsilon else tied
+            assert script.epsilon_greedy(values, epsilon, 0.0) == possible[0], (epsilon, tied)
+            largest = np.float32(1 - 2**-23)
+            assert script.epsilon_greedy(values, epsilon, largest) == possible[-1]
 
 
 # --- learning ---
@@ -353,9 +338,10 @@ def test_one_step_of_learning_for_every_cell_and_action(grid):
     def learn(cell, action, time):
         state = init(jax.random.key(0))
         before = jnp.asarray(q).at[cell, action].set(1000.0)  # the greedy one
-        state = state._replace(
-            q=before, obs=cell, env_state=script.GridState(cell, time, jnp.float32(0))
+        env_state = state.env_state.replace(
+            env_state=script.GridState(cell=cell, time=time), episode_lengths=time
         )
+        state = state._replace(q=before, obs=cell, env_state=env_state)
         return before, *update(state)
 
     before, after, metrics = jax.device_get(jit_quickly(jax.vmap(learn))(cells, actions, times))
@@ -366,8 +352,8 @@ def test_one_step_of_learning_for_every_cell_and_action(grid):
         expected = before[i].copy()
         expected[cell, action] = 1000 + lr * error
         np.testing.assert_allclose(after.q[i], expected, rtol=1e-5)
-        assert after.env_state.cell[i] == (env.starts[0] if done else reached)
-        assert after.env_state.time[i] == (0 if done else time + 1)
+        assert after.env_state.env_state.cell[i] == (env.starts[0] if done else reached)
+        assert after.env_state.env_state.time[i] == (0 if done else time + 1)
         np.testing.assert_allclose(metrics["td_loss"][i], error**2, rtol=1e-4)
         assert metrics["q_value"][i] == 1000 and metrics["episodes"][i] == done
         if done:
@@ -378,8 +364,8 @@ def test_one_step_of_learning_for_every_cell_and_action(grid):
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])
-def test_agents_one_after_the_other_are_those_alone(num_seeds):
-    """Under `vmap`, which CPUs do not batch, also with rates of their own."""
+def test_agents_together_are_those_alone(num_seeds):
+    """Under `vmap`, also with rates of their own."""
     config = make_config(
         CLIFF | {"random_starts": True}, num_steps=20, total_timesteps=100, epsilon=0.3
     )

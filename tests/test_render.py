@@ -308,9 +308,7 @@ def test_grid_world_by_pixels():
         height=3, width=4, start=(2, 0), goal=(0, 3), walls=((1, 1),), cliff=((2, 2),)
     )
     env = q_learning_gridworld.GridWorld(config)
-    states = q_learning_gridworld.GridState(
-        cell=np.array([8, 4]), time=np.arange(2), episode_return=np.zeros(2)
-    )
+    states = q_learning_gridworld.GridState(cell=np.array([8, 4]), time=np.arange(2))
     first, second = figures.grid_world_frames(env, states, np.zeros(2), range(2))
     blue, dark, red = (31, 119, 180), (77, 77, 77), (222, 120, 110)
 
