@@ -106,7 +106,7 @@ class Config:
     total_timesteps: int = 8_192  # environment steps of one agent's training
     inner_envs: int = 16  # environments per agent
     inner_steps: int = 64  # steps per environment and update of the agent
-    update_epochs: int = 8  # passes over the batch of inner_envs * inner_steps steps
+    update_epochs: int = 8  # passes over the inner_envs * inner_steps steps of an update
     num_minibatches: int = 4  # gradient steps per pass
     lr: float = 3e-3  # learning rate of Adam in the training of an agent
     anneal_lr: bool = True  # decay the agent's learning rate linearly to 0
@@ -119,8 +119,8 @@ class Config:
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; inf for no limit
     normalize_obs: bool = False  # normalize observations by their running mean and variance
     normalize_reward: bool = False  # divide rewards by the running std of the discounted return
-    # convolutions for images: flat has none, grid one, nature three
-    torso: Literal["flat", "grid", "nature"] = "grid"
+    # convolutions of images: features, size and stride of each; stride must divide size
+    convolutions: tuple[tuple[int, int, int], ...] = ((16, 3, 1),)
     hidden_sizes: tuple[int, ...] = (32, 32)  # sizes of the hidden layers of actor and critic
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
 
@@ -128,14 +128,14 @@ class Config:
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
-    def batch_size(self) -> int:
+    def rollout_size(self) -> int:
         """Steps in one update of an agent."""
         return self.inner_envs * self.inner_steps
 
     @property
     def inner_updates(self) -> int:
         """Updates in one agent's training."""
-        return self.total_timesteps // self.batch_size
+        return self.total_timesteps // self.rollout_size
 
     @property
     def num_updates(self) -> int:
@@ -152,50 +152,16 @@ class Config:
         return self.inner_updates * self.inner_steps
 
 
-# --- observations (shared) ---
-
-
-def preprocess(obs, num_states: int):
-    """What networks take: floats.
-
-    Indices of a discrete space's states (`num_states` is above 0) become one-hot vectors. Bytes, of
-    which images consist, are divided by 255.
-    """
-    if num_states:
-        return jax.nn.one_hot(obs, num_states)
-    if obs.dtype == jnp.uint8:
-        return obs / 255.0
-    return obs.astype(jnp.float32)
-
-
-CONVOLUTIONS = {  # torso: (features, size, stride) of each convolution
-    "flat": (),
-    "grid": ((16, 3, 1),),  # Young & Tian 2019 (arXiv 1903.03176)
-    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
-}
-SMALLEST_IMAGE = {"flat": 1, "grid": 3, "nature": 36}
-
-
-def convolutions(torso: str, obs_shape: tuple[int, ...]):
-    """The convolutions for images [H, W, C]; none for other observations."""
-    if len(obs_shape) != 3:
-        if torso == "nature":
-            raise ValueError(f"torso = nature: is for images, observations have shape {obs_shape}")
-        return ()
-    if min(obs_shape[:2]) < SMALLEST_IMAGE[torso]:
-        raise ValueError(
-            f"torso = {torso}: images {obs_shape} are too small; "
-            "grid needs 3 x 3, nature 36 x 36, flat takes any"
-        )
-    return CONVOLUTIONS[torso]
+# --- networks ---
 
 
 def patches(x, size: int, stride: int):
     """Squares of size x size, `stride` apart: [..., H, W, C] -> [..., H', W', size * size * C].
 
     A dense layer on patches is a convolution, 11 times as fast as `nn.Conv` on MinAtar on CPUs.
-    `stride` must divide `size`.
     """
+    if size % stride or min(x.shape[-3:-1]) < size:
+        raise ValueError(f"convolutions: {size} x {size}, stride {stride}, on {x.shape[-3:-1]}")
     height = x.shape[-3] // stride
     width = x.shape[-2] // stride
     x = x[..., : height * stride, : width * stride, :]
@@ -210,17 +176,11 @@ def patches(x, size: int, stride: int):
     return jnp.concatenate(shifted, axis=-1)
 
 
-# --- networks ---
-
-
 def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120), by matrix products alone.
-
-    flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
-    """
+    """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
     def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
@@ -233,8 +193,7 @@ def orthogonal(scale: float):
 class Network(nn.Module):
     """Convolutions of images, hidden layers, a linear head: [..., *obs_shape] -> [..., outputs]."""
 
-    obs_shape: tuple[int, ...]
-    num_states: int  # size of a discrete observation space; 0 for arrays
+    obs_space: Any
     convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
     hidden_sizes: tuple[int, ...]
     activation: str
@@ -244,11 +203,16 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs):
         activation = getattr(nn, self.activation)
-        x = preprocess(obs, self.num_states)
-        for features, size, stride in self.convolutions:
-            x = patches(x, size, stride)
-            x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(x))
-        x = x.reshape(*obs.shape[: obs.ndim - len(self.obs_shape)], -1)
+        batch_shape = obs.shape[: obs.ndim - len(self.obs_space.shape)]
+        if isinstance(self.obs_space, spaces.Discrete):
+            x = jax.nn.one_hot(obs, self.obs_space.n)
+        else:
+            x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
+        if len(self.obs_space.shape) == 3:
+            for features, size, stride in self.convolutions:
+                x = patches(x, size, stride)
+                x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(x))
+        x = x.reshape(*batch_shape, -1)
         for size in self.hidden_sizes:
             x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
         return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale))(x)
@@ -330,8 +294,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     Returns advantages and value targets [T, N].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
-    done = terminated | truncated
-    decays = jnp.where(done, 0.0, gamma * gae_lambda)
+    decays = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
 
     def step(next_advantage, delta_and_decay):
         delta, decay = delta_and_decay
@@ -352,22 +315,6 @@ def best_agent(returns, agents):
     member = jnp.nanargmax(returns.mean(axis=1))
     seed = jnp.nanargmax(returns[member])
     return jax.tree.map(lambda x: x[member, seed], agents)
-
-
-def discounted_returns(rewards, dones, last_return, gamma):
-    """Discounted sum of the rewards up to each step, R = gamma R + r, from 0 in each episode.
-
-    rewards, dones: [T, N]. last_return: [N], R before the first step.
-    Returns R [T, N] and the `last_return` for the steps that follow.
-    """
-
-    def step(last_return, reward_and_done):
-        reward, done = reward_and_done
-        discounted_return = gamma * last_return + reward
-        return jnp.where(done, 0.0, discounted_return), discounted_return
-
-    last_return, returns = jax.lax.scan(step, last_return, (rewards, dones))
-    return returns, last_return
 
 
 class RunningMeanStd(NamedTuple):
@@ -397,20 +344,6 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
     return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
 
-def random_order(key, size: int):
-    """The numbers below `size` in random order: `jax.random.permutation`, but faster.
-
-    It sorts one array of `random_part * size + index`, where JAX sorts keys with values: PPO on
-    Pendulum-v1 takes 0.7 of the time. Where random parts are equal, the smaller index comes first.
-    The larger the array, the more of them are equal.
-    """
-    if size > 2**16:
-        return jax.random.permutation(key, size)
-    index = jnp.arange(size, dtype=jnp.uint32)
-    random_part = jax.random.bits(key, (size,)) % jnp.uint32((2**32 - 1) // size)
-    return (jnp.sort(random_part * size + index) % size).astype(jnp.int32)
-
-
 # --- training ---
 
 
@@ -420,21 +353,13 @@ class Transition(NamedTuple):
     obs: jax.Array  # as the policy saw it, normalized if `normalize_obs`
     action: jax.Array
     log_prob: jax.Array
+    value: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
     next_obs: jax.Array  # after the step, before auto-reset; normalized like `obs`
-
-
-class Batch(NamedTuple):
-    """What the losses take: the steps of a rollout, [batch_size, ...]."""
-
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
+    raw_obs: jax.Array  # not normalized
+    discounted_return: jax.Array  # of the episode so far
 
 
 class AgentState(NamedTuple):
@@ -446,7 +371,7 @@ class AgentState(NamedTuple):
     env_state: Any  # [inner_envs, ...]
     obs_statistics: RunningMeanStd
     return_statistics: RunningMeanStd
-    discounted_return: jax.Array  # [inner_envs], of the running episodes
+    discounted_return: jax.Array  # [inner_envs], of the running episodes: R = gamma R + r
     key: jax.Array
 
 
@@ -471,15 +396,13 @@ class RunnerState(NamedTuple):
 
 def make_networks(config: Config, env, env_params):
     space = env.observation_space(env_params)
-    num_states = space.n if isinstance(space, spaces.Discrete) else 0
-    if num_states and config.normalize_obs:
+    if config.normalize_obs and isinstance(space, spaces.Discrete):
         raise ValueError(
             f"normalize_obs = True: must be False, {config.env_name} observes state indices"
         )
     layers = {
-        "obs_shape": space.shape,
-        "num_states": num_states,
-        "convolutions": convolutions(config.torso, space.shape),
+        "obs_space": space,
+        "convolutions": config.convolutions,
         "hidden_sizes": config.hidden_sizes,
         "activation": config.activation,
     }
@@ -494,28 +417,26 @@ def make_inner(config: Config):
 
     Returns `train(drift, rng) -> agent_state` and `play(agent_state, rng) -> (return, length)`.
     """
-    for name in ("inner_envs", "inner_steps", "update_epochs", "num_minibatches"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
     if config.inner_updates < 1:
         raise ValueError(
             f"total_timesteps = {config.total_timesteps}: one update of an agent takes "
-            f"{config.batch_size}"
+            f"{config.rollout_size}"
         )
-    minibatch_size, remainder = divmod(config.batch_size, config.num_minibatches)
-    if remainder or minibatch_size < 2:
+    minibatch_size, remainder = divmod(config.rollout_size, config.num_minibatches)
+    if remainder or minibatch_size < 2:  # one advantage, normalized, is 0
         raise ValueError(
-            f"num_minibatches = {config.num_minibatches}: must divide the {config.batch_size} "
+            f"num_minibatches = {config.num_minibatches}: must divide the {config.rollout_size} "
             "steps of an update, into two or more each"
         )
     env, env_params = make_env(config)
+    reset_env = jax.vmap(env.reset, in_axes=(0, None))
     step_env = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
 
-    def learning_rate(gradient_step_count):
-        """Constant within an update, linear over the agent's training."""
-        update_count = gradient_step_count // (config.update_epochs * config.num_minibatches)
-        return config.lr * (1.0 - update_count / config.inner_updates)
+    schedule = optax.linear_schedule(config.lr, 0.0, config.inner_updates)
+
+    def learning_rate(gradient_step_count):  # constant within an update
+        return schedule(gradient_step_count // (config.update_epochs * config.num_minibatches))
 
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
@@ -524,8 +445,7 @@ def make_inner(config: Config):
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
-        env_keys = jax.random.split(env_key, config.inner_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        obs, env_state = reset_env(jax.random.split(env_key, config.inner_envs), env_params)
         params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
         return AgentState(
             params=params,
@@ -545,7 +465,7 @@ def make_inner(config: Config):
         """Act for `inner_steps` steps with the current policy."""
 
         def step(carry, key):
-            raw_obs, env_state = carry
+            raw_obs, env_state, discounted_return = carry
             action_key, env_key = jax.random.split(key)
             obs = normalize_obs(state.obs_statistics, raw_obs)
             policy = actor.apply(state.params["actor"], obs)
@@ -555,72 +475,68 @@ def make_inner(config: Config):
             obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            raw_next_obs = info["final_observation"]
+            discounted_return = config.gamma * discounted_return + reward
             transition = Transition(
                 obs=obs,
                 action=action,
                 log_prob=log_prob,
+                value=critic.apply(state.params["critic"], obs),
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(state.obs_statistics, raw_next_obs),
+                next_obs=normalize_obs(state.obs_statistics, info["final_observation"]),
+                raw_obs=raw_obs,
+                discounted_return=discounted_return,
             )
-            return (obs_after_reset, env_state), (transition, raw_obs)
+            discounted_return = jnp.where(terminated | truncated, 0.0, discounted_return)
+            return (obs_after_reset, env_state, discounted_return), transition
 
-        carry = (state.obs, state.env_state)
+        carry = (state.obs, state.env_state, state.discounted_return)
         keys = jax.random.split(key, config.inner_steps)
-        (obs, env_state), (rollout, raw_obs) = jax.lax.scan(step, carry, keys)
-        state = state._replace(obs=obs, env_state=env_state)
-        if config.normalize_obs:  # after the rollout: the first few steps hardly vary
-            flat_obs = raw_obs.reshape(-1, *raw_obs.shape[2:])
-            obs_statistics = update_mean_std(state.obs_statistics, flat_obs)
-            state = state._replace(obs_statistics=obs_statistics)
+        (obs, env_state, discounted_return), rollout = jax.lax.scan(step, carry, keys)
+        state = state._replace(obs=obs, env_state=env_state, discounted_return=discounted_return)
         return state, rollout
 
-    def normalize_reward(state, rollout):
-        """Divide the rewards by the standard deviation of the discounted return."""
-        returns, last_return = discounted_returns(
-            rollout.reward,
-            rollout.terminated | rollout.truncated,
-            last_return=state.discounted_return,
-            gamma=config.gamma,
-        )
-        statistics = update_mean_std(state.return_statistics, returns.reshape(-1))
-        reward = jnp.clip(rollout.reward / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
-        state = state._replace(return_statistics=statistics, discounted_return=last_return)
-        return state, rollout._replace(reward=reward)
+    def update_statistics(state, rollout):
+        """After each rollout: the first few steps hardly vary."""
+        if config.normalize_obs:
+            raw_obs = rollout.raw_obs.reshape(config.rollout_size, *state.obs.shape[1:])
+            obs_statistics = update_mean_std(state.obs_statistics, raw_obs)
+            state = state._replace(obs_statistics=obs_statistics)
+        if config.normalize_reward:
+            returns = rollout.discounted_return.reshape(config.rollout_size)
+            return_statistics = update_mean_std(state.return_statistics, returns)
+            state = state._replace(return_statistics=return_statistics)
+        return state
 
-    def make_batch(params, rollout):
-        """Estimate advantages and value targets, and flatten the rollout."""
-        value = critic.apply(params["critic"], rollout.obs)
+    def make_batch(state, rollout):
+        """The rollout, its advantages and value targets, [inner_steps * inner_envs, ...]."""
+        reward = rollout.reward
+        if config.normalize_reward:  # divide by the standard deviation of the discounted return
+            reward = reward / jnp.sqrt(state.return_statistics.var + 1e-8)
+            reward = jnp.clip(reward, -10.0, 10.0)
         # Not value[1:]: where an episode ended, the next `obs` is the start of another one.
-        next_value = critic.apply(params["critic"], rollout.next_obs)
+        next_value = critic.apply(state.params["critic"], rollout.next_obs)
         advantage, target = gae(
-            rollout.reward,
-            value,
+            reward,
+            rollout.value,
             next_value,
             terminated=rollout.terminated,
             truncated=rollout.truncated,
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
-        batch = Batch(
-            obs=rollout.obs,
-            action=rollout.action,
-            log_prob=rollout.log_prob,
-            value=value,
-            advantage=advantage,
-            target=target,
-        )
-        return jax.tree.map(lambda x: x.reshape(config.batch_size, *x.shape[2:]), batch)
+        batch = (rollout, advantage, target)
+        return jax.tree.map(lambda x: x.reshape(config.rollout_size, *x.shape[2:]), batch)
 
-    def loss_fn(params, batch, drift):
+    def loss_fn(params, minibatch, drift):
         """The actor-critic loss (arXiv 1707.06347, equation 9, negated)."""
-        policy = actor.apply(params["actor"], batch.obs)
-        value = critic.apply(params["critic"], batch.obs)
-        log_prob = policy.log_prob(batch.action)
-        actor_loss = policy_loss(log_prob, batch.log_prob, batch.advantage, drift)
-        critic_loss = value_loss(value, batch.value, batch.target, config.vf_clip_eps)
+        rollout, advantage, target = minibatch
+        policy = actor.apply(params["actor"], rollout.obs)
+        value = critic.apply(params["critic"], rollout.obs)
+        log_prob = policy.log_prob(rollout.action)
+        actor_loss = policy_loss(log_prob, rollout.log_prob, advantage, drift)
+        critic_loss = value_loss(value, rollout.value, target, config.vf_clip_eps)
         entropy = policy.entropy().mean()
         return actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
 
@@ -635,7 +551,7 @@ def make_inner(config: Config):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
         def epoch(carry, key):
-            order = random_order(key, config.batch_size)
+            order = jax.random.bits(key, (config.rollout_size,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
             minibatches = jax.tree.map(lambda x: x[order], batch)
             return jax.lax.scan(functools.partial(gradient_step, drift=drift), carry, minibatches)
@@ -648,9 +564,8 @@ def make_inner(config: Config):
     def update(state, _, drift):
         key, collect_key, learn_key = jax.random.split(state.key, 3)
         state, rollout = collect(state._replace(key=key), collect_key)
-        if config.normalize_reward:
-            state, rollout = normalize_reward(state, rollout)
-        batch = make_batch(state.params, rollout)
+        state = update_statistics(state, rollout)
+        batch = make_batch(state, rollout)
         return learn(state, batch, drift, learn_key), None
 
     def train(drift, rng):
@@ -684,7 +599,7 @@ def make_inner(config: Config):
 
         reset_key, key = jax.random.split(rng)
         reset_keys = jax.random.split(reset_key, config.fitness_episodes)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(reset_keys, env_params)
+        obs, env_state = reset_env(reset_keys, env_params)
         start = {
             "obs": obs,
             "env_state": env_state,
@@ -704,7 +619,7 @@ def make_strategy(config: Config):
     init = functools.partial(init_weights, size=config.drift_size)
     shapes = jax.eval_shape(init, jax.random.key(0))
     example = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    sigma = jnp.asarray(config.es_sigma, jnp.float32)
+    sigma = jnp.maximum(config.es_sigma, jnp.float32(1e-8))  # OpenES divides by it
     return Open_ES(
         config.population_size,
         example,
@@ -744,25 +659,10 @@ def make_learner(config: Config):
 
     One `update` is a generation.
     """
-    for name in (
-        "num_generations",
-        "population_size",
-        "inner_seeds",
-        "fitness_episodes",
-        "num_slices",
-        "drift_size",
-    ):
+    sizes = ("num_generations", "inner_seeds", "fitness_episodes", "drift_size", "update_epochs")
+    for name in sizes:  # nothing would be trained or measured
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
-    if config.population_size % 2:
-        raise ValueError(
-            f"population_size = {config.population_size}: must be even, for its mirrored pairs"
-        )
-    if config.population_size % config.num_slices:
-        raise ValueError(
-            f"num_slices = {config.num_slices}: must divide "
-            f"population_size = {config.population_size}"
-        )
     env, env_params = make_env(config)
     actor, critic = make_networks(config, env, env_params)
     strategy = make_strategy(config)

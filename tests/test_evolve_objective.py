@@ -161,6 +161,19 @@ def test_steps_against_numpy_on_a_quadratic():
         np.testing.assert_allclose(state.mean, mean, rtol=1e-3, atol=1e-4)
 
 
+def test_networks_that_are_all_the_same_stay_numbers():
+    """With `es_sigma` 0 the estimate of the gradient was 0 / 0."""
+    strategy = evolve.make_strategy(dataclasses.replace(STRATEGY, es_sigma=0.0))
+    _, state = start_strategy()
+    for t in range(3):
+        population, state = strategy.ask(jax.random.key(t), state, strategy.default_params)
+        cost = jnp.arange(6.0)
+        state, _ = strategy.tell(
+            jax.random.key(9), population, cost, state, strategy.default_params
+        )
+        assert np.isfinite(flatten(population)).all() and np.isfinite(state.mean).all()
+
+
 def test_strategy_finds_the_minimum_of_a_quadratic():
     strategy = evolve.make_strategy(dataclasses.replace(STRATEGY, population_size=16, es_lr=0.1))
     _, state = start_strategy()
@@ -373,13 +386,11 @@ def test_comparison_is_paired(capsys):
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ({"population_size": 5}, "population_size = 5: must be even"),
-        ({"num_slices": 3}, "num_slices = 3: must divide population_size = 4"),
         (
             {"fitness_episodes": 0},
             "fitness_episodes = 0: must be at least 1",
         ),
-        ({"inner_envs": 0}, "inner_envs = 0: must be at least 1"),
+        ({"update_epochs": 0}, "update_epochs = 0: must be at least 1"),
         ({"num_minibatches": 3}, "num_minibatches = 3: must divide the 32 steps"),
         ({"total_timesteps": 31}, "total_timesteps = 31: one update of an agent takes 32"),
         ({"env_name": "Pendulum-v1"}, "env_name = Pendulum-v1: must have discrete actions"),
