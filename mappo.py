@@ -106,7 +106,7 @@ class Config:
     total_timesteps: int = 1_000_000  # environment steps per seed; in each step all agents act
     num_envs: int = 16  # environments per seed
     num_steps: int = 128  # steps per environment and update; with cell gru the length of a sequence
-    update_epochs: int = 4  # passes over the batch of num_envs * num_steps steps
+    update_epochs: int = 4  # passes over the num_envs * num_steps steps of an update
     num_minibatches: int = 4  # gradient steps per pass; with cell gru it must divide num_envs
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
@@ -130,25 +130,22 @@ class Config:
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
-    def batch_size(self) -> int:
+    def rollout_size(self) -> int:
         return self.num_envs * self.num_steps
 
     @property
     def num_updates(self) -> int:
-        return self.total_timesteps // self.batch_size
+        return self.total_timesteps // self.rollout_size
 
 
 # --- networks ---
 
 
 def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120), by matrix products alone.
-
-    flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
-    """
+    """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
     def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
@@ -279,8 +276,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     Returns advantages and value targets [T, N, A].
     """
     deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
-    done = terminated | truncated
-    decays = jnp.where(done, 0.0, gamma * gae_lambda)
+    decays = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
 
     def step(next_advantage, delta_and_decay):
         delta, decay = delta_and_decay
@@ -305,7 +301,7 @@ def policy_loss(log_prob, old_log_prob, advantage, alive, clip_eps):
     clipped_ratio = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
     objective = jnp.minimum(ratio * advantage, clipped_ratio * advantage)
     loss = -objective.mean(where=alive)
-    approx_kl = ratio - 1.0 - log_ratio  # k3 of http://joschu.net/blog/kl-approx.html
+    approx_kl = ratio - 1.0 - log_ratio  # http://joschu.net/blog/kl-approx.html
     metrics = {
         "policy_loss": loss,
         "approx_kl": approx_kl.mean(where=alive),
@@ -365,27 +361,14 @@ class Transition(NamedTuple):
     first: jax.Array  # whether `obs` is the first of its episode
     action: jax.Array  # [A]
     log_prob: jax.Array  # [A]
+    value: jax.Array  # [A]
+    memory: jax.Array  # of the critic after `obs`, [A, cell_size]
     reward: jax.Array  # [A]
     shaped_reward: jax.Array  # [A]
     terminated: jax.Array
     truncated: jax.Array
     next_obs: Observation  # after the step, before auto-reset
     info: dict  # statistics of episodes
-
-
-class Batch(NamedTuple):
-    """What the losses take: sequences [T, num_sequences, ...].
-
-    With a memory they are the rollouts of the environments, without one single steps.
-    """
-
-    obs: Observation
-    first: jax.Array
-    action: jax.Array  # [A], as all that follows
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
 
 
 class RunnerState(NamedTuple):
@@ -432,34 +415,30 @@ def last(tree):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
-
-    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
-    """
-    for name in ("num_envs", "num_steps", "update_epochs", "num_minibatches"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update takes {config.batch_size}"
+            f"total_timesteps = {config.total_timesteps}: one update takes {config.rollout_size}"
         )
-    num_sequences = config.num_envs
-    if config.cell == "none":
-        num_sequences = config.batch_size
+    if config.update_epochs < 1:
+        raise ValueError(f"update_epochs = {config.update_epochs}: must be at least 1")
+    # A minibatch holds whole sequences: rollouts with a memory, single steps without one.
+    num_sequences = config.num_envs if config.cell == "gru" else config.rollout_size
     minibatch_size, remainder = divmod(num_sequences, config.num_minibatches)
-    if remainder or config.num_minibatches == config.batch_size:
+    if remainder or config.num_minibatches == config.rollout_size:  # one step per minibatch
         raise ValueError(
             f"num_minibatches = {config.num_minibatches}: must divide the {num_sequences} "
             "environments (with a memory) or steps of an update, into two or more steps each"
         )
     env, env_params = make_env(config)
+    reset_env = jax.vmap(env.reset, in_axes=(0, None))
     step_env = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     actor, critic = make_networks(config, env, env_params)
 
-    def learning_rate(gradient_step_count):
-        """Constant within an update, linear over the training."""
-        update_count = gradient_step_count // (config.update_epochs * config.num_minibatches)
-        return config.lr * jnp.maximum(0.0, 1.0 - update_count / config.num_updates)
+    schedule = optax.linear_schedule(config.lr, 0.0, config.num_updates)
+
+    def learning_rate(gradient_step_count):  # constant within an update
+        return schedule(gradient_step_count // (config.update_epochs * config.num_minibatches))
 
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
@@ -468,8 +447,7 @@ def make_learner(config: Config):
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
         first = jnp.ones(config.num_envs, bool)
         memory = start_memory(config, *obs.alive.shape)
         params = {
@@ -493,9 +471,13 @@ def make_learner(config: Config):
         def step(carry, key):
             obs, first, memory, env_state = carry
             action_key, env_key = jax.random.split(key)
-            policy, memories = actor.apply(
-                state.params["actor"], memory, add_time(obs), add_time(first)
+            policy, actor_memories = actor.apply(
+                state.params["actor"], memory["actor"], add_time(obs), add_time(first)
             )
+            value, critic_memories = critic.apply(
+                state.params["critic"], memory["critic"], add_time(obs), add_time(first)
+            )
+            memory = last({"actor": actor_memories, "critic": critic_memories})
             action, log_prob = last(policy.sample_and_log_prob(seed=action_key))
 
             env_keys = jax.random.split(env_key, config.num_envs)
@@ -507,6 +489,8 @@ def make_learner(config: Config):
                 first=first,
                 action=action,
                 log_prob=log_prob,
+                value=last(value),
+                memory=memory["critic"],
                 reward=info.pop("reward"),
                 shaped_reward=info.pop("shaped_reward"),
                 terminated=terminated,
@@ -514,18 +498,12 @@ def make_learner(config: Config):
                 next_obs=info.pop("final_observation"),
                 info=info,
             )
-            return (obs_after_reset, terminated | truncated, last(memories), env_state), transition
+            return (obs_after_reset, terminated | truncated, memory, env_state), transition
 
-        carry = (state.obs, state.first, state.memory["actor"], state.env_state)
+        carry = (state.obs, state.first, state.memory, state.env_state)
         keys = jax.random.split(key, config.num_steps)
         (obs, first, memory, env_state), rollout = jax.lax.scan(step, carry, keys)
-        state = state._replace(
-            obs=obs,
-            first=first,
-            memory={"actor": memory, "critic": state.memory["critic"]},
-            env_state=env_state,
-        )
-        return state, rollout
+        return state._replace(obs=obs, first=first, memory=memory, env_state=env_state), rollout
 
     def reward_to_learn_from(update_count, rollout):
         """With shaping, and shared by the team if `shared_reward`."""
@@ -537,56 +515,43 @@ def make_learner(config: Config):
         return reward
 
     def make_batch(state, rollout):
-        """Estimate advantages and value targets, and bring the critic's memory up to date."""
-        params = state.params["critic"]
-        value, memories = critic.apply(params, state.memory["critic"], rollout.obs, rollout.first)
-        not_first = jnp.zeros_like(rollout.first)  # `next_obs` follows `obs` in the same episode
+        """The rollout, its advantages and value targets: sequences [T, num_sequences, ...]."""
+        # `next_obs` follows `obs` in the same episode: one step from the memory after `obs`.
+        not_first = jnp.zeros_like(rollout.first)
         next_value, _ = critic.apply(
-            params, memories, add_time(rollout.next_obs), add_time(not_first)
+            state.params["critic"], rollout.memory, add_time(rollout.next_obs), add_time(not_first)
         )
         advantage, target = gae(
             reward_to_learn_from(state.update_count, rollout),
-            value,
+            rollout.value,
             last(next_value),
             terminated=rollout.terminated[..., None],
             truncated=rollout.truncated[..., None],
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
-        batch = Batch(
-            obs=rollout.obs,
-            first=rollout.first,
-            action=rollout.action,
-            log_prob=rollout.log_prob,
-            value=value,
-            advantage=advantage,
-            target=target,
-        )
+        batch = (rollout, advantage, target)
         if config.cell == "none":
-            batch = jax.tree.map(lambda x: x.reshape(1, config.batch_size, *x.shape[2:]), batch)
-        memory = state.memory | {"critic": last(memories)}
-        return state._replace(memory=memory), batch
+            batch = jax.tree.map(lambda x: x.reshape(1, config.rollout_size, *x.shape[2:]), batch)
+        return batch
 
-    def loss_fn(params, batch, memory):
-        """The actor-critic loss (arXiv 1707.06347, equation 9, negated)."""
-        policy, _ = actor.apply(params["actor"], memory["actor"], batch.obs, batch.first)
-        value, _ = critic.apply(params["critic"], memory["critic"], batch.obs, batch.first)
-        log_prob = policy.log_prob(batch.action)
-        alive = batch.obs.alive
+    def loss_fn(params, minibatch, memory):
+        """The actor-critic loss (arXiv 1707.06347, equation 9, negated).
+
+        `memory` is from before the sequences of the minibatch.
+        """
+        rollout, advantage, target = minibatch
+        policy, _ = actor.apply(params["actor"], memory["actor"], rollout.obs, rollout.first)
+        value, _ = critic.apply(params["critic"], memory["critic"], rollout.obs, rollout.first)
+        log_prob = policy.log_prob(rollout.action)
+        alive = rollout.obs.alive
         actor_loss, metrics = policy_loss(
-            log_prob, batch.log_prob, batch.advantage, alive, config.clip_eps
+            log_prob, rollout.log_prob, advantage, alive, clip_eps=config.clip_eps
         )
-        critic_loss = value_loss(value, batch.value, batch.target, config.vf_clip_eps)
+        critic_loss = value_loss(value, rollout.value, target, config.vf_clip_eps)
         entropy = policy.entropy().mean(where=alive)
         loss = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
         return loss, metrics | {"value_loss": critic_loss, "entropy": entropy}
-
-    def gradient_step(carry, minibatch, memory):
-        params, opt_state = carry
-        grads, metrics = jax.grad(loss_fn, has_aux=True)(params, minibatch, memory)
-        updates, opt_state = optimizer.update(grads, opt_state)
-        params = optax.apply_updates(params, updates)
-        return (params, opt_state), metrics
 
     def learn(state, batch, memory, key):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order.
@@ -594,16 +559,19 @@ def make_learner(config: Config):
         `memory` is from before the rollout.
         """
 
+        def gradient_step(carry, indices):
+            params, opt_state = carry
+            minibatch = jax.tree.map(lambda x: x[:, indices], batch)
+            start = jax.tree.map(lambda x: x[indices], memory)
+            grads, metrics = jax.grad(loss_fn, has_aux=True)(params, minibatch, start)
+            updates, opt_state = optimizer.update(grads, opt_state)
+            params = optax.apply_updates(params, updates)
+            return (params, opt_state), metrics
+
         def epoch(carry, key):
-            order = jax.random.permutation(key, num_sequences)
+            order = jax.random.bits(key, (num_sequences,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
-
-            def gradient_step_on(carry, indices):
-                minibatch = jax.tree.map(lambda x: x[:, indices], batch)
-                start = jax.tree.map(lambda x: x[indices], memory)
-                return gradient_step(carry, minibatch, start)
-
-            return jax.lax.scan(gradient_step_on, carry, order)
+            return jax.lax.scan(gradient_step, carry, order)
 
         carry = (state.params, state.opt_state)
         keys = jax.random.split(key, config.update_epochs)
@@ -614,12 +582,12 @@ def make_learner(config: Config):
         key, collect_key, learn_key = jax.random.split(state.key, 3)
         memory = state.memory
         state, rollout = collect(state._replace(key=key), collect_key)
-        state, batch = make_batch(state, rollout)
+        batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, memory, learn_key)
         state = state._replace(update_count=state.update_count + 1)
-        metrics["value"] = batch.value.mean()
-        unexplained = (batch.target - batch.value).var() / (batch.target.var() + 1e-8)
-        metrics["explained_variance"] = 1.0 - unexplained
+        _, advantage, target = batch  # the advantage is what the value did not explain
+        metrics["value"] = rollout.value.mean()
+        metrics["explained_variance"] = 1.0 - advantage.var() / (target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update

@@ -288,7 +288,7 @@ def test_parameters_of_the_particle_environments(params):
 
 
 @pytest.mark.parametrize("settings, words", [
-    ({"num_envs": 0}, "num_envs = 0: must be at least 1"),
+    ({"update_epochs": 0}, "update_epochs = 0: must be at least 1"),
     ({"num_minibatches": 5}, "num_minibatches = 5: must divide the 32"),
     ({"cell": "gru", "num_minibatches": 8}, "num_minibatches = 8: must divide the 4 "),
 ])  # fmt: skip

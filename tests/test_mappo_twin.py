@@ -256,7 +256,7 @@ class Twin:
         num_sequences = len(steps[0]["first"])
         all_metrics = []
         for epoch_key in jax.random.split(key, config.update_epochs):
-            order = np.asarray(jax.random.permutation(epoch_key, num_sequences))
+            order = twin.order_of_bits(epoch_key, num_sequences)
             for indices in np.split(order, config.num_minibatches):
                 minibatch = jax.tree.map(lambda x, indices=indices: x[indices], steps)
                 start = jax.tree.map(lambda x, indices=indices: x[indices], memory)
