@@ -95,7 +95,7 @@ class Config:
     simulations: int = 32  # simulations of each search in self-play
     max_considered_actions: int = 16  # actions that a search considers at its root
     sampled_moves: int = 30  # first moves of a game that are sampled by visit counts
-    update_epochs: int = 2  # passes over the batch of num_envs * num_steps moves
+    update_epochs: int = 2  # passes over the num_envs * num_steps moves of an update
     num_minibatches: int = 8  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
@@ -113,25 +113,22 @@ class Config:
     eval_steps: int = 2  # moves of the agent per update in each evaluation game
 
     @property
-    def batch_size(self) -> int:
+    def rollout_size(self) -> int:
         return self.num_envs * self.num_steps
 
     @property
     def num_updates(self) -> int:
-        return self.total_timesteps // self.batch_size
+        return self.total_timesteps // self.rollout_size
 
 
 # --- networks ---
 
 
 def orthogonal(scale: float):
-    """Orthogonal initialization (arXiv 1312.6120), by matrix products alone.
-
-    flax's own decomposes matrices by QR, which can hang under `vmap` on CPUs.
-    """
+    """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
     def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
-        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])  # in the cheaper order
+        return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
@@ -395,15 +392,6 @@ class Transition(NamedTuple):
     terminated: jax.Array
 
 
-class Batch(NamedTuple):
-    """What the losses take: the moves of a rollout, [num_steps * num_envs, ...]."""
-
-    obs: jax.Array
-    legal: jax.Array
-    action_weights: jax.Array
-    target: jax.Array
-
-
 class RunnerState(NamedTuple):
     """All that training carries from one update to the next."""
 
@@ -420,34 +408,22 @@ class RunnerState(NamedTuple):
 
 
 def make_learner(config: Config):
-    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`.
-
-    `metrics` are scalars; `episodes` and `episodic_return` must be among them.
-    """
-    for name in (
-        "num_envs",
-        "num_steps",
-        "update_epochs",
-        "num_minibatches",
-        "channels",
-        "eval_games",
-        "eval_steps",
-    ):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+    """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    if config.num_updates < 1:
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: one update takes {config.rollout_size}"
+        )
+    if config.update_epochs < 1:
+        raise ValueError(f"update_epochs = {config.update_epochs}: must be at least 1")
     for name in ("simulations", "max_considered_actions"):
         if getattr(config, name) < 2:
             raise ValueError(
                 f"{name} = {getattr(config, name)}: must be at least 2, for moves to be compared"
             )
-    if config.num_updates < 1:
-        raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update takes {config.batch_size}"
-        )
-    minibatch_size, remainder = divmod(config.batch_size, config.num_minibatches)
+    minibatch_size, remainder = divmod(config.rollout_size, config.num_minibatches)
     if remainder:
         raise ValueError(
-            f"num_minibatches = {config.num_minibatches}: must divide the {config.batch_size} "
+            f"num_minibatches = {config.num_minibatches}: must divide the {config.rollout_size} "
             "moves of an update"
         )
     game = make_game(config.env_name)
@@ -458,10 +434,10 @@ def make_learner(config: Config):
     if config.opponent_simulations:
         opponents["mcts"] = make_env(config)
 
-    def learning_rate(gradient_step_count):
-        """Constant within an update, linear over the training."""
-        update_count = gradient_step_count // (config.update_epochs * config.num_minibatches)
-        return config.lr * jnp.maximum(0.0, 1.0 - update_count / config.num_updates)
+    schedule = optax.linear_schedule(config.lr, 0.0, config.num_updates)
+
+    def learning_rate(gradient_step_count):  # constant within an update
+        return schedule(gradient_step_count // (config.update_epochs * config.num_minibatches))
 
     optimizer = optax.adamw(
         learning_rate if config.anneal_lr else config.lr, weight_decay=config.weight_decay
@@ -523,21 +499,18 @@ def make_learner(config: Config):
         return state._replace(game_state=game_state), rollout, last_value
 
     def make_batch(rollout, last_value):
-        """Estimate value targets, and flatten the rollout."""
-        batch = Batch(
-            obs=rollout.obs,
-            legal=rollout.legal,
-            action_weights=rollout.action_weights,
-            target=value_targets(rollout.reward, rollout.discount, last_value),
-        )
-        return jax.tree.map(lambda x: x.reshape(config.batch_size, *x.shape[2:]), batch)
+        """The rollout and its value targets, [num_steps * num_envs, ...]."""
+        target = value_targets(rollout.reward, rollout.discount, last_value)
+        batch = (rollout, target)
+        return jax.tree.map(lambda x: x.reshape(config.rollout_size, *x.shape[2:]), batch)
 
-    def loss_fn(params, batch):
+    def loss_fn(params, minibatch):
         """The loss without weight decay (arXiv 1712.01815, equation 1)."""
-        logits, value = network.apply(params, batch.obs)
-        actor_loss = policy_loss(logits, batch.legal, batch.action_weights).mean()
-        critic_loss = jnp.square(value - batch.target).mean()
-        policy = jax.nn.softmax(mask_logits(logits, batch.legal))
+        rollout, target = minibatch
+        logits, value = network.apply(params, rollout.obs)
+        actor_loss = policy_loss(logits, rollout.legal, rollout.action_weights).mean()
+        critic_loss = jnp.square(value - target).mean()
+        policy = jax.nn.softmax(mask_logits(logits, rollout.legal))
         entropy = jax.scipy.special.entr(policy).sum(axis=-1).mean()
         metrics = {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
         return actor_loss + config.vf_coef * critic_loss, metrics
@@ -553,7 +526,7 @@ def make_learner(config: Config):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, config.batch_size)
+            order = jax.random.bits(key, (config.rollout_size,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
             minibatches = jax.tree.map(lambda x: x[order], batch)
             return jax.lax.scan(gradient_step, carry, minibatches)

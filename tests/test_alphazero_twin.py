@@ -294,7 +294,7 @@ class Twin:
             lr = config.lr * max(0, 1 - self.update_count / config.num_updates)
         all_metrics = []
         for epoch_key in jax.random.split(key, config.update_epochs):
-            order = np.asarray(jax.random.permutation(epoch_key, config.batch_size))
+            order = twin.order_of_bits(epoch_key, config.rollout_size)
             for indices in np.split(order, config.num_minibatches):
                 minibatch = {name: x[indices] for name, x in batch.items()}
                 grads, metrics = self.gradient(self.params, minibatch)
