@@ -29,6 +29,7 @@ import importlib
 import inspect
 import os
 import platform
+import re
 import signal
 import sys
 import threading
@@ -592,8 +593,8 @@ def train_seeds(config: Config, learner, num_seeds: int, seed: int):
     train_chunks = spread_over_devices(train_chunk, num_seeds)
     steps_per_update = config.num_envs * config.num_steps * num_seeds
     total = config.num_updates * steps_per_update
-    chunks = []
     progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
+    chunks = []
     with progress, catch_signals() as signals:
         for first in range(0, config.num_updates, length):
             count = min(length, config.num_updates - first)
@@ -679,43 +680,23 @@ def main(
 
 def read_flags(words: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
-    if words[:1] != ["--config"]:
-        return words
-    flags = []
-    for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
-        if isinstance(value, dict):
-            value = list(value.items())
-        flags += [f"--{name}", *map(str, jax.tree.leaves(value))]
-    return flags + words[2:]
+    if words[:1] == ["--config"]:
+        flags = []
+        for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
+            if isinstance(value, dict):
+                value = list(value.items())
+            flags += [f"--{name}", *map(str, jax.tree.leaves(value))]
+        words = flags + words[2:]
 
+    def whole_number(match):
+        return f"{float(match[0]):.16g}"
 
-registry = tyro.constructors.ConstructorRegistry()
-
-
-@registry.primitive_rule
-def whole_number(kind):
-    """How tyro reads whole numbers: also 5e5."""
-    if kind.type is not int:
-        return None
-
-    def read(words):
-        number = float(words[0])
-        if not number.is_integer():
-            raise ValueError(f"{number} is not a whole number")
-        return int(number)
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=read,
-        is_instance=lambda value: type(value) is int,
-        str_from_instance=lambda value: [str(value)],
-    )
+    # 5e5 may stand for a whole number
+    return [re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word) for word in words]
 
 
 if __name__ == "__main__":
     sys.path.append(os.getcwd())  # MODULE:NAME may be a file here, or next to this script
     sys.stdout.reconfigure(errors="replace")  # names of folders may have any letters
     markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
-    words = read_flags(sys.argv[1:])
-    tyro.cli(main, args=words, config=markers, registry=registry, description=__doc__)
+    tyro.cli(main, args=read_flags(sys.argv[1:]), config=markers, description=__doc__)

@@ -80,9 +80,7 @@ def test_words_of_the_command_line_and_of_yaml(tmp_path):
     for flags in (["--env-name", "Switch", *words], ["--config", str(file)]):
         words = ppo_continuous.read_flags(flags)
         markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
-        config = tyro.cli(
-            ppo_continuous.Config, args=words, config=markers, registry=ppo_continuous.registry
-        )
+        config = tyro.cli(ppo_continuous.Config, args=words, config=markers)
         env, _ = ppo_continuous.make_env(config)
         assert unwrap(env).given == {"ramping": False, "speed": False, "other": False, "mode": "b"}
 

@@ -60,7 +60,6 @@ def run(script, *words):
         script.main,
         args=script.read_flags([str(word) for word in words]),
         config=markers(),
-        registry=script.registry,
         description=script.__doc__,
     )
 
@@ -68,7 +67,7 @@ def run(script, *words):
 def parse(script, *words):
     """The config that the command line makes."""
     args = script.read_flags([str(word) for word in words])
-    return tyro.cli(script.Config, args=args, config=markers(), registry=script.registry)
+    return tyro.cli(script.Config, args=args, config=markers())
 
 
 def toys_that_it_takes(script) -> list[str]:
