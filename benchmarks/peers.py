@@ -397,7 +397,6 @@ def pqn_minatar(options, steps):
         q_lambda=0.65,
         epsilon_finish=0.05,
         exploration_fraction=0.1,
-        torso="grid",
         hidden_sizes=(128,),
         **PQN_MINATAR,
     )
