@@ -125,6 +125,7 @@ def main(
         agent=seeds[0],
         reason=reason,
         returns=returns,
+        has_memory=isinstance(script.make_policy(config), tuple),
         pictures="![learning curve](learning_curve.png)",
         repo=push,
         license=license,

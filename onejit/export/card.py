@@ -62,12 +62,16 @@ config = script.Config(**settings)
 agents = unflatten_dict(load_file("agent.safetensors"), sep=".")
 agent = jax.tree.map(lambda leaf: leaf[{agent}], agents)
 env, env_params = script.make_env(config)
-start, act = script.make_policy(config)
 obs, state = env.reset(jax.random.key(0), env_params)
-action, memory = act(agent, start(), obs)
-print(action)
+{act}
 ```
 """
+
+ACT = """act = script.make_policy(config)
+print(act(agent, obs))"""
+ACT_WITH_MEMORY = """start, act = script.make_policy(config)
+action, memory = act(agent, start(), obs)
+print(action)"""
 
 PLAY = """
 ## How to play it
@@ -107,6 +111,7 @@ class Shown(NamedTuple):
     agent: int
     reason: str  # why it is this agent
     returns: np.ndarray  # of new greedy episodes, perhaps of none
+    has_memory: bool  # whether its policy has a memory
     pictures: str
     repo: str | None  # USER/NAME on the hub
     license: str
@@ -257,4 +262,5 @@ def model_card(record: dict, shown: Shown) -> str:
         license=shown.license,
         note=note_of_module(record),
         agent=shown.agent,
+        act=ACT_WITH_MEMORY if shown.has_memory else ACT,
     )
