@@ -213,10 +213,9 @@ def dueling_q(value, advantage):
 
 def epsilon_greedy(key, q, epsilon):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
-    explore_key, action_key = jax.random.split(key)
-    explore = jax.random.uniform(explore_key, q.shape[:1]) < epsilon
-    random_action = jax.random.randint(action_key, q.shape[:1], 0, q.shape[1])
-    return jnp.where(explore, random_action, q.argmax(axis=-1))
+    explore, choice = jax.random.uniform(key, (2, len(q)))
+    random_action = (choice * q.shape[1]).astype(jnp.int32)
+    return jnp.where(explore < epsilon, random_action, q.argmax(axis=-1))
 
 
 def actor_epsilons(num_envs: int, base, exponent):
@@ -515,9 +514,9 @@ def make_learner(config: Config):
         """Each actor acts epsilon-greedily for `num_steps` steps, with an epsilon of its own."""
         epsilon = actor_epsilons(config.num_envs, config.epsilon_base, config.epsilon_exponent)
 
-        def step(carry, key):
+        def step(carry, keys):
             obs, env_state = carry
-            action_key, env_key = jax.random.split(key)
+            action_key, env_key = keys
             q = network.apply(state.actor_params, obs)
             action = epsilon_greedy(action_key, q, epsilon)
 
@@ -537,7 +536,7 @@ def make_learner(config: Config):
             return (obs_after_reset, env_state), (one_step, info)
 
         carry = (state.obs, state.env_state)
-        keys = jax.random.split(key, num_steps)
+        keys = jax.random.split(key, (num_steps, 2))
         (obs, env_state), (rollout, info) = jax.lax.scan(step, carry, keys)
         return state._replace(obs=obs, env_state=env_state), rollout, info
 

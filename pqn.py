@@ -181,10 +181,9 @@ class QNetwork(nn.Module):
 
 def epsilon_greedy(key, q, epsilon):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
-    explore_key, action_key = jax.random.split(key)
-    explore = jax.random.uniform(explore_key, q.shape[:1]) < epsilon
-    random_action = jax.random.randint(action_key, q.shape[:1], 0, q.shape[1])
-    return jnp.where(explore, random_action, q.argmax(axis=-1))
+    explore, choice = jax.random.uniform(key, (2, len(q)))
+    random_action = (choice * q.shape[1]).astype(jnp.int32)
+    return jnp.where(explore < epsilon, random_action, q.argmax(axis=-1))
 
 
 def linear_epsilon(update_count, duration, start, finish):
@@ -309,9 +308,9 @@ def make_learner(config: Config):
     def collect(state, key, epsilon):
         """Act epsilon-greedily for `num_steps` steps."""
 
-        def step(carry, key):
+        def step(carry, keys):
             obs, env_state = carry
-            action_key, env_key = jax.random.split(key)
+            action_key, env_key = keys
             action = epsilon_greedy(action_key, network.apply(state.params, obs), epsilon)
 
             env_keys = jax.random.split(env_key, config.num_envs)
@@ -330,7 +329,7 @@ def make_learner(config: Config):
             return (obs_after_reset, env_state), transition
 
         carry = (state.obs, state.env_state)
-        keys = jax.random.split(key, config.num_steps)
+        keys = jax.random.split(key, (config.num_steps, 2))
         (obs, env_state), rollout = jax.lax.scan(step, carry, keys)
         return state._replace(obs=obs, env_state=env_state), rollout
 

@@ -129,7 +129,7 @@ def epsilon_greedy(values, epsilon, uniform):
 def pick(values, action):
     """`values[action]` as a sum: CPUs would copy all of Q in each step of training to look it up.
 
-    Together with random numbers that are drawn before the loop this is 50 times as fast.
+    With random numbers that are drawn before the loop, one agent trains 40 times as fast.
     """
     return values.sum(where=jnp.arange(NUM_ACTIONS) == action)
 

@@ -299,10 +299,9 @@ def action_values(outputs, support, distribution: str):
 
 def epsilon_greedy(key, q, epsilon):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
-    explore_key, action_key = jax.random.split(key)
-    explore = jax.random.uniform(explore_key, q.shape[:1]) < epsilon
-    random_action = jax.random.randint(action_key, q.shape[:1], 0, q.shape[1])
-    return jnp.where(explore, random_action, q.argmax(axis=-1))
+    explore, choice = jax.random.uniform(key, (2, len(q)))
+    random_action = (choice * q.shape[1]).astype(jnp.int32)
+    return jnp.where(explore < epsilon, random_action, q.argmax(axis=-1))
 
 
 def linear_epsilon(update_count, duration, start, finish):
@@ -667,8 +666,7 @@ def make_learner(config: Config):
 
         def step(carry, inputs):
             obs, env_state = carry
-            key, noise = inputs
-            action_key, env_key = jax.random.split(key)
+            (action_key, env_key), noise = inputs
             q = values_of(noisy_outputs(state.params, obs, noise))
             action = epsilon_greedy(action_key, q, epsilon)
 
@@ -688,7 +686,7 @@ def make_learner(config: Config):
 
         carry = (state.obs, state.env_state)
         step_key, noise_key = jax.random.split(key)
-        keys = jax.random.split(step_key, num_steps)
+        keys = jax.random.split(step_key, (num_steps, 2))
         noise = draw_noise(noise_key, state.params, num_steps)
         (obs, env_state), (rollout, info) = jax.lax.scan(step, carry, (keys, noise))
         return state._replace(obs=obs, env_state=env_state), rollout, info

@@ -80,18 +80,16 @@ class Twin:
         """Actor i explores with its own epsilon (arXiv 1803.00933, section 4.1)."""
         config = self.config
         num_envs = config.num_envs
-        for step_key in jax.random.split(key, num_steps):
-            action_key, env_key = jax.random.split(step_key)
-            explore_key, action_key = jax.random.split(action_key)
-            uniform = jax.random.uniform(explore_key, (num_envs,))
-            random_action = jax.random.randint(action_key, (num_envs,), 0, 3)
+        for action_key, env_key in jax.random.split(key, (num_steps, 2)):
+            explore, choice = jax.random.uniform(action_key, (2, num_envs))
             obs = np.array(self.environments.obs)
             q = np.asarray(self.q(self.actor_params, obs))
             action = []
             for i in range(num_envs):
                 exponent = 1 + config.epsilon_exponent * i / (num_envs - 1)
-                explore = uniform[i] < config.epsilon_base**exponent
-                action.append(int(random_action[i]) if explore else int(np.argmax(q[i])))
+                epsilon = config.epsilon_base**exponent
+                is_random = explore[i] < epsilon
+                action.append(int(3 * choice[i]) if is_random else int(np.argmax(q[i])))
             env_keys = jax.random.split(env_key, num_envs)
             results = self.environments.step(env_keys, action)
             reward, terminated, truncated, next_obs = results

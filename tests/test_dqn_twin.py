@@ -61,15 +61,12 @@ class Twin:
         """Algorithm 1 of Mnih et al. 2015: act epsilon-greedily, and store the transitions."""
         config = self.config
         rollout = []
-        for step_key in jax.random.split(key, config.num_steps):
-            choice_key, env_key = jax.random.split(step_key)
-            explore_key, action_key = jax.random.split(choice_key)
-            explore = jax.random.uniform(explore_key, (config.num_envs,)) < epsilon
-            random_action = jax.random.randint(action_key, (config.num_envs,), 0, 3)
+        for action_key, env_key in jax.random.split(key, (config.num_steps, 2)):
+            explore, choice = jax.random.uniform(action_key, (2, config.num_envs))
             obs = np.array(self.environments.obs)
             q = self.network.apply(self.params, obs)
             action = [
-                int(random_action[i]) if explore[i] else int(np.argmax(q[i]))
+                int(3 * choice[i]) if explore[i] < epsilon else int(np.argmax(q[i]))
                 for i in range(config.num_envs)
             ]
             env_keys = jax.random.split(env_key, config.num_envs)
@@ -97,7 +94,7 @@ class Twin:
     def sample(self, key) -> dict:
         """A batch of transitions, drawn with replacement."""
         transitions = [transition for rollout in self.ring() for transition in rollout]
-        indices = jax.random.randint(key, (self.config.batch_size,), 0, len(transitions))
+        indices = np.asarray(jax.random.bits(key, (self.config.batch_size,))) % len(transitions)
         drawn = [transitions[i] for i in indices]
         return {name: np.array([transition[name] for transition in drawn]) for name in drawn[0]}
 

@@ -120,15 +120,13 @@ class Twin(apex.Twin):
         num_envs = self.config.num_envs
         steps_key, noise_key = jax.random.split(key)
         samples = self.draw_noise(noise_key, self.params, num_steps)
-        for step_key, noise in zip(jax.random.split(steps_key, num_steps), samples, strict=True):
-            choice_key, env_key = jax.random.split(step_key)
-            explore_key, action_key = jax.random.split(choice_key)
-            explore = jax.random.uniform(explore_key, (num_envs,)) < epsilon
-            random_action = jax.random.randint(action_key, (num_envs,), 0, 3)
+        keys = jax.random.split(steps_key, (num_steps, 2))
+        for (action_key, env_key), noise in zip(keys, samples, strict=True):
+            explore, choice = jax.random.uniform(action_key, (2, num_envs))
             obs = np.array(self.environments.obs)
             q = self.values(self.outputs(self.params, obs, noise))
             action = [
-                int(random_action[i]) if explore[i] else int(np.argmax(q[i]))
+                int(3 * choice[i]) if explore[i] < epsilon else int(np.argmax(q[i]))
                 for i in range(num_envs)
             ]
             env_keys = jax.random.split(env_key, num_envs)

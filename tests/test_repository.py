@@ -168,7 +168,7 @@ def test_sync_command(tmp_path):
     mine = tmp_path / "mine.py"
     broken = tmp_path / "broken.py"
     good.write_text(MASTER.read_text())
-    begin = 'if __name__ == "__main__":'
+    begin = 'if __name__ == "__main__":\n    sys.path'
     stale_text = good.read_text().replace(begin, f"# changed\n{begin}")
     stale.write_text(stale_text)
     mine_text = stale_text.replace("# --- main (shared) ---", "# --- main ---")
