@@ -70,11 +70,11 @@ from matplotlib.figure import Figure
 from safetensors.flax import save
 from tqdm import tqdm
 
-# --- config: float fields may be traced, all others are static (shared) ---
+# --- config as a pytree (shared) ---
 
 
 def register_config(cls):
-    """Make a frozen dataclass a pytree whose leaves are its float fields."""
+    """Make a frozen dataclass a pytree whose leaves are its float fields; all others are static."""
     hints = get_type_hints(cls)
     floats = [name for name in hints if hints[name] is float]
     others = [name for name in hints if hints[name] is not float]
@@ -404,7 +404,7 @@ class RunnerState(NamedTuple):
 
     @property
     def agent(self) -> dict:
-        """What acting needs: `main` saves it, `make_policy` takes it."""
+        """What acting needs. `main` saves it for all seeds, `act` takes that of one seed."""
         return {"params": self.params}
 
 
@@ -507,11 +507,11 @@ def make_learner(config: Config):
 
     def loss_fn(params, minibatch):
         """The loss without weight decay (arXiv 1712.01815, equation 1)."""
-        rollout, target = minibatch
-        logits, value = network.apply(params, rollout.obs)
-        actor_loss = policy_loss(logits, rollout.legal, rollout.action_weights).mean()
+        steps, target = minibatch
+        logits, value = network.apply(params, steps.obs)
+        actor_loss = policy_loss(logits, steps.legal, steps.action_weights).mean()
         critic_loss = jnp.square(value - target).mean()
-        policy = jax.nn.softmax(mask_logits(logits, rollout.legal))
+        policy = jax.nn.softmax(mask_logits(logits, steps.legal))
         entropy = jax.scipy.special.entr(policy).sum(axis=-1).mean()
         metrics = {"policy_loss": actor_loss, "value_loss": critic_loss, "entropy": entropy}
         return actor_loss + config.vf_coef * critic_loss, metrics
@@ -527,6 +527,7 @@ def make_learner(config: Config):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
         def epoch(carry, key):
+            # a random order; `jax.random.permutation` takes longer
             order = jax.random.bits(key, (config.rollout_size,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
             minibatches = jax.tree.map(lambda x: x[order], batch)
@@ -788,9 +789,9 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics) -> np.ndarray:
-    """Mean return over the last tenth of the updates, or where no episode ended in them, the last.
+    """Mean return over the last tenth of the updates, or over the last in which an episode ended.
 
-    [seeds], NaN for seeds that have diverged or ended no episode.
+    [seeds], NaN for seeds that have diverged or never ended an episode.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -815,7 +816,7 @@ def spread_over_devices(function, num_seeds: int):
     def on_each_device(tree, *args):
         if num_seeds > num_devices:
             return jax.vmap(lambda one: function(one, *args))(tree)
-        # One seed on each device: `vmap` would copy a replay in each update on CPUs.
+        # One seed on each device: on CPUs `vmap` would copy a large state in each update.
         result = function(jax.tree.map(lambda x: x[0], tree), *args)
         return jax.tree.map(lambda x: x[None], result)
 

@@ -70,11 +70,11 @@ from matplotlib.figure import Figure
 from safetensors.flax import save
 from tqdm import tqdm
 
-# --- config: float fields may be traced, all others are static (shared) ---
+# --- config as a pytree (shared) ---
 
 
 def register_config(cls):
-    """Make a frozen dataclass a pytree whose leaves are its float fields."""
+    """Make a frozen dataclass a pytree whose leaves are its float fields; all others are static."""
     hints = get_type_hints(cls)
     floats = [name for name in hints if hints[name] is float]
     others = [name for name in hints if hints[name] is not float]
@@ -97,7 +97,7 @@ class Config:
     num_steps: int = 1  # steps per actor and update
     learning_starts: int = 10_000  # transitions before learning, rounded up to whole rollouts
     buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
-    # observations are cast to this dtype and stored in it; empty keeps the environment's dtype
+    # dtype of stored observations; bool and int8 are for whole numbers, empty is the environment's
     buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 4  # gradient steps per update, each on a new batch
@@ -180,7 +180,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs):
         activation = getattr(nn, self.activation)
         batch_shape = obs.shape[: obs.ndim - len(self.obs_space.shape)]
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acts on what the replay holds
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acts on the values that the replay holds
         if isinstance(self.obs_space, spaces.Discrete):
             x = jax.nn.one_hot(obs, self.obs_space.n)
         else:
@@ -415,7 +415,7 @@ class RunnerState(NamedTuple):
 
     @property
     def agent(self) -> dict:
-        """What acting needs: `main` saves it, `make_policy` takes it."""
+        """What acting needs. `main` saves it for all seeds, `act` takes that of one seed."""
         return {"params": self.params}
 
 
@@ -524,12 +524,13 @@ def make_learner(config: Config):
             obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
                 env_keys, env_state, action, env_params
             )
+            final_obs = info.pop("final_observation")
             one_step = Step(
                 obs=obs,
                 action=action,
                 q_taken=select(q, action),
                 reward=reward,
-                next_obs=info.pop("final_observation"),
+                next_obs=final_obs,
                 terminated=terminated,
                 truncated=truncated,
             )
@@ -641,9 +642,9 @@ def make_policy(config: Config):
 
 
 class StandardStep(GymnaxWrapper):
-    """Gives rewards and ends one dtype and shape, and `final_observation` only where it counts.
+    """Casts rewards and ends, and sets `final_observation` to `obs` where no episode ends.
 
-    An observation wrapper that leaves `final_observation` alone is then wrong only at time limits.
+    Wrappers inside may transform `obs` alone: they are then wrong at time limits only.
     """
 
     def step(self, key, state, action, params):
@@ -688,11 +689,11 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env, env_params = make(name, **arguments)
     env_params = env_params.replace(**fields)
     limit = env_params.max_steps_in_episode
-    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)
-    is_default = gymnax_limit in dataclasses.fields(env_params)
-    if limit < 1 or (limit == 1 and is_default and gymnax_limit.name not in fields):
+    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)  # of one step, which nobody means
+    is_gymnax_limit = gymnax_limit in dataclasses.fields(env_params)
+    if limit < 1 or (limit == 1 and is_gymnax_limit and "max_steps_in_episode" not in fields):
         raise ValueError(
-            f"env_params: max_steps_in_episode = {limit}: is gymnax's default, or below 1; "
+            f"env_params: max_steps_in_episode = {limit}: is below 1, or gymnax's placeholder; "
             "set it here, or return EnvParams(max_steps_in_episode=N) from default_params"
         )
     return StandardStep(env), env_params
@@ -731,9 +732,9 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics) -> np.ndarray:
-    """Mean return over the last tenth of the updates, or where no episode ended in them, the last.
+    """Mean return over the last tenth of the updates, or over the last in which an episode ended.
 
-    [seeds], NaN for seeds that have diverged or ended no episode.
+    [seeds], NaN for seeds that have diverged or never ended an episode.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -758,7 +759,7 @@ def spread_over_devices(function, num_seeds: int):
     def on_each_device(tree, *args):
         if num_seeds > num_devices:
             return jax.vmap(lambda one: function(one, *args))(tree)
-        # One seed on each device: `vmap` would copy a replay in each update on CPUs.
+        # One seed on each device: on CPUs `vmap` would copy a large state in each update.
         result = function(jax.tree.map(lambda x: x[0], tree), *args)
         return jax.tree.map(lambda x: x[None], result)
 

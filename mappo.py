@@ -82,11 +82,11 @@ with mock.patch.multiple(
     from jaxmarl.environments.multi_agent_env import MultiAgentEnv
 
 
-# --- config: float fields may be traced, all others are static (shared) ---
+# --- config as a pytree (shared) ---
 
 
 def register_config(cls):
-    """Make a frozen dataclass a pytree whose leaves are its float fields."""
+    """Make a frozen dataclass a pytree whose leaves are its float fields; all others are static."""
     hints = get_type_hints(cls)
     floats = [name for name in hints if hints[name] is float]
     others = [name for name in hints if hints[name] is not float]
@@ -386,7 +386,7 @@ class RunnerState(NamedTuple):
 
     @property
     def agent(self) -> dict:
-        """What acting needs: `main` saves it, `make_policy` takes it."""
+        """What acting needs. `main` saves it for all seeds, `act` takes that of one seed."""
         return {"params": self.params}
 
 
@@ -541,15 +541,15 @@ def make_learner(config: Config):
 
         `memory` is from before the sequences of the minibatch.
         """
-        rollout, advantage, target = minibatch
-        policy, _ = actor.apply(params["actor"], memory["actor"], rollout.obs, rollout.first)
-        value, _ = critic.apply(params["critic"], memory["critic"], rollout.obs, rollout.first)
-        log_prob = policy.log_prob(rollout.action)
-        alive = rollout.obs.alive
+        steps, advantage, target = minibatch
+        policy, _ = actor.apply(params["actor"], memory["actor"], steps.obs, steps.first)
+        value, _ = critic.apply(params["critic"], memory["critic"], steps.obs, steps.first)
+        log_prob = policy.log_prob(steps.action)
+        alive = steps.obs.alive
         actor_loss, metrics = policy_loss(
-            log_prob, rollout.log_prob, advantage, alive, clip_eps=config.clip_eps
+            log_prob, steps.log_prob, advantage, alive, clip_eps=config.clip_eps
         )
-        critic_loss = value_loss(value, rollout.value, target, config.vf_clip_eps)
+        critic_loss = value_loss(value, steps.value, target, config.vf_clip_eps)
         entropy = policy.entropy().mean(where=alive)
         loss = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
         return loss, metrics | {"value_loss": critic_loss, "entropy": entropy}
@@ -570,6 +570,7 @@ def make_learner(config: Config):
             return (params, opt_state), metrics
 
         def epoch(carry, key):
+            # a random order; `jax.random.permutation` takes longer
             order = jax.random.bits(key, (num_sequences,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
             return jax.lax.scan(gradient_step, carry, order)
@@ -819,9 +820,9 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics) -> np.ndarray:
-    """Mean return over the last tenth of the updates, or where no episode ended in them, the last.
+    """Mean return over the last tenth of the updates, or over the last in which an episode ended.
 
-    [seeds], NaN for seeds that have diverged or ended no episode.
+    [seeds], NaN for seeds that have diverged or never ended an episode.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -846,7 +847,7 @@ def spread_over_devices(function, num_seeds: int):
     def on_each_device(tree, *args):
         if num_seeds > num_devices:
             return jax.vmap(lambda one: function(one, *args))(tree)
-        # One seed on each device: `vmap` would copy a replay in each update on CPUs.
+        # One seed on each device: on CPUs `vmap` would copy a large state in each update.
         result = function(jax.tree.map(lambda x: x[0], tree), *args)
         return jax.tree.map(lambda x: x[None], result)
 

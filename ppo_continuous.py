@@ -80,11 +80,11 @@ with contextlib.redirect_stdout(io.StringIO()):  # brax prints which optional pa
     import brax.envs
 
 
-# --- config: float fields may be traced, all others are static (shared) ---
+# --- config as a pytree (shared) ---
 
 
 def register_config(cls):
-    """Make a frozen dataclass a pytree whose leaves are its float fields."""
+    """Make a frozen dataclass a pytree whose leaves are its float fields; all others are static."""
     hints = get_type_hints(cls)
     floats = [name for name in hints if hints[name] is float]
     others = [name for name in hints if hints[name] is not float]
@@ -304,7 +304,7 @@ class RunnerState(NamedTuple):
 
     @property
     def agent(self) -> dict:
-        """What acting needs: `main` saves it, `make_policy` takes it."""
+        """What acting needs. `main` saves it for all seeds, `act` takes that of one seed."""
         return {"params": self.params, "obs_statistics": self.obs_statistics._asdict()}
 
 
@@ -377,6 +377,7 @@ def make_learner(config: Config):
                 env_keys, env_state, action, env_params
             )
             discounted_return = config.gamma * discounted_return + reward
+            final_obs = info.pop("final_observation")
             transition = Transition(
                 obs=obs,
                 action=action,
@@ -385,7 +386,7 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(info.pop("final_observation")),
+                next_obs=normalize_obs(final_obs),
                 raw_obs=raw_obs,
                 discounted_return=discounted_return,
                 info=info,
@@ -400,7 +401,7 @@ def make_learner(config: Config):
         return state, rollout
 
     def update_statistics(state, rollout):
-        """After each rollout: the first few steps hardly vary."""
+        """Once per rollout: the variance of the first few steps alone would be too small."""
         if config.normalize_obs:
             raw_obs = rollout.raw_obs.reshape(config.rollout_size, *state.obs.shape[1:])
             obs_statistics = update_mean_std(state.obs_statistics, raw_obs)
@@ -433,14 +434,14 @@ def make_learner(config: Config):
 
     def loss_fn(params, minibatch):
         """The actor-critic loss (arXiv 1707.06347, equation 9, negated)."""
-        rollout, advantage, target = minibatch
-        policy = actor.apply(params["actor"], rollout.obs)
-        value = critic.apply(params["critic"], rollout.obs)
-        log_prob = policy.log_prob(rollout.action)
+        steps, advantage, target = minibatch
+        policy = actor.apply(params["actor"], steps.obs)
+        value = critic.apply(params["critic"], steps.obs)
+        log_prob = policy.log_prob(steps.action)
         actor_loss, metrics = policy_loss(
-            log_prob, rollout.log_prob, advantage, clip_eps=config.clip_eps
+            log_prob, steps.log_prob, advantage, clip_eps=config.clip_eps
         )
-        critic_loss = value_loss(value, rollout.value, target, config.vf_clip_eps)
+        critic_loss = value_loss(value, steps.value, target, config.vf_clip_eps)
         entropy = policy.entropy().mean()
         loss = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
         return loss, metrics | {"value_loss": critic_loss, "entropy": entropy}
@@ -456,6 +457,7 @@ def make_learner(config: Config):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
         def epoch(carry, key):
+            # a random order; `jax.random.permutation` takes longer
             order = jax.random.bits(key, (config.rollout_size,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
             minibatches = jax.tree.map(lambda x: x[order], batch)
@@ -492,7 +494,7 @@ def make_train(config: Config):
 
 
 def make_policy(config: Config):
-    """`act(agent, obs) -> action`, the greedy policy."""
+    """`act(agent, obs) -> action`, the greedy policy; actions are in [-1, 1], as in `make_env`."""
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):
@@ -507,9 +509,9 @@ def make_policy(config: Config):
 
 
 class StandardStep(GymnaxWrapper):
-    """Gives rewards and ends one dtype and shape, and `final_observation` only where it counts.
+    """Casts rewards and ends, and sets `final_observation` to `obs` where no episode ends.
 
-    An observation wrapper that leaves `final_observation` alone is then wrong only at time limits.
+    Wrappers inside may transform `obs` alone: they are then wrong at time limits only.
     """
 
     def step(self, key, state, action, params):
@@ -554,11 +556,11 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env, env_params = make(name, **arguments)
     env_params = env_params.replace(**fields)
     limit = env_params.max_steps_in_episode
-    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)
-    is_default = gymnax_limit in dataclasses.fields(env_params)
-    if limit < 1 or (limit == 1 and is_default and gymnax_limit.name not in fields):
+    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)  # of one step, which nobody means
+    is_gymnax_limit = gymnax_limit in dataclasses.fields(env_params)
+    if limit < 1 or (limit == 1 and is_gymnax_limit and "max_steps_in_episode" not in fields):
         raise ValueError(
-            f"env_params: max_steps_in_episode = {limit}: is gymnax's default, or below 1; "
+            f"env_params: max_steps_in_episode = {limit}: is below 1, or gymnax's placeholder; "
             "set it here, or return EnvParams(max_steps_in_episode=N) from default_params"
         )
     return StandardStep(env), env_params
@@ -671,9 +673,9 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics) -> np.ndarray:
-    """Mean return over the last tenth of the updates, or where no episode ended in them, the last.
+    """Mean return over the last tenth of the updates, or over the last in which an episode ended.
 
-    [seeds], NaN for seeds that have diverged or ended no episode.
+    [seeds], NaN for seeds that have diverged or never ended an episode.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -698,7 +700,7 @@ def spread_over_devices(function, num_seeds: int):
     def on_each_device(tree, *args):
         if num_seeds > num_devices:
             return jax.vmap(lambda one: function(one, *args))(tree)
-        # One seed on each device: `vmap` would copy a replay in each update on CPUs.
+        # One seed on each device: on CPUs `vmap` would copy a large state in each update.
         result = function(jax.tree.map(lambda x: x[0], tree), *args)
         return jax.tree.map(lambda x: x[None], result)
 

@@ -57,11 +57,11 @@ from matplotlib.figure import Figure
 from safetensors.flax import save
 from tqdm import tqdm
 
-# --- config: float fields may be traced, all others are static (shared) ---
+# --- config as a pytree (shared) ---
 
 
 def register_config(cls):
-    """Make a frozen dataclass a pytree whose leaves are its float fields."""
+    """Make a frozen dataclass a pytree whose leaves are its float fields; all others are static."""
     hints = get_type_hints(cls)
     floats = [name for name in hints if hints[name] is float]
     others = [name for name in hints if hints[name] is not float]
@@ -152,7 +152,7 @@ class RunnerState(NamedTuple):
 
     @property
     def agent(self) -> dict:
-        """What acting needs: `main` saves it, `make_policy` takes it."""
+        """What acting needs. `main` saves it for all seeds, `act` takes that of one seed."""
         return {"q": self.q}
 
 
@@ -352,9 +352,9 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics) -> np.ndarray:
-    """Mean return over the last tenth of the updates, or where no episode ended in them, the last.
+    """Mean return over the last tenth of the updates, or over the last in which an episode ended.
 
-    [seeds], NaN for seeds that have diverged or ended no episode.
+    [seeds], NaN for seeds that have diverged or never ended an episode.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -379,7 +379,7 @@ def spread_over_devices(function, num_seeds: int):
     def on_each_device(tree, *args):
         if num_seeds > num_devices:
             return jax.vmap(lambda one: function(one, *args))(tree)
-        # One seed on each device: `vmap` would copy a replay in each update on CPUs.
+        # One seed on each device: on CPUs `vmap` would copy a large state in each update.
         result = function(jax.tree.map(lambda x: x[0], tree), *args)
         return jax.tree.map(lambda x: x[None], result)
 

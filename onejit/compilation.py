@@ -18,7 +18,7 @@ from flax.core import FrozenDict
 
 from onejit import evaluation, local_modules
 from onejit.devices import shardings, smallest_slice
-from onejit.errors import naming_the_field
+from onejit.errors import about_the_config
 from onejit.memory import GIB, free_memory, program_bytes
 from onejit.text import plural
 
@@ -188,7 +188,7 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
         jax.shard_map, mesh=sharding.mesh, out_specs=sharding.spec, check_vma=False
     )
 
-    with naming_the_field(script, config):
+    with about_the_config(script, config):
         # before the compilation, during which a user may edit a file
         local_modules.read_sources(script, [getattr(config, "env_name", "")])
         check_observations(script, config)

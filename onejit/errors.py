@@ -4,7 +4,6 @@ An error that comes from the user's own code keeps its traceback.
 """
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import os
@@ -23,6 +22,9 @@ from onejit.text import nearest, printable
 
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+CONFIG = "config: "  # begins the note of an exception of a training
 
 
 class FieldError(ValueError):
@@ -55,6 +57,8 @@ def comes_from_the_user(error: BaseException) -> bool:
     """Whether an error that a context manager here has caught passed through the user's code."""
     if isinstance(error, FieldError):
         return False
+    if any(note.startswith(CONFIG) for note in getattr(error, "__notes__", [])):
+        return True  # of the script's training
     frames = traceback.extract_tb(error.__traceback__)
     called = frames[2:]  # without the context manager and the `with` statement
     return any(is_of_the_user(frame.filename) for frame in called)
@@ -112,19 +116,16 @@ def exit_as_diverged(tool: str, run_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def naming_the_field(script, config):
-    """If no program can be made for a config, raise a FieldError that names the field to blame.
+def about_the_config(script, config):
+    """Turn what a script raises for a config into one line, if its message names a field.
 
-    A program can be made if this field has its default. If the default config fails as well, the
-    mistake is in the script, and the script's own exception is raised. So is an exception that
-    comes from the user's code, with a note that names the field.
+    All other exceptions keep their traceback, with a note of the fields that are not the defaults.
     """
     try:
         check_env_params(script, config)
         yield
     except Exception as error:  # many kinds: of the script, an environment, JAX for wrong sizes
-        values = plain(config)
-        if isinstance(error, ValueError) and names_a_field(str(error), values):
+        if isinstance(error, ValueError) and names_a_field(str(error), plain(config)):
             raise FieldError(str(error)) from error
         if "is not in registered gymnax environments" in str(error):
             similar = similar_environment(config.env_name)
@@ -132,20 +133,21 @@ def naming_the_field(script, config):
                 f"env_name = {config.env_name}: is not registered; MODULE:NAME imports a module "
                 f"first{similar}"
             ) from error
-        default = script.Config()
-        changed = [name for name in values if getattr(config, name) != getattr(default, name)]
-        to_blame = []
-        for name in changed:
-            repaired = dataclasses.replace(config, **{name: getattr(default, name)})
-            if is_possible(script, repaired):
-                to_blame.append(name)
-        if not to_blame and not is_possible(script, default):
-            raise
-        named = ", ".join(f"{name} = {values[name]}" for name in to_blame[:1] or changed)
-        if comes_from_the_user(error) and not is_missing_module(error, config.env_name):
-            error.add_note(f"{named}: a training could start with the default")
-            raise
-        raise FieldError(f"{named}: {error} ({type(error).__name__})") from error
+        if is_missing_module(error, config.env_name):
+            raise FieldError(f"env_name = {config.env_name}: {error}") from error
+        error.add_note(f"{CONFIG}{changed_fields(script, config)}")
+        raise
+
+
+def changed_fields(script, config) -> str:
+    """The fields of a config that are not the defaults, as `NAME = VALUE, ...`."""
+    default = script.Config()
+    changed = [
+        f"{name} = {value}"
+        for name, value in plain(config).items()
+        if getattr(config, name) != getattr(default, name)
+    ]
+    return ", ".join(changed) or "the defaults"
 
 
 def names_a_field(message: str, names) -> bool:
@@ -157,20 +159,6 @@ def is_missing_module(error: Exception, env_name: str) -> bool:
     """Whether there is no module of the name in `env_name: MODULE:NAME`."""
     module = env_name.rpartition(":")[0]
     return isinstance(error, ModuleNotFoundError) and error.name == module
-
-
-def trace(script, config) -> None:
-    """Trace an update of a config, without compiling it. Raises what the script raises."""
-    init, update = script.make_learner(config)
-    jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
-
-
-def is_possible(script, config) -> bool:
-    """Whether a program can be made for a config."""
-    with contextlib.suppress(Exception):
-        trace(script, config)
-        return True
-    return False
 
 
 def similar_environment(name: str) -> str:

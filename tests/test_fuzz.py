@@ -17,6 +17,7 @@ import string
 import typing
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -46,8 +47,9 @@ class TakenError(Exception):
 
 def take(script, config, names, size, options):
     """Instead of a program that is compiled, only seen to be one."""
-    with errors.naming_the_field(script, config):
-        errors.trace(script, config)
+    with errors.about_the_config(script, config):
+        init, update = script.make_learner(config)
+        jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
     raise TakenError
 
 
@@ -73,6 +75,10 @@ def run(script, args, names) -> str | None:
     except SystemExit as stop:
         assert stop.code == 2, f"exit code {stop.code}"
         return said.getvalue()
+    except Exception as error:  # of a training: the traceback ends in a note
+        (note,) = error.__notes__
+        assert note.startswith(errors.CONFIG)
+        return f": error: {' '.join(note.split())}\n"
     finally:
         compilation.compile_slice = original
     raise AssertionError("it has run")

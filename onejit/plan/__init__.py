@@ -28,7 +28,7 @@ from jax.experimental import topologies
 
 from onejit import command_line, memory
 from onejit.configs import plain
-from onejit.errors import naming_the_field
+from onejit.errors import about_the_config
 from onejit.files import write
 from onejit.plan.program import (
     Instruction,
@@ -112,7 +112,7 @@ def compiler(script, config, description: str):
     def compile_size(num_seeds: int):
         on_gpu = jax.sharding.SingleDeviceSharding(topology.devices[0])
         keys = jax.ShapeDtypeStruct((num_seeds,), jax.random.key(0).dtype, sharding=on_gpu)
-        with naming_the_field(script, config):
+        with about_the_config(script, config):
             lowered = jax.jit(jax.vmap(script.make_train(config))).lower(keys)
         if "python_gpu_callback" in lowered.as_text():
             name = config.env_name

@@ -31,10 +31,10 @@ import jax
 
 from onejit import command_line, hosts, local_modules, resuming, run_directory, tracking
 from onejit.errors import (
+    about_the_config,
     errors_in_one_line,
     exit_as_diverged,
     failures_in_one_line,
-    naming_the_field,
 )
 from onejit.progress import progress_bar
 from onejit.signals import Stopped, catching_signals, stopping
@@ -78,7 +78,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     else:
         groups = groups_of_part(request)
     for group in groups:
-        with naming_the_field(request.script, group.config):  # before anything is compiled
+        with about_the_config(request.script, group.config):  # before anything is compiled
             request.script.make_learner(group.config)
     if options.pbt:
         steps_total = population.plan(request)
