@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported
 
@@ -173,15 +174,10 @@ def greedy_returns(script, config, agents, episodes: int, seed: int) -> np.ndarr
 
     Each agent plays episodes of its own, so that an interval over agents includes their luck.
     """
-    play = evaluation.make_player(script, config)
-
-    def episodic_return(agent, key):
-        return evaluation.return_of(play(agent, key))
-
+    options = SimpleNamespace(seed=seed, eval_episodes=episodes)
+    evaluate = jax.jit(evaluation.greedy_returns(script, config, options))
     num_seeds = len(jax.tree.leaves(agents)[0])
-    keys = jax.random.split(jax.random.key(seed), (num_seeds, episodes))
-    of_one_agent = jax.vmap(episodic_return, in_axes=(None, 0))
-    return np.asarray(jax.jit(jax.vmap(of_one_agent))(agents, keys))
+    return np.asarray(evaluate(agents, np.arange(num_seeds)))
 
 
 def highest_return(evaluations: dict) -> np.ndarray:

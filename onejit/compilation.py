@@ -34,7 +34,7 @@ class Program(NamedTuple):
     start: Any
     # (carry without its evaluation, floats, first, last) -> carry after updates [first, last)
     advance: Any
-    # agents -> returns [size, eval_episodes]; None without an evaluation
+    # (agents, numbers [size] among all seeds) -> returns [size, eval_episodes]; or None
     evaluate: Any
     # (evaluation, agents, returns, index) -> evaluation; None without one during training
     remember: Any
@@ -226,7 +226,8 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
         agents = abstract["runner_state"].agent
         evaluate_runs = evaluation.greedy_returns(script, config, options)
         evaluate_all = over_devices(evaluate_runs, in_specs=sharding.spec)
-        evaluate = jax.jit(evaluate_all, out_shardings=replicated).lower(agents).compile()
+        evaluate = jax.jit(evaluate_all, out_shardings=replicated)
+        evaluate = evaluate.lower(agents, of_each_run((size,), jnp.int32)).compile()
         needed = max(needed, program_bytes(evaluate, held))
         if options.eval_interval:
             remember = jax.jit(evaluation.remember_best, donate_argnums=0, out_shardings=sharding)

@@ -6,16 +6,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnax.environments.environment import Environment
 
 SHORTENING = ("episodic_life", "reward_clip")  # EnvPool's options for training on Atari
+LONGEST = 10**6  # steps of a greedy episode where the time limit is longer, or infinite
 
 
-class Episode(NamedTuple):
-    """One greedy episode, up to the time limit: [limit, ...]."""
+class Playing(NamedTuple):
+    """A greedy episode that is being played."""
 
-    env_state: Any  # before each step, without the statistics of LogWrapper
+    obs: Any
+    env_state: Any
+    memory: Any  # of the policy
+    key: jax.Array  # of all steps
+    running: jax.Array  # False after its end
+    total: jax.Array  # the return so far
+    length: jax.Array
+
+
+class Step(NamedTuple):
+    """A step of an episode, as pictures show it."""
+
+    env_state: Any  # before the step, without the statistics of LogWrapper
     reward: jax.Array
-    valid: jax.Array  # whether the step belongs to the episode: False after its end
+    valid: jax.Array  # False after the end of the episode
     # of board games alone: after the agent's move and after the opponent's reply
     positions: Any = None
 
@@ -44,6 +58,28 @@ def unwrap(env):
     return env
 
 
+def without_resets(env, env_params):
+    """The environment without the reset in each step of gymnax, which takes time.
+
+    An episode goes on after its end from a state that is always the same.
+    """
+    inner = unwrap(env)
+    if type(inner).step is not Environment.step:  # it resets in its own way
+        return env
+    start = jax.jit(inner.reset_env)(jax.random.key(0), env_params)
+
+    def copied(env):
+        copy = object.__new__(type(env))
+        vars(copy).update(vars(env))
+        if env is inner:
+            copy.reset_env = lambda key, params: start
+        else:
+            copy._env = copied(env._env)
+        return copy
+
+    return copied(env)
+
+
 def policy_of(script, config):
     """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)` of any script.
 
@@ -59,66 +95,125 @@ def policy_of(script, config):
     return tuple, act
 
 
-def make_player(script, config):
-    """`play(agent, key) -> Episode`: one greedy episode of one agent.
+def make_episode(script, config):
+    """`begin(key)`, `step(agent, playing) -> (playing, Step)` and `end(playing) -> 0.0`.
 
-    The policy and the environment are the script's.
+    They play a greedy episode of one agent. The policy and the environment are the script's.
     """
     env, env_params = script.make_env(whole_games(config))
     start, act = policy_of(script, config)
+    limit = int(min(env_params.max_steps_in_episode, LONGEST))
+    env_without_resets = without_resets(env, env_params)
 
-    def play(agent, key):
-        def step(carry, key):
-            obs, env_state, memory, valid = carry
-            action, memory = act(agent, memory, obs)
-            obs, next_state, reward, terminated, truncated, info = env.step(
-                key, env_state, action, env_params
-            )
-            episode = Episode(
-                env_state=without_statistics(env_state),
-                reward=reward,
-                valid=valid,
-                positions=info.get("positions"),
-            )
-            valid = valid & ~(terminated | truncated)
-            return (obs, next_state, memory, valid), episode
-
+    def begin(key):
         reset_key, step_key = jax.random.split(key)
         obs, env_state = env.reset(reset_key, env_params)
-        keys = jax.random.split(step_key, int(env_params.max_steps_in_episode))
-        carry = (obs, env_state, start(), jnp.asarray(True))
-        carry, episode = jax.lax.scan(step, carry, keys)
+        return Playing(
+            obs=obs,
+            env_state=env_state,
+            memory=start(),
+            key=step_key,
+            running=jnp.asarray(True),
+            total=jnp.zeros(()),
+            length=jnp.int32(0),
+        )
+
+    def step(agent, playing):
+        action, memory = act(agent, playing.memory, playing.obs)
+        key = jax.random.fold_in(playing.key, playing.length)
+        obs, env_state, reward, terminated, truncated, info = env_without_resets.step(
+            key, playing.env_state, action, env_params
+        )
+        shown = Step(
+            env_state=without_statistics(playing.env_state),
+            reward=reward,
+            valid=playing.running,
+            positions=info.get("positions"),
+        )
+        length = playing.length + playing.running
+        playing = Playing(
+            obs=obs,
+            env_state=env_state,
+            memory=memory,
+            key=playing.key,
+            running=playing.running & ~(terminated | truncated) & (length < limit),
+            total=playing.total + jnp.where(playing.running, reward, 0.0).astype(float),
+            length=length,
+        )
+        return playing, shown
+
+    def end(playing):
         if not hasattr(env, "release"):
-            return episode
-        # Close an environment outside JAX. `release` returns 0, which orders it after the steps.
-        env_state = carry[1]
-        zero = env.release(without_statistics(env_state))
-        return episode._replace(reward=episode.reward + zero)
+            return 0.0
+        # Close an environment outside JAX. The zero orders it after the steps.
+        return env.release(without_statistics(playing.env_state)).astype(float)
+
+    return begin, step, end
+
+
+def make_player(script, config):
+    """`play(agents, keys) -> (returns, lengths)`: greedy episodes of agents [n, ...].
+
+    The keys, returns and lengths are [n, episodes]. All episodes are stepped together until the
+    last one has ended.
+    """
+    begin, step, end = make_episode(script, config)
+    begin_all = jax.vmap(jax.vmap(begin))
+    step_all = jax.vmap(jax.vmap(step, (None, 0)))
+    end_all = jax.vmap(jax.vmap(end))
+
+    def is_any_running(playing):
+        return playing.running.any()
+
+    def play(agents, keys):
+        def next_step(playing):
+            playing, _ = step_all(agents, playing)
+            return playing
+
+        playing = jax.lax.while_loop(is_any_running, next_step, begin_all(keys))
+        return playing.total + end_all(playing), playing.length
 
     return play
 
 
-def evaluation_keys(seed: int, episodes: int):
-    """The random keys of greedy episodes. All agents play the same episodes."""
-    return jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**31), episodes)
+def make_recorder(script, config, num_steps: int):
+    """`record(agent, key) -> Step` [num_steps, ...]: a greedy episode of one agent for pictures."""
+    begin, step, end = make_episode(script, config)
+
+    def record(agent, key):
+        def next_step(playing, _):
+            return step(agent, playing)
+
+        playing, steps = jax.lax.scan(next_step, begin(key), length=num_steps)
+        return steps._replace(reward=steps.reward + end(playing))
+
+    return record
 
 
-def return_of(episode: Episode):
-    return jnp.where(episode.valid, episode.reward, 0.0).sum()
+def evaluation_keys(seed: int, episodes: int, agent):
+    """The random keys [episodes] of an agent's greedy episodes. `agent` is its number in the run.
+
+    Each agent plays episodes of its own: an interval over agents then includes their luck.
+    """
+    first = jax.random.fold_in(jax.random.key(seed), 2**31)  # no training uses it
+    others = jax.random.fold_in(first, 2**31)  # no episode of the first agent uses it
+    key = jnp.where(agent == 0, first, jax.random.fold_in(others, agent))
+    return jax.random.split(key, episodes)
 
 
 def greedy_returns(script, config, options):
-    """`evaluate(agents) -> returns`: [num_seeds, ...] to [num_seeds, eval_episodes]."""
+    """`evaluate(agents, numbers) -> returns`: [n, ...] and [n] to [n, eval_episodes].
+
+    The numbers are those of the agents among all seeds of the run.
+    """
     play = make_player(script, config)
 
-    def episodic_return(agent, key):
-        return return_of(play(agent, key))
+    def evaluate(agents, numbers):
+        def keys_of(agent):
+            return evaluation_keys(options.seed, options.eval_episodes, agent)
 
-    of_one_agent = jax.vmap(episodic_return, (None, 0))
-    of_all_agents = jax.vmap(of_one_agent, (0, None))
-
-    def evaluate(agents):
-        return of_all_agents(agents, evaluation_keys(options.seed, options.eval_episodes))
+        returns, _ = play(agents, jax.vmap(keys_of)(numbers))
+        return returns
 
     return evaluate
 
@@ -129,11 +224,11 @@ def new_returns(script, config, agents, agent: int, episodes: int) -> np.ndarray
     No training evaluates agents in these episodes, so they are no luckier for the best agent than
     for others. They are the same in each call.
     """
-    play = make_player(script, config)
-    weights = jax.tree.map(lambda leaf: jnp.asarray(leaf[agent]), agents)
+    play = jax.jit(make_player(script, config))
+    weights = jax.tree.map(lambda leaf: jnp.asarray(leaf[agent])[None], agents)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), 2**31 + 1), episodes)
-    play_all = jax.jit(jax.vmap(lambda key: return_of(play(weights, key))))
-    return np.asarray(play_all(keys))
+    returns, _ = play(weights, keys[None])
+    return np.asarray(returns[0])
 
 
 # --- evaluations during training ---

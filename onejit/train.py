@@ -68,7 +68,7 @@ class Options:
     seed: int = 0  # seed of the key that the agents' keys are split from
     # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-NUMBER by default
     run_dir: Path | None = None
-    # greedy episodes per agent in an evaluation; all agents play the same; 0 for none
+    # greedy episodes of each agent in an evaluation; 0 for none
     eval_episodes: int = 16
     # updates between evaluations during training; 0 evaluates after training only
     eval_interval: int = 0
@@ -282,6 +282,10 @@ def train_one_slice(request: Request, program, first: int, progress, caught) -> 
     # the last seed fills up a slice
     trained_seeds = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
     keys = slices.seed_keys(options)[trained_seeds]
+    if program.evaluate is not None:
+        numbers = jax.device_put(trained_seeds.astype(np.int32), program.sharding)
+        evaluate = program.evaluate
+        program = program._replace(evaluate=lambda agents: evaluate(agents, numbers))
     name = "" if program.size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
 
     with open_checkpoints(request.run_dir / "checkpoints" / name, keep=2) as manager:

@@ -398,10 +398,9 @@ def toy_agents(script):
 
 
 def play(script, config):
-    """`agents [4, ...], keys [N] -> episodes [4, N, ...]`"""
-    return jit_quickly(
-        jax.vmap(jax.vmap(evaluation.make_player(script, config), (None, 0)), (0, None))
-    )
+    """`agents [4, ...], keys [N] -> steps [4, N, 12, ...]`"""
+    record = evaluation.make_recorder(script, config, num_steps=12)
+    return jit_quickly(jax.vmap(jax.vmap(record, (None, 0)), (0, None)))
 
 
 @functools.cache

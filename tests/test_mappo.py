@@ -450,7 +450,7 @@ def test_best_actions_are_learned():
     config, out, _ = learn(100, env_params=(("length", LIMIT), ("pays", "action")))
     options = dataclasses.make_dataclass("Options", ["seed", "eval_episodes"])(0, 2)
     agents = jax.tree.map(lambda leaf: leaf[None], out["runner_state"].agent)
-    returns = jit_quickly(evaluation.greedy_returns(mappo, config, options))(agents)
+    returns = jit_quickly(evaluation.greedy_returns(mappo, config, options))(agents, np.arange(1))
     np.testing.assert_allclose(returns, 1.5 * LIMIT)  # of the team: the mean over the agents
 
 

@@ -163,7 +163,7 @@ def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode
 def test_a_run_of_a_script_itself(copied, capsys):
     """It has no run.json, script, checkpoints or evaluation.
 
-    The agents play the same episodes, by onejit's script.
+    The agents play the episodes of an evaluation, by onejit's script.
     """
     shutil.rmtree(copied / "checkpoints")
     for name in ("run.json", "evaluation.npy", "q_learning_gridworld.py"):

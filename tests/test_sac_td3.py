@@ -20,7 +20,7 @@ from support.tiers import slow
 import sac
 import td3
 from onejit import run_directory
-from onejit.evaluation import greedy_returns, make_player, policy_of
+from onejit.evaluation import greedy_returns, make_recorder, policy_of
 
 VALUE = toys.ValueContinuous.__name__
 both = pytest.mark.parametrize("script", [sac, td3], ids=["sac", "td3"])
@@ -330,8 +330,8 @@ def test_best_action_between_bounds_that_are_not_one(script):
         dict(reward_scale=0.1, activation="swish", num_updates=500) | entropy
     )  # as all of 32 seeds learned it
     config, state, _, q = learn(script, env_params={"length": 1, "reward": "action"}, **settings)
-    episode = jax.jit(make_player(script, config))(state.agent, jax.random.key(1))
-    assert -0.1 < episode.reward[0] <= 0.0 and episode.valid.sum() == 1
+    episode = jax.jit(make_recorder(script, config, 2))(state.agent, jax.random.key(1))
+    assert -0.1 < episode.reward[0] <= 0.0 and episode.valid.tolist() == [True, False]
     start, act = policy_of(script, config)
     np.testing.assert_allclose(act(state.agent, start(), jnp.ones(2))[0], 0.75, atol=0.08)
     np.testing.assert_allclose(q([1, 1], [-1, 1]), 0.0, atol=0.2)
@@ -419,7 +419,8 @@ def test_pendulum_is_learned_with_its_config(script):
     config = run_directory.read_config(script, path)
     out = jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4))
     options = types.SimpleNamespace(seed=0, eval_episodes=64, eval_interval=0)
-    assert greedy_returns(script, config, options)(out["runner_state"].agent).mean() > -180
+    returns = greedy_returns(script, config, options)(out["runner_state"].agent, np.arange(4))
+    assert returns.mean() > -180
 
 
 # --- what else may be set ---

@@ -257,9 +257,9 @@ def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
     greedy_returns = evaluation.greedy_returns
 
     def slowly(script, config, options):
-        def evaluate(agents):
+        def evaluate(agents, numbers):
             jax.debug.callback(lambda: time.sleep(1))
-            return greedy_returns(script, config, options)(agents)
+            return greedy_returns(script, config, options)(agents, numbers)
 
         return evaluate
 
@@ -270,14 +270,14 @@ def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
 
 
 def test_evaluation_by_hand(finished):
-    """Episodes played step by step, each with its key, which is the same for all agents."""
+    """Episodes played step by step, each with a key of its own."""
     script, config, agents = run_directory.load_run(finished)
     (env, env_params), (start, act) = script.make_env(config), policy_of(script, config)
     evaluation = np.load(finished / "evaluation.npy")
     assert evaluation.shape == (4, 2) and len(np.unique(evaluation)) > 1
     step = jax.jit(env.step)
-    for number, key in enumerate(evaluation_keys(0, 2)):
-        for i in range(4):
+    for i in range(4):
+        for number, key in enumerate(evaluation_keys(0, 2, agent=i)):
             agent, memory = jax.tree.map(lambda leaf, i=i: leaf[i], agents), start()
             reset_key, step_key = jax.random.split(key)
             obs, state = env.reset(reset_key, env_params)
@@ -701,7 +701,7 @@ def test_evaluation_during_training_changes_no_bit(finished, tmp_path):
     assert returns.shape == (4, 6) and np.isfinite(returns).all() and len(np.unique(returns)) > 1
     best = run_directory.load_run(run_dir, file="best_agent.safetensors")
     options = SimpleNamespace(seed=0, eval_episodes=2)
-    again = jax.jit(evaluation.greedy_returns(*best[:2], options))(best[2])
+    again = jax.jit(evaluation.greedy_returns(*best[:2], options))(best[2], np.arange(4))
     np.testing.assert_array_equal(np.asarray(again).mean(axis=1), returns.max(axis=1))
 
 

@@ -376,9 +376,9 @@ class HostEnv(environment.Environment):
         number, opened = find_batch(batch, steps)
         is_in_order = np.array_equal(rows, opened.order)  # it mostly is, and all else takes longer
         if not is_in_order and not np.array_equal(np.sort(rows), opened.order):
-            number, opened = self._batch_for_each_agent(number, opened, rows)
-            rows = opened.order
-            is_in_order = True
+            raise ValueError(
+                f"{len(opened.seeds)} environments on the host got {rows.size} actions"
+            )
 
         actions = action.reshape(-1, *action.shape[len(lead) :])
         # a copy in any case: XLA uses the memory again
@@ -391,20 +391,6 @@ class HostEnv(environment.Environment):
             out_array[...] = value.reshape(out_array.shape)
         out_batch[...] = number
         out_row[...] = rows.reshape(lead)
-
-    def _batch_for_each_agent(self, number: int, opened: OpenBatch, rows):
-        """`(number, batch)` of new environments, one for each of `rows` [n], which repeat.
-
-        Several agents play the episodes of one reset, as in an evaluation: every agent gets
-        environments of its own. Raises ValueError if the episodes have begun.
-        """
-        if opened.steps:
-            raise ValueError(
-                f"{len(opened.seeds)} environments on the host got {rows.size} actions"
-            )
-        _close([number])
-        new = OpenBatch(self, opened.seeds[rows], opened.limit)
-        return _add(new), new
 
 
 def as_gymnax(observations, actions):

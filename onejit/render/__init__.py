@@ -14,6 +14,7 @@ those greedy episodes, by default the first.
 import ctypes.util
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -98,13 +99,15 @@ def choose_agents(wanted, order) -> dict[str, int]:
 # --- episodes ---
 
 
-def play(script, config, agents, key):
-    """A greedy episode of each of `agents` [n, ...].
+def play(script, config, agents, keys):
+    """A greedy episode of each of `agents` [n, ...], with its key of `keys` [n].
 
     Returns `[(states before each step, rewards), ...]`, both [T].
     """
-    play_one = evaluation.make_player(script, config)
-    episodes = jax.device_get(jax.jit(jax.vmap(play_one, (0, None)))(agents, key))
+    play_all = jax.jit(evaluation.make_player(script, config))
+    _, lengths = play_all(agents, keys[:, None])
+    record = evaluation.make_recorder(script, config, num_steps=int(lengths.max()))
+    episodes = jax.device_get(jax.jit(jax.vmap(record))(agents, keys))
     played = []
     for i, length in enumerate(episodes.valid.sum(axis=1)):
         index = (i, slice(length))
@@ -169,9 +172,9 @@ def main(
     order, criterion = rank(run_dir, weights, best)
     chosen = choose_agents(agents, order)
     seed = run_directory.read_record(run_dir)["settings"]["seed"]
-    key = evaluation.evaluation_keys(seed, episode + 1)[episode]
-    chosen_weights = state_at(weights, np.array(list(chosen.values())))
-    played = play(script, config, chosen_weights, key)
+    numbers = np.array(list(chosen.values()))
+    keys = jax.vmap(partial(evaluation.evaluation_keys, seed, episode + 1))(numbers)[:, episode]
+    played = play(script, config, state_at(weights, numbers), keys)
 
     if len(order) > 1:
         print(f"agents ranked by {criterion}")

@@ -233,13 +233,16 @@ def add_evaluation(request: Request, program: compilation.Program) -> compilatio
     """
     play = evaluation.make_player(request.script, request.config)
 
-    def greedy_returns(agent, key_data):
+    def keys_of(key_data):
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), EVALUATION_KEY)
-        keys = jax.random.split(key, EPISODES)
-        return jax.vmap(lambda key: evaluation.return_of(play(agent, key)))(keys)
+        return jax.random.split(key, EPISODES)
+
+    def greedy_returns(agents, key_data):
+        returns, _ = play(agents, jax.vmap(keys_of)(key_data))
+        return returns
 
     evaluate = jax.shard_map(
-        jax.vmap(greedy_returns),
+        greedy_returns,
         mesh=program.sharding.mesh,
         in_specs=program.sharding.spec,
         out_specs=program.sharding.spec,
