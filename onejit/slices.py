@@ -14,6 +14,8 @@ from onejit.checkpoints import restore, save
 from onejit.hosts import agree, is_first, latest
 from onejit.signals import Stopped
 
+KEY = 2**31 + 4  # what the key of new episodes is folded from: no training uses it
+
 EPISODE_FIELDS = (
     "obs",
     "env_state",
@@ -64,7 +66,7 @@ def with_new_episodes(program, runner_state, floats, key_data, done: int):
             file=sys.stderr,
         )
     keys = jax.random.wrap_key_data(jnp.asarray(key_data))
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, done))(keys)
+    keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.fold_in(key, KEY), done))(keys)
     new_key_data = np.asarray(jax.random.key_data(keys))
     # a warm-up would be thrown away
     new = program.restart(floats, jax.device_put(new_key_data, program.sharding))["runner_state"]

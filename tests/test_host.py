@@ -2,6 +2,7 @@
 library's own.
 """
 
+import collections
 import ctypes
 import dataclasses
 import functools
@@ -428,6 +429,23 @@ def test_a_script_trains_in_one_jit():
 
 
 @pytest.mark.slow
+def test_new_episodes_use_no_key_of_the_training():
+    """`init` splits the agent's key, and the keys of a split are folded from small numbers."""
+    key = jax.random.key(3)
+    used = jax.random.key_data(jax.random.split(key, 64)).tolist()
+    state = collections.namedtuple("State", ["obs", "env_state"])(jnp.zeros(1), jnp.zeros(1))
+    given = []
+
+    def restart(floats, key_data):
+        given.extend(key_data.tolist())
+        return {"runner_state": state}
+
+    program = SimpleNamespace(sharding=None, restart=restart)
+    for done in range(1, 64):
+        slices.with_new_episodes(program, state, {}, jax.random.key_data(key)[None], done)
+    assert len(given) == 63 and not [data for data in given if data in used]
+
+
 def test_resume_begins_new_episodes(tmp_path, capsys):
     config = small(anneal_lr=False)
     program = compilation.compile_slice(ppo, config, [], 2)
