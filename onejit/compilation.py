@@ -82,7 +82,9 @@ def training_functions(script, config, names):
         _, shapes = jax.eval_shape(update, floats, state)
         metrics = {}
         for name, shape in shapes.items():
-            metrics[name] = jnp.zeros(config.num_updates, shape.dtype)
+            is_short = jnp.issubdtype(shape.dtype, jnp.floating) and shape.dtype.itemsize < 4
+            dtype = jnp.float32 if is_short else shape.dtype  # NumPy's files know no bfloat16
+            metrics[name] = jnp.zeros(config.num_updates, dtype)
         return {"runner_state": state, "metrics": metrics}
 
     def advance(carry, floats, first, last):  # one program for chunks of any length
@@ -90,7 +92,7 @@ def training_functions(script, config, names):
             state, new = update(floats, carry["runner_state"])
             metrics = {}
             for name, values in carry["metrics"].items():
-                metrics[name] = values.at[i].set(new[name])
+                metrics[name] = values.at[i].set(jnp.asarray(new[name], values.dtype))
             return {"runner_state": state, "metrics": metrics}
 
         return jax.lax.fori_loop(first, last, body, carry)
