@@ -49,15 +49,19 @@ class Run(NamedTuple):
 # --- runs ---
 
 
-def read_returns(path: str, kind: str, total_updates: int | None = None):
+def read_returns(path: str, kind: str, record: dict):
     """The return of each agent, -inf if its parameters are not finite, and the number of updates.
 
-    A training that was stopped was meant to have `total_updates`. Raises ValueError.
+    A training that was stopped was meant to have the record's "total_updates". Raises ValueError.
     """
+    total_updates = record.get("total_updates")
     metrics = run_directory.load_metrics(path)
     agents, _ = run_directory.read_agents(Path(path) / "agent.safetensors")
     if kind == "final":
         returns = statistics.final_return(metrics, total_updates)
+        few = statistics.few_episodes(metrics, record["settings"], total_updates)
+        for line in statistics.warning_of_few(few):
+            print(f"{path}: {line}")
     elif "evaluation" in metrics:
         returns = metrics["evaluation"].mean(axis=1)
     else:
@@ -88,7 +92,7 @@ def read_run(argument: str, kind: str) -> Run:
         raise ValueError(
             f"{path}: is a sweep, whose trials are compared in its results.csv; give runs"
         )
-    returns, num_updates = read_returns(path, kind, record.get("total_updates"))
+    returns, num_updates = read_returns(path, kind, record)
     lost = np.flatnonzero(~np.isfinite(returns)).tolist()
     if lost:
         agents = f"agents {lost} of {len(returns)}"

@@ -54,6 +54,30 @@ def episode_fields(runner_state) -> tuple[str, ...]:
     return getattr(runner_state, "episode_fields", present)
 
 
+def running_episodes(runner_state) -> tuple:
+    """`(total, number)` [runs] of the returns so far of running episodes, by LogWrapper's state.
+
+    Only an episode that is already longer than the last one that ended counts: an agent that never
+    fails would otherwise have no return. Both are 0 if no episode has ended, or without LogWrapper.
+    """
+
+    def is_log(node):
+        return hasattr(node, "episode_returns") and hasattr(node, "returned_episode_lengths")
+
+    nodes = jax.tree.leaves(runner_state, is_leaf=is_log)
+    num_runs = len(jax.tree.leaves(runner_state.agent)[0])
+    for log in filter(is_log, nodes):
+        length = log.episode_lengths.reshape(num_runs, -1)  # [runs, num_envs]
+        ended = log.returned_episode_lengths.reshape(num_runs, -1)  # 0 before the first end
+        since_end = jnp.where(ended > 0, length, jnp.iinfo(jnp.int32).max)
+        last = since_end.argmin(axis=1, keepdims=True)
+        last_length = jnp.take_along_axis(ended, last, axis=1)
+        counts = (length > last_length) & (last_length > 0)
+        returns = log.episode_returns.reshape(num_runs, -1)
+        return jnp.where(counts, returns, 0.0).sum(axis=1), counts.sum(axis=1)
+    return jnp.zeros(num_runs), jnp.zeros(num_runs, jnp.int32)
+
+
 def with_new_episodes(program, runner_state, floats, key_data, done: int):
     """A restored runner state whose environments start new episodes.
 

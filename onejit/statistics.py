@@ -9,15 +9,26 @@ RESAMPLES = 2000
 # --- one run ---
 
 
-def mean_return(metrics) -> np.ndarray:
+def mean_return(metrics, running=(0.0, 0)) -> np.ndarray:
     """Mean return of the episodes that ended, NaN where none did.
 
-    metrics: {name: [num_seeds, updates]}; the result is [num_seeds].
+    metrics: {name: [num_seeds, updates]}; the result is [num_seeds]. `running` are the total return
+    so far and the number, both [num_seeds], of running episodes that count as well.
     """
     episodes = metrics["episodes"]
+    total_running, num_running = running
     with np.errstate(invalid="ignore"):
         totals = np.where(episodes > 0, episodes * metrics["episodic_return"], 0.0)
-        return totals.sum(axis=1) / episodes.sum(axis=1)
+        total = totals.sum(axis=1) + total_running
+        return total / (episodes.sum(axis=1) + num_running)
+
+
+def last_return(metrics) -> np.ndarray:
+    """The return of the last update in which an episode ended, NaN if none has: [num_seeds]."""
+    has_ended = metrics["episodes"] > 0
+    last = has_ended.shape[1] - 1 - has_ended[:, ::-1].argmax(axis=1)
+    returns = np.take_along_axis(metrics["episodic_return"], last[:, None], axis=1)[:, 0]
+    return np.where(has_ended.any(axis=1), returns, np.nan)
 
 
 def final_stretch(num_updates: int, end: int) -> slice:
@@ -26,17 +37,61 @@ def final_stretch(num_updates: int, end: int) -> slice:
     return slice(max(0, end - width), end)
 
 
-def final_return(metrics, num_updates: int | None = None) -> np.ndarray:
-    """Mean return of the episodes that ended in the last tenth of the updates: [num_seeds].
+def at_the_end(metrics, num_updates: int | None = None) -> dict:
+    """Episodes and returns of the last tenth of the updates.
 
     If the training was stopped early, `num_updates` is the number of updates it was meant to have:
     a tenth of them then counts.
     """
     end = metrics["episodes"].shape[1]
     stretch = final_stretch(num_updates or end, end)
-    return mean_return(
-        {name: metrics[name][:, stretch] for name in ("episodes", "episodic_return")}
-    )
+    return {name: metrics[name][:, stretch] for name in ("episodes", "episodic_return")}
+
+
+def final_return(metrics, num_updates: int | None = None, running=(0.0, 0)) -> np.ndarray:
+    """Mean return of the episodes that ended in the last tenth of the updates: [num_seeds].
+
+    A seed that ended none there has its last return. It is NaN for a seed that ended no episode at
+    all. See `at_the_end` for `num_updates` and `mean_return` for `running`.
+    """
+    metrics_at_end = at_the_end(metrics, num_updates)
+    _, num_running = running
+    has_any = metrics_at_end["episodes"].sum(axis=1) + num_running > 0
+    return np.where(has_any, mean_return(metrics_at_end, running), last_return(metrics))
+
+
+def few_episodes(metrics, config, num_updates: int | None = None) -> np.ndarray:
+    """Which seeds ended less than one episode per environment at the end of training.
+
+    Their short episodes count more than their long ones. `config` is a script's or a dict.
+    """
+    settings = config if isinstance(config, dict) else vars(config)
+    episodes = at_the_end(metrics, num_updates)["episodes"].sum(axis=1)
+    return episodes < settings.get("num_envs", 1)
+
+
+def warning_of_few(few, units: str = "seeds") -> list[str]:
+    """A line about those that ended `few` episodes, or none if there are none."""
+    if not few.any():
+        return []
+    which = f"{few.sum()} of {len(few)} {units}"
+    return [
+        f"warning: {which} ended less than one episode per environment in the last tenth of "
+        "training; short episodes count more than long ones"
+    ]
+
+
+def broken_metrics(metrics) -> dict[str, np.ndarray]:
+    """Where a metric is NaN although episodes ended: {name: [num_seeds, updates]}, if anywhere.
+
+    Means over episodes are NaN where none ended, and no other value of a healthy training is.
+    """
+    broken = {}
+    for name, values in metrics.items():
+        is_broken = np.isnan(values) & (metrics["episodes"] > 0)
+        if is_broken.any():
+            broken[name] = is_broken
+    return broken
 
 
 def interquartile_mean(values, axis=0):
@@ -173,10 +228,7 @@ def summarize(name: str, returns, lost=None) -> dict:
     numbers = f"mean {show(*mean)}, worst agent {show_number(worst)}, {count}"
     print(f"{name}: {numbers}; interquartile mean {show(*middle)}")
     if not good.all():
-        reasons = (
-            f"{lost.sum()} seeds diverged, "
-            f"{silent.sum()} ended no episode in the last tenth of training"
-        )
+        reasons = f"{lost.sum()} seeds diverged, {silent.sum()} ended no episode"
         print(f"{name}: {reasons}; they count as -inf in the interquartile mean")
 
     values = {

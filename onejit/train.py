@@ -418,10 +418,22 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
     lost = statistics.diverged(agents)
     for name, values in returns.items():
         record |= statistics.summarize(name, values, lost)
+    for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):
+        print(f"final return: {line}")
+    record |= note_broken_metrics(metrics)
     record["finished"] = run_directory.now()
     write_record(run_dir, record)
     print(f"results in {run_dir}")
     return not lost.all()
+
+
+def note_broken_metrics(metrics: dict) -> dict:
+    """Print which metrics are NaN although episodes ended, and return their names for run.json."""
+    broken = statistics.broken_metrics(metrics)
+    for name, where in broken.items():
+        seeds = f"{where.any(axis=1).sum()} of {len(where)} seeds"
+        print(f"{name}: NaN in {seeds}, first in update {where.any(axis=0).argmax() + 1}")
+    return {"broken_metrics": sorted(broken)} if broken else {}
 
 
 def report(script, config, runner_state, folder: Path) -> None:
@@ -483,7 +495,9 @@ def main(words) -> Path:
         with stopping(TOOL, f"{TOOL} --resume {run_dir} continues"):
             trained, runner_state = train(request, program)
         is_any_left = hosts.only_first(finish, request, trained, runner_state)
-        if request.options.find_nan and statistics.diverged(trained["agent"]).any():
+        is_broken = statistics.diverged(trained["agent"]).any()
+        is_broken |= bool(statistics.broken_metrics(trained["metrics"]))
+        if request.options.find_nan and is_broken:
             size = request.record["slice"]
             with stopping(TOOL, f"results are in {run_dir}"), errors_in_one_line(TOOL):
                 find_nan.search(request.script, request.config, request.options, run_dir, size)

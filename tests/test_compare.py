@@ -38,7 +38,7 @@ def make_run(
     )
     returns = np.asarray(returns, float)
     early, episodes = np.full((len(returns), 9), 1000.0), np.ones((len(returns), 10))
-    episodes[np.isnan(returns), -1] = 0
+    episodes[np.isnan(returns)] = 0
     np.savez(
         folder / "metrics.npz", episodes=episodes, episodic_return=np.column_stack([early, returns])
     )
@@ -287,8 +287,10 @@ def test_runs_that_differ_in_more_than_the_seed_are_two_methods(tmp_path, first,
 def test_a_trial_that_was_stopped_counts_the_episodes_that_its_sweep_counted(tmp_path):
     """A tenth of the updates that it was meant to have: 10 of 100, and so all that it has."""
     folder = make_run(tmp_path / "a", [0.0, 10.0])
-    assert compare.read_returns(folder, "final")[0].tolist() == [0.0, 10.0]
-    assert compare.read_returns(folder, "final", 100)[0].tolist() == [900.0, 901.0]
+    record = {"settings": {}}
+    assert compare.read_returns(folder, "final", record)[0].tolist() == [0.0, 10.0]
+    record["total_updates"] = 100
+    assert compare.read_returns(folder, "final", record)[0].tolist() == [900.0, 901.0]
 
 
 def test_pairs_are_of_the_same_seed_and_agent(tmp_path):

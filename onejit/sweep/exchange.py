@@ -14,7 +14,7 @@ import numpy as np
 
 from onejit.compilation import Program
 from onejit.memory import program_bytes
-from onejit.slices import episode_fields, holds
+from onejit.slices import episode_fields, holds, running_episodes
 from onejit.sweep.values import from_uniform
 
 FACTORS = (0.8, 1.25)
@@ -37,20 +37,36 @@ class Exchange(NamedTuple):
 # --- ranks ---
 
 
-def judge(carry, done, interval: int):
+def return_before(population, stretch, size: int):
+    """The return [runs] of an agent, or of the parent it has copied, in the stretch before.
+
+    NaN if there was none.
+    """
+    runs = jnp.arange(len(population["parent"]))
+    ancestor = runs // size * size + population["parent"][:, stretch]
+    before = population["return"][ancestor, stretch - 1]
+    return jnp.where((stretch > 0) & jnp.isfinite(before), before, jnp.nan)
+
+
+def judge(carry, done, exchange: Exchange):
     """`(returns, level)`, both [runs], of the stretch of updates before `done`.
 
-    A return is the mean over the episodes that ended. The level is 2 for agents with a return,
-    1 if no episode ended (the return is NaN), and 0 if a loss or a parameter is not finite.
+    A return is the mean over the episodes that ended, and over long running ones. Without any it is
+    the return of the stretch before. The level is 2 for agents with a return, 1 if no episode has
+    ended (the return is NaN), and 0 if a loss or a parameter is not finite.
     """
+    interval = exchange.interval
 
-    def stretch(values):
+    def in_stretch(values):
         return jax.lax.dynamic_slice_in_dim(values, done - interval, interval, axis=1)
 
-    metrics = {name: stretch(values) for name, values in carry["metrics"].items()}
+    metrics = {name: in_stretch(values) for name, values in carry["metrics"].items()}
     episodes = metrics["episodes"]
     totals = jnp.where(episodes > 0, episodes * metrics["episodic_return"], 0.0)
-    returns = totals.sum(axis=1) / episodes.sum(axis=1)
+    total_running, num_running = running_episodes(carry["runner_state"])
+    number = episodes.sum(axis=1) + num_running
+    before = return_before(carry["population"], done // interval - 1, exchange.size)
+    returns = jnp.where(number > 0, (totals.sum(axis=1) + total_running) / number, before)
 
     is_finite = ~jnp.isinf(returns)
     for name, values in metrics.items():
@@ -225,7 +241,7 @@ def exchange_agents(exchange: Exchange, carry, done):
     stretch = done // exchange.interval - 1
     is_end = stretch == exchange.num_stretches - 1
 
-    returns, level = judge(carry, done, exchange.interval)
+    returns, level = judge(carry, done, exchange)
     levels = level.reshape(-1, exchange.size)  # [populations, size]
     order = sort_agents(returns.reshape(-1, exchange.size), levels)
     rank = 1 + jnp.argsort(order, axis=1).astype(jnp.int32)

@@ -102,11 +102,11 @@ def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> N
             stop = hosts.latest(caught)
             if stop:
                 raise Stopped(stop)
-            metrics, agent = train_slice(
+            trained = train_slice(
                 request, group, programs[group.rung], first, last, name, progress, caught
             )
-            hosts.only_first(finish_slice, request, group, metrics, agent, first, name, progress)
-            del metrics, agent
+            hosts.only_first(finish_slice, request, group, *trained, first, name, progress)
+            del trained
 
 
 def first_runs_done(request: Request, group: Group, index: int) -> list[int]:
@@ -146,7 +146,7 @@ def train_slice(
 ) -> tuple:
     """Train the runs [first, last) of a group.
 
-    Returns metrics and agents, NumPy arrays [last - first, ...].
+    Returns metrics, agents and running episodes, NumPy arrays [last - first, ...].
     """
     options = request.options
     num_runs = len(group.trials) * options.num_seeds
@@ -197,21 +197,23 @@ def train_slice(
             caught=caught,
             seconds=request.record["seconds"],
         )
-    arrays = hosts.fetch((carry["metrics"], carry["runner_state"].agent))
-    metrics, agent = jax.tree.map(lambda leaf: leaf[: last - first], arrays)
+    state = carry["runner_state"]
+    running = jax.jit(slices.running_episodes)(state)
+    arrays = hosts.fetch((carry["metrics"], state.agent, running))
+    metrics, agent, running = jax.tree.map(lambda leaf: leaf[: last - first], arrays)
     metrics = {name: values[:, : group.num_updates] for name, values in metrics.items()}
-    return metrics, agent
+    return metrics, agent, running
 
 
 def finish_slice(
-    request: Request, group: Group, metrics, agent, first: int, name: str, progress
+    request: Request, group: Group, metrics, agent, running, first: int, name: str, progress
 ) -> None:
     """Write a complete slice, delete its checkpoints, and report runs that are not finite.
 
     Raises OSError.
     """
     folder = request.run_dir / "slices"
-    final = statistics.final_return(metrics, group.config.num_updates)
+    final = statistics.final_return(metrics, group.config.num_updates, running)
     not_finite = first_not_finite(metrics)
     lost = statistics.diverged(agent)
     good = (not_finite < 0) & ~lost

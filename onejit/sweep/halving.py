@@ -13,7 +13,6 @@ import numpy as np
 from onejit import hosts
 from onejit.configs import plain
 from onejit.run_directory import steps_of, task_of, timesteps_until
-from onejit.statistics import final_stretch
 from onejit.sweep.ranking import score, sort_trials
 from onejit.sweep.request import Group, Options, Request, config_of
 from onejit.sweep.slice_files import FINAL_RETURN, checkpoints_of, finished_slices, read_slice
@@ -283,12 +282,10 @@ def choose(request: Request, bracket: list[int], rung: int, numbers: list[int]) 
 
 
 def any_episode(request: Request, numbers: list[int]) -> bool:
-    """Whether an episode ended in the last stretch of the groups `numbers`."""
+    """Whether an episode has ended in the groups `numbers`."""
     for number in numbers:
-        group = request.groups[number]
-        stretch = final_stretch(group.config.num_updates, group.num_updates)
         for file in finished_slices(request.run_dir, number):
-            if read_slice(file, ["episodes"])["episodes"][:, stretch].any():
+            if read_slice(file, ["episodes"])["episodes"].any():
                 return True
     return False
 

@@ -254,6 +254,9 @@ def write_population(request: Request) -> bool:
     population, agent = winner(populations)
     is_any_finite = bool(np.isfinite(populations.returns[population, agent, -1]))
     lines, numbers = summarize(populations)
+    of_agents = {name: v.reshape(-1, v.shape[-1]) for name, v in populations.metrics.items()}
+    few = statistics.few_episodes(of_agents, request.config)
+    lines += statistics.warning_of_few(few, "agents")
     write(run_dir / "results.csv", make_csv(populations))
     write(run_dir / "schedule.csv", make_schedule_csv(request, populations))
     write(run_dir / "table.txt", "\n".join([*make_table(populations), "", *lines]) + "\n")

@@ -39,7 +39,7 @@ class Options:
     # number of rungs of --halving, by default as many as the number of trials allows; the last rung
     # ends at all timesteps, and each earlier rung at 1/HALVING of the timesteps of the next rung
     rungs: int | None = None
-    # timesteps of an agent in the first rung of --halving, instead of --rungs
+    # timesteps of an agent in the first rung of --halving, several episodes; instead of --rungs
     first_rung: int | None = None
     # keep the checkpoints of trials that --halving stops: --resume with --survivors continues them
     keep_stopped: tyro.conf.FlagCreatePairsOff[bool] = False

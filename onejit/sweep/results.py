@@ -304,8 +304,13 @@ def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[st
         pictured[suffix] = (task, ranked)
         if math.isfinite(ranked[0].interquartile_mean):
             write_config(run_dir / f"best{suffix}.yaml", ranked[0].config)
+    few = []
+    for result in results:
+        config = result.config
+        few.append(statistics.few_episodes(result.metrics, config, config.num_updates))
     lines = [line for table in tables for line in table]
     write(run_dir / "table.txt", "\n".join(lines) + "\n")
+    tables += [[line] for line in statistics.warning_of_few(np.concatenate(few), "runs")]
 
     keep(request, of_trial)
     metrics = stack_metrics([result.metrics for result in results])
