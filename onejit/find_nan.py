@@ -1,4 +1,4 @@
-"""Find the first value that is not finite in a run whose seeds diverged.
+"""Find the first value that is not finite in a run with diverged seeds or metrics that are NaN.
 
     onejit train --find-nan RUN_DIR
     onejit train ppo --lr 1e30 --find-nan       train, and look if a seed has diverged
@@ -34,6 +34,8 @@ from onejit.text import plural
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "distrax", "tensorflow_probability", "chex")
 
+OF_METRICS = "metrics."  # prefix of what is not part of the runner state
+
 
 @dataclasses.dataclass(frozen=True)
 class FindOptions:
@@ -68,8 +70,11 @@ def path_of(path) -> str:
 
 
 @jax.jit
-def counts(state, agent):
-    """How many entries of each seed are NaN, {path: [seeds]}, and infinite in what was learned."""
+def counts(state, agent, metrics):
+    """How many entries of each seed are NaN, {path: [seeds]}, and infinite in what was learned.
+
+    A metric may be NaN in an update in which no episode ended.
+    """
 
     def of_each_seed(leaf, is_bad):
         return is_bad(leaf).reshape(len(leaf), -1).sum(axis=1)
@@ -79,12 +84,16 @@ def counts(state, agent):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if is_float(leaf):
                 found[f"{path_of(path)}: {kind}"] = of_each_seed(leaf, is_bad)
+    for name, values in metrics.items():
+        is_broken = jnp.isnan(values) & (metrics["episodes"] > 0)
+        found[f"{OF_METRICS}{name}: NaN"] = is_broken.sum(axis=1)
     return found
 
 
 def count_bad(carry) -> dict[str, np.ndarray]:
     state = carry["runner_state"]
-    return {name: hosts.fetch(count) for name, count in counts(state, state.agent).items()}
+    found = counts(state, state.agent, carry["metrics"])
+    return {name: hosts.fetch(count) for name, count in found.items()}
 
 
 def newly_bad(before: dict, after: dict) -> np.ndarray:
@@ -373,14 +382,18 @@ def trace(function, arg, before: list) -> Origin | None:
     return None
 
 
-def trace_update(script, config, state) -> Origin | None:
-    """The Origin of what is not finite after an update of one seed, and was finite before it."""
+def trace_update(script, config, state, broken=()) -> Origin | None:
+    """The Origin of what is not finite after an update of one seed, and was finite before it.
+
+    `broken` are the metrics that are NaN.
+    """
     _, update = script.make_learner(config)
 
-    def next_state(state):
-        return update(state)[0]
+    def results(state):
+        next_state, metrics = update(state)
+        return next_state, [metrics[name] for name in broken]
 
-    return trace(next_state, state, before=jax.tree.leaves(state))
+    return trace(results, state, before=[*jax.tree.leaves(state), *[0.0] * len(broken)])
 
 
 def trace_init(script, config, key) -> Origin | None:
@@ -412,7 +425,10 @@ def search_slice(script, config, options, run_dir, program, first: int) -> str |
     end = run_directory.timesteps_until(config, update + 1)
     text = f"seed {first + seed}: the first update with a value that is not finite is {update + 1} "
     text += f"of {config.num_updates}, environment steps {begin} to {end}\n"
-    origin = trace_update(script, config, state)
+    newly = [leaf for leaf in after if before[leaf][seed] == 0 and after[leaf][seed] > 0]
+    of_metrics = [leaf for leaf in newly if leaf.startswith(OF_METRICS)]
+    broken = [leaf.removeprefix(OF_METRICS).rpartition(":")[0] for leaf in of_metrics]
+    origin = trace_update(script, config, state, broken)
     if origin:
         text += f"first: {describe(origin)}"
     else:  # what is not finite has been there since the start
@@ -424,9 +440,8 @@ def search_slice(script, config, options, run_dir, program, first: int) -> str |
                 if before[leaf][seed]:
                     text += f"    {leaf} in {plural(int(before[leaf][seed]), 'place')}\n"
     text += "not finite after this update:\n"
-    for leaf in after:
-        if before[leaf][seed] == 0 and after[leaf][seed] > 0:
-            text += f"    {leaf} in {plural(int(after[leaf][seed]), 'place')}\n"
+    for leaf in newly:
+        text += f"    {leaf} in {plural(int(after[leaf][seed]), 'place')}\n"
     return text
 
 

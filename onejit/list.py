@@ -95,18 +95,25 @@ def describe_record(run_dir: Path) -> list[str]:
 
 
 def show_returns(run_dir: Path, record: dict) -> str:
-    """Mean and worst return. For a run of a script's own `main` they come from its metrics."""
+    """Mean and worst return, and the metrics that are NaN although episodes ended.
+
+    For a run of a script's own `main` they come from its metrics.
+    """
     numbers = record.get("final return")
+    broken = record.get("broken_metrics", [])
     if numbers is None:
-        values = statistics.final_return(run_directory.load_metrics(run_dir))
+        metrics = run_directory.load_metrics(run_dir)
         agents, _ = run_directory.read_agents(run_dir / AGENTS)
+        broken = sorted(statistics.broken_metrics(metrics))
+        values = statistics.final_return(metrics)
         values = values[np.isfinite(values) & ~statistics.diverged(agents)]
-        if not len(values):
-            return "none"
-        numbers = {"mean": values.mean(), "worst": values.min()}
-    if numbers["mean"] is None:
-        return "none"
-    return f"{numbers['mean']:.4g}, worst {numbers['worst']:.4g}"
+        numbers = {"mean": None}
+        if len(values):
+            numbers = {"mean": values.mean(), "worst": values.min()}
+    shown = "none"
+    if numbers["mean"] is not None:
+        shown = f"{numbers['mean']:.4g}, worst {numbers['worst']:.4g}"
+    return ", ".join([shown, *[f"{name} NaN" for name in broken]])
 
 
 def show_age(seconds: float) -> str:

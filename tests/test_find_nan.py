@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
+from support.files import ROOT
 from support.small import field_names, small_config
 from support.tiers import slow
 
 from onejit import find_nan, train
+from onejit import list as list_runs
 from onejit.envs import host
 
 SMALL = ["q_learning_gridworld", "--max-steps-in-episode=50", "--num-steps=100", "--goal", 4, 5]
@@ -109,6 +111,37 @@ def test_what_is_not_selected_is_not_blamed():
 
 def test_a_gradient_is_called_one():
     assert "a gradient" in find_nan.describe(trace(of_a_gradient(masked)))
+
+
+BROKEN = """
+
+learner_of_the_script = make_learner
+
+
+def make_learner(config):
+    init, update = learner_of_the_script(config)
+
+    def with_broken_metrics(state, _=None):
+        state, metrics = update(state)
+        episodes = metrics["episodes"]
+        mine = jnp.sqrt(-1.0 * episodes)
+        return state, metrics | {"mine": mine, "wins": jnp.where(episodes > 0, 1.0, jnp.nan)}
+
+    return init, with_broken_metrics
+"""
+
+
+def test_a_metric_that_is_nan_although_episodes_ended(tmp_path, capsys):
+    """All parameters are finite. The end of the run, the search and the list say it."""
+    script = tmp_path / "broken.py"
+    script.write_text((ROOT / "q_learning_gridworld.py").read_text() + BROKEN)
+    run_dir = tmp_path / "runs" / "broken"
+    train.main([script, *SMALL[1:], "--find-nan", f"--run-dir={run_dir}"])
+    said = capsys.readouterr().out
+    assert "mine: NaN in 2 of 2 seeds, first in update" in said and "wins" not in said
+    assert "first: NaN by the operation sqrt" in said and "metrics.mine: NaN in 1 place" in said
+    list_runs.main(tmp_path / "runs")
+    assert ", mine NaN" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
