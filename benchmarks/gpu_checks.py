@@ -88,7 +88,7 @@ def unrolled(variant: str, options) -> dict:
     The loops are those of environment steps and of gradient steps.
     """
     row, _, which = variant.partition("/")
-    agents = 2 if options.small else 64
+    agents = 2 if options.small else {"ppo": 64, "ppo_minatar": 32}[row]
     steps = 2 * ROWS[row].divisor if options.small else SPEED[row][agents]
     config = ROWS[row].make(NO_PEERS, steps)[0].config
     lengths = {
