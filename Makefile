@@ -26,7 +26,7 @@ newest:  ## run the fast tests with the newest versions of all packages, in a ne
 	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest CONSTRAIN=
 
-tools: $(VENV)/.installed-tools  ## install the command `onejit`, packages for trackers and figures, and brax's viewer
+tools: $(VENV)/.installed-tools  ## install the command `onejit`, and packages for trackers and figures
 
 docs: $(VENV)/.installed-docs  ## build the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
@@ -55,11 +55,9 @@ $(VENV)/.installed: constraints.txt requirements.txt | $(VENV)/.created
 	$(INSTALL) -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-tools: constraints.txt requirements-tools.txt requirements.txt onejit/viewer/package-lock.json | $(VENV)/.created
+$(VENV)/.installed-tools: constraints.txt requirements-tools.txt requirements.txt | $(VENV)/.created
 	$(INSTALL) -r requirements-tools.txt
 	$(RUN) -m pip install --quiet --no-deps --editable .
-	if command -v npm >/dev/null; then npm ci --ignore-scripts --prefix onejit/viewer; \
-		else echo "npm is missing: onejit render writes no HTML"; fi
 	touch $@
 
 $(VENV)/.installed-dev: constraints.txt requirements-dev.txt requirements-tools.txt requirements-environments.txt requirements.txt | $(VENV)/.created

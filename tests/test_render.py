@@ -9,13 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
+import zlib
 from types import SimpleNamespace
 
 import gymnax
 import jax
 import jax.numpy as jnp
-import matplotlib.image
 import numpy as np
 import pytest
 import yaml
@@ -26,8 +25,8 @@ from support.tiers import slow
 
 import q_learning_gridworld
 from onejit import __main__, command_line, render, run_directory, statistics, train
-from onejit.render import figures, formats, viewer
-from onejit.render.adapters import adapter_of
+from onejit.render import figures, formats
+from onejit.render.adapters import Episode, adapter_of
 from onejit.render.formats import check_formats
 
 rng = np.random.default_rng(0)
@@ -486,57 +485,21 @@ def pendulum():
     return env, SimpleNamespace(x=Transform(rng.normal(size=(3, links, 3)), rot))
 
 
-@pytest.fixture
-def no_packages(monkeypatch, tmp_path):
-    monkeypatch.setattr(viewer, "PACKAGES", tmp_path / "node_modules")
-    return tmp_path / "node_modules"
-
-
-def test_page_holds_all_that_it_imports(pendulum, no_packages):
-    """With stand-ins for the packages: each import of each module is one of the page's own, none is
-    an address.
-    """
+def test_page(pendulum, tmp_path):
+    """It names the episode, says that it needs the network, and holds the states in real time."""
     env, states = pendulum
-    stand_ins = {
-        "three/build/three.module.js": "export class Scene {}",
-        "three/examples/jsm/controls/OrbitControls.js": (
-            "import { Scene } from 'three';\nexport class OrbitControls {}"
-        ),
-        "lil-gui/dist/lil-gui.esm.min.js": "export class GUI {}",
-    }
-    for name, source in stand_ins.items():
-        path = no_packages / name
-        path.parent.mkdir(parents=True)
-        path.write_text(source)
-    page = viewer.make_page("a <title> & </script>", env, states)
-    assert page.count("</script>") == page.count("<script") == 3 and "&lt;title&gt; &amp;" in page
-    imports = json.loads(re.search(r'<script type="importmap">(.*?)</script>', page, re.DOTALL)[1])[
-        "imports"
-    ]
-    assert {"three", "lilgui", "viewer", "animator", "selector", "system"} < set(imports)
-    for name, address in imports.items():
-        kind, content = address.split(";base64,")
-        source = base64.b64decode(content).decode()
-        assert kind == "data:text/javascript" and ("class" in source or "function" in source), name
-        assert set(re.findall(r"from ['\"](.+?)['\"]", source)) <= set(imports), name
-    assert not re.search(r"(src|href)=\"(?!data:)", page)
-    system = json.loads(
-        re.search(r'<script type="application/json" id="system">(.*?)</script>', page, re.DOTALL)[1]
-    )
+    adapter = adapter_of(SimpleNamespace(env=env))
+    assert check_formats((), adapter) == ("gif", "html")
+    brax_state = SimpleNamespace(pipeline_state=states)
+    episode = Episode("inverted_pendulum", None, SimpleNamespace(brax=brax_state), np.zeros(3))
+    formats.save_episode("html", tmp_path / "page", "a <title> & </script>", adapter, episode)
+    page = (tmp_path / "page").read_text()
+    heading = "a &lt;title&gt; &amp; &lt;/script&gt; (the viewer needs the network)"
+    assert f"<title>{heading}</title>" in page and f"{heading}</p>" in page
+    system = json.loads(zlib.decompress(base64.b64decode(re.search(r'system = "(.+?)"', page)[1])))
     assert system["opt"]["timestep"] == pytest.approx(float(env.dt))
     positions = [state["pos"] for state in system["states"]["x"]]
     np.testing.assert_allclose(positions, states.x.pos, atol=1e-5)
-
-
-def test_page_without_packages(pendulum, no_packages):
-    """It is refused, and not among the default formats."""
-    adapter = SimpleNamespace(env=pendulum[0])
-    assert check_formats((), adapter_of(adapter)) == ("gif",)
-    no_packages.mkdir()
-    with pytest.raises(ValueError, match="html needs"):
-        check_formats((), adapter_of(adapter))
-    with pytest.raises(ValueError, match=r"html needs .*three.*npm ci --prefix .* --formats gif"):
-        viewer.make_page("title", *pendulum)
 
 
 # --- what it refuses ---
@@ -599,14 +562,6 @@ def test_output_that_cannot_be_written(run_dir, refuses):
 @pytest.fixture(scope="module")
 def brax_run(tmp_path_factory):
     """GIF, MP4 and HTML of an inverted pendulum."""
-    if not viewer.PACKAGES.exists():
-        if not shutil.which("npm"):
-            pytest.skip("needs npm, for the packages of brax's viewer")
-        subprocess.run(
-            ["npm", "ci", "--ignore-scripts", "--prefix", str(viewer.VIEWER)],
-            check=True,
-            timeout=300,
-        )
     folder = tmp_path_factory.mktemp("brax")
     config = "--env-name=inverted_pendulum --total-timesteps=16384 --num-seeds=2 --run-dir=run"
     for command in (
@@ -646,60 +601,6 @@ def test_brax_pictures(brax_run):
         )
         about, *film = imageio_ffmpeg.read_frames(str(path.with_suffix(".mp4")))
         assert about["size"] == (480, 360) and len(film) == len(frames)
-
-
-@pytest.mark.slow
-def test_page_in_a_browser(brax_run, tmp_path):
-    """No failed request, no request to elsewhere, no error.
-
-    The canvas shows something, and it moves.
-    """
-    sync_api = pytest.importorskip("playwright.sync_api")
-    browser_path = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    if not browser_path:
-        pytest.skip("there is no Chromium")
-    software = [
-        "--no-sandbox",
-        "--use-angle=swiftshader",
-        "--enable-unsafe-swiftshader",
-        "--ignore-gpu-blocklist",
-    ]
-    (page_path,) = (brax_run / "render").glob("best_*.html")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path, args=software)
-        context = browser.new_context(viewport={"width": 640, "height": 400}, offline=True)
-        page, wrong, requests = context.new_page(), [], []
-        page.on(
-            "console",
-            lambda message: (
-                wrong.append(message.text) if message.type in ("error", "warning") else None
-            ),
-        )
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("requestfailed", lambda request: wrong.append(request.url))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(page_path.as_uri())
-        page.wait_for_selector("canvas")
-        # what moves from now on is the body, not the view
-        page.evaluate("window.brax.camera.follow = false")
-        time.sleep(2)
-        for name in ("first", "second"):
-            page.screenshot(path=tmp_path / f"{name}.png")
-            time.sleep(0.3)
-        browser.close()
-    assert not wrong
-    assert all(
-        url == page_path.as_uri() or url.startswith(("data:", "blob:")) for url in requests
-    ), requests
-    first, second = (
-        (matplotlib.image.imread(tmp_path / f"{name}.png")[40:, :, :3] * 255).round().astype(int)
-        for name in ("first", "second")  # below the title and the controls
-    )
-    background = first[0, 0]
-    assert (np.abs(first - background).max(axis=-1) > 20).sum() > 1000, "the canvas is blank"
-    assert (np.abs(first - second).max(axis=-1) > 20).sum() > 200, "nothing moves"
 
 
 def test_a_sweep_is_not_rendered(tmp_path):

@@ -144,7 +144,7 @@ def main(
     Args:
         run_dir: a finished run of a script or of `onejit train`, or hf:USER/NAME on the hub
         agents: best, median, worst, or numbers of agents, from 0
-        formats: gif by default, with html for brax if its viewer is installed; svg for board games
+        formats: gif by default, for brax also html; svg for board games
         episode: number of the greedy episode, from 0
         max_steps: number of steps to draw; 0 draws all
         out: folder for the files; RUN_DIR/render by default, RUN_DIR/render_best with --best

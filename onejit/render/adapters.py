@@ -69,6 +69,8 @@ class Adapter:
 class Brax(Adapter):
     """The scripts' adapter of a brax environment."""
 
+    default_formats = ("gif", "html")
+
     @staticmethod
     def draws(env):
         kinds = type(getattr(env, "env", None)).__mro__  # importing brax would import MuJoCo
@@ -79,12 +81,6 @@ class Brax(Adapter):
         """The brax environment."""
         return self.env.env
 
-    @property
-    def default_formats(self):
-        from onejit.render import viewer
-
-        return ("gif", "html") if viewer.PACKAGES.exists() else ("gif",)
-
     def check_formats(self, formats):
         if not hasattr(self.bodies, "sys"):
             raise ValueError("env_name: this brax environment has no bodies to draw")
@@ -92,16 +88,12 @@ class Brax(Adapter):
             raise ValueError("formats: svg draws the games of Pgx, and no others")
 
     def film(self, episode):
-        if isinstance(episode.states, tuple):  # (brax state, time), of earlier copies of scripts
-            brax_states = episode.states[0]
-        else:
-            brax_states = episode.states.brax
         dt = float(self.bodies.dt)
         every = self.every(dt)
         frames = partial(
             figures.mujoco_frames,
             self.bodies,
-            brax_states.pipeline_state,
+            episode.states.brax.pipeline_state,
             episode.rewards,
             episode.steps[::every],
         )

@@ -1,11 +1,15 @@
 """Files of an episode: GIF, MP4, SVG and HTML."""
 
 import contextlib
+import html
+import io
 import itertools
 import subprocess
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 from PIL import Image
 
 from onejit.files import write
@@ -56,13 +60,27 @@ def save_board_svg(states, length: int, file) -> None:
     pgx.save_svg_animation(boards, file.name, frame_duration_seconds=1.0)
 
 
+def brax_page(title: str, env, states) -> str:
+    """A page that plays brax states [T, ...] in brax's viewer.
+
+    The viewer's modules are loaded from the network when the page is opened.
+    """
+    with contextlib.redirect_stdout(io.StringIO()):  # brax prints which optional packages it lacks
+        import brax.io.html  # it imports MuJoCo
+
+    x = jax.device_get(states.x)
+    frames = [SimpleNamespace(x=state_at(x, i)) for i in range(len(x.pos))]
+    system = env.sys.tree_replace({"opt.timestep": float(env.dt)})
+    page = brax.io.html.render(system, frames, colab=False)
+    heading = f"{html.escape(title)} (the viewer needs the network)"
+    page = page.replace("Brax visualizer", heading)
+    return page.replace("<body>", f'<body>\n    <p style="position: absolute">{heading}</p>')
+
+
 def save_episode(form: str, path: Path, title: str, adapter: Adapter, episode: Episode) -> None:
     """Write an episode in one of the formats."""
     if form == "html":
-        from onejit.render import viewer  # it imports brax, and brax MuJoCo
-
-        brax_states, _ = episode.states
-        write(path, viewer.make_page(title, adapter.env.env, brax_states.pipeline_state))
+        write(path, brax_page(title, adapter.bodies, episode.states.brax.pipeline_state))
         return
     if form == "svg":
         write(path, partial(save_board_svg, episode.states, len(episode.rewards)))
@@ -80,8 +98,4 @@ def check_formats(formats, adapter: Adapter) -> tuple[str, ...]:
     if "mp4" in formats:
         packages.append("imageio_ffmpeg")
     check_packages(f"formats = {' '.join(formats)}", packages)
-    if "html" in formats:
-        from onejit.render import viewer
-
-        viewer.viewer_modules()
     return formats

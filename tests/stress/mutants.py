@@ -296,7 +296,7 @@ def killed_by_tests(name: str, source: str) -> bool:
     """Whether the script's other fast tests fail in a copy of the repository."""
     with tempfile.TemporaryDirectory() as directory:
         copied = Path(directory, "repository")
-        ignored = shutil.ignore_patterns(".*", "runs", "site", "node_modules", "figures")
+        ignored = shutil.ignore_patterns(".*", "runs", "site", "figures")
         shutil.copytree(ROOT, copied, ignore=ignored)
         (copied / f"{name}.py").write_text(source)
         paths = [
