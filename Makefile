@@ -1,5 +1,5 @@
 # All targets run in .venv, which is made with PYTHON. Packages have the tested versions in constraints.txt. They are
-# installed again when this file or a requirements file changes.
+# installed again when constraints.txt or pyproject.toml changes.
 PYTHON ?= python3
 VENV := .venv
 CONSTRAIN := -c constraints.txt
@@ -31,12 +31,14 @@ tools: $(VENV)/.installed-tools  ## install the command `onejit`, and packages f
 docs: $(VENV)/.installed-docs  ## build the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
-pins: $(VENV)/.created  ## write constraints.txt with the newest versions at the date in the scripts' headers
+pins: $(VENV)/.created  ## write requirements.txt, and constraints.txt with the newest versions at the date in the scripts' headers
 	$(RUN) -m pip install --quiet uv
 	$(RUN) -m uv pip compile --quiet --upgrade --universal --fork-strategy fewest --python-version 3.11 \
 		--exclude-newer "$$(sed -n 's/^# exclude-newer = "\(.*\)"/\1/p' ppo_continuous.py)" \
 		--no-annotate --custom-compile-command "make pins" --output-file constraints.txt \
-		requirements-dev.txt requirements-docs.txt requirements-environments.txt requirements-export.txt
+		--extra dev --extra docs --extra envs --extra export pyproject.toml
+	$(RUN) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print("# Written by `make pins`.", *project["dependencies"], sep="\n")' > requirements.txt
 
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
 	$(PYTHON) tests/sync_blocks.py $(ARGS)
@@ -55,15 +57,6 @@ $(VENV)/.installed: constraints.txt requirements.txt | $(VENV)/.created
 	$(INSTALL) -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-tools: constraints.txt requirements-tools.txt requirements.txt | $(VENV)/.created
-	$(INSTALL) -r requirements-tools.txt
-	$(RUN) -m pip install --quiet --no-deps --editable .
-	touch $@
-
-$(VENV)/.installed-dev: constraints.txt requirements-dev.txt requirements-tools.txt requirements-environments.txt requirements.txt | $(VENV)/.created
-	$(INSTALL) -r requirements-dev.txt
-	touch $@
-
-$(VENV)/.installed-docs: constraints.txt requirements-docs.txt | $(VENV)/.created
-	$(INSTALL) -r requirements-docs.txt
+$(VENV)/.installed-%: constraints.txt pyproject.toml | $(VENV)/.created
+	$(INSTALL) --editable ".[$*]"
 	touch $@

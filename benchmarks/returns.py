@@ -355,7 +355,7 @@ def play_in_gymnasium(script, config, agents, seed: int, episodes: int = 16) -> 
 
 
 def plan(name: str) -> dict:
-    """What an H100 would take, from onejit plan, with the packages of requirements-gpu.txt."""
+    """What an H100 would take, from onejit plan, with the packages of the extra `gpu`."""
     planned = page.PLANNED[name]
     command = ["onejit", "plan", name.partition("/")[0], "--config", f"configs/{name}.yaml"]
     if "steps" in planned:

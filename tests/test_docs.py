@@ -24,6 +24,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import unicodedata
 from pathlib import Path
 from unittest import mock
@@ -41,6 +42,7 @@ from onejit.__main__ import COMMANDS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *repository_files("docs/*.md")]
 CONFIGS = repository_files("configs/**/*.yaml")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 FENCE = re.compile(r"(?ms)^```([^\n]*)\n(.*?)^```[ ]*$")
 NEEDS = re.compile(r"#.*\bneeds? (a|an|the|several) (GPU|hosts|network|login)\b")
 PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]{2,}\b")  # RUN_DIR and the like
@@ -180,6 +182,9 @@ def parse_pip(words):
     assert words[0] == "install", words
     for flag, value in itertools.pairwise(words):
         assert flag not in ("-r", "-c") or (ROOT / value).is_file(), f"no file {value}"
+        if flag == "-e":
+            extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", value)[1] or ""
+            assert set(filter(None, extras.split(","))) <= set(EXTRAS), value
 
 
 def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> None:
@@ -288,6 +293,7 @@ def test_commands_are_found():
         "make no-such-target",
         "pip install -r no_such_file.txt",
         "pip install -c no_such_file.txt -r requirements.txt",
+        "pip install -e .[no_such_extra]",
         "no-such-program",
     ],
 )

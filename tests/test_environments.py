@@ -30,9 +30,7 @@ ENVS = 4  # side by side, in the comparisons with a library
 def library(module):
     """The package that a module needs, or a skipped test."""
     name = {"playground": "mujoco_playground"}.get(module, module)
-    return pytest.importorskip(
-        name, reason=f"{name} is not installed: pip install -r requirements-environments.txt"
-    )
+    return pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[envs]'")
 
 
 def make(module, name, **arguments):
@@ -397,10 +395,7 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
         train.main(["ppo", f"--env-name=onejit.envs.{module}:Any"])
     told = capsys.readouterr().err
     assert stopped.value.code == 2 and told.count("\n") == 1
-    assert (
-        f"{module} cannot be imported" in told
-        and "pip install -r requirements-environments.txt" in told
-    )
+    assert f"{module} cannot be imported" in told and "pip install -e '.[envs]'" in told
 
 
 @pytest.mark.parametrize(

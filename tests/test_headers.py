@@ -45,9 +45,7 @@ def uv():
         == 0
     ):
         return [sys.executable, "-m", "uv"]
-    assert shutil.which("uv"), (
-        "uv is missing: pip install -c constraints.txt -r requirements-dev.txt"
-    )
+    assert shutil.which("uv"), "uv is missing: pip install -c constraints.txt -e '.[dev]'"
     return [shutil.which("uv")]
 
 

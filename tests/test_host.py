@@ -543,9 +543,7 @@ def test_pictures_of_an_episode_beyond_the_usual_limit():
 
 def make(module, name, **arguments):
     """The environment of an adapter, or a skipped test."""
-    pytest.importorskip(
-        module, reason=f"{module} is not installed: pip install -r requirements-environments.txt"
-    )
+    pytest.importorskip(module, reason=f"{module} is not installed: pip install -e '.[envs]'")
     importlib.import_module(f"onejit.envs.{module}")
     return gymnax.make(name, **arguments)[0]
 

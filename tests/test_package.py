@@ -16,29 +16,12 @@ import onejit
 from onejit.__main__ import COMMANDS, main
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-EXTRAS = {
-    "tools": "tools",
-    "export": "export",
-    "gpu": "gpu",
-    "envs": "environments",
-    "docs": "docs",
-    "dev": "dev",
-}
 
 
-def required(name: str) -> list[str]:
-    """The lines of a requirements file, without comments and without those that name another
-    file.
-    """
-    lines = [line.split("  #")[0].strip() for line in (ROOT / name).read_text().splitlines()]
-    return [line for line in lines if line and not line.startswith(("#", "-"))]
-
-
-def test_dependencies_are_those_of_the_requirements_files():
-    project = PROJECT["project"]
-    assert project["dependencies"] == required("requirements.txt")
-    extras = {extra: required(f"requirements-{file}.txt") for extra, file in EXTRAS.items()}
-    assert project["optional-dependencies"] == extras
+def test_requirements_are_the_dependencies():
+    first, *lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert first.startswith("# Written by `make pins`")
+    assert lines == PROJECT["project"]["dependencies"], "run `make pins`"
 
 
 def test_the_wheel_carries_all_scripts():

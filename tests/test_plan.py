@@ -247,7 +247,7 @@ def test_without_the_wheels_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit), errors.errors_in_one_line("onejit plan"):
         plan.main(["q_learning_gridworld"])
-    assert "pip install -r requirements-gpu.txt" in capsys.readouterr().err
+    assert "pip install -e '.[gpu]'" in capsys.readouterr().err
 
 
 def has_wheels() -> bool:

@@ -24,7 +24,8 @@ SYNC = ROOT / "tests" / "sync_blocks.py"
 MASTER = ROOT / "ppo_continuous.py"
 SCRIPTS = repository_files("*.py")
 CONFIGS = repository_files("configs/**/*.*")
-REQUIREMENTS = repository_files("requirements*.txt")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 # By the package, which does not pin it or does not name it.
 ALSO_NEEDED = {"distrax": "tfp-nightly", "gymnax": "six"}
 # Where a distribution is not called what its module is called.
@@ -59,12 +60,9 @@ def top_names(source: str) -> set[str]:
     return {module.split(".")[0] for module, _ in imports(source)}
 
 
-def requirements(path=ROOT / "requirements.txt") -> dict[str, str]:
-    """The lines of a requirements file by distribution, without those that begin with -r or -c."""
-    lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
-    return {
-        re.match(r"[\w.-]+", line)[0]: line for line in lines if line and not line.startswith("-")
-    }
+def requirements() -> dict[str, str]:
+    """The dependencies of pyproject.toml by distribution."""
+    return {Requirement(line).name: line for line in PROJECT["dependencies"]}
 
 
 def script_metadata(source: str) -> dict:
@@ -204,7 +202,7 @@ def test_script_metadata_names_what_is_imported(path):
     needed = {DISTRIBUTIONS.get(module, module) for module in modules}
     needed |= {other for package, other in ALSO_NEEDED.items() if package in needed}
     known = requirements()
-    assert needed <= set(known), f"not in requirements.txt: {sorted(needed - set(known))}"
+    assert needed <= set(known), f"not in pyproject.toml: {sorted(needed - set(known))}"
     assert metadata["requires-python"] == ">=3.11"
     assert metadata["dependencies"] == sorted(known[name] for name in needed)
 
@@ -249,9 +247,11 @@ def test_constraints_are_exact_pins_alone():
     assert "://" not in (ROOT / "constraints.txt").read_text(), "names an index"
 
 
-@pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda file: file.stem)
-def test_each_requirement_is_pinned_within_its_range(path):
-    for requirement in map(Requirement, requirements(path).values()):
+@pytest.mark.parametrize("extra", [None, *EXTRAS])
+def test_each_requirement_is_pinned_within_its_range(extra):
+    for requirement in map(Requirement, EXTRAS[extra] if extra else PROJECT["dependencies"]):
+        if requirement.name == PROJECT["name"]:
+            continue
         pin = pins().get(canonicalize_name(requirement.name))
         assert pin, f"constraints.txt lacks {requirement.name}: run `make pins`"
         (version,) = pin.specifier
@@ -259,22 +259,22 @@ def test_each_requirement_is_pinned_within_its_range(path):
         assert satisfied, f"{pin} is not within {requirement}: run `make pins`"
 
 
-def test_make_installs_all_requirements_with_the_pins():
-    """`make pins` reads every file that a target installs, itself or by way of another file."""
+def test_extras_agree():
+    """A distribution has one range, in whichever extra it stands."""
+    ranges = {}
+    for line in [line for lines in EXTRAS.values() for line in lines]:
+        assert ranges.setdefault(Requirement(line).name, line) == line
+
+
+def test_make_installs_with_the_pins_of_all_extras():
+    """`make pins` reads every extra except gpu, whose wheels are not pinned."""
     makefile = (ROOT / "Makefile").read_text()
-    installed = set(re.findall(r"\$\(INSTALL\) -r (\S+)", makefile))
-    assert re.search(r"(?m)^INSTALL := .* \$\(CONSTRAIN\)$", makefile) and len(installed) >= 4
-    assert len(re.findall(r"(?m)^\$\(VENV\)/\.installed\S*: constraints\.txt ", makefile)) == len(
-        installed
+    assert re.search(r"(?m)^INSTALL := .* \$\(CONSTRAIN\)$", makefile)
+    assert not re.search(
+        r"pip install (?!--quiet (uv|--no-compile \$\(CONSTRAIN\))$)", makefile, re.M
     )
-    compiled = set(
-        re.findall(
-            r"requirements[\w-]*\.txt", re.search(r"uv pip compile(?:.*\\\n)+.*", makefile)[0]
-        )
-    )
-    for name in sorted(compiled):
-        compiled |= set(re.findall(r"(?m)^-[rc] (\S+)", (ROOT / name).read_text()))
-    assert installed <= compiled
+    read = set(re.findall(r"--extra (\w+)", makefile))
+    assert "onejit[tools]" in EXTRAS["dev"] and read | {"gpu", "tools"} == set(EXTRAS)
 
 
 @each_script

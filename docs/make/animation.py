@@ -1,6 +1,6 @@
 """The picture at the top of README.md: three agents, side by side as a GIF.
 
-    pip install -c constraints.txt -r requirements-tools.txt envpool "gymnasium[mujoco]"
+    pip install -c constraints.txt -e ".[tools]" envpool "gymnasium[mujoco]"
     python docs/make/animation.py --out docs/figures/agents.gif
 
 Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout after

@@ -1,6 +1,6 @@
 """The pictures of docs/gallery.md: an agent of each script, an environment of each family.
 
-    pip install -c constraints.txt -r requirements-tools.txt -r requirements-environments.txt
+    pip install -c constraints.txt -e ".[tools,envs]"
     python docs/make/animation.py       # trains the agents on Walker2d-v4 and Breakout
     python alphazero.py --num-seeds 1 --run-dir runs/gallery/alphazero
     python mappo.py --num-seeds 1 --total-timesteps 5e5 --run-dir runs/gallery/mappo

@@ -29,7 +29,7 @@ def needs(package: str):
     try:
         yield
     except ImportError as error:
-        advice = "pip install -r requirements-environments.txt"
+        advice = "pip install -e '.[envs]'"
         raise ImportError(f"{package} cannot be imported ({error}): {advice}") from error
 
 

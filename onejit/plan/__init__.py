@@ -5,7 +5,7 @@
 
 XLA compiles `jit(vmap(make_train(config)))` for the GPU in onejit/gpus/NAME.txt, and the compiled
 program is analysed. This is a plan, not a measurement. It needs the CUDA wheels of JAX
-(requirements-gpu.txt), but neither GPU nor driver.
+(the extra `gpu`), but neither GPU nor driver.
 
 A kernel is an instruction that computes something. A sort or a call of a library counts as one
 kernel, although it may start several. The kernels of a loop count once per trip, or once if XLA
@@ -101,7 +101,7 @@ def compiler(script, config, description: str):
     """`compile_size(num_seeds)` for the GPU in the description. Raises ValueError."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     if not any(map(importlib.util.find_spec, plugins)):
-        raise ValueError("gpu: needs the CUDA wheels of JAX: pip install -r requirements-gpu.txt")
+        raise ValueError("gpu: needs the CUDA wheels of JAX: pip install -e '.[gpu]'")
     try:
         topology = topologies.get_topology_desc(
             platform="cuda", target_config=description, topology="1x1x1"
