@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 
 import pytest
 import yaml
 from packaging.version import Version
-from support.files import ROOT, SCRIPTS
+from support.files import ROOT, SCRIPTS, repository_files
 
 import onejit
 from onejit.__main__ import COMMANDS, main
@@ -24,14 +25,17 @@ def test_requirements_are_the_dependencies():
     assert lines == PROJECT["project"]["dependencies"], "run `make pins`"
 
 
-def test_the_wheel_carries_all_scripts():
-    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["force-include"] == {
-        f"{name}.py": f"onejit/scripts/{name}.py" for name in sorted(SCRIPTS)
-    }
-    assert not (ROOT / "onejit" / "scripts").exists(), (
-        "scripts are copied at build time, never twice in git"
-    )
+@pytest.mark.slow  # downloads hatchling
+def test_the_wheel_carries_all_scripts(tmp_path):
+    """It is built from the sdist, which therefore holds the build hook."""
+    build = [sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    scripts = {f"onejit/scripts/{name}.py" for name in SCRIPTS}
+    assert {name for name in names if name.startswith("onejit/scripts/")} == scripts
+    package = {str(path.relative_to(ROOT)) for path in repository_files("onejit/**/*.*")}
+    assert {name for name in names if ".dist-info/" not in name} == scripts | package
 
 
 def test_one_version_everywhere():
