@@ -16,7 +16,6 @@ Rows are measured from base seeds that no tuning has seen. The first is 2000; co
 seeds below 1000, and returns.yaml records with which. If a config changed after it was measured,
 what was seen of its row may have led to the change, and the row moves to the next base seed, 1000
 further. If the script changed, --script-changed moves the rows that are named.
-benchmarks/results/seed_100 keeps the rows of version 0.2, which docs/results.md does not show.
 
 returns.yaml lists the rows, with thresholds and published scores. returns_page.py writes the page.
 """

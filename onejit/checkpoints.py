@@ -65,8 +65,8 @@ def damage_of(folder: Path) -> str:
 def delete_damaged(directory: Path) -> None:
     """Delete the checkpoints that are newer than the newest intact one, and say so.
 
-    A checkpoint without checksums counts as intact if no older one has any: it is of a version
-    before 0.3.0, or the first of a run that was killed at once. Raises OSError if none is intact.
+    A checkpoint without checksums counts as intact if no older one has any: it is the first of a
+    run that was killed at once. Raises OSError if none is intact.
     """
     folders = [path for path in directory.glob("*") if path.name.isdecimal()]
     folders.sort(key=lambda path: int(path.name), reverse=True)

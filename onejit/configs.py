@@ -9,9 +9,7 @@ from pathlib import Path
 import yaml
 
 from onejit.files import write
-from onejit.old_fields import check_old_fields, check_old_values
 from onejit.other_names import suggest
-from onejit.scripts import is_own_script
 
 
 def plain(config) -> dict:
@@ -59,13 +57,9 @@ def flags_of_yaml(file: str, script, known: list[str]) -> list[str]:
     words = []
     for name, value in read_yaml(file).items():
         field = field_of(str(name))
-        try:
-            check_old_fields(Path(script.__file__).stem, known, [field])
-            if field not in known:
-                about = f"is not a field of {Path(script.__file__).name}"
-                raise ValueError(f"{name}: {about}{suggest(field, known)}")
-        except ValueError as error:
-            raise ValueError(f"--config {file}: {error}") from None
+        if field not in known:
+            about = f"is not a field of {Path(script.__file__).name}"
+            raise ValueError(f"--config {file}: {name}: {about}{suggest(field, known)}")
         try:
             words += [f"--{name}", *as_words(value)]
         except RecursionError:
@@ -103,22 +97,13 @@ def read_flags(script, words: list[str], *options) -> list[str]:
         from_file = flags_of_yaml(words[place + 1], script, known)
         words = from_file + words[:place] + words[place + 2 :]
 
-    names = [field_of(word) for word in words if word.startswith("--")]
-    check_old_fields(Path(script.__file__).stem, known, names)
-
-    settings = {}
     whole = []
     for part in (script.Config, *options):
         hints = typing.get_type_hints(part)  # types, also if a script imports annotations
         whole += [name for name, kind in hints.items() if kind in (int, int | None)]
     for i in range(len(words) - 1):
-        if not words[i].startswith("--"):
-            continue
-        if field_of(words[i]) in whole:
+        if words[i].startswith("--") and field_of(words[i]) in whole:
             words[i + 1] = as_whole_number(words[i + 1])
-        settings[field_of(words[i])] = words[i + 1]
-    if is_own_script(script):
-        check_old_values(settings)
     return words
 
 

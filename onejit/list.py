@@ -49,9 +49,7 @@ def changed(run_dir: Path) -> float:
 def is_finished(run_dir: Path, record: dict) -> bool:
     if is_of_main(run_dir):
         return share_of_main(run_dir, record["settings"]) == 1.0
-    # sweeps of versions before 0.3.0 do not say it
-    by_old_sweep = "kind" not in record and (run_dir / "results.csv").is_file()
-    return "finished" in record or by_old_sweep
+    return "finished" in record
 
 
 def share_done(run_dir: Path, record: dict) -> str:

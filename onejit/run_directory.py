@@ -98,7 +98,7 @@ def check_random_numbers(record: dict) -> None:
     import jax
 
     now = jax.config.jax_default_prng_impl
-    before = record.get("random_keys", now)  # records of versions before 0.3.0 do not say it
+    before = record.get("random_keys", now)  # a run of a script's own `main` does not say it
     if before != now:
         raise ValueError(
             f"resume: the run has keys of kind {before}, and this process {now}; "
@@ -107,17 +107,8 @@ def check_random_numbers(record: dict) -> None:
 
 
 def kind_of(record: dict) -> str:
-    """Who made a run: "train", "sweep", "trial" for an agent that a sweep kept, or "script".
-
-    Records of versions before 0.3.0 do not say it.
-    """
-    if "kind" in record:
-        return record["kind"]
-    if "words" in record:
-        return "sweep"
-    if "slice" in record:
-        return "train"
-    return "trial" if "trial" in record else "script"
+    """Who made a run: "train", "sweep", "trial" for an agent that a sweep kept, or "script"."""
+    return record.get("kind", "script")
 
 
 def as_json(tree):
@@ -234,7 +225,7 @@ def read_record(run_dir) -> dict:
     if not file.is_file():
         return record_of_main(run_dir)
     with reading(file):
-        record = as_json(json.loads(file.read_text()))  # older versions wrote Infinity
+        record = json.loads(file.read_text())
         stored = record["settings"]
         names = ["script", "num_seeds", "seed", *stored]
         return record | {"settings": {name: stored[name] for name in names}}

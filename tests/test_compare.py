@@ -399,9 +399,7 @@ def test_bad_input(tmp_path, capsys):
     (tmp_path / "unfinished" / "metrics.npz").unlink()
     sweep.mkdir()
     settings = {"script": "ppo", "num_seeds": 3, "seed": 0, "env_name": "CartPole-v1"}
-    (sweep / "run.json").write_text(
-        json.dumps({"settings": settings, "words": ["ppo", "--lr", "1e-3"]})
-    )
+    (sweep / "run.json").write_text(json.dumps({"settings": settings, "kind": "sweep"}))
     (sweep / "results.csv").write_text("trial")
     cases = {
         (tmp_path / "none",): "none: is not a run directory",

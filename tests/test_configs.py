@@ -1,13 +1,11 @@
-"""The package's own reading of configs: YAML files and flags, and fields of older versions."""
+"""The package's own reading of configs: YAML files and flags."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import pytest
-from support.files import ROOT
 
-from onejit import command_line, configs, old_fields, run_directory, scripts
+from onejit import command_line, configs, run_directory, scripts
 
 
 @pytest.fixture(scope="module")
@@ -68,74 +66,6 @@ def test_config_without_a_file(script):
         parse(script, "--config")
     with pytest.raises(ValueError, match=r"--config none\.yaml: FileNotFoundError"):
         parse(script, "--config=none.yaml")
-
-
-# --- fields of older versions ---
-
-
-def test_an_old_field_says_what_replaces_it(script, tmp_path):
-    message = "clip_value: is a field of an older version; use vf_clip_eps"
-    with pytest.raises(ValueError, match=message):
-        parse(script, "--clip-value=True")
-    (tmp_path / "old.yaml").write_text("lr: 0.1\nclip_value: true\n")
-    with pytest.raises(ValueError, match=rf"--config .*old\.yaml: {message}"):
-        parse(script, "--config", tmp_path / "old.yaml")
-    with pytest.raises(ValueError, match=rf"old\.yaml: is not a config of .*{message}"):
-        run_directory.read_config(script, tmp_path / "old.yaml")
-
-
-def test_an_old_field_of_one_script_is_none_of_others():
-    with pytest.raises(ValueError, match=r"dueling: .* the network is always dueling"):
-        old_fields.check_old_fields("apex_dqn", known=["lr"], names=["dueling"])
-    with pytest.raises(ValueError, match=r"dueling: .* rainbow\.py has the dueling network"):
-        old_fields.check_old_fields("dqn", known=["lr"], names=["dueling"])
-    old_fields.check_old_fields("ppo", known=["lr"], names=["loss"])
-
-
-def test_an_old_value_says_what_to_use(script, tmp_path):
-    """In a script of onejit. A copy of an older script keeps the old meaning."""
-    with pytest.raises(ValueError, match=r"max_grad_norm = 0\.0: 0 stood for no limit .* use inf"):
-        parse(script, "--max-grad-norm=0.0")
-    (tmp_path / "copy.py").write_text((ROOT / "ppo.py").read_text())
-    copy = scripts.load_script(str(tmp_path / "copy.py"))
-    assert parse(copy, "--max-grad-norm=0.0").max_grad_norm == 0.0
-
-
-def test_a_field_that_a_script_has_is_none_of_an_older_version():
-    for name in old_fields.OLD_FIELDS:
-        old_fields.check_old_fields("mine", known=[name], names=[name])
-
-
-def test_a_changed_meaning_is_said_where_a_config_is_old():
-    for name, meaning in old_fields.CHANGED_MEANINGS.items():
-        with pytest.raises(ValueError, match=meaning):
-            old_fields.check_old_fields(name, known=["lr"], names=["lr", "unroll"])
-
-
-def test_no_config_of_the_repository_has_an_old_field():
-    for path in sorted((ROOT / "configs").glob("*/*.yaml")):
-        known = configs.field_names(scripts.load_script(path.parent.name))
-        names = configs.read_yaml(str(path))
-        old_fields.check_old_fields(path.parent.name, known, names)
-
-
-# --- records of older versions ---
-
-
-@pytest.mark.parametrize(
-    ("record", "kind"),
-    [
-        ({"kind": "train", "words": []}, "train"),
-        ({"kind": "sweep"}, "sweep"),
-        ({"words": ["--lr", "1"], "slices": []}, "sweep"),
-        ({"slice": 4}, "train"),
-        ({"trial": 3}, "trial"),
-        ({"settings": {}}, "script"),
-    ],
-)
-def test_kind_of_a_record(record, kind):
-    """Records of versions before 0.3.0 do not say it."""
-    assert run_directory.kind_of(json.loads(json.dumps(record))) == kind
 
 
 def test_whole_numbers_of_a_script_that_imports_annotations():

@@ -117,7 +117,7 @@ def test_without_an_intact_checkpoint_nothing_is_deleted(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [(), (10,), (10, 20)])
-def test_checkpoints_of_an_older_version_have_no_checksums(steps, tmp_path, capsys):
+def test_the_first_checkpoints_may_lack_checksums(steps, tmp_path, capsys):
     for step in steps:
         make_checkpoint(tmp_path, step, with_checksums=False)
     (tmp_path / "30.orbax-checkpoint-tmp").mkdir()  # of a kill; Orbax deletes it

@@ -65,11 +65,11 @@ def test_states(tmp_path, capsys):
         {"finished": "x", "final return": {"mean": None, "worst": None}},
         num_seeds=8,
     )
-    make_run(tmp_path / "older", {"steps_total": None})
-    make_run(tmp_path / "sweep", {"words": ["ppo"]})
-    (make_run(tmp_path / "whole_sweep", {"words": ["ppo"]}) / "results.csv").write_text("")
+    make_run(tmp_path / "begun", {"steps_total": None})
+    make_run(tmp_path / "sweep", {"kind": "sweep"})
+    make_run(tmp_path / "whole_sweep", {"kind": "sweep", "finished": "x"})
     make_run(tmp_path / "begun-123.partial")
-    failed = make_run(tmp_path / "failed_sweep", {"words": ["ppo"], "kind": "sweep"})
+    failed = make_run(tmp_path / "failed_sweep", {"kind": "sweep"})
     (failed / "results.csv").write_text("")  # and its agents could not be written
     (make_run(tmp_path / "damaged") / "run.json").write_text("{")
     make_run_of_a_script(tmp_path / "of_a_script", [1.0, 3.0, -2.0], lost=[2])
@@ -88,7 +88,7 @@ def test_states(tmp_path, capsys):
         "stopped": [*what, "stopped", "25 %", "-"],
         "running": [*what, "running", "90 %", "-"],
         "diverged": [*what[:2], "8", "finished", "100 %", "none"],
-        "older": [*what, "stopped", "-", "-"],
+        "begun": [*what, "stopped", "-", "-"],
         "sweep": [*what, "stopped", "25 %", "a sweep"],
         "whole_sweep": [*what, "finished", "100 %", "a sweep"],
         "failed_sweep": [*what, "stopped", "25 %", "a sweep"],

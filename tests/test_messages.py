@@ -264,7 +264,7 @@ def test_a_missing_login_is_found_before_anything_is_compiled(tool, tmp_path, mo
 
 
 def test_other_random_keys_are_refused():
-    run_directory.check_random_numbers({})  # of an older version
+    run_directory.check_random_numbers({})  # of a script's own `main`
     run_directory.check_random_numbers({"random_keys": "threefry2x32"})
     with pytest.raises(ValueError, match="set JAX_DEFAULT_PRNG_IMPL=rbg"):
         run_directory.check_random_numbers({"random_keys": "rbg"})

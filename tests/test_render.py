@@ -606,7 +606,7 @@ def test_brax_pictures(brax_run):
 def test_a_sweep_is_not_rendered(tmp_path):
     """The message says where the runs of its trials are."""
     (tmp_path / "run.json").write_text(
-        '{"settings": {"script": "ppo", "num_seeds": 1, "seed": 0}, "words": []}'
+        '{"settings": {"script": "ppo", "num_seeds": 1, "seed": 0}, "kind": "sweep"}'
     )
     with pytest.raises(ValueError, match="is a sweep") as refused:
         render.main(tmp_path)

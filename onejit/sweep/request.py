@@ -297,7 +297,7 @@ def read_request(
         words = read_flags(script, words, Options, command_line.Hosts)
         request = make_request(script, words, description)
         keep = request.options.keep
-        if request.options.pbt and keep != Options.keep:  # older versions ignored it
+        if request.options.pbt and keep != Options.keep:
             raise ValueError(
                 f"keep = {keep}: does not go with --pbt, whose best agents are all kept"
             )
