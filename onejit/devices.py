@@ -11,11 +11,7 @@ import platform
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-
-def number_of_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+from onejit.cores import number_of_cores
 
 
 def use_all_cores() -> None:

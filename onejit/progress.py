@@ -1,7 +1,6 @@
 """Progress of a training: a bar on a terminal, lines in a log file."""
 
 import sys
-import time
 
 import numpy as np
 from tqdm import tqdm
@@ -10,64 +9,48 @@ from onejit.hosts import is_first
 from onejit.text import duration
 
 DAY = 24 * 3600.0
+SECONDS_BETWEEN_LINES = 30.0
 
 
-class Lines:
-    """Progress as lines of a log file, every 30 seconds and at the end.
+class Lines(tqdm):
+    """Progress as lines of a log file, every 30 seconds and at the end, in place of a bar."""
 
-    It has the methods of tqdm that are used here.
-    """
+    monitor_interval = 0  # no thread
 
-    def __init__(self, total: int, every: float = 30.0):
-        self.total = total
-        self.every = every
-        self.note = ""
-        self.n = 0
-        self.initial = 0
-        self.last_print_n = 0
-        self.begun = time.monotonic()
-        self.updated = self.begun
-        self.written = self.begun
-        self.disable = False
+    def __init__(self, total: int):
+        # gui: this class draws no bar itself
+        super().__init__(total=total, gui=True, mininterval=0, miniters=1)
+        self.written = self.start_t
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def __exit__(self, *error):
         if self.n:
             self.show()
+        super().__exit__(*error)
 
-    def unpause(self):
-        """Leave the time since the last update out of the speed."""
-        now = time.monotonic()
-        self.begun += now - self.updated
-        self.updated = now
-
-    def set_postfix_str(self, note: str, refresh=False):
-        self.note = note
+    def display(self, *_):
+        pass
 
     def update(self, steps: int):
-        self.n += steps
-        self.updated = time.monotonic()
-        if self.updated - self.written >= self.every:
+        super().update(steps)
+        if self.last_print_t - self.written >= SECONDS_BETWEEN_LINES:
             self.show()
 
     @property
     def format_dict(self) -> dict:
-        return {"n": self.n, "initial": self.initial, "elapsed": self.updated - self.begun}
+        return super().format_dict | {"elapsed": self.last_print_t - self.start_t}
 
     def show(self):
-        self.written = time.monotonic()
+        self.written = self.last_print_t
         text = f"{self.n / self.total:.1%} of {self.total:,} steps"
         steps = self.n - self.initial
         if steps:
-            text += f", {steps / max(self.updated - self.begun, 1e-9):,.0f} steps/s"
+            text += f", {steps / max(self.format_dict['elapsed'], 1e-9):,.0f} steps/s"
         if steps and self.n < self.total:
             text += f", {duration(seconds_left(self))} left"
-        self.write(f"{text} {self.note}".rstrip())
+        self.write(f"{text} {self.postfix or ''}".rstrip())
 
-    @staticmethod
-    def write(text: str, file=None):
+    @classmethod
+    def write(cls, text: str, file=None):
         print(text, file=file or sys.stderr, flush=True)
 
 

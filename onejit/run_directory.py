@@ -23,6 +23,7 @@ from safetensors import safe_open
 
 from onejit import command_line, local_modules
 from onejit.configs import plain, read_flags, write_config
+from onejit.cores import number_of_cores
 from onejit.files import reading, write
 from onejit.packages import versions
 from onejit.scripts import find_script, git, import_from, known_scripts, load_script, source_of
@@ -67,8 +68,6 @@ def now() -> str:
 def make_record(kind: str, script, config, options, command: list[str]) -> dict:
     """The contents of run.json when a run begins. `kind` is "train" or "sweep"."""
     import jax
-
-    from onejit.devices import number_of_cores  # not at the top: it starts JAX
 
     path = Path(script.__file__).resolve()
     settings = {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed}

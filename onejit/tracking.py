@@ -1,6 +1,7 @@
 """Curves in TensorBoard, Trackio or Weights & Biases."""
 
 import hashlib
+import importlib
 import os
 import time
 from pathlib import Path
@@ -62,60 +63,40 @@ class TensorBoard(NoTracker):
         self.writer.close()
 
 
-class WeightsAndBiases(NoTracker):
-    """A run of Weights & Biases. Raises OSError if it cannot be started."""
+class ExperimentTracker(NoTracker):
+    """A run of Trackio or Weights & Biases. Raises OSError if it cannot be started."""
 
-    def __init__(self, run_dir: Path, record: dict, name: str):
-        import wandb
-
+    def __init__(self, track: str, run_dir: Path, record: dict, name: str):
+        library = importlib.import_module(track)
         settings = record["settings"]
+        words = [run_dir.name, *name.split()]
+        digest = digest_of_run(run_dir, record, name)  # the same on resume
+        if track == "trackio":  # on this machine unless TRACKIO_SPACE_ID is set
+            words.append(digest[:6])
+            own = {"group": settings["env_name"], "embed": False}
+        else:
+            tags = [settings["script"][:64], settings["env_name"][-64:]]  # longer ones fail
+            group = os.environ.get("WANDB_RUN_GROUP", settings["env_name"])
+            own = {"group": group, "tags": tags, "id": digest, "dir": str(run_dir)}
         try:
-            self.run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", settings["script"]),
-                name=f"{run_dir.name} {name}".strip(),
-                group=os.environ.get("WANDB_RUN_GROUP", settings["env_name"]),
-                tags=[settings["script"][:64], settings["env_name"][-64:]],  # longer ones fail
-                id=digest_of_run(run_dir, record, name),  # the same on resume
-                resume="allow",
-                dir=str(run_dir),
-                config=settings,
-            )
-        except Exception as error:  # errors of the network, a missing login and others
-            raise OSError(f"track = wandb: cannot be started ({error})") from error
-        self.run.define_metric("*", step_metric="environment_steps")
-
-    def log(self, step, values):
-        self.run.log(values | {"environment_steps": step})
-
-    def close(self):
-        self.run.finish()
-
-
-class Trackio(NoTracker):
-    """A run of Trackio, on this machine unless TRACKIO_SPACE_ID is set.
-
-    Raises OSError if it cannot be started.
-    """
-
-    def __init__(self, run_dir: Path, record: dict, name: str):
-        import trackio
-
-        settings = record["settings"]
-        number = digest_of_run(run_dir, record, name)[:6]
-        try:
-            self.run = trackio.init(
-                project=os.environ.get("TRACKIO_PROJECT", settings["script"]),
-                name=" ".join([run_dir.name, *name.split(), number]),  # the same on resume
-                group=settings["env_name"],
+            self.run = library.init(
+                project=os.environ.get(f"{track.upper()}_PROJECT", settings["script"]),
+                name=" ".join(words),
                 resume="allow",
                 config=settings,
-                embed=False,
+                **own,
             )
         except Exception as error:  # errors of the network, a missing login and others
-            raise OSError(f"track = trackio: cannot be started ({error})") from error
+            raise OSError(f"track = {track}: cannot be started ({error})") from error
+        self.takes_any_step = track == "trackio"
+        if not self.takes_any_step:  # the steps of Weights & Biases count calls
+            self.run.define_metric("*", step_metric="environment_steps")
 
     def log(self, step, values):
-        self.run.log(values, step=step)
+        if self.takes_any_step:
+            self.run.log(values, step=step)
+        else:
+            self.run.log(values | {"environment_steps": step})
 
     def close(self):
         self.run.finish()
@@ -140,9 +121,7 @@ def open_tracker(track: str | None, run_dir: Path, record: dict, name: str, step
         return NoTracker()
     if track == "tensorboard":
         return TensorBoard(run_dir / "tensorboard" / name, steps_done)
-    if track == "trackio":
-        return Trackio(run_dir, record, name)
-    return WeightsAndBiases(run_dir, record, name)
+    return ExperimentTracker(track, run_dir, record, name)
 
 
 # --- values ---

@@ -40,7 +40,6 @@ from onejit import (
     devices,
     evaluation,
     hosts,
-    progress,
     run_directory,
     scripts,
     slices,
@@ -304,11 +303,11 @@ def test_others_may_read_the_agents(finished):
 
 def test_progress_in_a_log_file_is_lines(capfd, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     with progress_bar(1000, disable=False) as progress:  # the tests' standard error is no terminal
         for _ in range(10):
             now[0] += 10.0
-            progress.set_postfix_str("return 5")
+            progress.set_postfix_str("return 5", refresh=False)
             progress.update(100)
     said = capfd.readouterr().err.splitlines()
     first = "30.0% of 1,000 steps, 10 steps/s, 70 s left return 5"
@@ -339,8 +338,7 @@ def test_speed_in_a_log_file_is_of_the_updates_of_this_session(
 
         return slowly
 
-    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     monkeypatch.setattr(slices, "restore", restore_slowly)
     monkeypatch.setattr(slices, "make_reader", read_slowly)
     train.main(["--resume", copy, "--total-timesteps=4000"])

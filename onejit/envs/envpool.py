@@ -8,11 +8,11 @@ environments in JAX.
 """
 
 import functools
-import os
 import warnings
 
 import numpy as np
 
+from onejit.cores import number_of_cores
 from onejit.envs import check_truth_values, needs, register
 from onejit.envs.host import NO_LIMIT, Batch, HostEnv, as_gymnax, say_once
 
@@ -20,12 +20,6 @@ with needs("envpool"), warnings.catch_warnings(action="ignore"):
     import envpool
 
     from onejit.gymnasium_spaces import Actions, Observations
-
-
-def number_of_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 class Pool(Batch):

@@ -14,11 +14,11 @@ environments in JAX.
 
 import functools
 import inspect
-import os
 import threading
 
 import jax
 
+from onejit.cores import number_of_cores
 from onejit.envs import check_truth_values, needs, register
 from onejit.envs.host import NO_LIMIT, Batch, HostEnv, Thread, as_gymnax, say_once
 
@@ -26,12 +26,6 @@ with needs("gymnasium"):
     import gymnasium
 
     from onejit.gymnasium_rows import Processes, Rows
-
-
-def number_of_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 _compiling = set()  # threads in which JAX has compiled
