@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
-import json
 import os
 import re
 import runpy
@@ -30,14 +29,13 @@ from pathlib import Path
 from unittest import mock
 
 import jax
-import numpy as np
 import pytest
 import tyro
 import yaml
 from support.compilation import QUICKLY
 from support.files import ROOT, SCRIPTS, repository_files
 
-from onejit import command_line, scripts, statistics
+from onejit import command_line, scripts
 from onejit.__main__ import COMMANDS
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *repository_files("docs/*.md")]
@@ -465,16 +463,6 @@ def test_every_page_is_in_the_navigation():
         )
 
 
-@each_page
-def test_a_page_is_read_in_one_sitting(page):
-    """At most 1500 words, without fences and bars; two pages are tables that are made or grow."""
-    text = FENCE.sub("", page.read_text())
-    words = [word for word in text.split() if re.search(r"\w", word)]
-    assert len(words) <= 1500 or page.name in ("results.md", "tricks.md"), (
-        f"{page.name}: {len(words)} words"
-    )
-
-
 @pytest.mark.slow
 def test_examples_of_the_contract_run():
     page = (ROOT / "docs" / "contract.md").read_text()
@@ -607,191 +595,3 @@ def test_functions_of_the_site_link_to_their_lines(name):
     assert len(links) >= 3
     for line, function in links:
         assert re.match(rf"\s*(def|class) {function}\b", lines[int(line) - 1]), function
-
-
-def readme_rows() -> dict[str, list[str]]:
-    """The cells of the table of scripts, by the script."""
-    text = (ROOT / "README.md").read_text()
-    rows = re.findall(r"(?m)^\| \[(\w+)\.py\]\(\1\.py\)(.*)\|$", text)
-    return {name: [cell.strip() for cell in rest.split("|")] for name, rest in rows}
-
-
-def measured_rows() -> dict[str, dict[str, str]]:
-    """The rows of docs/results.md, `{row: {column: cell}}`; what is planned has other columns."""
-    rows, head = {}, []
-    for line in (ROOT / "docs" / "results.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if cells[:1] == ["row"]:
-            head = cells
-        elif "IQM" in head and (
-            row := re.match(r"\[([^]]*)\]\(\.\./configs/[^)]+\)", "".join(cells[:1]))
-        ):
-            rows[row[1]] = dict(zip(head, cells, strict=True))
-    return rows
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_readme_has_results_of_the_config(name):
-    """The mean and the worst agent agree with docs/results.md.
-
-    A comment counts where the config is no row, and for the shortest paths of the GridWorld.
-    """
-    cell = readme_rows()[name][2]
-    (config,) = re.findall(r"\((configs/[^)]+)\)", cell)
-    said = re.sub(r"\[[^]]*\]\([^)]*\)", "", cell)
-    rows = {
-        row: cells
-        for row, cells in measured_rows().items()
-        if f"configs/{row.partition('@')[0]}.yaml" == config
-    }
-    if rows and name != "q_learning_gridworld":
-        allowed = []
-        for row in rows.values():
-            kind, columns = "", ("final return", "worst")
-            if row["final return"] == "too short":
-                kind, columns = ", greedy", ("greedy return", "greedy worst")
-            mean, worst = (row[column] for column in columns)
-            numbers = f"{mean.split(' (')[0]}, worst {worst}"
-            allowed += [f"{steps}{kind}: {numbers}" for steps in ("", f", {row['steps']} steps")]
-        assert said in allowed, allowed
-        return
-    number = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e\d+)?(?![\w.]*\w)"
-    numbers = re.findall(number, said)
-    assert len(numbers) >= 2 and not set(numbers) - set(
-        re.findall(number, (ROOT / config).read_text())
-    ), numbers
-
-
-def returns_of(name: str) -> dict:
-    """A row of docs/results.md."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-
-
-def test_speeds_are_those_of_the_data():
-    page = (ROOT / "docs" / "performance.md").read_text()
-    rows = json.loads((ROOT / "benchmarks" / "results" / "speed.json").read_text())
-    for row in rows:
-        for contestant in ("bare", "spread"):
-            if f"{contestant} ratio" not in row:
-                continue
-            middle, least, largest = row[f"{contestant} ratio"]
-            said = f"{middle:.2f} ({least:.2f} to {largest:.2f})"
-            if row["repeats"] == 1:
-                said = f"| {middle:.2f} | 1 |"
-            if row["row"] == "alphazero":  # a sentence
-                said = f"{middle:.2f} times as many moves per second ({least:.2f} to {largest:.2f}"
-            assert said in page, row
-
-    ratios = {row["row"]: row["bare ratio"][0] for row in rows if row["seeds"] == 1}
-    row_of_script = {"q_learning_gridworld": "gridworld", "crossq": "crossq_sbx"}
-    readme = (ROOT / "README.md").read_text()
-    # The last number of a line of the table, before any interval in brackets.
-    speed = r"^\| \[(\w+)\.py\].* ([\d.]+)(?: \([^|]*\))? \|$"
-    scripts_and_ratios = re.findall(speed, readme, re.MULTILINE)
-    assert len(scripts_and_ratios) > 9
-    for script, ratio in scripts_and_ratios:
-        measured = ratios[row_of_script.get(script, script)]
-        assert ratio in (f"{measured:.2f}", f"{measured:.0f}"), script
-
-
-def test_games_of_alphazero_are_those_of_the_data():
-    page = (ROOT / "docs" / "alphazero.md").read_text()
-    games = (ROOT / "benchmarks" / "results" / "connect_four.txt").read_text()
-    lines = re.findall(
-        r"(\d+) won, (\d+) drawn, (\d+) lost: ([\d.]+)% \(([\d.]+)% to ([\d.]+)%\)", games
-    )
-    assert len(lines) == 12  # six of each agent; the table has the first one's
-    for won, drawn, lost, share, low, high in lines[:6]:
-        assert f"| {won} | {drawn} | {lost} | {share} % ({low} to {high}) |" in page
-
-
-def test_measured_rows_are_found():
-    files = list((ROOT / "benchmarks" / "results").glob("*_*.json"))
-    assert len(measured_rows()) == len(files)
-
-
-@pytest.mark.parametrize("name", ["apex_dqn", "crossq", "dpo_continuous", "rainbow", "reppo"])
-def test_a_page_has_the_intervals_of_the_results(name):
-    """results.md is made from the data."""
-    results = (ROOT / "docs" / "results.md").read_text()
-    text = (ROOT / "docs" / f"{name}.md").read_text()
-    _, _, section = text.partition("## What you get\n")
-    section, _, _ = section.partition("\n## ")
-    number = r"-?\d[\d.]*"
-    quoted = re.findall(rf"{number} \({number} to {number}\)", " ".join(section.split()))
-    earlier = {"74 (14 to 134)"}  # DPO on hopper in version 0.2
-    missing = [each for each in quoted if each not in results and each not in earlier]
-    assert quoted and not missing
-
-
-def test_page_of_dpo_has_the_pairs_of_the_results():
-    """Means, paired difference, and how often DPO is ahead."""
-    results = (ROOT / "docs" / "results.md").read_text()
-    pair = r"(?m)^\| ppo_continuous/\S+ \| dpo_continuous/\S+ \| final return \| (.*)$"
-    measured = re.findall(pair, results)
-    text = (ROOT / "docs" / "dpo_continuous.md").read_text()
-    assert measured and all(f" | {cells}\n" in text for cells in measured)
-
-
-@pytest.mark.parametrize(
-    ("peer", "row"),
-    [
-        ("simple_spread", "mappo_simple_spread"),
-        ("cramped_room", "mappo_cramped_room"),
-        ("smax_3m", "mappo_smax_3m_1e6"),
-        ("smax_2s3z", "mappo_smax_2s3z_5e5"),
-    ],
-)
-def test_page_of_mappo_compares_what_was_measured(peer, row):
-    """Mean, interval and worst agent of both, and for SMAX the fraction of battles won."""
-    ours = returns_of(row)
-    kept = json.loads((ROOT / "benchmarks" / "results" / "jaxmarl.json").read_text())[peer]
-    theirs = {"final_return": kept["returns"]["JaxMARL"]}
-    if "win_rate" in kept:
-        theirs["win_rate"] = kept["win_rate"]["JaxMARL"]
-    cells = []
-    for measured in (ours, theirs):
-        returns = measured["final_return"]
-        cell = f"{statistics.show(*statistics.mean_interval(returns))}, {min(returns):.4g}"
-        if "win_rate" in measured:
-            mean, low, high = (
-                100 * value for value in statistics.mean_interval(measured["win_rate"])
-            )
-            cell += f"; won {mean:.1f} % ({low:.1f} to {high:.1f})"
-        cells.append(cell)
-    assert f" | {cells[0]} | {cells[1]} |\n" in (ROOT / "docs" / "mappo.md").read_text()
-
-
-def test_page_of_crossq_says_what_its_peer_returns():
-    kept = json.loads((ROOT / "benchmarks" / "results" / "sbx.json").read_text())
-    returns = [f"{each:.0f}" for each in kept["crossq_walker2d"]["returns"]["sbx"]]
-    text = " ".join((ROOT / "docs" / "crossq.md").read_text().split())
-    assert f"returned {', '.join(returns[:-1])} and {returns[-1]} after 1e5 steps" in text
-    assert f"--seeds {len(returns)} --peer-only" in text
-
-
-def test_page_of_rainbow_says_what_each_part_is_worth():
-    """Mean, interval and worst agent of all variants and tasks, as measured."""
-    kept = json.loads((ROOT / "benchmarks" / "results" / "parts.json").read_text())
-    tasks = list(dict.fromkeys(key.partition(",")[0] for key in kept))
-    variants = list(dict.fromkeys(key.partition(": ")[2] for key in kept))
-    text = (ROOT / "docs" / "rainbow.md").read_text()
-    for variant in variants:
-        found = [
-            np.array(kept[f"{task}, 8 seeds of 100: {variant}"]["final_return"]) for task in tasks
-        ]
-        cells = [
-            f"{statistics.show(*statistics.mean_interval(each))}, {each.min():.4g}"
-            for each in found
-        ]
-        assert f"| {' | '.join([variant, *cells])} |" in text, variant
-
-
-def test_readme_is_short():
-    text = (ROOT / "README.md").read_text()
-    assert text.count("\n") <= 105
-    targets = re.findall(r"(?m)^([a-z][a-z-]*):", (ROOT / "Makefile").read_text())
-    missing = [target for target in targets if not re.search(rf"make {target}(?![\w-])", text)]
-    assert {"run", "test"} <= set(targets) and not missing, (
-        f"README.md does not mention: make {', make '.join(missing)}"
-    )
