@@ -418,7 +418,6 @@ def test_rungs_count_the_warm_up():
         ([*SWEEP, "--halving=100"], "halving = 100"),
         ([*SWEEP, "--rungs=2"], "rungs = 2: goes with --halving"),
         ([*SWEEP, "--first-rung=1000"], "first_rung = 1000: goes with --halving"),
-        ([*SWEEP, "--keep-stopped"], "keep_stopped: goes with --halving"),
         ([*HALVING, "--rungs=1"], "rungs = 1: at least 2"),
         ([*HALVING, "--rungs=5"], "rungs = 5: more than 4"),
         ([*HALVING, "--rungs=2000000000"], "rungs = 2000000000: more than 4"),
@@ -579,60 +578,3 @@ def test_optuna_stopped_and_resumed(stop_at, tmp_path):
         run(words, tmp_path / "run")
     sweep.main(["--resume", tmp_path / "run"])
     assert_same_results(tmp_path / "run", whole)
-
-
-# --- more survivors ---
-
-
-@pytest.mark.slow
-def test_more_survivors(full, halved, stop_at, tmp_path, capfd):
-    """Trials that were stopped go on from where they were, bit for bit as in a full sweep."""
-    run_dir = run([*HALVING, "--keep-stopped"], tmp_path / "run")
-    assert rows_of(run_dir) == rows_of(halved)
-    sweep.main(["--resume", run_dir])  # there is nothing left to do
-    assert rows_of(run_dir) == rows_of(halved)
-    for numbers, words in {
-        ("5",): "must be 2 numbers",
-        ("2", "1"): "the number for rung 2 must be from 3 to 9",
-        ("5", "6"): "the number for rung 3 must be from 1 to 5",
-    }.items():
-        with pytest.raises(SystemExit) as stop:
-            sweep.main(["--resume", run_dir, "--survivors", *numbers])
-        assert stop.value.code == 2 and words in capfd.readouterr().err
-        assert "finished" in record_of(run_dir)
-
-    with pytest.MonkeyPatch.context() as patch:  # stopped within the second rung of two more trials
-        patch.setattr(execution, "count", execution.count)
-        stop_at((9 * 3 + 3 * 6 + 1 * 18 + 3) * 2 * 200)
-        with pytest.raises(SystemExit) as stop:
-            sweep.main(["--resume", run_dir, "--survivors", "5", "2"])
-    assert stop.value.code == 143
-    sweep.main(["--resume", run_dir])
-
-    metrics = metrics_of(run_dir)
-    whole = metrics_of(full)
-    five = best_of(whole, list(range(9)), 3, 5)
-    two = best_of(whole, five, 9, 2)
-    for row in rows_of(run_dir):
-        trial = int(row["trial"])
-        end = 27 if trial in two else 9 if trial in five else 3
-        assert int(row["trial_updates"]) == end
-        for name in set(metrics) - {"steps_per_update", "warmup_timesteps"}:
-            assert metrics[name][trial, :, :end].tobytes() == whole[name][trial, :, :end].tobytes()
-    record = record_of(run_dir)
-    assert record["steps_done"] == record["steps_total"] == (9 * 3 + 5 * 6 + 2 * 18) * 2 * 200
-    sweep.main(["--resume", run_dir, "--survivors", "9", "9"])
-    for name in set(metrics) - {"steps_per_update", "warmup_timesteps"}:
-        assert metrics_of(run_dir)[name].tobytes() == whole[name].tobytes()
-    agents = {path.name for path in (run_dir / "agents").iterdir()}
-    assert agents == {path.name for path in (full / "agents").iterdir()}
-
-
-@pytest.mark.slow
-def test_survivors_without_checkpoints(tmp_path, capfd):
-    run_dir = run(HALVING, tmp_path / "run")
-    with pytest.raises(SystemExit) as stop:
-        sweep.main(["--resume", run_dir, "--survivors", "5", "2"])
-    assert stop.value.code == 2
-    assert "survivors = 5 2: needs a sweep with --keep-stopped" in capfd.readouterr().err
-    assert "finished" in record_of(run_dir)

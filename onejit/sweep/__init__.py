@@ -115,7 +115,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
             print(halving.describe(request, groups))
     if options.optuna:
         return search.propose_groups(request)
-    return halving.all_rungs(request, groups) if options.halving else groups
+    return halving.rungs(request, groups) if options.halving else groups
 
 
 def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, caught) -> None:

@@ -8,14 +8,12 @@ on until the last rung, which has the full budget. A trial keeps the schedules o
 import shutil
 from collections.abc import Iterator
 
-import numpy as np
-
 from onejit import hosts
 from onejit.configs import plain
 from onejit.run_directory import steps_of, task_of, timesteps_until
-from onejit.sweep.ranking import score, sort_trials
+from onejit.sweep.ranking import sort_trials
 from onejit.sweep.request import Group, Options, Request, config_of
-from onejit.sweep.slice_files import FINAL_RETURN, checkpoints_of, finished_slices, read_slice
+from onejit.sweep.slice_files import checkpoints_of, finished_slices, read_slice
 from onejit.text import plural
 
 
@@ -134,35 +132,14 @@ def plan(request: Request, groups: list[Group]) -> int:
         )
     for group in groups:
         ends = ends_of_rungs(group.config, options, max(sizes), groups)
-    survivors = request.record.get("survivors", [])
-    for numbers in survivors:
-        check_survivors(request, numbers, len(ends), max(sizes))
     trained = 0
     for size in sizes:
         first = 0
         for rung, last in enumerate(ends):
             number = number_left(size, options.halving, rung)
-            if survivors and rung:
-                number = max(number, min(size, survivors[-1][rung - 1]))
             trained += number * (last - first)
             first = last
     return trained * options.num_seeds * steps_of(groups[-1].config)
-
-
-def check_survivors(request: Request, numbers: list[int], num_rungs: int, size: int) -> None:
-    """Raise ValueError if no more trials can go on. `numbers` has the trials of each later rung."""
-    text = f"survivors = {' '.join(map(str, numbers))}"
-    if not request.options.keep_stopped:
-        raise ValueError(f"{text}: needs a sweep with --keep-stopped, which keeps the checkpoints")
-    if len(numbers) != num_rungs - 1:
-        raise ValueError(f"{text}: must be {num_rungs - 1} numbers, one for each later rung")
-    before = [size, *numbers]
-    for rung, number in enumerate(numbers, start=1):
-        least = number_left(size, request.options.halving, rung)
-        if not least <= number <= before[rung - 1]:
-            raise ValueError(
-                f"{text}: the number for rung {rung + 1} must be from {least} to {before[rung - 1]}"
-            )
 
 
 def describe(request: Request, groups: list[Group]) -> str:
@@ -175,13 +152,6 @@ def describe(request: Request, groups: list[Group]) -> str:
         trials = plural(number_left(size, options.halving, rung), "trial")
         parts.append(f"{trials} to {timesteps_until(config, end):,}")
     return f"halving: {', '.join(parts)} timesteps"
-
-
-def all_rungs(request: Request, groups: list[Group]) -> Iterator[Group]:
-    """The groups of a bracket, then the groups of trials that `--survivors` continues."""
-    yield from rungs(request, groups)
-    for numbers in request.record.get("survivors", []):
-        yield from more_rungs(request, numbers)
 
 
 def rungs(request: Request, groups: list[Group]) -> Iterator[Group]:
@@ -211,54 +181,11 @@ def rungs(request: Request, groups: list[Group]) -> Iterator[Group]:
                 before=before.get(index),
             )
         for number in before.values():  # nobody continues them any more
-            if options.keep_stopped:
-                continue
             hosts.only_first(delete_checkpoints, request, number)
         before = numbers
         if rung + 1 < len(ends[0]):
             trained = list(numbers.values())
             going_on = set(hosts.only_first(choose, request, bracket, rung, trained))
-
-
-def more_rungs(request: Request, numbers: list[int]) -> Iterator[Group]:
-    """The groups of stopped trials that go on with `--survivors`.
-
-    `numbers` are how many trials of an environment each later rung has.
-    """
-    size = max(sizes_of_brackets(request))
-    for rung, number in enumerate(numbers, start=1):
-        before = {i: group for i, group in enumerate(request.groups) if group.rung == rung - 1}
-        trained = {
-            trial for group in request.groups if group.rung == rung for trial in group.trials
-        }
-        chosen = hosts.only_first(choose_more, request, list(before), number)
-        for index, group in before.items():
-            trials = [trial for trial in group.trials if trial in chosen and trial not in trained]
-            if trials:
-                ends = ends_of_rungs(group.config, request.options, size, request.groups)
-                yield Group(
-                    config=group.config,
-                    trials=trials,
-                    rung=rung,
-                    first_update=ends[rung - 1],
-                    last_update=ends[rung],
-                    before=index,
-                )
-
-
-def choose_more(request: Request, numbers: list[int], number: int) -> list[int]:
-    """The best `number` trials of each environment by their return in the groups `numbers`."""
-    scores = {}
-    for index in numbers:
-        files = finished_slices(request.run_dir, index)
-        returns = [read_slice(file, [FINAL_RETURN])[FINAL_RETURN] for file in files]
-        returns = np.concatenate(returns).reshape(-1, request.options.num_seeds)
-        for trial, of_seeds in zip(request.groups[index].trials, returns, strict=True):
-            scores[trial] = score(of_seeds)
-    chosen = []
-    for of_task in trials_of_tasks(request, sorted(scores)).values():
-        chosen += sorted(of_task, key=scores.get, reverse=True)[:number]
-    return chosen
 
 
 def choose(request: Request, bracket: list[int], rung: int, numbers: list[int]) -> list[int]:

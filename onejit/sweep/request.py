@@ -41,8 +41,6 @@ class Options:
     rungs: int | None = None
     # timesteps of an agent in the first rung of --halving, several episodes; instead of --rungs
     first_rung: int | None = None
-    # keep the checkpoints of trials that --halving stops: --resume with --survivors continues them
-    keep_stopped: tyro.conf.FlagCreatePairsOff[bool] = False
     # population-based training: --samples is the size of a population, --num-seeds the number of
     # independent populations
     pbt: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -67,9 +65,6 @@ class ResumeOptions:
 
     # GiB of each device to use for programs that have not been compiled yet
     memory: float | None = None
-    # numbers of trials in the second and each later rung of --halving with --keep-stopped, to
-    # continue trials that were stopped
-    survivors: tuple[int, ...] = ()
     # use the sweep's copies of the script and of your modules although they were edited
     force: tyro.conf.FlagCreatePairsOff[bool] = False
     # execute code outside of the run directory that the sweep names
@@ -239,8 +234,6 @@ def check_halving(swept: dict[str, list[str]], options: Options) -> None:
         value = getattr(options, name)
         if value is not None and options.halving is None:
             raise ValueError(f"{name} = {value}: goes with --halving")
-    if options.keep_stopped and (options.halving is None or options.optuna):
-        raise ValueError("keep_stopped: goes with --halving, without --optuna")
     if options.halving is None:
         return
     if options.halving < 2:
@@ -305,12 +298,6 @@ def read_request(
 
     run_dir, record, given = resuming.read_resumed(words, "sweep", ResumeOptions, until_the_end)
     run_directory.check_random_numbers(record)
-    if given.survivors:
-        record.setdefault("survivors", []).append(list(given.survivors))
-        record.pop("finished", None)
-    if "finished" in record and "--keep-stopped" in record["words"]:
-        print(f"{run_dir} has finished; --survivors continues trials that were stopped")
-        return None
     if "finished" in record:
         shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
         print(f"{run_dir} has finished: there is nothing left to do")

@@ -335,15 +335,14 @@ def show_tables(tables: list[list[str]], run_dir: Path) -> None:
 
 
 def write_results(request: Request) -> bool:
-    """Write and show all results, and delete the files of single slices unless `--keep-stopped`.
+    """Write and show all results, and delete the files of single slices.
 
     Returns whether a seed of any trial is left that has not diverged. Raises OSError.
     """
     run_dir = request.run_dir
     arrays = collect(request)
     tables = write_files(request, arrays, keep_agents)
-    if not request.options.keep_stopped:
-        for name in ("slices", "unfinished"):
-            shutil.rmtree(run_dir / name, ignore_errors=True)
+    for name in ("slices", "unfinished"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
     show_tables(tables, run_dir)
     return not all(of_trial[DIVERGED].all() for of_trial in arrays.values())
