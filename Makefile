@@ -27,6 +27,7 @@ newest:  ## run the fast tests with the newest versions of all packages, in a ne
 	$(MAKE) test VENV=.venv-newest CONSTRAIN=
 
 tools: $(VENV)/.installed-tools  ## install the command `onejit`, and packages for trackers and figures
+	$(RUN) -m pip install --quiet --no-deps --editable .
 
 docs: $(VENV)/.installed-docs  ## build the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
@@ -37,8 +38,7 @@ pins: $(VENV)/.created  ## write requirements.txt, and constraints.txt with the 
 		--exclude-newer "$$(sed -n 's/^# exclude-newer = "\(.*\)"/\1/p' ppo_continuous.py)" \
 		--no-annotate --custom-compile-command "make pins" --output-file constraints.txt \
 		--extra dev --extra docs --extra envs --extra export pyproject.toml
-	$(RUN) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print("# Written by `make pins`.", *project["dependencies"], sep="\n")' > requirements.txt
+	$(RUN) tools/requirements.py > requirements.txt
 
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
 	$(PYTHON) tests/sync_blocks.py $(ARGS)
@@ -58,5 +58,6 @@ $(VENV)/.installed: constraints.txt requirements.txt | $(VENV)/.created
 	touch $@
 
 $(VENV)/.installed-%: constraints.txt pyproject.toml | $(VENV)/.created
-	$(INSTALL) --editable ".[$*]"
+	$(RUN) tools/requirements.py $* > $(VENV)/requirements-$*.txt
+	$(INSTALL) -r $(VENV)/requirements-$*.txt
 	touch $@

@@ -19,10 +19,19 @@ from onejit.__main__ import COMMANDS, main
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_requirements_are_the_dependencies():
-    first, *lines = (ROOT / "requirements.txt").read_text().splitlines()
-    assert first.startswith("# Written by `make pins`")
-    assert lines == PROJECT["project"]["dependencies"], "run `make pins`"
+def test_requirements_are_those_of_the_project():
+    """requirements.txt, and what `make` installs for the tests, with the extra that `dev` names."""
+    program = ["tools/requirements.py", "dev"]
+    done = subprocess.run([sys.executable, *program], cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    extras = PROJECT["project"]["optional-dependencies"]
+    first, *others = extras["dev"]
+    assert first == "onejit[tools]" and lines[-len(others) :] == others
+    lines = lines[: -len(others)]
+    assert lines[-len(extras["tools"]) :] == extras["tools"]
+    lines = lines[: -len(extras["tools"])]
+    assert lines[1:] == PROJECT["project"]["dependencies"]
+    assert lines == (ROOT / "requirements.txt").read_text().splitlines(), "run `make pins`"
 
 
 @pytest.mark.slow  # downloads hatchling
