@@ -430,7 +430,7 @@ class StandardStep(GymnaxWrapper):
         truncated = jnp.asarray(truncated, bool).reshape(())
 
         def at_the_end(final_obs, obs):
-            return jnp.where(terminated | truncated, final_obs, obs)
+            return jax.lax.select(terminated | truncated, final_obs, obs)
 
         final_obs = jax.tree.map(at_the_end, info["final_observation"], obs)
         info = info | {"final_observation": final_obs}

@@ -8,6 +8,7 @@ has several runs.
 import dataclasses
 import functools
 import math
+import sys
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -117,6 +118,35 @@ def check_observations(script, config) -> None:
         raise ValueError(
             f"env_name = {config.env_name}: its observations have shape {obs.shape} and dtype "
             f"{obs.dtype}, but its observation_space has {tuple(space.shape)} and {dtype}"
+        )
+    if not hasattr(env, "release"):  # of environments outside JAX, which have no wrapper inside
+        check_final_observation(env, env_params, config.env_name)
+
+
+def check_final_observation(env, env_params, name: str) -> None:
+    """Warn if `final_observation` is not `obs` in a step that ends no episode.
+
+    The scripts then take `obs`, but at a time limit they need a transformed `final_observation`.
+    """
+    while type(env).__name__ != "StandardStep":  # which hides what is inside
+        if not hasattr(env, "_env"):
+            return
+        env = env._env
+    env = env._env
+
+    @jax.jit
+    def step(key):
+        action = env.action_space(env_params).sample(key)
+        _, state = env.reset(key, env_params)
+        obs, _, _, terminated, truncated, info = env.step(key, state, action, env_params)
+        equal = jax.tree.map(jnp.array_equal, obs, info["final_observation"])
+        return terminated | truncated | jax.tree.reduce(jnp.logical_and, equal)
+
+    if not jnp.all(step(jax.random.key(0))):
+        print(
+            f"onejit: warning: env_name = {name}: final_observation is not obs in a step that ends "
+            "no episode; a wrapper must transform both, or values at time limits are wrong",
+            file=sys.stderr,
         )
 
 

@@ -17,6 +17,7 @@ from gymnax.wrappers.purerl import GymnaxWrapper
 import ppo
 import ppo_continuous
 import ppo_rnn
+from onejit import compilation
 from onejit.env_params import check_env_params
 
 FALSE = ("false", "FALSE", "no", "Off", False)
@@ -316,6 +317,14 @@ def test_observation_wrappers_that_leave_the_final_observation(script):
         if not info["returned_episode"]:
             np.testing.assert_array_equal(info["final_observation"], obs)
             assert (obs >= 50.0).all()
+
+
+def test_a_wrapper_that_forgets_the_final_observation_is_named(capsys):
+    gymnax.register("Shifted", lambda: Shift(toys.ToyDiscrete()))
+    for name, warned in (("Shifted", True), ("ToyDiscrete", False)):
+        compilation.check_final_observation(*ppo.make_env(ppo.Config(env_name=name)), name)
+        said = capsys.readouterr().err
+        assert (f"warning: env_name = {name}: final_observation is not obs" in said) == warned
 
 
 @pytest.mark.parametrize("script", [ppo, ppo_rnn], ids=["ppo", "ppo_rnn"])

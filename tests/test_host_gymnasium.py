@@ -114,13 +114,13 @@ def test_words_for_truth_values(word):
         ("num_processes", 2.5, "^num_processes = 2.5: must be a whole number, 1 or more"),
         ("image_axes", "CWH", "^env_params: image_axes = CWH: must be HWC or CHW"),
         ("image_axes", "CHW", "^env_params: image_axes = CHW: .* are not images"),
-        ("unknown", 1, "^env_params = .*unexpected keyword argument 'unknown'"),
+        ("unknown", 1, "unexpected keyword argument 'unknown'"),
     ],
 )
 def test_parameters_that_are_refused(name, value, message):
     register(toys.Switch)
     mode = {"vectorization_mode": "async"} if "1 or more" in message else {}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         make_env("Toy-v0", **mode, **{name: value})
 
 
@@ -198,7 +198,7 @@ def test_bounds_near_the_largest_float_are_none(bound, dtype, low):
     with warnings.catch_warnings(action="ignore"):
         space = spaces.Box(-bound if low is None else low, bound, (2,), dtype)
     name = register(functools.partial(toys.Toy, action_space=space))
-    with pytest.raises(ValueError, match="must have bounded continuous actions"):
+    with pytest.raises(ValueError, match="must have bounded actions"):
         make_env(name, ppo_continuous)
 
 
