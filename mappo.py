@@ -958,6 +958,7 @@ def main(
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
+
     learner = make_learner(config)  # raises its errors before anything is written
     if run_dir is None:
         env_name = config.env_name.rpartition(":")[2]
@@ -974,6 +975,7 @@ def main(
     except BaseException:
         os.remove(run_dir / "config.yaml")
         raise
+
     save_results(seed, state.agent, metrics, run_dir)
     final = final_return(state.agent, metrics)
     lost = np.isnan(final).sum()
@@ -981,6 +983,7 @@ def main(
         print(f"final return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")
     if lost:
         print(f"{lost} of {num_seeds} seeds diverged, or ended no episode")
+
     matplotlib.rcdefaults()  # a style of one's own may need what is missing here
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
