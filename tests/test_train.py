@@ -976,7 +976,7 @@ def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
         ([*SMALL, "--eval-interval=1000"], "eval_interval = 1000: at most"),
         (["ppo", "--num-envs=0"], "num_envs = 0: must be at least 1"),
         (["dqn", "--num-steps=0"], "num_steps = 0: must be at least 1"),
-        (["sac", "--env-name=CartPole-v1"], "env_name = CartPole-v1 continuous"),
+        (["sac", "--env-name=CartPole-v1"], "env_name = CartPole-v1 bounded"),
         ([*SMALL, "--checkpoint-interval=-1"], "checkpoint_interval = -1"),
         ([SMALL[0], "--env-name=Nowhere"], "--env-name Nowhere"),
         (["ppo_continuous", "--env-name=Nowhere"], "env_name = Nowhere"),
@@ -985,14 +985,13 @@ def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
             "env_name = halfchetah did you mean halfcheetah?",
         ),
         (["ppo", "--env-name=Cartpole-v1"], "env_name = Cartpole-v1 did you mean CartPole-v1?"),
-        (["ppo", "--env-name=Acrobot-v1", "--hidden-sizes", "8", "-8"], "hidden_sizes"),
         (
             ["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "noise", "loud"],
             "env_params noise loud",
         ),
         (
             ["ppo_continuous", "--env-name=toys:ToyContinuous", "--env-params", "wings", "2"],
-            "env_params wings",
+            "env_params: wings",
         ),
         ([*SMALL, "--config"], "--config"),
         ([*SMALL, "--config=none.yaml"], "--config none.yaml"),
@@ -1038,6 +1037,16 @@ def test_refuses_yaml(text, word, tmp_path, capfd):
         capfd, [*SMALL, f"--config={tmp_path / 'bad.yaml'}", f"--run-dir={tmp_path / 'run'}"]
     )
     assert word in message.replace("_", "-") and not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_compiled_keeps_its_traceback(tmp_path):
+    """It ends in a note with the fields that are not the defaults. Nothing is written."""
+    words = ["ppo", "--env-name=Acrobot-v1", "--hidden-sizes", "8", "-8"]
+    with pytest.raises(Exception, match=".") as caught:
+        train.main([*words, f"--run-dir={tmp_path / 'run'}"])
+    (note,) = caught.value.__notes__
+    assert note == "config: env_name = Acrobot-v1, hidden_sizes = (8, -8)"
+    assert not list(tmp_path.iterdir())
 
 
 def test_run_dir_that_holds_something(finished, tmp_path, capfd):
@@ -1285,7 +1294,7 @@ def test_tags_of_wandb_are_short_enough(tmp_path, monkeypatch):
 
 
 def test_a_record_is_json(tmp_path):
-    """It holds no Infinity, and compares with the config of a script's own run."""
+    """It holds no Infinity."""
     record = {"settings": {"script": "ppo", "clip": math.inf, "sizes": (1, math.nan)}}
     run_directory.write_record(tmp_path, record)
 
@@ -1294,7 +1303,6 @@ def test_a_record_is_json(tmp_path):
 
     stored = json.loads((tmp_path / "run.json").read_text(), parse_constant=refuse)
     assert stored["settings"]["clip"] == "inf" and stored["settings"]["sizes"] == [1, "nan"]
-    assert run_directory.read_record(tmp_path)["settings"]["clip"] == "inf"
 
 
 TRACKIO = """
