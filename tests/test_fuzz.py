@@ -76,8 +76,7 @@ def run(script, args, names) -> str | None:
         assert stop.code == 2, f"exit code {stop.code}"
         return said.getvalue()
     except Exception as error:  # of a training: the traceback ends in a note
-        (note,) = error.__notes__
-        assert note.startswith(errors.CONFIG)
+        (note,) = [note for note in error.__notes__ if note.startswith(errors.CONFIG)]
         return f": error: {' '.join(note.split())}\n"
     finally:
         compilation.compile_slice = original

@@ -37,16 +37,7 @@ from support.trees import arrays, assert_close
 
 from onejit.evaluation import policy_of
 
-SIZES = [
-    "num_envs",
-    "num_steps",
-    "update_epochs",
-    "num_minibatches",
-    "batch_size",
-    "gradient_steps",
-    "n_step",
-]
-SIZES += ["inner_envs", "inner_steps", "population_size"]
+SIZES = ["update_epochs", "gradient_steps", "batch_size", "target_update_interval"]
 
 
 def markers():
@@ -142,7 +133,7 @@ def not_understood(start, capfd):
 # --- values that cannot be ---
 
 
-def test_sizes_that_are_not_positive(script, refuses):
+def test_sizes_with_which_nothing_is_learned(script, refuses):
     for name in field_names(script, int):
         if name in SIZES:
             refuses([f"--{name}=0"], f"{name} = 0")

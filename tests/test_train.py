@@ -1044,8 +1044,7 @@ def test_what_cannot_be_compiled_keeps_its_traceback(tmp_path):
     words = ["ppo", "--env-name=Acrobot-v1", "--hidden-sizes", "8", "-8"]
     with pytest.raises(Exception, match=".") as caught:
         train.main([*words, f"--run-dir={tmp_path / 'run'}"])
-    (note,) = caught.value.__notes__
-    assert note == "config: env_name = Acrobot-v1, hidden_sizes = (8, -8)"
+    assert "config: env_name = Acrobot-v1, hidden_sizes = (8, -8)" in caught.value.__notes__
     assert not list(tmp_path.iterdir())
 
 
