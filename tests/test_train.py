@@ -1042,7 +1042,7 @@ def test_refuses_yaml(text, word, tmp_path, capfd):
 def test_what_cannot_be_compiled_keeps_its_traceback(tmp_path):
     """It ends in a note with the fields that are not the defaults. Nothing is written."""
     words = ["ppo", "--env-name=Acrobot-v1", "--hidden-sizes", "8", "-8"]
-    with pytest.raises(Exception, match=".") as caught:
+    with pytest.raises(Exception, match=r".") as caught:
         train.main([*words, f"--run-dir={tmp_path / 'run'}"])
     assert "config: env_name = Acrobot-v1, hidden_sizes = (8, -8)" in caught.value.__notes__
     assert not list(tmp_path.iterdir())
