@@ -5,7 +5,7 @@
 
 Environments are one of gymnax, one of Gymnasium and, if it is installed, one of EnvPool, which run
 on the host. For each environment and signal, one process trains ppo.py again and again. Each
-training gets one Ctrl-C or SIGTERM at a random moment after its first update. Exits with 1 if an
+training gets one Ctrl-C or SIGTERM at a random moment after its first chunk. Exits with 1 if an
 exception ends a training, if a file is missing or cannot be read, or if an agent is not finite. It
 takes minutes, and therefore stands here; tests/ have one moment of each kind.
 """
@@ -50,7 +50,7 @@ class Bar(tqdm.tqdm):
     begun = False
 
     def update(self, steps):
-        if not self.begun:  # after the first update
+        if not self.begun:  # after the first chunk
             threading.Timer(moment, os.kill, (os.getpid(), number)).start()
         self.begun = True
         super().update(steps)
@@ -63,7 +63,7 @@ config = ppo.Config(
     num_steps=8,
     num_minibatches=2,
     hidden_sizes=(8,),
-    total_timesteps=10**9,
+    total_timesteps=200_000,  # chunks of 32 updates
 )
 for i, moment in enumerate(moments):
     ppo.main(config, num_seeds=2, run_dir=Path(f"run{i}"))
@@ -71,7 +71,7 @@ for i, moment in enumerate(moments):
 
 
 def interrupt(env_name: str, number, moments: list[float], folder: Path) -> list[str]:
-    """Train in a process, interrupt each training so many seconds after its first update.
+    """Train in a process, interrupt each training so many seconds after its first chunk.
 
     Returns the mistakes. After an exception there are no further trainings.
     """
@@ -117,7 +117,7 @@ def main():
     )
     parser.add_argument("environments", nargs="*", choices=[[], *ENVIRONMENTS])
     parser.add_argument("--moments", type=int, default=10, help="of each signal and environment")
-    parser.add_argument("--longest", type=float, default=3.0, help="seconds after the first update")
+    parser.add_argument("--longest", type=float, default=3.0, help="seconds after the first chunk")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     random.seed(args.seed)
