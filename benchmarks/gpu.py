@@ -272,7 +272,9 @@ def set_environment(job: Job, options) -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     # XLA's own caches would make the folder's name a part of each program's key.
     os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false" if job.lane == "headline" else "true"
+    # A program for a GPU that is not there cannot be read back.
+    without_cache = job.lane == "headline" or options.plan
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false" if without_cache else "true"
     # Only trainings that are timed take the memory as users do. Others share it with processes.
     timed = job.lane in ("speed", "headline")
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true" if timed else "false"
@@ -368,9 +370,13 @@ def compile_side_by_side(jobs: list[Job], options) -> None:
             running = {pool.submit(compile_job, job, options): job for job in of_size}
             try:
                 for done in as_completed(running, max(0, last - time.time())):
-                    keep(options.out, f"compiled/{running[done].name}", done.result())
+                    keep(options.out, compiled_key(running[done], options), done.result())
             except (BrokenProcessPool, TimeoutError):  # the rest compiles when it is timed
                 pool.shutdown(wait=False, cancel_futures=True)
+
+
+def compiled_key(job: Job, options) -> str:
+    return f"{'planned' if options.plan else 'compiled'}/{job.name}"
 
 
 def job_size(job: Job) -> tuple[str, int]:
@@ -511,11 +517,11 @@ def run(jobs: list[Job], options) -> None:
     for lane in MEASURE:
         results = read(options.out)
         left = [job for job in jobs if job.lane == lane and job.key not in results]
-        to_compile = [job for job in left if f"compiled/{job.name}" not in results]
+        to_compile = [job for job in left if compiled_key(job, options) not in results]
         if lane == "speed" and to_compile:
             compile_side_by_side(to_compile, options)
-            pack(options.out)
         if not options.plan:
+            pack(options.out)
             run_in_processes(left, options)
 
 

@@ -79,7 +79,7 @@ def show_cell(lane: str, row: str, agents: int, cell: dict, plans: dict) -> list
 
 def page_of(results: dict) -> str:
     """The table, and a line for each check and row."""
-    plans = cells_of(results, "compiled")
+    plans = cells_of(results, "planned") | cells_of(results, "compiled")
     speeds = cells_of(results, "speed")
     headlines = cells_of(results, "headline")
     rows = []
