@@ -195,7 +195,7 @@ class Network(nn.Module):
     """Convolutions of images, hidden layers, a linear head: [..., *obs_shape] -> [..., outputs]."""
 
     obs_space: Any
-    convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
+    convolutions: tuple[tuple[int, int, int], ...]
     hidden_sizes: tuple[int, ...]
     activation: str
     outputs: int
@@ -354,7 +354,6 @@ class Transition(NamedTuple):
     obs: jax.Array  # as the policy saw it, normalized if `normalize_obs`
     action: jax.Array
     log_prob: jax.Array
-    value: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
@@ -481,7 +480,6 @@ def make_inner(config: Config):
                 obs=obs,
                 action=action,
                 log_prob=log_prob,
-                value=critic.apply(state.params["critic"], obs),
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
@@ -511,33 +509,34 @@ def make_inner(config: Config):
         return state
 
     def make_batch(state, rollout):
-        """The rollout, its advantages and value targets, [inner_steps * inner_envs, ...]."""
+        """The rollout, values, advantages and value targets, [inner_steps * inner_envs, ...]."""
         reward = rollout.reward
         if config.normalize_reward:  # divide by the standard deviation of the discounted return
             reward = reward / jnp.sqrt(state.return_statistics.var + 1e-8)
             reward = jnp.clip(reward, -10.0, 10.0)
+        value = critic.apply(state.params["critic"], rollout.obs)  # of all steps at once
         # Not value[1:]: where an episode ended, the next `obs` is the start of another one.
         next_value = critic.apply(state.params["critic"], rollout.next_obs)
         advantage, target = gae(
             reward,
-            rollout.value,
+            value,
             next_value,
             terminated=rollout.terminated,
             truncated=rollout.truncated,
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
-        batch = (rollout, advantage, target)
+        batch = (rollout, value, advantage, target)
         return jax.tree.map(lambda x: x.reshape(config.rollout_size, *x.shape[2:]), batch)
 
     def loss_fn(params, minibatch, drift):
         """The actor-critic loss (arXiv 1707.06347, equation 9, negated)."""
-        steps, advantage, target = minibatch
+        steps, old_value, advantage, target = minibatch
         policy = actor.apply(params["actor"], steps.obs)
         value = critic.apply(params["critic"], steps.obs)
         log_prob = policy.log_prob(steps.action)
         actor_loss = policy_loss(log_prob, steps.log_prob, advantage, drift)
-        critic_loss = value_loss(value, steps.value, target, config.vf_clip_eps)
+        critic_loss = value_loss(value, old_value, target, config.vf_clip_eps)
         entropy = policy.entropy().mean()
         return actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
 

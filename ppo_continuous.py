@@ -280,7 +280,6 @@ class Transition(NamedTuple):
     obs: jax.Array  # as the policy saw it, normalized if `normalize_obs`
     action: jax.Array
     log_prob: jax.Array
-    value: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
@@ -382,7 +381,6 @@ def make_learner(config: Config):
                 obs=obs,
                 action=action,
                 log_prob=log_prob,
-                value=critic.apply(state.params["critic"], obs),
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
@@ -413,35 +411,36 @@ def make_learner(config: Config):
         return state
 
     def make_batch(state, rollout):
-        """The rollout, its advantages and value targets, [num_steps * num_envs, ...]."""
+        """The rollout, values, advantages and value targets, [num_steps * num_envs, ...]."""
         reward = rollout.reward
         if config.normalize_reward:  # divide by the standard deviation of the discounted return
             reward = reward / jnp.sqrt(state.return_statistics.var + 1e-8)
             reward = jnp.clip(reward, -10.0, 10.0)
+        value = critic.apply(state.params["critic"], rollout.obs)  # of all steps at once
         # Not value[1:]: where an episode ended, the next `obs` is the start of another one.
         next_value = critic.apply(state.params["critic"], rollout.next_obs)
         advantage, target = gae(
             reward,
-            rollout.value,
+            value,
             next_value,
             terminated=rollout.terminated,
             truncated=rollout.truncated,
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
-        batch = (rollout, advantage, target)
+        batch = (rollout, value, advantage, target)
         return jax.tree.map(lambda x: x.reshape(config.rollout_size, *x.shape[2:]), batch)
 
     def loss_fn(params, minibatch):
         """The actor-critic loss (arXiv 1707.06347, equation 9, negated)."""
-        steps, advantage, target = minibatch
+        steps, old_value, advantage, target = minibatch
         policy = actor.apply(params["actor"], steps.obs)
         value = critic.apply(params["critic"], steps.obs)
         log_prob = policy.log_prob(steps.action)
         actor_loss, metrics = policy_loss(
             log_prob, steps.log_prob, advantage, clip_eps=config.clip_eps
         )
-        critic_loss = value_loss(value, steps.value, target, config.vf_clip_eps)
+        critic_loss = value_loss(value, old_value, target, config.vf_clip_eps)
         entropy = policy.entropy().mean()
         loss = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
         return loss, metrics | {"value_loss": critic_loss, "entropy": entropy}
@@ -474,8 +473,8 @@ def make_learner(config: Config):
         state = update_statistics(state, rollout)
         batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, learn_key)
-        _, advantage, target = batch  # the advantage is what the value did not explain
-        metrics["value"] = rollout.value.mean()
+        _, value, advantage, target = batch  # the advantage is what the value did not explain
+        metrics["value"] = value.mean()
         metrics["explained_variance"] = 1.0 - advantage.var() / (target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 

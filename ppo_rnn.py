@@ -279,7 +279,7 @@ class Body(nn.Module):
 
     cell: str
     cell_size: int
-    convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
+    convolutions: tuple[tuple[int, int, int], ...]
     hidden_sizes: tuple[int, ...]
     activation: str
 

@@ -148,7 +148,7 @@ class QNetwork(nn.Module):
 
     obs_space: Any
     num_actions: int
-    convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
+    convolutions: tuple[tuple[int, int, int], ...]
     hidden_sizes: tuple[int, ...]
     activation: str
     layer_norm: bool

@@ -235,7 +235,7 @@ class QNetwork(nn.Module):
     obs_space: Any
     buffer_dtype: str
     num_actions: int
-    convolutions: tuple[tuple[int, int, int], ...]  # (features, size, stride)
+    convolutions: tuple[tuple[int, int, int], ...]
     hidden_sizes: tuple[int, ...]
     activation: str
     dueling: bool

@@ -72,9 +72,9 @@ def without_resets(env, env_params):
         copy = object.__new__(type(env))
         vars(copy).update(vars(env))
         if env is inner:
-            copy.reset_env = lambda key, params: start
+            vars(copy)["reset_env"] = lambda key, params: start  # also of a frozen dataclass
         else:
-            copy._env = copied(env._env)
+            vars(copy)["_env"] = copied(env._env)
         return copy
 
     return copied(env)
