@@ -43,10 +43,11 @@ import numpy as np
 import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import origin
 import returns_page as page
+import script_lists
 from returns_page import DATA, ROWS
 
 from onejit import configs, evaluation, files, run_directory, scripts, statistics, text
@@ -465,6 +466,7 @@ def main():
             num_seeds = options.num_seeds or ROWS[name]
             measure_and_keep(name, num_seeds, options.script_changed)
     page.render()
+    script_lists.write()  # the returns in README.md
 
 
 if __name__ == "__main__":

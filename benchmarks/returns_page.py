@@ -28,28 +28,12 @@ PLANS_FILE = MEASURED / "plans.json"
 PEERS_FILE = MEASURED / "peers.json"
 PUBLISHED_CURVES = json.loads((ROOT / "benchmarks" / "published_curves.json").read_text())
 PAGE = ROOT / "docs" / "results.md"
-README = ROOT / "README.md"
 FIGURES = ROOT / "docs" / "figures"
 
 DATA = yaml.safe_load((ROOT / "benchmarks" / "returns.yaml").read_text())
 TEXT = yaml.safe_load((ROOT / "benchmarks" / "returns_page.yaml").read_text())
 
-COLORS = {  # scripts that share an environment differ
-    "ppo": "tab:blue",
-    "ppo_continuous": "tab:blue",
-    "ppo_rnn": "navy",
-    "dpo_continuous": "tab:cyan",
-    "reppo": "tab:brown",
-    "pqn": "tab:orange",
-    "dqn": "tab:green",
-    "apex_dqn": "tab:olive",
-    "rainbow": "tab:purple",
-    "sac": "tab:red",
-    "crossq": "goldenrod",
-    "td3": "tab:pink",
-    "q_learning_gridworld": "tab:gray",
-    "mappo": "teal",
-}
+SCRIPTS = yaml.safe_load((ROOT / "tools" / "scripts.yaml").read_text())["scripts"]
 
 # --- rows ---
 
@@ -516,7 +500,7 @@ def draw(rows: list[dict], path: Path) -> None:
     rows_of_script = collections.Counter()  # so far
     for row in rows:
         script = row["script"]
-        color = lighter(COLORS[script], times=rows_of_script[script])
+        color = lighter(SCRIPTS[script]["color"], times=rows_of_script[script])
         rows_of_script[script] += 1
         ends.append(draw_curve(axes, row["curve"], row["row"], color, "-"))
         if "evaluation_curve" in row:
@@ -546,7 +530,8 @@ def has_longer_curve(row: dict, rows: list[dict]) -> bool:
     Both have the same config and seeds, and their script has no schedule over the training. They
     are two trainings, whose curves differ.
     """
-    if row["script"] not in ("sac", "td3", "crossq") or "+" in row["row"]:
+    has_schedule = {"anneal_lr", "exploration_fraction"} & set(row["settings"])
+    if has_schedule or "+" in row["row"]:
         return False
     return any(
         "+" not in other["row"]
@@ -578,7 +563,7 @@ def draw_published(axes, rows: list[dict]) -> list[tuple]:
         script = algorithm.partition(",")[0].lower()
         if script in scripts:
             name = f"published: {algorithm}, greedy"
-            ends.append(draw_curve(axes, curve, name, COLORS[script], ":"))
+            ends.append(draw_curve(axes, curve, name, SCRIPTS[script]["color"], ":"))
     return ends
 
 
@@ -666,19 +651,14 @@ def versions(row: dict) -> str:
     return ", ".join(f"{name} {row['versions'][name]}" for name in ("jax", "gymnax", "brax"))
 
 
-def update_readme(text: str, rows: list[dict]) -> str:
-    """The README with the numbers of these rows in its table of scripts."""
-    for row in rows:
-        if "+" in row["row"]:
-            continue
-        kind = kinds(row)[0]
-        values = values_of(row, kind)
-        numbers = f"{statistics.show_number(mean_of(values)[0])}, worst {values.min():.4g}"
-        steps = f"{number(row['total_timesteps'])} steps"
-        name = ", greedy" if kind == "greedy_return" else ""
-        place = rf"(\({config_of(row['row'])}\), {steps})(?:, greedy)?: \S+, worst \S+"
-        text = re.sub(place, rf"\1{name}: {numbers}", text)
-    return text
+def show_return(row: dict) -> str:
+    """Steps, mean and worst seed of the return to quote first, as README.md shows them."""
+    kind = kinds(row)[0]
+    values = values_of(row, kind)
+    mean = statistics.show_number(mean_of(values)[0])
+    greedy = ", greedy" if kind == "greedy_return" else ""
+    steps = number(row["total_timesteps"])
+    return f"{steps} steps{greedy}: {mean}, worst {values.min():.4g}"
 
 
 def cost(row: dict, total_timesteps: float) -> str:
@@ -752,11 +732,10 @@ def update_configs(rows: list[dict], plans: dict) -> dict[Path, str]:
 
 
 def render() -> None:
-    """Write docs/results.md, its figures, the numbers in README.md, and the costs in configs."""
+    """Write docs/results.md, its figures, and the costs in configs."""
     rows = read_rows()
     for path, config in update_configs(rows, read_plans()).items():
         path.write_text(config)
-    README.write_text(update_readme(README.read_text(), rows))
     for environment, of_it in by_environment(rows).items():
         draw(of_it, FIGURES / figure_name(environment))
     PAGE.write_text(page(rows, read_plans()))

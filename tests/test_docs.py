@@ -212,7 +212,7 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
             try:
                 if folder == "tests":
                     assert stem == "sync_blocks"
-                elif folder in ("benchmarks", "make", "stress"):
+                elif folder in ("benchmarks", "make", "stress", "tools"):
                     parse_benchmark(file, words, monkeypatch)
                 else:
                     parse_script(stem, words)

@@ -18,6 +18,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.files import ROOT, repository_files
 
+sys.path.insert(0, str(ROOT / "tools"))
+import script_lists
+
 from onejit import run_directory
 
 SYNC = ROOT / "tests" / "sync_blocks.py"
@@ -189,6 +192,21 @@ def test_sync_command(tmp_path):
     assert run("--check", good, stale) == (0, "", "")
     code, out, err = run(tmp_path / "missing.py")
     assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+# The list of scripts
+
+
+def test_every_script_is_in_the_list_and_all_that_is_made_of_it_is_current():
+    assert sorted(script_lists.SCRIPTS) == [file.stem for file in SCRIPTS]
+    assert not script_lists.not_current(), "run `python tools/script_lists.py`"
+
+
+def test_a_list_is_written_between_its_marks():
+    text = "above\n# scripts: begin, as ever\n- old\n- old\n# scripts: end\nbelow\n"
+    expected = "above\n# scripts: begin, as ever\n- new\n# scripts: end\nbelow\n"
+    assert script_lists.with_list(text, ["- new"]) == expected
+    assert script_lists.with_list(expected, ["- new"]) == expected
 
 
 # Dependencies and imports

@@ -215,7 +215,7 @@ def test_threshold_is_half_of_the_score_that_a_row_is_compared_with():
 
 
 def test_every_published_score_has_a_source_and_scripts():
-    scripts = set(returns_page.COLORS)
+    scripts = set(returns_page.SCRIPTS)
     for environment, scores in returns_page.PUBLISHED.items():
         for score in scores:
             assert score.scripts and set(score.scripts) <= scripts, environment
@@ -355,9 +355,6 @@ def test_a_variant_is_its_config_with_flags():
     assert script.__file__.endswith("/ppo_rnn.py")
     assert flags == ["--config", "configs/ppo_rnn/bandit.yaml", "--cell", "none"]
     assert returns.settings_of(name)["cell"] == "none"
-    readme = "([B](configs/ppo_rnn/bandit.yaml), 1e5 steps: 1.0, worst 0.5"
-    row = make_row(row=name, script="ppo_rnn", environment="BernoulliBandit-misc")
-    assert returns_page.update_readme(readme, [row | {"total_timesteps": 100_000}]) == readme
 
 
 @pytest.mark.parametrize(
@@ -394,15 +391,10 @@ def test_comments_that_rows_write_do_not_change_the_code(
 
 
 def test_the_readme_says_what_kind_of_return_it_quotes():
-    readme = "[C](configs/ppo/cartpole.yaml), 5e5 steps, greedy: 1.0, worst 0.5"
     row = make_row(episodes_at_end=5.0)
-    after = "[C](configs/ppo/cartpole.yaml), 5e5 steps: 495, worst 490"
-    assert returns_page.update_readme(readme, [row]) == after
-    assert returns_page.update_readme(after, [row | {"episodes_at_end": 0.5}]) == (
-        "[C](configs/ppo/cartpole.yaml), 5e5 steps, greedy: 490, worst 480"
-    )
-    longer = row | {"row": "ppo/cartpole@1e7", "total_timesteps": 9_999_872}
-    assert returns_page.update_readme(after, [longer]) == after
+    assert returns_page.show_return(row) == "5e5 steps: 495, worst 490"
+    few = row | {"episodes_at_end": 0.5}
+    assert returns_page.show_return(few) == "5e5 steps, greedy: 490, worst 480"
 
 
 def test_only_the_same_training_continues(tmp_path):

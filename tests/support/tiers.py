@@ -1,18 +1,12 @@
 """Which tests the fast tier runs for which scripts."""
 
 import pytest
+import yaml
 
-DERIVED = ("dpo_continuous",)  # its own tests show that one function alone makes it another script
-COSTLY = (  # compile for long: contract in the slow tier
-    "alphazero",
-    "apex_dqn",
-    "crossq",
-    "evolve_objective",
-    "mappo",
-    "rainbow",
-    "reppo",
-    "td3",
-)
+from support.files import ROOT
+
+LISTED = yaml.safe_load((ROOT / "tools" / "scripts.yaml").read_text())["scripts"]
+SLOW = [name for name, entry in LISTED.items() if entry["tier"] == "slow"]
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier's for common blocks
 PROCESSES_QUICKLY = ("ppo",)  # and for scripts as processes of their own
 
@@ -28,7 +22,7 @@ def is_for_slow_tier(item, script) -> bool:
     The mark `common` may name the scripts for the fast tier as its arguments.
     """
     common = item.get_closest_marker("common")
-    if not common and script not in DERIVED + COSTLY:
+    if not common and script not in SLOW:
         return False
     if common and common.args:
         return script not in common.args
