@@ -79,7 +79,7 @@ def returns(name: str, options) -> dict:
 
 
 def show_mean(returns) -> str:
-    return statistics.show(*statistics.mean_interval(returns))
+    return statistics.show(*statistics.student_interval(returns))
 
 
 def unrolled(variant: str, options) -> dict:

@@ -72,7 +72,7 @@ def play(run_dir: Path, seed: int) -> np.ndarray:
 
 def summary(values: np.ndarray, all_agents: np.ndarray, record: dict, steps: int) -> dict:
     """A row. The interval is over `values`, and the worst agent is one of `all_agents`."""
-    mean, low, high = statistics.mean_interval(values)
+    mean, low, high = statistics.student_interval(values)
     numbers = {"mean": mean, "low": low, "high": high, "worst": all_agents.min()}
     row = {name: float(value) if np.isfinite(value) else None for name, value in numbers.items()}
     return row | {

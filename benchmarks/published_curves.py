@@ -47,7 +47,7 @@ def thinned(returns_at: dict) -> dict:
             continue
         last = step
         curve["steps"].append(step)
-        point = np.round(statistics.mean_interval(np.array(returns_at[step])), 1).tolist()
+        point = np.round(statistics.student_interval(np.array(returns_at[step])), 1).tolist()
         for key, value in zip(("return", "low", "high"), point, strict=True):
             curve[key].append(value)
     return curve

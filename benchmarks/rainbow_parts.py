@@ -87,7 +87,7 @@ def main():
                 } | origin()
                 files.write(KEPT, json.dumps(kept, indent=1) + "\n")
             returns = np.array(kept[key]["final_return"])
-            mean = statistics.show(*statistics.mean_interval(returns))
+            mean = statistics.show(*statistics.student_interval(returns))
             print(f"{task} | {name} | {mean} | {returns.min():.4g}")
 
 

@@ -313,7 +313,8 @@ def curve_over_seeds(steps, returns) -> dict:
         finite = values[np.isfinite(values)]
         if 2 * len(finite) < len(values):
             continue
-        point = np.array(statistics.interval(finite), float)
+        interval = statistics.bootstrap_interval(statistics.interquartile_mean, finite)
+        point = np.array(interval, float)
         point = np.where(np.isnan(point), point[0], point)  # one seed has no interval
         curve["steps"].append(step)
         for key, value in zip(("return", "low", "high"), point.round(4).tolist(), strict=True):

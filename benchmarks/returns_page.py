@@ -106,8 +106,7 @@ def values_of(row: dict, kind: str) -> np.ndarray:
 
 def mean_of(values) -> list:
     """The mean over the seeds that have a return, and its 95 % interval."""
-    finite = values[np.isfinite(values)]
-    return statistics.mean_interval(finite) if len(finite) else [-np.inf, np.nan, np.nan]
+    return statistics.student_interval(statistics.finite(values))
 
 
 def interval_of(row: dict, kind: str) -> tuple[list, bool]:
@@ -120,7 +119,7 @@ def interval_of(row: dict, kind: str) -> tuple[list, bool]:
     mean = mean_of(values)
     finite = values[np.isfinite(values)]
     if best_return is not None and mean[2] > best_return and finite.min() < finite.max():
-        return statistics.interval(finite, np.mean), True
+        return statistics.bootstrap_interval(statistics.mean_over_seeds, finite), True
     return mean, False
 
 
@@ -388,7 +387,7 @@ def peers_table(peers: dict) -> str:
         (_, ours), (peer, theirs) = entry["returns"].items()
         cells = [name.partition("_")[0], entry["environment"], number(entry["steps"]), len(ours)]
         for returns in (ours, theirs):
-            mean = statistics.show(*statistics.mean_interval(returns))
+            mean = statistics.show(*statistics.student_interval(returns))
             cells.append(f"{mean}, {min(returns):.4g}")
         lines.append([*cells, peer])
     return markdown(head, lines)

@@ -413,7 +413,7 @@ def measure(name: str, contestants: dict, num_seeds: int, results: dict, file: P
 def show(name: str, row: dict) -> None:
     for kind in ("returns", "win_rate"):
         for contestant, values in row.get(kind, {}).items():
-            mean = statistics.show(*statistics.mean_interval(values))
+            mean = statistics.show(*statistics.student_interval(values))
             print(f"{name}, {contestant}, {kind}: {mean}, worst {min(values):.4g}", flush=True)
 
 

@@ -241,9 +241,16 @@ def rescale(methods, scales) -> tuple[dict, bool]:
 # --- results ---
 
 
-def worst_seed(samples) -> dict:
-    worst = min(np.min(sample) for sample in samples)
-    return {"value": float(worst), "low": np.nan, "high": np.nan}
+def mean_of_finite(*samples) -> list:
+    return statistics.student_interval(*[statistics.finite(sample) for sample in samples])
+
+
+def worst_seed(*samples) -> list:
+    return [min(np.min(sample) for sample in samples), np.nan, np.nan]
+
+
+def as_numbers(interval: list) -> dict:
+    return dict(zip(("value", "low", "high"), map(float, interval), strict=True))
 
 
 def values_of(tasks: dict) -> list[np.ndarray]:
@@ -264,13 +271,14 @@ def count_seeds(samples) -> str:
 def aggregate(methods, scaled: bool) -> list[dict]:
     """A row for each method and statistic, the method with the highest interquartile mean first."""
     columns = {
-        "mean": statistics.estimate_mean,
+        "mean": mean_of_finite,
         "worst seed": worst_seed,
-        "interquartile mean": partial(statistics.estimate, statistics.pooled_interquartile_mean),
-        "median": partial(statistics.estimate, statistics.median),
+        "interquartile mean": partial(statistics.bootstrap_interval, statistics.middle_mean),
+        "median": partial(statistics.bootstrap_interval, statistics.median),
     }
     if scaled:
-        columns["optimality gap"] = partial(statistics.estimate, statistics.optimality_gap)
+        gap = partial(statistics.bootstrap_interval, statistics.optimality_gap)
+        columns["optimality gap"] = gap
     rows = []
     for method, tasks in methods.items():
         samples = values_of(tasks)
@@ -281,7 +289,7 @@ def aggregate(methods, scaled: bool) -> list[dict]:
                 "versus": "",
                 "seeds": count_seeds(samples),
             }
-            rows.append(row | statistic(samples))
+            rows.append(row | as_numbers(statistic(*samples)))
     best = {}
     for row in rows:
         if row["statistic"] == "interquartile mean":
@@ -305,7 +313,8 @@ def compare_pairs(methods, order) -> list[dict]:
             "versus": y,
             "seeds": "/".join(dict.fromkeys(sizes)),
         }
-        rows.append(row | statistics.estimate(statistics.probability_of_improvement, samples))
+        won = statistics.bootstrap_interval(statistics.probability_of_improvement, *samples)
+        rows.append(row | as_numbers(won))
         if not all(a.keys() & b.keys() for a, b in pairs):
             continue
         gains = []
@@ -319,7 +328,8 @@ def compare_pairs(methods, order) -> list[dict]:
             "versus": y,
             "seeds": "/".join(dict.fromkeys(sizes)),
         }
-        rows.append(row | statistics.estimate(statistics.pooled_interquartile_mean, gains))
+        gain = statistics.bootstrap_interval(statistics.middle_mean, *gains)
+        rows.append(row | as_numbers(gain))
     return rows
 
 

@@ -44,7 +44,7 @@ def draw_learning_curve(config, metrics: dict, title: str, file) -> None:
     The interval stays within the returns of the seeds, so it never passes what is possible.
     """
     steps, returns = learning_curve(config, metrics)
-    mean, low, high = statistics.bootstrap_mean_interval(returns)
+    mean, low, high = statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
     figure = Figure(layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, returns.T, color="tab:blue", linewidth=0.5, alpha=0.5)

@@ -94,75 +94,82 @@ def broken_metrics(metrics) -> dict[str, np.ndarray]:
     return broken
 
 
-def interquartile_mean(values, axis=0):
-    """The mean of the middle half (arXiv 2108.13264, section 4.3).
+def interquartile_mean(*samples):
+    """The mean of the middle half of all returns, where one that is not finite is the worst."""
+    return middle_mean(*[np.where(np.isfinite(sample), sample, -np.inf) for sample in samples])
 
-    A value that is not finite counts as the worst.
+
+def middle_mean(*samples):
+    """The mean of the middle half of all scores (arXiv 2108.13264, section 4.3).
+
+    It is scipy.stats.trim_mean(scores, 0.25), 20 times as fast: the bootstrap calls it often.
     """
-    return middle_mean(np.where(np.isfinite(values), values, -np.inf), axis)
+    scores = np.sort(np.concatenate(samples), axis=0)
+    cut = len(scores) // 4
+    return scores[cut : len(scores) - cut].mean(axis=0)
 
 
-def middle_mean(values, axis):
-    """scipy.stats.trim_mean(values, 0.25, axis), 20 times as fast: the bootstrap calls it often."""
-    size = values.shape[axis]
-    cut = size // 4
-    middle = np.sort(values, axis=axis).take(range(cut, size - cut), axis=axis)
-    return middle.mean(axis=axis)
+def mean_over_seeds(sample):
+    return sample.mean(axis=0)
 
 
-def mean_interval(values) -> list:
-    """The mean over seeds and its 95 % interval by Student's t: mean, low and high, all [...].
+def student_interval(*samples) -> list:
+    """The mean over environments of the mean over seeds, and its 95 % interval by Student's t.
 
-    values: [seeds, ...]. One seed has no interval: low and high are NaN.
+    samples: [seeds, ...], one for each environment. Mean, low and high are all [...]. The degrees
+    of freedom for several environments are Welch's. If an environment has one seed, low and high
+    are NaN.
     """
-    values = np.asarray(values, float)
-    degrees = len(values) - 1
+    samples = [np.asarray(sample, float) for sample in samples]
     with np.errstate(divide="ignore", invalid="ignore"):  # one seed, or an infinite value
-        mean = values.mean(axis=0)
-        deviation = values.std(axis=0)
-        margin = scipy.special.stdtrit(degrees, 0.975) * deviation / np.sqrt(degrees)
+        mean = np.mean([sample.mean(axis=0) for sample in samples], axis=0)
+        degrees = np.array([len(sample) - 1 for sample in samples])
+        # squared standard errors, [..., environments]
+        variances = np.stack([sample.var(axis=0) for sample in samples], axis=-1)
+        errors = variances / degrees
+        error = errors.sum(axis=-1)
+        all_degrees = error**2 / (errors**2 / degrees).sum(axis=-1)
+        all_degrees = np.where(error > 0, all_degrees, 1.0)  # any, if all seeds are equal
+        margin = scipy.special.stdtrit(all_degrees, 0.975) * np.sqrt(error) / len(samples)
         return [mean, mean - margin, mean + margin]
 
 
-def bootstrap_mean_interval(values) -> list:
-    """The mean over seeds and its 95 % percentile bootstrap interval: mean, low, high, all [...].
+def bootstrap_interval(statistic, *samples) -> list:
+    """A statistic and its 95 % interval by the stratified percentile bootstrap.
 
-    values: [seeds, ...], for curves of bounded returns: the interval stays within the values, where
-    Student's may leave them. NaN where a seed is NaN. One seed has no interval.
+    samples: [seeds, ...], one for each environment. The statistic reduces their first axis: value,
+    low and high are all [...]. Seeds are drawn within a sample, and jointly for its later axes. A
+    value of -inf is never left out: with many of them, the result may be -inf. If a sample has one
+    seed, low and high are NaN.
     """
-    values = np.asarray(values, float)
-    seeds = len(values)
-    mean = values.mean(axis=0)
-    if seeds == 1:
-        return [mean, mean * np.nan, mean * np.nan]
-    # how often each seed is drawn, as a fraction
-    weights = np.random.default_rng(0).multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES)
-    means = np.tensordot(weights / seeds, values, axes=1)  # [RESAMPLES, ...]
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    return [mean, low, high]
-
-
-def interval(values, statistic=interquartile_mean, level=95) -> list:
-    """A statistic over seeds and its bootstrap interval of `level` %: value, low, high, all [...].
-
-    values: [seeds, ...]. Seeds are drawn jointly for all later axes. A seed that diverged counts as
-    -inf and is never left out: with many of them, value or low may be -inf. One seed has no
-    interval: low and high are NaN.
-    """
-    values = np.where(np.isfinite(values), values, -np.inf)
-    value = statistic(values)
-    if len(values) == 1:
-        return [value, value * np.nan, value * np.nan]
+    samples = [np.asarray(sample, float) for sample in samples]
     rng = np.random.default_rng(0)
-    indices = rng.integers(len(values), size=(RESAMPLES, len(values)))
-    if values.ndim == 1:
-        drawn = statistic(values[indices], axis=1)
-    else:  # one by one, because arrays may be large
-        drawn = [statistic(values[drawn_seeds]) for drawn_seeds in indices]
-    percentiles = [50 - level / 2, 50 + level / 2]
-    # "nearest", because -inf cannot be interpolated
-    low, high = np.percentile(drawn, percentiles, axis=0, method="nearest")
-    return [value, low, high]
+    with np.errstate(invalid="ignore"):  # a paired difference may be inf - inf
+        value = statistic(*samples)
+        if min(len(sample) for sample in samples) == 1:
+            return [value, value * np.nan, value * np.nan]
+        drawn = []
+        for size in block_sizes(max(sample.size for sample in samples)):
+            resampled = []
+            for sample in samples:
+                seeds = rng.integers(len(sample), size=(size, len(sample)))
+                resampled.append(sample[seeds.T])  # [seeds, size, ...]
+            drawn.append(statistic(*resampled))
+        # "nearest", because -inf cannot be interpolated
+        low, high = np.percentile(np.concatenate(drawn), [2.5, 97.5], axis=0, method="nearest")
+        return [value, low, high]
+
+
+def block_sizes(largest: int) -> list[int]:
+    """How many resamples are drawn at once: at most 100, and fewer of a large sample."""
+    size = max(1, min(100, 10**7 // max(1, largest)))
+    return [min(size, RESAMPLES - start) for start in range(0, RESAMPLES, size)]
+
+
+def finite(sample) -> np.ndarray:
+    """The values [seeds] that are finite, or one -inf if none is."""
+    kept = sample[np.isfinite(sample)]
+    return kept if len(kept) else np.array([-np.inf])
 
 
 def diverged(agent) -> np.ndarray:
@@ -220,9 +227,9 @@ def summarize(name: str, returns, lost=None) -> dict:
     mean = [np.nan, np.nan, np.nan]
     worst = np.nan
     if good.any():
-        mean = mean_interval(returns[good])
+        mean = student_interval(returns[good])
         worst = returns[good].min()
-    middle = interval(np.where(good, returns, -np.inf))
+    middle = bootstrap_interval(interquartile_mean, np.where(good, returns, -np.inf))
 
     count = f"{seeds} seeds" if good.all() else f"{good.sum()} of {seeds} seeds"
     numbers = f"mean {show(*mean)}, worst agent {show_number(worst)}, {count}"
@@ -246,19 +253,14 @@ def summarize(name: str, returns, lost=None) -> dict:
     return {name: record}
 
 
-# --- several methods: `samples` are arrays [..., seeds], one for each environment ---
-
-
-def pooled_interquartile_mean(*samples):
-    """The mean of the middle half of all scores (arXiv 2108.13264, section 4.3)."""
-    return middle_mean(np.concatenate(samples, axis=-1), -1)
+# --- several methods: `samples` are arrays [seeds, ...], one for each environment ---
 
 
 def finite_mean(sample):
     """The mean over finite scores, -inf if none is finite. The tables give their number."""
-    finite = np.isfinite(sample)
-    total = np.where(finite, sample, 0.0).sum(axis=-1)
-    count = finite.sum(axis=-1)
+    is_finite = np.isfinite(sample)
+    total = np.where(is_finite, sample, 0.0).sum(axis=0)
+    count = is_finite.sum(axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), -np.inf)
 
 
@@ -268,13 +270,13 @@ def median(*samples):
     For one environment, the median over seeds.
     """
     if len(samples) == 1:
-        return np.median(samples[0], axis=-1)
+        return np.median(samples[0], axis=0)
     return np.median([finite_mean(sample) for sample in samples], axis=0)
 
 
 def optimality_gap(*samples):
     """The gap from the mean to 1, where higher scores count as 1 (same section)."""
-    return 1.0 - finite_mean(np.minimum(np.concatenate(samples, axis=-1), 1.0))
+    return 1.0 - finite_mean(np.minimum(np.concatenate(samples), 1.0))
 
 
 def probability_of_improvement(*samples):
@@ -288,61 +290,13 @@ def probability_of_improvement(*samples):
     half = len(samples) // 2
     won = []
     for x, y in zip(samples[:half], samples[half:], strict=True):
-        n = x.shape[-1]
-        m = y.shape[-1]
-        ranks = rankdata(np.concatenate([x, y], axis=-1), axis=-1)[..., :n]
-        won.append((ranks.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
+        n = len(x)
+        m = len(y)
+        ranks = rankdata(np.concatenate([x, y]), axis=0)[:n]
+        won.append((ranks.sum(axis=0) - n * (n + 1) / 2) / (n * m))
     return np.mean(won, axis=0)
-
-
-def estimate_mean(samples) -> dict:
-    """The mean over environments of the mean over seeds, and its interval by Student's t.
-
-    Only finite scores count. For several environments the degrees of freedom are Welch's. With one
-    seed in an environment the interval is NaN.
-    """
-    finite = []
-    for sample in samples:
-        sample = np.asarray(sample)
-        finite.append(sample[np.isfinite(sample)])
-    fewest = min(len(sample) for sample in finite)
-    if fewest == 0:
-        return {"value": -np.inf, "low": np.nan, "high": np.nan}
-    value = float(np.mean([sample.mean() for sample in finite]))
-    if fewest == 1:
-        return {"value": value, "low": np.nan, "high": np.nan}
-    # squared standard errors
-    errors = np.array([sample.var(ddof=1) / len(sample) for sample in finite])
-    weights = np.array([1 / (len(sample) - 1) for sample in finite])
-    degrees = errors.sum() ** 2 / (weights @ errors**2) if errors.any() else 1.0
-    quantile = scipy.special.stdtrit(degrees, 0.975)
-    margin = float(quantile * np.sqrt(errors.sum()) / len(finite))
-    return {"value": value, "low": value - margin, "high": value + margin}
 
 
 def difference(a: float, b: float) -> float:
     """The difference of paired scores: two scores that are not finite are equally bad."""
     return 0.0 if a == b else a - b
-
-
-def estimate(statistic, samples) -> dict:
-    """A statistic of `samples` [seeds] and its stratified bootstrap interval.
-
-    The interval is NaN if a sample has one seed.
-    """
-    rng = np.random.default_rng(0)
-    batch = 100
-    low = np.nan
-    high = np.nan
-    with np.errstate(invalid="ignore"):  # a paired difference may be inf - inf
-        if min(len(sample) for sample in samples) > 1:
-            values = []
-            for _ in range(RESAMPLES // batch):
-                drawn = []
-                for sample in samples:
-                    seeds = rng.integers(len(sample), size=(batch, len(sample)))
-                    drawn.append(sample[seeds])
-                values.append(statistic(*drawn))
-            # "nearest", because -inf cannot be interpolated
-            low, high = np.percentile(np.concatenate(values), [2.5, 97.5], method="nearest")
-        return {"value": float(statistic(*samples)), "low": float(low), "high": float(high)}

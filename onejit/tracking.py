@@ -156,7 +156,7 @@ def returns_over_seeds(name: str, returns) -> dict:
     returns = returns[np.isfinite(returns)]
     if not len(returns):
         return {}
-    mean, low, high = statistics.mean_interval(returns)
+    mean, low, high = statistics.student_interval(returns)
     return {
         f"{name}/mean": mean,
         f"{name}/low": low,

@@ -78,8 +78,8 @@ def test_pictures_have_none_of_the_users_style(tmp_path, capsys):
 def test_interquartile_mean_is_that_of_the_middle_half():
     x, y = rng.normal(size=11), rng.normal(size=13)
     expected = np.sort([*x, *y])[6:18].mean()
-    assert statistics.pooled_interquartile_mean(x, y) == pytest.approx(expected)
-    assert statistics.pooled_interquartile_mean(x[None], y[None]).shape == (1,)
+    assert statistics.middle_mean(x, y) == pytest.approx(expected)
+    assert statistics.middle_mean(x[:, None], y[:, None]).shape == (1,)
 
 
 def test_median_over_environments_is_of_means():
@@ -104,37 +104,38 @@ def test_probability_of_improvement_against_a_loop():
     assert len(set(won)) == 2 and statistics.probability_of_improvement(*x, *y) == pytest.approx(
         np.mean(won)
     )
-    batch = statistics.probability_of_improvement(*(np.stack([each, each]) for each in (*x, *y)))
+    batch = statistics.probability_of_improvement(
+        *(np.stack([each, each], axis=1) for each in (*x, *y))
+    )
     np.testing.assert_allclose(batch, np.mean(won))
 
 
 def test_intervals_against_a_plain_bootstrap():
     samples = [rng.normal(0, 1, 20), rng.normal(5, 3, 12)]
-    estimate = statistics.estimate(statistics.pooled_interquartile_mean, samples)
+    value, *interval = statistics.bootstrap_interval(statistics.middle_mean, *samples)
     draws = []
     for _ in range(4000):
         drawn = np.concatenate([rng.choice(sample, len(sample)) for sample in samples])
         draws.append(np.sort(drawn)[8:24].mean())
-    width = estimate["high"] - estimate["low"]
-    assert estimate["value"] == pytest.approx(np.sort(np.concatenate(samples))[8:24].mean())
-    np.testing.assert_allclose(
-        [estimate["low"], estimate["high"]], np.percentile(draws, [2.5, 97.5]), atol=0.1 * width
-    )
+    width = np.ptp(interval)
+    assert value == pytest.approx(np.sort(np.concatenate(samples))[8:24].mean())
+    expected = np.percentile(draws, [2.5, 97.5])
+    np.testing.assert_allclose(interval, expected, atol=0.1 * width)
 
 
 def test_seeds_are_drawn_again_within_an_environment_only():
     """All seeds of one environment are alike, so that nothing but a draw across environments could
     vary.
     """
-    estimate = statistics.estimate(statistics.pooled_interquartile_mean, [np.zeros(8), np.ones(8)])
-    assert estimate == {"value": 0.5, "low": 0.5, "high": 0.5}
+    samples = [np.zeros(8), np.ones(8)]
+    assert statistics.bootstrap_interval(statistics.middle_mean, *samples) == [0.5, 0.5, 0.5]
 
 
 def test_one_seed_has_no_interval():
-    estimate = statistics.estimate(statistics.pooled_interquartile_mean, [np.array([3.0])])
-    assert estimate["value"] == 3.0 and np.isnan([estimate["low"], estimate["high"]]).all()
-    estimate = statistics.estimate_mean([np.array([3.0, 5.0]), np.array([3.0])])
-    assert estimate["value"] == 3.5 and np.isnan([estimate["low"], estimate["high"]]).all()
+    value, *interval = statistics.bootstrap_interval(statistics.middle_mean, np.array([3.0]))
+    assert value == 3.0 and np.isnan(interval).all()
+    value, *interval = statistics.student_interval(np.array([3.0, 5.0]), np.array([3.0]))
+    assert value == 3.5 and np.isnan(interval).all()
 
 
 def test_large_returns_are_shown_without_exponents():
@@ -151,24 +152,22 @@ def test_intervals_of_a_mean_against_scipy():
     Of two the interval of a sum, which Welch's is of a difference.
     """
     x, y = rng.normal(0, 1, 12), rng.normal(5, 3, 7)
-    found = statistics.estimate_mean([x])
     expected = scipy.stats.ttest_1samp(x, 0).confidence_interval()
-    np.testing.assert_allclose([found["value"], found["low"], found["high"]], [x.mean(), *expected])
-    np.testing.assert_allclose([found["low"], found["high"]], statistics.mean_interval(x)[1:])
-    found = statistics.estimate_mean([x, y])
+    np.testing.assert_allclose(statistics.student_interval(x), [x.mean(), *expected])
+    _, *interval = statistics.student_interval(x, y)
     expected = np.array(scipy.stats.ttest_ind(x, -y, equal_var=False).confidence_interval()) / 2
-    np.testing.assert_allclose([found["low"], found["high"]], expected)
-    alike = statistics.estimate_mean([np.ones(4), np.ones(3)])
-    assert alike == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert statistics.estimate_mean([np.append(x, -np.inf)]) == statistics.estimate_mean([x])
-    assert statistics.estimate_mean([x, np.full(2, -np.inf)])["value"] == -np.inf
+    np.testing.assert_allclose(interval, expected)
+    assert statistics.student_interval(np.ones(4), np.ones(3)) == [1.0, 1.0, 1.0]
+    mean_of_finite = compare.mean_of_finite
+    assert mean_of_finite(np.append(x, -np.inf)) == statistics.student_interval(x)
+    assert mean_of_finite(x, np.full(2, -np.inf))[0] == -np.inf
 
 
 def test_seeds_that_are_not_finite_are_the_worst():
     """In ranks and trimmed means; a mean is over the others."""
     few, many = np.array([-np.inf, 1, 2, 3, 4, 5, 6, 7]), np.array([-np.inf] * 7 + [9.0])
-    assert statistics.pooled_interquartile_mean(few) == np.mean([2, 3, 4, 5])
-    assert statistics.pooled_interquartile_mean(many) == -np.inf
+    assert statistics.middle_mean(few) == np.mean([2, 3, 4, 5])
+    assert statistics.middle_mean(many) == -np.inf
     assert (
         statistics.median(few) == 3.5
         and statistics.median(few, np.full(2, -np.inf), np.zeros(2)) == 0
@@ -177,7 +176,7 @@ def test_seeds_that_are_not_finite_are_the_worst():
     assert statistics.optimality_gap(np.array([-np.inf, 0.5, 0.0])) == 0.75
     won = [(a > b) + 0.5 * (a == b) for a in few for b in many]
     assert statistics.probability_of_improvement(few, many) == pytest.approx(np.mean(won))
-    assert statistics.estimate(statistics.pooled_interquartile_mean, [few])["low"] == -np.inf
+    assert statistics.bootstrap_interval(statistics.middle_mean, few)[1] == -np.inf
     pairs = [(1.0, -np.inf), (-np.inf, 1.0), (-np.inf, -np.inf), (3.0, 1.0)]
     assert [statistics.difference(*pair) for pair in pairs] == [np.inf, -np.inf, 0.0, 2.0]
 
@@ -216,14 +215,14 @@ def test_a_whole_comparison(tmp_path, capsys):
     both, rows = "CartPole-v1, Catch-bsuite", read_csv(out)
     a, b, c, d = (a - 10) / 200, (b - 10) / 200, (c + 1) / 2, (d + 1) / 2
     expected = {
-        ("interquartile mean", "ppo", ""): statistics.pooled_interquartile_mean(a, c),
+        ("interquartile mean", "ppo", ""): statistics.middle_mean(a, c),
         ("median", "dqn", ""): (b.mean() + d.mean()) / 2,
         ("optimality gap", "ppo", ""): 1 - np.minimum([*a, *c], 1).mean(),
         ("mean", "dqn", ""): (b.mean() + d.mean()) / 2,
     }
     # agents 4 and 5 of dqn have no counterpart in ppo, whose others are of seed 1
     gains = (a[:4] - b[:4], c - d)
-    expected["paired difference", "ppo", "dqn"] = statistics.pooled_interquartile_mean(*gains)
+    expected["paired difference", "ppo", "dqn"] = statistics.middle_mean(*gains)
     for key, value in expected.items():
         row = rows[both, *key]
         assert float(row["value"]) == pytest.approx(value), key
@@ -238,7 +237,7 @@ def test_a_whole_comparison(tmp_path, capsys):
         and rows[both, "paired difference", "ppo", "dqn"]["seeds"] == "4/5"
     )
     raw = rows["CartPole-v1", "interquartile mean", "dqn", ""]
-    assert float(raw["value"]) == pytest.approx(statistics.pooled_interquartile_mean(b * 200 + 10))
+    assert float(raw["value"]) == pytest.approx(statistics.middle_mean(b * 200 + 10))
     said = capsys.readouterr().out
     assert f"{float(improvement['value']):.4g} (" in said and "final return on Catch-bsuite" in said
     columns = r" +seeds +mean +worst seed +interquartile mean +median +optimality gap\n"

@@ -58,7 +58,7 @@ def test_intervals_hold_the_luck_of_the_episodes():
 
     held = 0
     for seed in range(200):
-        _, low, high = statistics.mean_interval(returns_of(seed).mean(axis=1))
+        _, low, high = statistics.student_interval(returns_of(seed).mean(axis=1))
         held += low <= 0 <= high
     assert 180 <= held < 200
 

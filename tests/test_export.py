@@ -77,7 +77,7 @@ def test_the_card(run_dir, folder):
     values = {"final return": statistics.final_return(run_directory.load_metrics(run_dir))}
     values["greedy return"] = np.load(run_dir / "evaluation.npy").mean(axis=1)
     for name, each in values.items():
-        interval = statistics.show(*statistics.mean_interval(each))
+        interval = statistics.show(*statistics.student_interval(each))
         assert f"| {name} | {interval} | {each.min():.4g} | 5 of 5 |" in text
     best = int(statistics.rank_agents(run_directory.load_metrics(run_dir))[0][-1])
     assert f"leaf[{best}]" in text and f"an episode of agent {best}]" in text

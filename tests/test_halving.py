@@ -46,9 +46,8 @@ HALVING = [*SWEEP, *H3]
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_results():
-    """Rough intervals and no pictures: most of a small sweep's time goes into them."""
+    """No pictures: most of a small sweep's time goes into them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "RESAMPLES", 40)
         for name in ("draw_curves", "draw_returns", "draw_heat_map"):
             patch.setattr(pictures, name, lambda *args: args[-1].write(b"picture"))
         yield

@@ -11,20 +11,24 @@ from onejit import learning_curve, statistics
 from onejit.sweep import pictures
 
 
+def band_of(returns) -> list:
+    return statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
+
+
 def test_the_band_of_a_curve_stays_within_the_returns():
     """Student's interval of these seeds passes 500, the best return of CartPole-v1."""
     returns = np.array([[400.0, 500.0], [500.0, 500.0], [500.0, 500.0], [500.0, np.nan]])
-    mean, low, high = statistics.bootstrap_mean_interval(returns)
+    mean, low, high = band_of(returns)
     assert mean[0] == 475.0 and 400.0 <= low[0] < 475.0 < high[0] <= 500.0
     assert np.isnan([mean[1], low[1], high[1]]).all()
-    assert statistics.mean_interval(returns)[2][0] > 500.0
-    one = statistics.bootstrap_mean_interval(returns[:1])
+    assert statistics.student_interval(returns)[2][0] > 500.0
+    one = band_of(returns[:1])
     assert one[0][0] == 400.0 and np.isnan(one[1:]).all()
 
 
 def test_bootstrap_of_the_mean_against_a_plain_one():
     values = np.random.default_rng(1).normal(size=20)
-    _, low, high = statistics.bootstrap_mean_interval(values)
+    _, low, high = band_of(values)
     rng = np.random.default_rng(2)
     means = [rng.choice(values, 20).mean() for _ in range(5000)]
     np.testing.assert_allclose([low, high], np.percentile(means, [2.5, 97.5]), atol=0.03)

@@ -52,13 +52,6 @@ SWEEP = [*SMALL, *LR, *GAMMA, *EPSILON, *PBT, "--num-seeds=2"]
 FLOATS = ("lr", "gamma", "epsilon")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_results():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "RESAMPLES", 40)
-        yield
-
-
 def run(words, run_dir: Path) -> Path:
     return sweep.main([*words, f"--run-dir={run_dir}"])
 
@@ -384,7 +377,7 @@ def test_results(trained):
     assert evaluation.shape == (2, 8, 16)
     means = evaluation.mean(axis=(1, 2))
     numbers = record["greedy return"]
-    mean, low, high = statistics.mean_interval(means)
+    mean, low, high = statistics.student_interval(means)
     assert [numbers["all agents"][name] for name in ("mean", "low", "high")] == [mean, low, high]
     assert numbers["worst"] == evaluation.mean(axis=2).min()
     table = (trained / "table.txt").read_text()

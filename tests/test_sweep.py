@@ -77,16 +77,6 @@ def metrics_of(run_dir) -> dict:
     return dict(np.load(run_dir / "metrics.npz"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_resamples():
-    """Intervals of so few draws are rough, and quick: most of a small sweep's time went into
-    them.
-    """
-    usual, statistics.RESAMPLES = statistics.RESAMPLES, 40
-    yield
-    statistics.RESAMPLES = usual
-
-
 def record_of(run_dir) -> dict:
     return json.loads((run_dir / "run.json").read_text())
 
@@ -568,8 +558,7 @@ def test_a_trial_that_never_fails_is_the_best(fake_sweep, capfd):
     assert "2 of 4 runs ended less than one episode per environment" in said
 
 
-def test_interval_of_one_trial_is_the_ordinary_bootstrap(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 2000)
+def test_interval_of_one_trial_is_the_ordinary_bootstrap():
     values = np.random.default_rng(1).normal(size=16)
     mean, low, high = pictures.interval_over_trials(values[None])
     middle = lambda x, axis: scipy.stats.trim_mean(x, 0.25, axis=axis)  # noqa: E731

@@ -21,7 +21,7 @@ from support.refusals import assert_sweep_refuses
 from support.tiers import slow
 from support.trees import assert_same
 
-from onejit import compilation, statistics, sweep
+from onejit import compilation, sweep
 from onejit.sweep import pictures, search, storage
 from onejit.sweep import request as sweep_request
 
@@ -43,9 +43,8 @@ SWEEP = [*SMALL, "--random-starts", "True", "False", "--lr", "0.01", "0.1", "0.5
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_results():
-    """Rough intervals and no pictures: most of a small sweep's time goes into them."""
+    """No pictures: most of a small sweep's time goes into them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "RESAMPLES", 40)
         for name in ("draw_curves", "draw_returns", "draw_heat_map"):
             patch.setattr(pictures, name, lambda *args: args[-1].write(b"picture"))
         yield

@@ -174,12 +174,10 @@ def test_record(script, finished):
     returns = {"final return": statistics.final_return(metrics_of(finished))}
     returns["greedy return"] = np.load(finished / "evaluation.npy").mean(axis=1)
     for name, values in returns.items():
-        numbers = dict(
-            zip(("interquartile_mean", "low", "high"), statistics.interval(values), strict=True)
-        )
-        numbers |= dict(
-            zip(("mean", "mean_low", "mean_high"), statistics.mean_interval(values), strict=True)
-        )
+        middle = statistics.bootstrap_interval(statistics.interquartile_mean, values)
+        mean = statistics.student_interval(values)
+        numbers = dict(zip(("interquartile_mean", "low", "high"), middle, strict=True))
+        numbers |= dict(zip(("mean", "mean_low", "mean_high"), mean, strict=True))
         numbers |= {
             "worst": values.min(),
             "seeds": 4,
@@ -1233,11 +1231,11 @@ def test_curves_by_hand(script):
     evaluation = np.array([[1.0, 3.0], [5.0, 5.0], [8.0, 8.0]])
     values = tracking.curves(metrics, range(3), evaluation)
     # the third seed has no number
-    mean, low, high = statistics.mean_interval(np.array([2.0, 1 / 3]))
+    mean, low, high = statistics.student_interval(np.array([2.0, 1 / 3]))
     expected = dict(
         zip(("mean", "low", "high", "worst_seed"), (mean, low, high, 1 / 3), strict=True)
     )
-    mean, low, high = statistics.mean_interval(np.array([2.0, 5.0, 8.0]))
+    mean, low, high = statistics.student_interval(np.array([2.0, 5.0, 8.0]))
     greedy = dict(zip(("mean", "low", "high", "worst_seed"), (mean, low, high, 2.0), strict=True))
     expected = {f"episodic_return/{name}": value for name, value in expected.items()}
     expected |= {f"greedy_return/{name}": value for name, value in greedy.items()} | {
@@ -1361,14 +1359,18 @@ def test_trackio(tmp_path, monkeypatch):
 # --- statistics ---
 
 
+def middle_interval(values) -> list:
+    return statistics.bootstrap_interval(statistics.interquartile_mean, values)
+
+
 def test_interval_by_hand():
     values = np.array([4.0, 1.0, 3.0, 100.0])
-    mean, low, high = statistics.interval(values)
+    mean, low, high = middle_interval(values)
     assert mean == 3.5 and 1.0 <= low < mean < high <= 100.0  # the middle half of 1, 3, 4, 100
     # one seed has none
-    np.testing.assert_array_equal(statistics.interval(np.array([7.0])), [7.0, np.nan, np.nan])
+    np.testing.assert_array_equal(middle_interval(np.array([7.0])), [7.0, np.nan, np.nan])
     both = np.stack([values, 2 * values], axis=1)
-    np.testing.assert_array_equal(statistics.interval(both), np.outer([mean, low, high], [1, 2]))
+    np.testing.assert_array_equal(middle_interval(both), np.outer([mean, low, high], [1, 2]))
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 4, 5, 8, 31])
@@ -1377,7 +1379,7 @@ def test_interquartile_mean_is_that_of_scipy(seeds):
     np.testing.assert_allclose(
         statistics.interquartile_mean(values), scipy.stats.trim_mean(values, 0.25, axis=0)
     )
-    pooled = statistics.pooled_interquartile_mean(values.T, 2 * values.T)
+    pooled = statistics.middle_mean(values, 2 * values)
     both = np.concatenate([values, 2 * values])
     np.testing.assert_allclose(pooled, scipy.stats.trim_mean(both, 0.25, axis=0))
 
@@ -1385,7 +1387,7 @@ def test_interquartile_mean_is_that_of_scipy(seeds):
 def test_interval_covers_the_mean_as_often_as_it_says():
     rng = np.random.default_rng(0)
     samples = rng.normal(size=(32, 400))  # whose interquartile mean is 0
-    _, low, high = statistics.interval(samples)
+    _, low, high = middle_interval(samples)
     assert 0.88 < ((low < 0) & (high > 0)).mean() < 0.98
 
 
@@ -1394,7 +1396,7 @@ def test_seeds_that_diverged_are_not_left_out(bad, capsys):
     """They count as the worst there is: one of eight lies outside the middle half, half of all do
     not.
     """
-    mean, low, high = statistics.interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
+    mean, low, high = middle_interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
     assert mean == (2.0 + 3 + 4 + 5) / 4 and low <= mean <= high
     lost = np.array([False, True, False, False])
     record = statistics.summarize("final return", np.array([bad, 9.0, 1.0, 2.0]), lost)[
@@ -1426,13 +1428,13 @@ def test_intervals_of_the_mean_hold_it_as_often_as_they_say(seeds):
     With 1.96 in place of Student's t it is 69 % for two seeds.
     """
     samples = np.random.default_rng(0).normal(3.0, 2.0, size=(seeds, 20_000))
-    mean, low, high = statistics.mean_interval(samples)
+    mean, low, high = statistics.student_interval(samples)
     np.testing.assert_allclose(mean, samples.mean(axis=0))
     assert 0.93 <= ((low <= 3) & (high >= 3)).mean() <= 0.97
 
 
 def test_the_mean_of_one_value_has_no_interval():
-    interval = statistics.mean_interval(np.array([7.0]))
+    interval = statistics.student_interval(np.array([7.0]))
     np.testing.assert_array_equal(interval, [7.0, np.nan, np.nan])
 
 
@@ -1445,7 +1447,8 @@ def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkey
     returns = np.random.default_rng(0).normal(size=(4, 10))
     metrics = {"episodes": np.ones((4, 10)), "episodic_return": returns}
     save_results(script, script.Config(), 0, {"q": np.zeros((4, 2))}, metrics, tmp_path)
-    np.testing.assert_allclose(bands[0], statistics.bootstrap_mean_interval(returns)[1:])
+    _, *band = statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
+    np.testing.assert_allclose(bands[0], band)
 
 
 def test_final_return_by_hand():

@@ -23,9 +23,9 @@ def interval_over_trials(returns: np.ndarray) -> list:
     """
 
     def over_all(drawn):  # [seeds, ..., trials] -> [...]
-        return statistics.interquartile_mean(np.concatenate(np.moveaxis(drawn, -1, 0)))
+        return statistics.interquartile_mean(*np.moveaxis(drawn, -1, 0))
 
-    return statistics.interval(returns.T, over_all)
+    return statistics.bootstrap_interval(over_all, returns.T)
 
 
 def without_infinite(numbers) -> np.ndarray:
@@ -44,7 +44,8 @@ def draw_curves(ranked: list, title: str, file) -> None:
         kept = np.isfinite(result.returns)
         returns[~kept] = -np.inf
         known = np.isfinite(returns[kept]).all(axis=0)
-        center, low, high = without_infinite(statistics.interval(returns[:, known]))
+        interval = statistics.bootstrap_interval(statistics.interquartile_mean, returns[:, known])
+        center, low, high = without_infinite(interval)
         (line,) = axes.plot(steps[known], center, label=show_values(result.values))
         color = line.get_color()
         axes.fill_between(steps[known], low, high, color=color, alpha=0.2, linewidth=0)

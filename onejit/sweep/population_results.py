@@ -182,7 +182,7 @@ def summarize(populations: Populations) -> tuple[list[str], dict]:
     lines = []
     record = {}
     for name, values in {"all agents": means, "best agents": best}.items():
-        mean, low, high = statistics.mean_interval(values)
+        mean, low, high = statistics.student_interval(values)
         lines.append(f"greedy return of {name}: mean {statistics.show(mean, low, high)}, {number}")
         numbers = {"mean": mean, "low": low, "high": high}
         record[name] = {

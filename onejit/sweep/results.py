@@ -87,7 +87,7 @@ def make_results(request: Request, arrays: dict[int, dict]) -> list[Result]:
     """
     last_group = last_groups(request)
     returns = np.stack([of_trial[FINAL_RETURN] for of_trial in arrays.values()], axis=1)
-    means, lows, highs = statistics.interval(returns)
+    means, lows, highs = statistics.bootstrap_interval(statistics.interquartile_mean, returns)
     results = []
     for position, (trial, of_trial) in enumerate(arrays.items()):
         metrics = dict(of_trial)
