@@ -1,6 +1,30 @@
 """onejit for operators: one command that trains, sweeps, compares and renders agents.
 
-The scripts themselves never import this package.
+The scripts themselves never import this package. `load_run`, `evaluate`, `compare_runs` and
+`download` are imported when they are first used, so `import onejit` does not import JAX.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onejit.compare import compare_runs
+    from onejit.evaluation import evaluate
+    from onejit.hub import download
+    from onejit.run_directory import load_run
+
 __version__ = "0.3.0"
+__all__ = ["compare_runs", "download", "evaluate", "load_run"]
+
+MODULE_OF = {
+    "compare_runs": "onejit.compare",
+    "download": "onejit.hub",
+    "evaluate": "onejit.evaluation",
+    "load_run": "onejit.run_directory",
+}
+
+
+def __getattr__(name: str):
+    if name not in MODULE_OF:
+        raise AttributeError(f"module 'onejit' has no attribute {name!r}")
+    return getattr(importlib.import_module(MODULE_OF[name]), name)

@@ -400,6 +400,34 @@ def with_environment(rows: list[dict], name: str) -> list[dict]:
     return [{"environment": name} | row for row in rows]
 
 
+def compare_runs(runs, returns: str = "final", scale=()) -> list[dict]:
+    """Statistics over the seeds of several runs with their 95 % intervals, as rows.
+
+    A row has the keys "environment", "statistic", "method", "versus", "seeds", "value", "low" and
+    "high". "versus" is the other method of a pair, or empty. Rows over all environments come first,
+    and rows of each environment follow if there are several. Prints a note on a run that was
+    stopped, and on agents that diverged. Executes no script. Raises ValueError.
+
+    Args:
+        runs: run directories as DIR or LABEL=DIR; runs with the same label are one method
+        returns: returns to compare: "final" for the end of training, "greedy" for the evaluation
+        scale: (ENV, LOW, HIGH), the returns with scores 0 and 1; needed for several environments
+    """
+    if not runs:
+        raise ValueError("runs: give at least one DIR or LABEL=DIR")
+    methods = gather([read_run(str(argument), returns) for argument in runs])
+    scores, scaled = rescale(methods, scale)
+    rows = aggregate(scores, scaled)
+    rows += compare_pairs(scores, order=dict.fromkeys(row["method"] for row in rows))
+    tasks = tasks_of(scores)
+    rows = with_environment(rows, ", ".join(tasks))
+    if len(tasks) > 1:
+        for task in tasks:
+            of_task = {method: {task: methods[method][task]} for method in methods}
+            rows += with_environment(aggregate(of_task, scaled=False), task)
+    return rows
+
+
 def new_folder() -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs", f"compare-{stamp}-{time.time_ns() % 10**6:06d}")
@@ -421,33 +449,26 @@ def main(
         scale: ENV LOW HIGH, the returns with scores 0 and 1; needed for several environments
         out: folder for compare.csv and compare.png; runs/compare-TIME by default
     """
-    if not runs:
-        raise ValueError("runs: give at least one DIR or LABEL=DIR")
-    methods = gather([read_run(argument, returns) for argument in runs])
-    scores, scaled = rescale(methods, scale)
-    tasks = tasks_of(scores)
-    rows = aggregate(scores, scaled)
-    pairs = compare_pairs(scores, order=dict.fromkeys(row["method"] for row in rows))
+    rows = compare_runs(runs, returns, scale)
+    by_environment = defaultdict(list)
+    for row in rows:
+        by_environment[row["environment"]].append(row)
+    (all_tasks, joint), *others = by_environment.items()
+    pairs = [row for row in joint if row["versus"]]
 
-    title = f"{returns} return on {', '.join(tasks)}"
-    scores_text = ", as a score between LOW and HIGH" if scaled else ""
+    title = f"{returns} return on {all_tasks}"
+    scores_text = ", as a score between LOW and HIGH" if scale else ""
     print(f"{title}{scores_text}; 95 % intervals in brackets\n")
-    print(table(rows))
+    print(table([row for row in joint if not row["versus"]]))
     if pairs:
         print(f"\n{table(pairs)}")
-    rows += pairs
-    stored = with_environment(rows, ", ".join(tasks))
-    if len(tasks) > 1:
-        for task in tasks:
-            of_task = {method: {task: methods[method][task]} for method in methods}
-            of_task = aggregate(of_task, scaled=False)
-            print(f"\n{returns} return on {task}\n{table(of_task)}")
-            stored += with_environment(of_task, task)
+    for task, of_task in others:
+        print(f"\n{returns} return on {task}\n{table(of_task)}")
 
     out = out or new_folder()
-    write(out / "compare.csv", as_csv(stored))
-    drawn = [row for row in rows if row["statistic"] != "worst seed"]  # it has no interval
-    unit = "score" if scaled else "return"
+    write(out / "compare.csv", as_csv(rows))
+    drawn = [row for row in joint if row["statistic"] != "worst seed"]  # it has no interval
+    unit = "score" if scale else "return"
     write_picture(out / "compare.png", partial(draw, drawn, title, unit))
     print(f"\nresults in {out}")
     return out

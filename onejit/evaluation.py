@@ -218,17 +218,21 @@ def greedy_returns(script, config, options):
     return evaluate
 
 
-def new_returns(script, config, agents, agent: int, episodes: int) -> np.ndarray:
-    """Returns [episodes] of one of `agents` [num_seeds, ...] in greedy episodes of their own.
+def evaluate(script, config, agents, agent: int | None = None, episodes: int = 16) -> np.ndarray:
+    """Returns [num_seeds, episodes] of greedy episodes of all agents, as `load_run` returns them.
 
-    No training evaluates agents in these episodes, so they are no luckier for the best agent than
-    for others. They are the same in each call.
+    If `agent` is given, the returns [episodes] of this agent alone. All agents play the same
+    episodes, which are the same in each call. No training evaluates agents in these episodes, so
+    they are no luckier for the best agent than for others. Raises IndexError if there is no such
+    agent.
     """
-    play = jax.jit(make_player(script, config))
-    weights = jax.tree.map(lambda leaf: jnp.asarray(leaf[agent])[None], agents)
+    chosen = slice(None) if agent is None else [agent]
+    weights = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[chosen]), agents)
+    num_agents = len(jax.tree.leaves(weights)[0])
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), 2**31 + 1), episodes)
-    returns, _ = play(weights, keys[None])
-    return np.asarray(returns[0])
+    play = jax.jit(make_player(script, config))
+    returns, _ = play(weights, jnp.broadcast_to(keys, (num_agents, episodes)))
+    return np.asarray(returns if agent is None else returns[0])
 
 
 # --- evaluations during training ---

@@ -63,9 +63,10 @@ def upload(folder: Path, repo: str, private: bool) -> str:
 
 
 def download(repo: str) -> Path:
-    """Download a run, `USER/NAME`, to runs/hf/USER/NAME. Executes nothing.
+    """Download a run, `USER/NAME`, to the folder runs/hf/USER/NAME, and return the folder.
 
-    Raises ValueError, or OSError for errors of the network.
+    Executes nothing. Raises ValueError if the name is wrong or huggingface_hub is missing, and
+    OSError for what the hub or the network refuses.
     """
     check_repo(f"{PREFIX}{repo}", repo)
     import huggingface_hub

@@ -365,8 +365,12 @@ def read_agents(path: Path) -> tuple[dict, dict]:
 def load_run(run_dir, force: bool = False, file: str = "agent.safetensors", trust: bool = False):
     """`(script, config, agents)` of a finished run of a script or of `onejit train`.
 
-    `agents` has NumPy leaves [num_seeds, ...]. The `act` of `make_policy` takes one of these
-    agents. `force` and `trust` are passed to `script_of`. Raises ValueError.
+    `script` is a module, and `agents` has NumPy leaves [num_seeds, ...]. The `act` of
+    `script.make_policy(config)` takes one of these agents. `file` is the file of agents in the run
+    directory.
+
+    Executes the copy of the script in the run directory. `force` accepts a copy that was edited
+    since the run began, and `trust` executes files outside of the run directory. Raises ValueError.
     """
     record = read_record(run_dir)
     if kind_of(record) == "sweep":

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 from support.files import ROOT
 from support.hub import TOKEN, local_hub
 
+import onejit
 from onejit import __main__, evaluation, export, render, run_directory, statistics, train
 
 
@@ -84,7 +86,7 @@ def test_the_card(run_dir, folder):
     assert "python q_learning_gridworld.py --config config.yaml --num-seeds 5 --seed 3" in text
     assert f"agent {best}, the best of 5 by the mean of their greedy episodes." in text
     assert "mean over 5 seeds" in text and "Student's t over seeds" in text
-    returns = evaluation.new_returns(*run_directory.load_run(run_dir), best, 16)
+    returns = evaluation.evaluate(*run_directory.load_run(run_dir), best, 16)
     assert returns.shape == (16,)
     value = f"{returns.mean():.2f} +/- {returns.std():.2f}"
     assert f"in 16 new greedy episodes, {value}: the mean and the standard deviation" in text
@@ -218,6 +220,26 @@ def test_upload_and_download(copied, server, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         __main__.main(["render", "hf:me/none"])
     assert "hf:me/none: 404" in capsys.readouterr().err
+
+
+def test_the_functions_of_the_package(copied, server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    export.main(copied, push="me/mine", video=False)
+    folder = onejit.download("me/mine")
+    assert folder == Path("runs/hf/me/mine")
+
+    script, config, agents = onejit.load_run(folder)
+    returns = onejit.evaluate(script, config, agents, episodes=3)
+    assert returns.shape == (5, 3)
+    last = onejit.evaluate(script, config, agents, agent=4, episodes=3)
+    np.testing.assert_allclose(last, returns[4])
+    with pytest.raises(IndexError):
+        onejit.evaluate(script, config, agents, agent=5)
+
+    rows = onejit.compare_runs([folder, f"again={copied}"], returns="greedy")
+    means = {row["method"]: row["value"] for row in rows if row["statistic"] == "mean"}
+    mean = np.load(copied / "evaluation.npy").mean()
+    assert means == pytest.approx({"q_learning_gridworld": mean, "again": mean})
 
 
 @pytest.mark.slow

@@ -104,6 +104,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypat
     assert stop.value.code == 2 and said.startswith("onejit") and said.count("\n") == 1, said
 
 
+def test_importing_the_package_starts_no_jax(tmp_path):
+    """Its functions are imported when they are used: workers of Gymnasium import the package."""
+    code = "import sys, onejit; assert 'jax' not in sys.modules; onejit.load_run"
+    code += "; assert 'onejit.run_directory' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
 def test_help_starts_quickly_and_lists_the_commands(tmp_path):
     """Without importing JAX."""
     code = "import sys\nfrom onejit.__main__ import main\n"

@@ -120,7 +120,7 @@ def main(
 
     returns = np.zeros(0)
     if eval_episodes:
-        returns = evaluation.new_returns(script, config, agents, seeds[0], eval_episodes)
+        returns = evaluation.evaluate(script, config, agents, seeds[0], eval_episodes)
     shown = Shown(
         agent=seeds[0],
         reason=reason,

@@ -80,10 +80,10 @@ Read `{script}.py` first: the code below downloads this folder, executes this sc
 {count} episodes. `onejit render hf:{repo} --trust` draws one.
 
 ```python
-from onejit import evaluation, hub, run_directory
+import onejit
 
-script, config, agents = run_directory.load_run(hub.download("{repo}"))
-returns = evaluation.new_returns(script, config, agents, agent={agent}, episodes={count})
+script, config, agents = onejit.load_run(onejit.download("{repo}"))
+returns = onejit.evaluate(script, config, agents, agent={agent}, episodes={count})
 print(f"{{returns.mean():.2f}} +/- {{returns.std():.2f}}")
 ```
 """
