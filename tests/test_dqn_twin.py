@@ -155,6 +155,7 @@ class Twin:
             for name in rollout[0]:
                 expected = np.array([transition[name] for transition in rollout])
                 actual = np.asarray(getattr(state.replay, name)[i]).reshape(expected.shape)
+                expected = expected.astype(actual.dtype)  # of `buffer_dtype`
                 np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=name)
         assert state.rollout_count == len(self.rollouts)
         np.testing.assert_array_equal(state.obs, self.environments.obs)
