@@ -133,7 +133,7 @@ def about_the_config(script, config):
                 f"env_name = {config.env_name}: is not registered; MODULE:NAME imports a module "
                 f"first{similar}"
             ) from error
-        if is_missing_module(error, config.env_name):
+        if is_missing_module(error, config.env_name) or is_missing_library(error):
             raise FieldError(f"env_name = {config.env_name}: {error}") from error
         error.add_note(f"{CONFIG}{changed_fields(script, config)}")
         raise
@@ -159,6 +159,11 @@ def is_missing_module(error: Exception, env_name: str) -> bool:
     """Whether there is no module of the name in `env_name: MODULE:NAME`."""
     module = env_name.rpartition(":")[0]
     return isinstance(error, ModuleNotFoundError) and error.name == module
+
+
+def is_missing_library(error: Exception) -> bool:
+    """Whether an adapter of onejit lacks its library, and says what to install."""
+    return isinstance(error, ImportError) and "pip install" in str(error)
 
 
 def similar_environment(name: str) -> str:

@@ -87,8 +87,8 @@ def target_updates(num_envs, num_steps, rollout_counts):
 
     def changes(state, count):
         after, _ = update(state._replace(rollout_count=count))
-        old, new = jax.tree.leaves((state.target_params, after.target_params))[::3]
-        return (old != new).any()
+        differs = jax.tree.map(jnp.not_equal, state.target_params, after.target_params)
+        return jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(differs)]).any()
 
     state = jit_quickly(init)(jax.random.key(0))
     return jit_quickly(jax.vmap(changes, (None, 0)))(state, rollout_counts + 1)  # one of warm-up

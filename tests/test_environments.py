@@ -419,7 +419,7 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
 )
 def test_what_cannot_be_is_refused(name, env_params, message):
     library(name.partition(":")[0])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         ppo.make_env(ppo.Config(env_name=f"onejit.envs.{name}", env_params=env_params))
 
 
