@@ -430,7 +430,7 @@ def make_learner(config: Config):
     game = make_game(config.env_name)
     network = make_network(config, game)
     search = make_network_search(config, game, config.simulations)
-    _, act = make_policy(config)
+    act = make_policy(config)
     opponents = {"random": make_env(dataclasses.replace(config, opponent_simulations=0))}
     if config.opponent_simulations:
         opponents["mcts"] = make_env(config)
@@ -544,7 +544,7 @@ def make_learner(config: Config):
 
         def step(match, key):
             obs, env_state = match
-            action, _ = jax.vmap(act, in_axes=(None, None, 0))(state.agent, (), obs)
+            action = jax.vmap(act, in_axes=(None, 0))(state.agent, obs)
             keys = jax.random.split(key, config.eval_games)
             obs, env_state, _, _, _, info = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
                 keys, env_state, action, env_params
