@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onejit.hub import download
     from onejit.run_directory import load_run
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 __all__ = ["compare_runs", "download", "evaluate", "load_run"]
 
 MODULE_OF = {

@@ -170,7 +170,7 @@ def test_flags_that_cannot_be(refuses, not_understood):
 @pytest.mark.parametrize(
     ("words", "error", "match"),
     [
-        (["--num-steps=0"], ValueError, "num_steps = 0"),
+        (["--total-timesteps=1"], ValueError, "total_timesteps = 1"),
         (["--steps=3"], SystemExit, "^2$"),
         (["--config", "no.yaml"], FileNotFoundError, "no.yaml"),
     ],

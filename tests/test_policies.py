@@ -358,12 +358,15 @@ def test_bad_input(gridworld, tmp_path, capsys, monkeypatch):
 def test_what_cannot_be_converted_is_named(tmp_path, capsys):
     """A policy that leaves JAX, and one whose memory does not start with zeros."""
     source = (ROOT / "q_learning_gridworld.py").read_text()
-    act = 'return agent["q"][obs].argmax(axis=-1), memory'
-    start = "return ()  # no memory"
+    act = 'return agent["q"][obs].argmax(axis=-1)'
+    start = "    return act\n"
     assert act in source and start in source
     calls = "jax.pure_callback(lambda x: x, obs, obs, vmap_method='sequential')"
-    (tmp_path / "calls_python.py").write_text(source.replace(act, f"return {calls}, memory"))
-    (tmp_path / "starts_at_one.py").write_text(source.replace(start, "return jnp.ones(2)"))
+    (tmp_path / "calls_python.py").write_text(source.replace(act, f"return {calls}"))
+    with_memory = (
+        "    return lambda: jnp.ones(2), lambda agent, memory, obs: (act(agent, obs), memory)\n"
+    )
+    (tmp_path / "starts_at_one.py").write_text(source.replace(start, with_memory))
     causes = {
         "calls_python": "the policy of calls_python.py cannot be converted",
         "starts_at_one": "the memory of starts_at_one.py does not start with zeros",
