@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments.environment import Environment
 
 SHORTENING = ("episodic_life", "reward_clip")  # EnvPool's options for training on Atari
 LONGEST = 10**6  # steps of a greedy episode where the time limit is longer, or infinite
@@ -63,6 +62,8 @@ def without_resets(env, env_params):
 
     An episode goes on after its end from a state that is always the same.
     """
+    from gymnax.environments.environment import Environment  # not at the top: it starts JAX
+
     inner = unwrap(env)
     if type(inner).step is not Environment.step:  # it resets in its own way
         return env

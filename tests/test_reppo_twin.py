@@ -184,8 +184,7 @@ class Twin(ppo.Twin):
     def update(self) -> dict:
         self.key, collect_key, batch_key, learn_key = jax.random.split(self.key, 4)
         steps = self.collect(collect_key)
-        if self.config.normalize_reward:
-            self.normalize_rewards(steps)
+        self.normalize_rewards(steps)
         self.compute_targets(steps, batch_key)
         for step in steps:
             mean, log_std = self.mean_and_log_std(self.policy_params["actor"], step["obs"])

@@ -200,12 +200,6 @@ class RunningStatistics:
         np.testing.assert_allclose(statistics.count, self.count, rtol=rtol)
 
 
-def random_order(key, size: int) -> np.ndarray:
-    """Indices below `size` in the order of random numbers below (2^32 - 1) // size, by index."""
-    numbers = np.asarray(jax.random.bits(key, (size,))) % ((2**32 - 1) // size)
-    return np.argsort(numbers, kind="stable")
-
-
 def order_of_bits(key, size: int) -> np.ndarray:
     """Indices below `size` in the order of random numbers of 32 bits, by index where they agree."""
     return np.argsort(np.asarray(jax.random.bits(key, (size,))), kind="stable")
