@@ -361,7 +361,7 @@ class RunnerState(NamedTuple):
 
     @property
     def agent(self) -> dict:
-        """What acting needs. `main` saves it for all seeds, `act` takes that of one seed."""
+        """What acting needs: `act` takes the agent of one seed, `main` saves the agents of all."""
         return {
             "params": {"actor": self.params["actor"]},
             "batch_stats": {"actor": self.batch_stats["actor"]},

@@ -1,11 +1,11 @@
-"""Measure on one GPU: speed beside the peers, what was only planned, and rows at scale.
+"""Measure on one GPU: speed next to the peers, plans against measurements, and rows at scale.
 
     git clone https://github.com/luchris429/purejaxrl
     git clone https://github.com/mttga/purejaxql
     pip install --target deps --no-deps flashbax rejax
     PYTHONPATH=deps python benchmarks/gpu.py --purejaxrl purejaxrl --purejaxql purejaxql --out gpu
     python benchmarks/gpu.py speed/ppo rows/reppo    # the measurements that begin like this
-    python benchmarks/gpu.py --list                  # what there is, its time and its packages
+    python benchmarks/gpu.py --list                  # all measurements, their time and packages
     python benchmarks/gpu.py speed/ppo --plan h100   # kernels of both sides, without a GPU
     python benchmarks/gpu.py checks --small          # a trial on a CPU
 
@@ -144,7 +144,7 @@ PACKAGES = {
     "brax": Packages("brax.envs", "brax mujoco mujoco-core mujoco-mjx", 17),
     "craftax": Packages("craftax.craftax_env", "craftax", 0.4),
     "gymnasium": Packages("gymnasium", "gymnasium", 1),
-    "playground": Packages("mujoco_playground", "playground and those of brax", 25),
+    "playground": Packages("mujoco_playground", "playground and the packages of brax", 25),
 }
 NEEDS = {
     "dqn/peer": "peers",

@@ -85,7 +85,7 @@ def show_mean(returns) -> str:
 def unrolled(variant: str, options) -> dict:
     """A training whose loops run as they are, or several steps at a time.
 
-    The loops are those of environment steps and of gradient steps.
+    One loop is over environment steps, the other over gradient steps.
     """
     row, _, which = variant.partition("/")
     agents = 2 if options.small else {"ppo": 64, "ppo_minatar": 32}[row]

@@ -242,13 +242,13 @@ def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
 
 
 def test_best_agents_of_the_training(copied, capsys, refuses):
-    """They are ranked by what each seed reached then."""
+    """Each seed's best agent, ranked by what it reached then, plays what was measured then."""
     refuses(
         [copied, "--best"], f"best: {copied} has no best_agent.safetensors", "--eval-interval N"
     )
     shutil.copy(copied / "agent.safetensors", copied / "best_agent.safetensors")
     harm_agents(
-        copied / "best_agent.safetensors",
+        copied / "agent.safetensors",  # not those that play
         lambda arrays: {name: each[::-1] for name, each in arrays.items()},
     )
     returns = np.array([[1.0, np.nan], [4.0, 0.0], [3.0, 2.0], [0.0, 5.0], [np.nan, np.nan]])
@@ -257,7 +257,10 @@ def test_best_agents_of_the_training(copied, capsys, refuses):
     names = ["best_agent3.gif", "worst_agent4.gif", "median_agent2.gif"]
     assert [path.name for path in written] == names and written[0].parent == copied / "render_best"
     said = re.findall(r"agent(\d): return (\S+) in", capsys.readouterr().out)
-    assert [agent for agent, _ in said] == ["3", "4", "2"]
+    evaluation = np.load(copied / "evaluation.npy")[:, 0]
+    assert [agent for agent, _ in said] == ["3", "4", "2"] and len(set(evaluation)) > 1
+    for agent, total in said:
+        assert float(total) == pytest.approx(evaluation[int(agent)], rel=1e-3)
 
 
 def test_one_agent_needs_no_metrics(copied):
