@@ -24,6 +24,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import origin
+
 RESULTS = ROOT / "benchmarks" / "results" / "many_agents.json"
 PICTURE = ROOT / "docs" / "figures" / "many_agents.png"
 BEGIN = "<!-- times: begin, written by benchmarks/many_agents.py -->"
@@ -103,8 +107,10 @@ def draw(results: dict) -> None:
 
 def write_readme(results: dict) -> None:
     path = ROOT / "README.md"
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"README.md: lacks {BEGIN} and {END}")
     path.write_text(f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}")
 
 
@@ -122,8 +128,6 @@ def main():
 
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"onejit": {}, "cleanrl": {}}
     if not options.draw:
-        import origin
-
         results |= origin.origin() | {"cores": len(os.sched_getaffinity(0))}
         if options.cleanrl:
             results["cleanrl"]["1"] = seconds_of_cleanrl(options)
@@ -131,8 +135,8 @@ def main():
             results["onejit"][str(agents)] = seconds_of_ours(agents)
             print(f"{agents} agents: {results['onejit'][str(agents)]:.1f} s", flush=True)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    write_readme(results)
     draw(results)
+    write_readme(results)
 
 
 if __name__ == "__main__":
