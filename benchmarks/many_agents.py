@@ -30,7 +30,7 @@ import origin
 
 RESULTS = ROOT / "benchmarks" / "results" / "many_agents.json"
 PICTURE = ROOT / "docs" / "figures" / "many_agents.png"
-BEGIN = "<!-- times: begin, written by benchmarks/many_agents.py -->"
+BEGIN = "<!-- times: begin -->"
 END = "<!-- times: end -->"
 STEPS = 500_000
 COLUMNS = [1, 8, 256]
