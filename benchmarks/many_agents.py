@@ -70,17 +70,17 @@ def table(results: dict) -> str:
     ours = {int(agents): seconds for agents, seconds in results["onejit"].items()}
     one = results["cleanrl"]["1"]
     cores = results["cores"]
-    header = ["PPO on CartPole-v1, 5e5 steps for each agent"]
+    header = [""]
     header += ["1 agent" if agents == 1 else f"{agents} agents" for agents in COLUMNS]
-    cleanrl = [in_words(one)] + [f"{in_words(agents * one)} *" for agents in COLUMNS[1:]]
+    cleanrl = [in_words(one)] + [f"{in_words(agents * one)}\\*" for agents in COLUMNS[1:]]
     rows = [
         header,
         ["---"] * len(header),
-        [f"CleanRL, {cores} CPU cores", *cleanrl],
-        [f"onejit, the same {cores} cores", *(in_words(ours[agents]) for agents in COLUMNS)],
+        [f"CleanRL on {cores} CPU cores", *cleanrl],
+        [f"onejit on the same {cores} cores", *(in_words(ours[agents]) for agents in COLUMNS)],
     ]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    note = "The times include the compilation. * Computed: one agent after the other."
+    note = "\\* Computed from the time of one agent: CleanRL trains them one after the other."
     return "\n".join([*lines, "", note])
 
 
