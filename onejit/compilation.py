@@ -20,7 +20,7 @@ from flax.core import FrozenDict
 from onejit import evaluation, local_modules
 from onejit.devices import shardings, smallest_slice
 from onejit.errors import about_the_config
-from onejit.memory import GIB, free_memory, program_bytes
+from onejit.memory import GIB, free_memory, memory_of, program_bytes
 from onejit.text import plural
 
 
@@ -249,7 +249,7 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     check_agent(abstract["runner_state"].agent)
     start = lowered_start.compile()
     advance = lowered_advance.compile()
-    held = start.memory_analysis().output_size_in_bytes  # bytes of the carry on each device
+    held = memory_of(start).output_size_in_bytes  # bytes of the carry on each device
     needed = max(program_bytes(start), program_bytes(advance))
 
     evaluate = None

@@ -7,6 +7,8 @@
 An agent sees the tiles in front of it, but not what it carries: a memory helps.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from gymnax.environments import environment, spaces
@@ -14,10 +16,11 @@ from gymnax.environments import environment, spaces
 from onejit.envs import State, needs, register, start_from
 
 with needs("xminigrid"):
-    import xminigrid
+    from xminigrid.benchmarks import load_benchmark, registered_benchmarks
     from xminigrid.core.constants import NUM_COLORS, NUM_TILES, TILES_REGISTRY, Colors, Tiles
     from xminigrid.core.goals import AgentHoldGoal, TileNearGoal
     from xminigrid.core.rules import EmptyRule, TileNearRule
+    from xminigrid.registration import make, registered_environments
     from xminigrid.types import RuleSet
 
 OBSERVATIONS = ("flat", "grid")
@@ -66,14 +69,14 @@ def find_ruleset(name: str) -> RuleSet:
     if name in rulesets:
         return rulesets[name]
     benchmark_name, _, number = name.partition("/")
-    benchmarks = xminigrid.registered_benchmarks()
+    benchmarks = registered_benchmarks()
     if benchmark_name not in benchmarks or not number.isdecimal():
         raise ValueError(
             f"ruleset = {name}: must be one of {', '.join(rulesets)}, or BENCHMARK/NUMBER with "
             f"one of {', '.join(benchmarks)}, which are downloaded"
         )
     try:
-        benchmark = xminigrid.load_benchmark(benchmark_name)
+        benchmark = load_benchmark(benchmark_name)
     except OSError as error:
         raise ValueError(f"ruleset = {name}: cannot be downloaded: {error}") from error
     if int(number) >= benchmark.num_rulesets():
@@ -107,7 +110,9 @@ class XMiniGrid(environment.Environment):
         elif ruleset:
             raise ValueError(f"ruleset = {ruleset}: {name} has no rulesets")
         self.observation = observation
-        self.env, self.params = xminigrid.make(name, **arguments)
+        self.env: Any
+        self.params: Any
+        self.env, self.params = make(name, **arguments)
         self.start = start_from(lambda key: self.env.reset(self.params, key), start_states)
 
     @property
@@ -151,4 +156,4 @@ class XMiniGrid(environment.Environment):
         return self.env.render(self.params, state.inner)
 
 
-register(xminigrid.registered_environments(), XMiniGrid)
+register(registered_environments(), XMiniGrid)
