@@ -18,7 +18,7 @@ from matplotlib import pyplot
 from onejit.envs import State, needs, register, start_from
 
 with needs("jumanji"):
-    from jumanji.registration import make, registered_environments
+    from jumanji import registration
 
 NO_LIMIT = 4000  # time limit for a game without one
 # the reward falls to 0 at the time limit, which is part of the task
@@ -29,7 +29,7 @@ class Jumanji(environment.Environment):
     """`arguments` go to the environment's constructor, such as `time_limit`."""
 
     def __init__(self, name: str, start_states: int = 0, **arguments):
-        self.env: Any = make(name, **arguments)
+        self.env: Any = registration.make(name, **arguments)
         self.limit = getattr(self.env, "time_limit", NO_LIMIT)
         if hasattr(self.env, "time_limit") and name not in COUNTS_DOWN:
             self.env.time_limit = np.iinfo(np.int32).max  # its `last` is now `terminated`
@@ -90,4 +90,4 @@ class Jumanji(environment.Environment):
         return np.array(canvas.buffer_rgba())[..., :3]
 
 
-register(sorted(registered_environments()), Jumanji)
+register(sorted(registration.registered_environments()), Jumanji)

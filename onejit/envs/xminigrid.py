@@ -16,11 +16,10 @@ from gymnax.environments import environment, spaces
 from onejit.envs import State, needs, register, start_from
 
 with needs("xminigrid"):
-    from xminigrid.benchmarks import load_benchmark, registered_benchmarks
+    from xminigrid import benchmarks, registration
     from xminigrid.core.constants import NUM_COLORS, NUM_TILES, TILES_REGISTRY, Colors, Tiles
     from xminigrid.core.goals import AgentHoldGoal, TileNearGoal
     from xminigrid.core.rules import EmptyRule, TileNearRule
-    from xminigrid.registration import make, registered_environments
     from xminigrid.types import RuleSet
 
 OBSERVATIONS = ("flat", "grid")
@@ -69,14 +68,14 @@ def find_ruleset(name: str) -> RuleSet:
     if name in rulesets:
         return rulesets[name]
     benchmark_name, _, number = name.partition("/")
-    benchmarks = registered_benchmarks()
-    if benchmark_name not in benchmarks or not number.isdecimal():
+    names = benchmarks.registered_benchmarks()
+    if benchmark_name not in names or not number.isdecimal():
         raise ValueError(
             f"ruleset = {name}: must be one of {', '.join(rulesets)}, or BENCHMARK/NUMBER with "
-            f"one of {', '.join(benchmarks)}, which are downloaded"
+            f"one of {', '.join(names)}, which are downloaded"
         )
     try:
-        benchmark = load_benchmark(benchmark_name)
+        benchmark = benchmarks.load_benchmark(benchmark_name)
     except OSError as error:
         raise ValueError(f"ruleset = {name}: cannot be downloaded: {error}") from error
     if int(number) >= benchmark.num_rulesets():
@@ -112,7 +111,7 @@ class XMiniGrid(environment.Environment):
         self.observation = observation
         self.env: Any
         self.params: Any
-        self.env, self.params = make(name, **arguments)
+        self.env, self.params = registration.make(name, **arguments)
         self.start = start_from(lambda key: self.env.reset(self.params, key), start_states)
 
     @property
@@ -156,4 +155,4 @@ class XMiniGrid(environment.Environment):
         return self.env.render(self.params, state.inner)
 
 
-register(registered_environments(), XMiniGrid)
+register(registration.registered_environments(), XMiniGrid)
