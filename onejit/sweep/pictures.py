@@ -180,9 +180,9 @@ def draw_heat_map(ranked: list, title: str, file) -> None:
     is_grid = len(set(x_values)) * len(set(y_values)) == len(ranked)
     x = place(axes, "x", x_name, x_values, as_numbers=not is_grid)
     y = place(axes, "y", y_name, y_values, as_numbers=not is_grid)
-    style = {"marker": "s", "s": 1200} if is_grid else {"s": 60}
+    marker, size = ("s", 1200) if is_grid else ("o", 60)
     colors = without_infinite(means)
-    points = axes.scatter(x, y, c=colors, edgecolors="black", plotnonfinite=True, **style)
+    points = axes.scatter(x, y, size, colors, marker=marker, edgecolors="black", plotnonfinite=True)
     if is_grid:
         box = {"facecolor": "white", "alpha": 0.6, "lw": 0}
         for i, mean in enumerate(means):
@@ -205,7 +205,7 @@ def over_time(axes, begins, ends, values, returns, norm):
     stops = np.broadcast_to(ends, values.shape)
     points = np.stack([starts, values, stops, values], axis=-1).reshape(-1, 2, 2)
     colors = matplotlib.colormaps["viridis"].with_extremes(bad="0.8")
-    lines = LineCollection(points, cmap=colors, norm=norm, linewidth=1.5)
+    lines = LineCollection(list(points), cmap=colors, norm=norm, linewidth=1.5)
     lines.set_array(np.ma.masked_invalid(returns.reshape(-1)))
     return axes.add_collection(lines)
 
@@ -235,7 +235,7 @@ def draw_population(
     copies = np.stack(
         [begins[when + 1], parent[children, when + 1], begins[when + 1], children], axis=-1
     )
-    copies = LineCollection(copies.reshape(-1, 2, 2), color="0.5", linewidth=0.4, alpha=0.6)
+    copies = LineCollection(list(copies.reshape(-1, 2, 2)), color="0.5", linewidth=0.4, alpha=0.6)
     panels[0].add_collection(copies)
     panels[0].set(ylabel="agent", ylim=(-0.5, agents - 0.5))
     panels[0].yaxis.set_major_locator(MaxNLocator(integer=True))
