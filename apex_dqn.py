@@ -919,15 +919,8 @@ def read_flags(words: list[str]) -> list[str]:
     def whole_number(match):
         return f"{float(match[0]):.16g}"
 
-    flags = []
-    before = ""
-    for word in words:
-        is_folder = {before, word.partition("=")[0]} & {"--run-dir", "--run_dir"}
-        before = word
-        if not is_folder:  # 5e5 may stand for a whole number
-            word = re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word)
-        flags.append(word)
-    return flags
+    # 5e5 may stand for a whole number
+    return [re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word) for word in words]
 
 
 if __name__ == "__main__":

@@ -246,13 +246,6 @@ def test_numbers_as_people_write_them(script, tmp_path):
         ]
 
 
-@pytest.mark.common
-def test_a_folder_is_no_number(script):
-    words = ["--run-dir", "1e3", "--total-timesteps", "1.0e+3", "--run_dir=2e3", "--seed=1e2"]
-    read = ["--run-dir", "1e3", "--total-timesteps", "1000", "--run_dir=2e3", "--seed=100"]
-    assert script.read_flags(words) == read
-
-
 def test_flags_override_yaml_and_yaml_the_defaults(script, tmp_path):
     (tmp_path / "good.yaml").write_text("total_timesteps: 7000\ngamma: 0.5\n")
     config = parse(script, "--config", tmp_path / "good.yaml", "--gamma", 0.25)
