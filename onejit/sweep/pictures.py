@@ -218,7 +218,7 @@ def over_time(axes, begins, ends, values, returns, norm):
     stops = np.broadcast_to(ends, values.shape)
     points = np.stack([starts, values, stops, values], axis=-1).reshape(-1, 2, 2)
     colors = matplotlib.colormaps["viridis_r"].with_extremes(bad="0.8")
-    lines = LineCollection(points, cmap=colors, norm=norm, linewidth=1.8)
+    lines = LineCollection(list(points), cmap=colors, norm=norm, linewidth=1.8)
     lines.set_array(np.ma.masked_invalid(returns.reshape(-1)))
     return axes.add_collection(lines)
 

@@ -29,3 +29,12 @@ def is_for_slow_tier(item, script) -> bool:
     if item.path.stem == "test_processes":
         return script not in PROCESSES_QUICKLY
     return script not in COMMON_QUICKLY
+
+
+def shard(groups: set[str], text: str) -> set[str]:
+    """The groups of tests of one process of several, such as the text 1/4. Scripts take longest."""
+    number, total = map(int, text.split("/"))
+    if not 1 <= number <= total:
+        raise pytest.UsageError(f"--shard {text}: must be from 1/{total} to {total}/{total}")
+    ordered = sorted(groups, key=lambda group: (group not in LISTED, group))
+    return set(ordered[number - 1 :: total])
