@@ -8,7 +8,7 @@ compilation. CleanRL's ppo.py has the same hyperparameters and trains one agent 
 for several agents are computed: one after the other on the same machine. How to get CleanRL stands
 in benchmarks/speed.py.
 
-Writes results/many_agents.json, the table between the markers in README.md, and
+Writes results/times.json, the table between the markers in README.md, and
 docs/figures/many_agents.png. What was measured before stays.
 """
 
@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 import origin
 
-RESULTS = ROOT / "benchmarks" / "results" / "many_agents.json"
+RESULTS = ROOT / "benchmarks" / "results" / "times.json"
 PICTURE = ROOT / "docs" / "figures" / "many_agents.png"
 BEGIN = "<!-- times: begin -->"
 END = "<!-- times: end -->"
