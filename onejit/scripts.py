@@ -1,4 +1,4 @@
-"""Scripts: finding and importing them. docs/contract.md says what a script defines."""
+"""Scripts: finding and importing them. docs/python.md says what a script defines."""
 
 import dataclasses
 import hashlib

@@ -363,14 +363,14 @@ def test_a_variant_is_its_config_with_flags():
         ("configs/ppo/small.yaml", "# 32 seeds took 3 min.\nlr: 0.1\n", False),
         ("configs/ppo/small.yaml", "# A task.\nlr: 0.2\n", True),
         ("ppo.py", "x = 2\n", True),
-        ("docs/results.md", "New\n", False),
+        ("benchmarks/RESULTS.md", "New\n", False),
     ],
 )
 def test_comments_that_rows_write_do_not_change_the_code(
     tmp_path, monkeypatch, file, text, changed
 ):
     files = {"configs/ppo/small.yaml": "# A task.\nlr: 0.1\n", "ppo.py": "x = 1\n"}
-    for name, contents in (files | {"docs/results.md": "Old\n"}).items():
+    for name, contents in (files | {"benchmarks/RESULTS.md": "Old\n"}).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(contents)
     who = ["-c", "user.name=x", "-c", "user.email=x"]
