@@ -210,6 +210,8 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
         else:
             assert (ROOT / file).is_file(), f"no file {file}"
             folder, stem = Path(file).parent.name, Path(file).stem
+            if "--help" in words:
+                return
             try:
                 if folder == "tests":
                     assert stem == "sync_blocks"
@@ -470,7 +472,7 @@ def test_no_file_names_a_page_that_is_gone():
         if path.name == "CHANGELOG.md" or path.suffix in (".png", ".gif", ".safetensors", ".npz"):
             continue
         text = path.read_text(encoding="utf-8", errors="ignore")
-        for name in re.findall(r"\b((?:docs|dev)/[\w/]+\.(?:md|ipynb))\b", text):
+        for name in re.findall(r"(?<![\w/])((?:docs|dev)/[\w/]+\.(?:md|ipynb))\b", text):
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)}: {name}"
 
 
