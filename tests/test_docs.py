@@ -467,7 +467,7 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_no_file_names_a_page_that_is_gone():
-    """In the code, the configs and the pages: `docs/NAME.md`, `dev/NAME.md`."""
+    """In the code, the configs and the pages, whatever the folder: docs or dev."""
     for path in repository_files("**/*"):
         if path.name == "CHANGELOG.md" or path.suffix in (".png", ".gif", ".safetensors", ".npz"):
             continue
