@@ -14,6 +14,9 @@ sys.path.insert(0, str(ROOT))
 
 from onejit.cores import number_of_cores
 
+# Python compiles a module once, not in each of the many processes that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # For `python -m onejit`.
 os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 # For the subprocesses of the tests too.
