@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 CONSTRAIN := -c constraints.txt
 RUN := $(VENV)/bin/python
-# Python compiles what is imported, when it is imported first.
+# Python compiles what is imported, when it is imported first, and keeps it.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(RUN) -m pip install --quiet --no-compile $(CONSTRAIN)
 ARGS ?=
 

@@ -14,12 +14,17 @@ sys.path.insert(0, str(ROOT))
 
 from onejit.cores import number_of_cores
 
+# Python compiles a module once, not in each of the many processes that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # For `python -m onejit`.
 os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 # For the subprocesses of the tests too.
-caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(caches / "onejit" / "tests"))
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(caches / "onejit" / "tests")
+    # Only a directory that had a limit from the start can have one.
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes may share a GPU

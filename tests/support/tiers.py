@@ -8,7 +8,7 @@ from support.files import ROOT
 LISTED = yaml.safe_load((ROOT / "tools" / "scripts.yaml").read_text())["scripts"]
 SLOW = [name for name, entry in LISTED.items() if entry["tier"] == "slow"]
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier's for common blocks
-PROCESSES_QUICKLY = ("ppo",)  # and for scripts as processes of their own
+PROCESSES_QUICKLY = ("q_learning_gridworld",)  # and for scripts as processes of their own
 
 
 def slow(*values):
