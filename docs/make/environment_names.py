@@ -51,7 +51,8 @@ HEAD = """# Environment names
 
 `--env-name NAME` accepts these names. [Environments](environments.md) describes them, and you can
 [bring your own](bring_your_own.md). The command `python docs/make/environment_names.py` writes this
-page and starts each of them. A star: the environment fails in [64-bit mode](questions.md#does-it-work-in-64-bit-mode).
+page and starts each of them. A star: the environment fails in [64-bit
+mode](questions.md#does-it-work-in-64-bit-mode).
 
 """
 TAIL = """## EnvPool and Gymnasium
