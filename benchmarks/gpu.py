@@ -293,7 +293,7 @@ def program_of(job: Job, options):
     agents = int(agents)
     if options.small:
         steps = 2 * SPEED_ROWS[row].divisor
-        steps += 10_000 * (row == "dqn")  # its warm-up
+        steps += {"dqn": 10_000, "sac": 256, "td3": 256}.get(row, 0)  # the warm-up
     elif job.lane == "headline":
         steps, _ = HEADLINE[row, agents]
     else:
