@@ -154,7 +154,7 @@ def noisy_network(**overrides):
     config = dataclasses.replace(rainbow.Config(hidden_sizes=(6, 5)), **overrides)
     network = rainbow.make_network(config, *rainbow.make_env(config))
     obs = jax.random.normal(jax.random.key(1), (3, 4))
-    return network, network.init(jax.random.key(0), obs), obs
+    return network, jax.jit(network.init)(jax.random.key(0), obs), obs
 
 
 def noise_of(key, params):
