@@ -11,18 +11,19 @@
 # ///
 """FlashSAC, the whole training in one jit.
 
-FlashSAC (arXiv 2604.04539): soft actor-critic (arXiv 1812.05905) whose networks cannot grow. They
-are residual blocks with batch normalization, and each weight vector is projected to a fixed norm
-after each step of the optimizer. The critics are classifiers over atoms (C51, arXiv 1707.06887) of
-rewards that are scaled to fit them, and exploration noise is held for some steps.
+FlashSAC (arXiv 2604.04539): soft actor-critic (arXiv 1812.05905) with networks whose weights cannot
+grow. They are residual blocks with batch normalization, and each weight vector is projected to a
+fixed norm after each step of the optimizer. The critics are classifiers over evenly spaced values
+(C51, arXiv 1707.06887), rewards are scaled to fit them, and exploration noise is held for some
+steps.
 
-Differences from the paper: a network's rate falls with the steps of its own optimizer, as in the
-authors' code. The discounted return that scales the rewards begins anew after the last step of an
-episode, where theirs forgets the episode one step early. One-step targets, single precision, and
-smaller networks by default. An episode that its time limit truncates is bootstrapped from its last
-observation. Before learning, `init` takes `learning_starts` random steps into the replay. The
-replay is a ring of `buffer_size` steps in `runner_state`. A step takes
-4 (2 obs_dim + action_dim + 1) + 1 bytes: with the defaults 0.66 MB per agent.
+Differences from the paper: one-step targets, single precision, and smaller networks by default. The
+discounted return that scales the rewards begins anew after the last step of an episode; in the
+authors' code, the reward of the last step counts for the next episode. An episode that its time
+limit truncates is bootstrapped from its last observation. Before learning, `init` takes
+`learning_starts` random steps into the replay. The replay is a ring of `buffer_size` steps in
+`runner_state`. A step takes 4 (2 obs_dim + action_dim + 1) + 1 bytes: with the defaults 0.66 MB per
+agent.
 
     python flashsac.py --env-name Pendulum-v1 --num-seeds 8
 
