@@ -112,7 +112,7 @@ class Config:
     batch_size: int = 256  # transitions per gradient step
     buffer_size: int = 20_000  # capacity of the replay in steps, rounded down to whole rollouts
     learning_starts: int = 1000  # random steps before learning, rounded up to whole rollouts
-    lr: float = 3e-4  # Adam's learning rate at the start
+    lr: float = 1e-3  # Adam's learning rate at the start
     lr_end_fraction: float = 0.5  # share of lr that is left at the end, by half a cosine
     gamma: float = 0.99  # discount factor
     tau: float = 0.01  # Polyak factor of the target critics, in each gradient step
@@ -288,8 +288,16 @@ def project(values, probability, support):
     """
     width = jnp.maximum((support[-1] - support[0]) / (len(support) - 1), 1e-6)
     place = jnp.clip((values - support[0]) / width, 0.0, len(support) - 1.0)  # in units of atoms
-    distance = jnp.abs(place[:, :, None] - jnp.arange(len(support)))  # [B, value, atom]
-    return (jnp.clip(1.0 - distance, 0.0, 1.0) * probability[:, :, None]).sum(axis=1)
+
+    def add_value(target, place_and_probability):  # of each sample: [B], [B]
+        place, probability = place_and_probability
+        distance = jnp.abs(place[:, None] - jnp.arange(len(support)))
+        return target + jnp.clip(1.0 - distance, 0.0, 1.0) * probability[:, None], None
+
+    # A loop: on CPUs, XLA takes 15 times as long for a sum over all values at once.
+    columns = (place.T, probability.T)
+    target, _ = jax.lax.scan(add_value, jnp.zeros_like(place), columns, unroll=16)
+    return target
 
 
 def critic_loss(logits, target):

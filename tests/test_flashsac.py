@@ -690,7 +690,7 @@ def test_best_action_between_bounds_that_are_not_one():
 
 @pytest.mark.slow
 def test_pendulum():
-    config = flashsac.Config(total_timesteps=10_000)
+    config = flashsac.Config(total_timesteps=10_000)  # half the default
     metrics = train(config, jax.random.key(0))["metrics"]
     episodes = np.asarray(metrics["episodes"])[-500:]
     returns = np.asarray(metrics["episodic_return"])[-500:]
