@@ -526,7 +526,7 @@ def make_learner(config: Config):
             obs=obs,
             env_state=env_state,
             return_statistics=init_mean_std(()),
-            largest_return=jnp.float32(0.0),
+            largest_return=jnp.zeros(()),
             discounted_return=jnp.zeros(config.num_envs),
             noise=noise,
             noise_steps_left=jnp.int32(0),
