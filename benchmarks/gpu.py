@@ -127,6 +127,16 @@ ROWS = {  # row of returns.py: seeds, seconds on an H100, packages
     "crossq/pendulum": (16, 60, ""),
     "crossq/mountaincar_continuous": (16, 120, ""),
     "crossq/reacher": (16, 120, ""),
+    "flashsac/mujoco_halfcheetah_gpu@1e5": (6, 500, "envpool"),
+    "flashsac/mujoco_walker2d_gpu@1e5": (6, 500, "envpool"),
+    "flashsac/mujoco_ant_gpu@1e5": (6, 500, "envpool"),
+    "flashsac/mujoco_humanoid_gpu@1e5": (6, 500, "envpool"),
+    "flashsac/mujoco_halfcheetah@1e5": (6, 240, "envpool"),
+    "flashsac/mujoco_walker2d@1e5": (6, 240, "envpool"),
+    "flashsac/pendulum": (16, 90, ""),
+    "flashsac/reacher": (16, 180, ""),
+    "flashsac/mountaincar_continuous": (16, 120, ""),
+    "flashsac/playground_cheetah_run": (1, 500, PLAYGROUND),
 }
 
 
@@ -144,6 +154,7 @@ PACKAGES = {
     "brax": Packages("brax.envs", "brax mujoco mujoco-core mujoco-mjx", 17),
     "craftax": Packages("craftax.craftax_env", "craftax", 0.4),
     "gymnasium": Packages("gymnasium", "gymnasium", 1),
+    "envpool": Packages("envpool gymnasium", "envpool, its assets and gymnasium", 297),
     "playground": Packages("mujoco_playground", "playground and the packages of brax", 25),
 }
 NEEDS = {

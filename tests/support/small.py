@@ -15,6 +15,8 @@ SMALL = {
     "num_minibatches": 2,
     "update_epochs": 2,
     "hidden_sizes": (8,),
+    "hidden_size": 8,
+    "critic_hidden_size": 8,
     "buffer_size": 256,
     "batch_size": 8,
     "learning_starts": 32,

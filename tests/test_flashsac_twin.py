@@ -1,0 +1,331 @@
+"""FlashSAC, written plainly: the twin of flashsac.py.
+
+It replays as the twin of sac.py.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_sac_twin as sac
+from support import twin
+from support.twin import RunningStatistics
+
+import flashsac as script
+
+SMALL = script.Config(
+    env_name="WalkContinuous",
+    num_envs=2,
+    num_steps=2,
+    gradient_steps=4,
+    policy_delay=2,
+    batch_size=6,
+    buffer_size=12,  # three rollouts: it wraps around in the second update
+    learning_starts=7,  # two rollouts of warm-up
+    total_timesteps=8 + 4 * 3,
+    lr=3e-3,
+    lr_end_fraction=0.3,
+    gamma=0.9,
+    tau=0.3,
+    ent_coef=0.5,
+    target_std=0.4,
+    max_noise_steps=3,
+    noise_exponent=0.5,
+    value_limit=2.0,  # some values lie outside
+    num_atoms=5,
+    hidden_size=4,
+    critic_hidden_size=5,
+    num_blocks=2,
+)
+CASES = {
+    "all on": SMALL,
+    "all off": dataclasses.replace(
+        SMALL,
+        normalize_reward=False,
+        max_noise_steps=1,
+        policy_delay=1,
+        num_steps=1,
+        num_envs=3,
+        gradient_steps=1,
+        num_blocks=1,
+        num_atoms=4,
+    ),
+    "small returns": dataclasses.replace(SMALL, value_limit=50.0, num_blocks=1),
+}
+
+
+def projected(params):
+    """Unit columns of kernels; gains, with their biases if they have any, of norm sqrt(features).
+
+    Biases next to a kernel stay as they are.
+    """
+    new = {}
+    for name, value in params.items():
+        if isinstance(value, dict):
+            new[name] = projected(value)
+        elif name == "kernel":
+            kernel = np.array(value)
+            for unit in range(kernel.shape[1]):
+                kernel[:, unit] /= np.sqrt(np.sum(kernel[:, unit] ** 2))
+            new[name] = kernel
+        elif "kernel" in params:
+            new[name] = np.array(value)
+        else:
+            squares = sum(np.sum(np.square(x)) for x in params.values())
+            new[name] = np.array(value) * np.sqrt(len(value) / squares)
+    return new
+
+
+class Twin(sac.Twin):
+    script = script
+
+    def init_networks(self, actor_key, critic_key, obs) -> None:
+        actor = self.actor.init(actor_key, obs, training=True)
+        critics = [
+            self.critic.init(key, obs, self.noise, training=True)
+            for key in jax.random.split(critic_key, 2)
+        ]
+        self.actor_params = projected(actor["params"])
+        self.actor_stats = actor["batch_stats"]
+        self.critic_params = [projected(critic["params"]) for critic in critics]
+        self.critic_stats = [critic["batch_stats"] for critic in critics]
+        self.noise_steps_left = 0
+        self.discounted_return = np.zeros(self.config.num_envs)
+        self.return_statistics = RunningStatistics(())
+        self.largest_return = 0.0
+
+    def act(self, obs, noise):
+        """In evaluation."""
+        variables = {"params": self.actor_params, "batch_stats": self.actor_stats}
+        gaussian = self.actor.apply(variables, jnp.asarray(obs, jnp.float32), training=False)
+        return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
+
+    def add_transitions(self, key, max_noise_steps, act) -> None:
+        config = self.config
+        rollout = []
+        for step_key in jax.random.split(key, config.num_steps):
+            noise_key, noise_steps_key, env_key = jax.random.split(step_key, 3)
+            if self.noise_steps_left == 0:
+                self.noise = jax.random.normal(noise_key, self.noise.shape)
+                weights = np.arange(1.0, max_noise_steps + 1) ** -config.noise_exponent
+                log_probability = jnp.log(jnp.asarray(weights / weights.sum(), jnp.float32))
+                index = jax.random.categorical(noise_steps_key, log_probability)
+                self.noise_steps_left = int(index) + 1
+            self.noise_steps_left -= 1
+            obs = np.array(self.environments.obs)
+            action = np.asarray(act(obs, self.noise))
+            env_keys = jax.random.split(env_key, config.num_envs)
+            reward, terminated, truncated, next_obs = self.environments.step(env_keys, action)
+            for i in range(config.num_envs):
+                rollout.append(
+                    {
+                        "obs": obs[i],
+                        "action": action[i],
+                        "reward": reward[i],
+                        "next_obs": next_obs[i],
+                        "terminated": terminated[i],
+                    }
+                )
+                self.discounted_return[i] = config.gamma * self.discounted_return[i] + reward[i]
+                self.return_statistics.add([self.discounted_return[i]])
+                self.largest_return = max(self.largest_return, abs(self.discounted_return[i]))
+                if terminated[i] or truncated[i]:
+                    self.discounted_return[i] = 0.0
+        self.replay.append(rollout)
+        self.rollout_count += 1
+        capacity = config.buffer_size // (config.num_envs * config.num_steps)
+        self.replay = self.replay[-capacity:]
+
+    def collect(self, key, act) -> None:
+        """Of the warm-up, whose actions are new in each step."""
+        self.add_transitions(key, 1, act)
+
+    def reward_divisor(self):
+        if not self.config.normalize_reward:
+            return 1.0
+        std = np.sqrt(self.return_statistics.var + 1e-8)
+        return max(std, self.largest_return / self.config.value_limit)
+
+    def sample(self, key) -> dict:
+        transitions = [transition for rollout in self.ring() for transition in rollout]
+        indices = jax.random.randint(key, (self.config.batch_size,), 0, len(transitions))
+        drawn = [transitions[i] for i in indices]
+        batch = {name: np.array([transition[name] for transition in drawn]) for name in drawn[0]}
+        for name in ("obs", "next_obs", "action"):
+            batch[name] = batch[name].astype(np.float32)
+        batch["reward"] = (batch["reward"] / self.reward_divisor()).astype(np.float32)
+        return batch
+
+    def sample_action(self, gaussian, key):
+        """tanh(u), u Gaussian, and its log-probability (arXiv 1801.01290, equation 21)."""
+        mean, log_std = gaussian.loc, jnp.log(gaussian.scale_diag)
+        noise = jax.random.normal(key, mean.shape)
+        u = mean + jnp.exp(log_std) * noise
+        log_gaussian = -0.5 * noise**2 - log_std - 0.5 * jnp.log(2 * jnp.pi)
+        # log(1 - tanh(u)^2), also where tanh saturates
+        log_derivative = 2 * (jnp.log(2) - u - jax.nn.softplus(-2 * u))
+        return jnp.tanh(u), (log_gaussian - log_derivative).sum(axis=-1)
+
+    def actor_loss(self, actor_params, actor_stats, critics, batch, key, alpha):
+        """The actor in training on s and s', the critics in evaluation."""
+        size = self.config.batch_size
+        variables = {"params": actor_params, "batch_stats": actor_stats}
+        obs = jnp.concatenate([batch["obs"], batch["next_obs"]])
+        gaussian, changed = self.actor.apply(variables, obs, training=True, mutable=["batch_stats"])
+        action, log_prob = self.sample_action(gaussian[:size], key)
+        qs = []
+        for params, stats in zip(*critics, strict=True):
+            variables = {"params": params, "batch_stats": stats}
+            _, q = self.critic.apply(variables, batch["obs"], action, training=False)
+            qs.append(q)
+        loss = (alpha * log_prob - jnp.minimum(*qs)).mean()
+        metrics = {"policy_loss": loss, "entropy": -log_prob.mean(), "ent_coef": alpha}
+        return loss, (changed["batch_stats"], metrics)
+
+    def joint_pass(self, params, stats, batch, next_action):
+        """Logits of (s, a) and (s', a') and the running statistics, of one critic in training."""
+        obs = jnp.concatenate([batch["obs"], batch["next_obs"]])
+        action = jnp.concatenate([batch["action"], next_action])
+        variables = {"params": params, "batch_stats": stats}
+        (logits, _), changed = self.critic.apply(
+            variables, obs, action, training=True, mutable=["batch_stats"]
+        )
+        size = self.config.batch_size
+        return logits[:size], logits[size:], changed["batch_stats"]
+
+    def target(self, batch, key):
+        """Probabilities of the atoms, [B, K], and the share of values that none can represent."""
+        config = self.config
+        limit, num_atoms = config.value_limit, config.num_atoms
+        atoms = np.linspace(-limit, limit, num_atoms)
+        variables = {"params": self.actor_params, "batch_stats": self.actor_stats}
+        gaussian = self.actor.apply(variables, batch["next_obs"], training=False)
+        next_action, next_log_prob = self.sample_action(gaussian, key)
+        next_probabilities = []
+        for params, stats in zip(self.target_params, self.critic_stats, strict=True):
+            _, next_logits, _ = self.joint_pass(params, stats, batch, next_action)
+            next_probabilities.append(np.asarray(jax.nn.softmax(next_logits)))
+
+        alpha = np.exp(self.log_ent_coef)
+        target = np.zeros((config.batch_size, num_atoms), np.float32)
+        outside = 0.0
+        for i in range(config.batch_size):
+            means = [np.sum(probability[i] * atoms) for probability in next_probabilities]
+            probability = next_probabilities[0 if means[0] <= means[1] else 1][i]
+            for j in range(num_atoms):
+                value = batch["reward"][i]
+                if not batch["terminated"][i]:
+                    value += config.gamma * (atoms[j] - alpha * next_log_prob[i])
+                if abs(value) > limit:
+                    outside += probability[j] / config.batch_size
+                place = (np.clip(value, -limit, limit) + limit) / (2 * limit) * (num_atoms - 1)
+                low = int(np.floor(place))
+                high = min(low + 1, num_atoms - 1)
+                target[i, low] += (1 - (place - low)) * probability[j]
+                target[i, high] += (place - low) * probability[j]
+        return next_action, target, outside
+
+    def critic_loss(self, critic_params, critic_stats, batch, next_action, target):
+        """Cross-entropy, the mean over the batch and both critics."""
+        config = self.config
+        atoms = jnp.linspace(-config.value_limit, config.value_limit, config.num_atoms)
+        losses = []
+        qs = []
+        new_stats = []
+        for params, stats in zip(critic_params, critic_stats, strict=True):
+            logits, _, changed = self.joint_pass(params, stats, batch, next_action)
+            log_probability = jax.nn.log_softmax(logits)
+            losses.append(-(target * log_probability).sum(axis=-1).mean())
+            qs.append((jnp.exp(log_probability) * atoms).sum(axis=-1).mean())
+            new_stats.append(changed)
+        loss = sum(losses) / 2
+        return loss, (new_stats, {"critic_loss": loss, "q_value": sum(qs) / 2})
+
+    def rate(self, optimizer):
+        """Half a cosine over all gradient steps, by the steps that this optimizer has taken."""
+        config = self.config
+        rollout_size = config.num_envs * config.num_steps
+        warmup_rollouts = int(np.ceil(config.learning_starts / rollout_size))
+        num_updates = config.total_timesteps // rollout_size - warmup_rollouts
+        progress = optimizer.steps / (num_updates * config.gradient_steps)
+        end = config.lr_end_fraction * config.lr
+        return end + (config.lr - end) * 0.5 * (1 + np.cos(np.pi * min(progress, 1)))
+
+    def actor_step(self, key, batch) -> dict:
+        config = self.config
+        grads, (self.actor_stats, metrics) = self.actor_gradient(
+            self.actor_params,
+            self.actor_stats,
+            (self.critic_params, self.critic_stats),
+            batch,
+            key,
+            np.exp(self.log_ent_coef),
+        )
+        lr = self.rate(self.actor_optimizer)
+        self.actor_params = projected(self.actor_optimizer.step(self.actor_params, grads, lr))
+
+        target_entropy = 2 * 0.5 * np.log(2 * np.pi * np.e * config.target_std**2)
+        grad = np.exp(self.log_ent_coef) * (metrics["entropy"] - target_entropy)
+        lr = self.rate(self.ent_coef_optimizer)
+        self.log_ent_coef = self.ent_coef_optimizer.step(self.log_ent_coef, grad, lr)
+        return metrics
+
+    def critic_step(self, key, batch) -> dict:
+        next_action, target, outside = self.target(batch, key)
+        grads, (new_stats, metrics) = self.critic_gradient(
+            self.critic_params, self.critic_stats, batch, next_action, target
+        )
+        lr = self.rate(self.critic_optimizer)
+        new_params = self.critic_optimizer.step(self.critic_params, grads, lr)
+        self.critic_params = [projected(params) for params in new_params]
+        self.critic_stats = new_stats
+        self.target_params = jax.tree.map(
+            lambda old, new: (1 - self.config.tau) * old + self.config.tau * new,
+            self.target_params,
+            self.critic_params,
+        )
+        return metrics | {"outside_support": outside}
+
+    def update(self) -> dict:
+        config = self.config
+        keys = jax.random.split(self.key, 5)
+        self.key, collect_key, batch_key, actor_key, critic_key = keys
+        self.add_transitions(collect_key, config.max_noise_steps, self.act)
+        num_groups = config.gradient_steps // config.policy_delay
+        batch_keys = jax.random.split(batch_key, (num_groups, config.policy_delay))
+        actor_keys = jax.random.split(actor_key, num_groups)
+        critic_keys = jax.random.split(critic_key, (num_groups, config.policy_delay))
+        actor_metrics = []
+        critic_metrics = []
+        for group in range(num_groups):
+            for i in range(config.policy_delay):
+                batch = self.sample(batch_keys[group, i])
+                if i == 0:
+                    actor_metrics.append(self.actor_step(actor_keys[group], batch))
+                critic_metrics.append(self.critic_step(critic_keys[group, i], batch))
+        mean = {"reward_divisor": self.reward_divisor()}
+        for steps in (critic_metrics, actor_metrics):
+            mean |= {name: np.mean([step[name] for step in steps]) for name in steps[0]}
+        return mean | self.environments.episode_metrics()
+
+    def check_statistics(self, state) -> None:
+        self.return_statistics.check(state.return_statistics)
+        np.testing.assert_allclose(state.largest_return, self.largest_return, rtol=1e-4)
+        returns = self.discounted_return
+        np.testing.assert_allclose(state.discounted_return, returns, rtol=1e-4, atol=1e-5)
+        assert state.noise_steps_left == self.noise_steps_left
+
+    def check_learning(self, state) -> None:
+        super().check_learning(state)
+        twin.assert_trees(state.batch_stats["actor"], self.actor_stats, "actor's statistics")
+        critic_stats = sac.stack(self.critic_stats)
+        twin.assert_trees(state.batch_stats["critics"], critic_stats, "critics' statistics")
+        ent_coef_adam = twin.adam_state(state.opt_state["log_ent_coef"])
+        twin.assert_trees(ent_coef_adam.mu, self.ent_coef_optimizer.mean, "log_ent_coef's mu")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twin(case):
+    twin.check(script, CASES[case], Twin)
