@@ -8,7 +8,7 @@ seeds' keys that returns the seconds it took.
 
 Peers run from their own files. What newer packages took from them is put back: gymnax's five-value
 step, `jax.tree_map`, and W&B and hydra. JaxMARL's log for W&B is left out. On CPUs Flax's
-orthogonal initialization, which can hang under `vmap` there (docs/hangs.md), is replaced by the
+orthogonal initialization, which can hang under `vmap` there (dev/hangs.md), is replaced by the
 scripts' own. PureJaxRL's dqn.py gives each seed the same key by mistake: here each has its own.
 """
 
