@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from onejit import run_directory, statistics
 from onejit.files import write, write_picture
@@ -386,8 +387,8 @@ def draw(rows: list[dict], title: str, unit: str, file) -> None:
         if row["statistic"] in ("interquartile mean", "probability of improvement"):
             panels[row["statistic"]].append(row)
     most = max(2, *map(len, panels.values()))
-    figure = Figure(figsize=(7, 1.2 + 0.55 * most), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12)
+    layout = ConstrainedLayoutEngine(w_pad=0.12)
+    figure = Figure(figsize=(7, 1.2 + 0.55 * most), layout=layout)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (name, of_panel) in zip(grid, panels.items(), strict=True):
         draw_panel(axes, name, of_panel, unit)
