@@ -108,7 +108,7 @@ def test_search_finds(site, browser, words, right):
     page = browser.new_page(viewport=DESKTOP)
     page.goto(f"file://{site / 'index.html'}")
     page.fill("input[name=query]", words)
-    page.wait_for_selector(".md-search-result__item", timeout=20_000)
+    page.wait_for_selector(".md-search-result__item", timeout=60_000)
     results = page.locator(".md-search-result__item > a").evaluate_all(
         "all => all.map(a => a.href)"
     )
