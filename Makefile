@@ -45,7 +45,7 @@ pins: $(VENV)/.created  ## write requirements.txt, and constraints.txt with the 
 	$(RUN) tools/requirements.py > requirements.txt
 
 sync:  ## copy the common blocks of ppo_continuous.py to the other scripts
-	$(PYTHON) tests/sync_blocks.py $(ARGS)
+	$(PYTHON) tools/sync_blocks.py $(ARGS)
 
 clean:  ## remove everything that make made; runs/ stays
 	rm -rf $(VENV) .venv-newest .cache site .jax_cache .pytest_cache .ruff_cache

@@ -40,7 +40,8 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 import alphazero
-from onejit import results, run_directory
+from onejit.run import write
+from onejit.run.directory import load_metrics, load_run, read_config
 
 # --- training with checkpoints ---
 
@@ -68,7 +69,7 @@ def train(config, seed: int, num_seeds: int, run_dir: Path, checkpoints: int) ->
             if done:
                 stacked = jax.tree.map(lambda *values: np.stack(values, axis=1), *metrics)
                 agents = jax.device_get(state.agent)
-                results.save_results(alphazero, config, seed, agents, stacked, run_dir)
+                write.save_results(alphazero, config, seed, agents, stacked, run_dir)
         if done < config.num_updates:
             state, new_metrics = update_all(state)
             metrics.append(jax.device_get(new_metrics))
@@ -378,7 +379,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = arguments.run_dir or Path(folder) / "run"
         if not run_dir.exists():
-            config = run_directory.read_config(alphazero, arguments.config)
+            config = read_config(alphazero, arguments.config)
             train(config, arguments.seed, arguments.num_seeds, run_dir, arguments.checkpoints)
         check_finished(run_dir)
         measure(run_dir, arguments)
@@ -386,15 +387,15 @@ def main() -> None:
 
 def check_finished(run_dir: Path) -> None:
     """Raise ValueError if the training was interrupted: the saved agents have fewer updates."""
-    config = run_directory.read_config(alphazero, run_dir / "config.yaml")
-    done = run_directory.load_metrics(run_dir)["episodes"].shape[1]
+    config = read_config(alphazero, run_dir / "config.yaml")
+    done = load_metrics(run_dir)["episodes"].shape[1]
     if done < config.num_updates:
         raise ValueError(f"{run_dir}: has {done} of {config.num_updates} updates; delete it")
 
 
 def measure(run_dir: Path, arguments) -> None:
     """Print what the agents of a run reach."""
-    _, config, agents = run_directory.load_run(run_dir)
+    _, config, agents = load_run(run_dir)
     keys = jax.random.split(jax.random.key(arguments.seed + 1), arguments.games)
     begins = np.arange(arguments.games) % 2 == 0
     for i in range(len(jax.tree.leaves(agents)[0])):
@@ -421,7 +422,7 @@ def measure_checkpoints(run_dir: Path, config, arguments, keys, begins) -> None:
     steps = sorted(int(file.stem.partition("_")[2]) for file in files)
     agents = []
     for count in steps:
-        _, _, loaded = run_directory.load_run(run_dir, file=f"agent_{count}.safetensors")
+        _, _, loaded = load_run(run_dir, file=f"agent_{count}.safetensors")
         agents.append(pick(loaded, 0))
     for search in arguments.search:
         setting = dataclasses.replace(config, eval_simulations=search)

@@ -34,7 +34,7 @@ from safetensors.flax import load_file
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import evolve_objective as evolve
-from onejit import run_directory
+from onejit.run.directory import read_config
 
 
 def measure(config, weights, num_agents: int, clips=()) -> dict:
@@ -121,7 +121,7 @@ def main():
     )
     options = parser.parse_args()
 
-    config = run_directory.read_config(evolve, options.run_dir / "config.yaml")
+    config = read_config(evolve, options.run_dir / "config.yaml")
     config = dataclasses.replace(
         config, total_timesteps=options.timesteps or config.total_timesteps
     )

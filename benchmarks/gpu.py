@@ -347,7 +347,8 @@ def plan_of(compiled, gpu: str = "") -> dict:
     """Kernels and bytes of a compiled program, and its seconds as onejit plan has them."""
     import jax
 
-    from onejit import memory, plan
+    from onejit import plan
+    from onejit.engine import memory
     from onejit.plan import program
 
     gpu = gpu or planned_gpu(jax.devices()[0].device_kind)
@@ -361,7 +362,7 @@ def plan_of(compiled, gpu: str = "") -> dict:
 
 
 def planned_gpu(device_kind: str) -> str:
-    """The file of onejit/gpus for this GPU, or "" if there is none."""
+    """The file of onejit/plan/gpus for this GPU, or "" if there is none."""
     for part, name in {"H100": "h100", "A100": "a100", "4090": "rtx4090"}.items():
         if part in device_kind:
             return name

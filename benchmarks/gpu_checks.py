@@ -18,7 +18,8 @@ from gpu import ROOT, SPEED, plan_of
 from returns import load
 from speed import ROWS, compile_for
 
-from onejit import run_directory, statistics
+from onejit.base import statistics
+from onejit.run.directory import load_metrics, load_run
 
 NO_PEERS = SimpleNamespace(purejaxrl=None, purejaxql=None)
 
@@ -39,14 +40,14 @@ def resume(_, options) -> dict:
         was_stopped = not (stopped / "metrics.npz").exists()
         if was_stopped:
             run_onejit("train", "--resume", stopped)
-        _, _, agents = run_directory.load_run(whole)
-        _, _, resumed = run_directory.load_run(stopped)
+        _, _, agents = load_run(whole)
+        _, _, resumed = load_run(stopped)
     return {"was stopped": was_stopped, "equal": all_equal(agents, resumed)}
 
 
 def copies(_, options) -> dict:
     """A training in Gymnasium, whose copies NVIDIA's driver makes, and one that JAX copies for."""
-    from onejit.envs import cuda
+    from onejit.envs.host import cuda
 
     settings = {"env_name": "onejit.envs.gymnasium:CartPole-v1", "num_envs": 8}
     steps = 4096 if options.small else 40_960
@@ -70,7 +71,7 @@ def returns(name: str, options) -> dict:
         words = ["train", Path(script.__file__).stem, *flags]
         words += ["--num-seeds", seeds, "--seed", page.FIRST_SEED, "--run-dir", run_dir]
         run_onejit(*words)
-        here = statistics.final_return(run_directory.load_metrics(run_dir))
+        here = statistics.final_return(load_metrics(run_dir))
     result = {"here": show_mean(here)}
     for row in page.read_rows():
         if row["row"] == name:

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from returns_page import markdown, show_interval
 
-from onejit import files
+from onejit.base import files
 
 PEERS = {"pqn_minatar": "PureJaxQL", "sac": "rejax", "td3": "rejax"}  # others: PureJaxRL
 PUBLISHED_STEPS = {"ppo": 500_000, "ppo_minatar": 10_000_000}  # of each agent

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import q_learning_gridworld as script
-from onejit import files, run_directory
+from onejit.base import files
+from onejit.run.directory import read_config
 
 SEED = 2000
 NUM_AGENTS = 32
@@ -48,7 +49,7 @@ def path_length(env, q, first_cell: int) -> int | None:
 
 
 def measure(file: Path) -> dict:
-    config = run_directory.read_config(script, file)
+    config = read_config(script, file)
     env, _ = script.make_env(config)
     keys = jax.random.split(jax.random.key(SEED), NUM_AGENTS)
     out = jax.jit(jax.vmap(script.make_train(config)))(keys)

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from onejit import files, statistics
+from onejit.base import files, statistics
 
 RESULTS = ROOT / "benchmarks" / "results" / "halving.json"
 PAGE = ROOT / "dev" / "sweeps.md"

@@ -4,7 +4,8 @@
     python benchmarks/host_calls.py Walker2d-v4 Ant-v4
 
 It takes random actions in six environments, one for each of six seeds. A step calls the host once
-for all of them. In one way NVIDIA's driver copies the arrays, as `onejit.envs.host.call_host` lets
+for all of them. In one way NVIDIA's driver copies the arrays, as `call_host` of
+onejit/envs/host/batch.py lets
 it do with one NVIDIA GPU. In the other way `jax.pure_callback` copies them. Both ways must give the
 same observations and rewards.
 """
@@ -17,7 +18,8 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from onejit.envs import cuda, envpool
+from onejit.envs import envpool
+from onejit.envs.host import cuda
 
 SEEDS = 6
 STEPS = 400

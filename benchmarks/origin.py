@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from onejit.scripts import git
+from onejit.script.load import git
 
 
 def processor() -> str:

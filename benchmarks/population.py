@@ -35,7 +35,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from halving import GAMMA, LR, OF_PPO, run, write_page
 from returns import greedy_returns
 
-from onejit import files, run_directory, statistics
+from onejit.base import files, statistics
+from onejit.run.directory import load_run
 
 RESULTS = ROOT / "benchmarks" / "results" / "population.json"
 PAGE = ROOT / "dev" / "sweeps.md"
@@ -65,7 +66,7 @@ ROWS = {
 
 def play(run_dir: Path, seed: int) -> np.ndarray:
     """Mean greedy returns of the agents of a run, -inf if they have diverged: [agents]."""
-    script, config, agents = run_directory.load_run(run_dir)
+    script, config, agents = load_run(run_dir)
     returns = greedy_returns(script, config, agents, EPISODES, seed).mean(axis=1)
     return np.where(statistics.diverged(agents), -np.inf, returns)
 

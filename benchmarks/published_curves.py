@@ -17,7 +17,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from onejit import statistics
+from onejit.base import statistics
 
 FILES = {"CrossQ, critics of 2048 units": "crossq.csv", "SAC": "sac.csv"}
 ENVIRONMENTS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "Ant-v4", "Humanoid-v4"]

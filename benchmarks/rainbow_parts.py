@@ -27,7 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from origin import origin
 
 import rainbow
-from onejit import files, run_directory, statistics
+from onejit.base import files, statistics
+from onejit.run.directory import read_config
 
 KEPT = ROOT / "benchmarks" / "results" / "parts.json"
 OFF = {
@@ -53,7 +54,7 @@ def make_variants() -> dict[str, dict]:
 def train(task: str, changes: dict, num_seeds: int, seed: int) -> np.ndarray:
     """The final returns of the agents of a variant: [num_seeds]."""
     name, _, steps = task.partition("@")
-    config = run_directory.read_config(rainbow, ROOT / "configs" / "rainbow" / f"{name}.yaml")
+    config = read_config(rainbow, ROOT / "configs" / "rainbow" / f"{name}.yaml")
     config = dataclasses.replace(config, **changes)
     if steps:
         config = dataclasses.replace(config, total_timesteps=int(float(steps)))

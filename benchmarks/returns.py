@@ -50,8 +50,13 @@ import origin
 import returns_page as page
 from returns_page import DATA, ROWS
 
-from onejit import configs, evaluation, files, run_directory, scripts, statistics, text
-from onejit.learning_curve import learning_curve
+from onejit.base import files, statistics, text
+from onejit.engine import evaluation
+from onejit.run.directory import load_metrics, load_run
+from onejit.run.learning_curve import learning_curve
+from onejit.run.record import read_record
+from onejit.script import configs
+from onejit.script import load as scripts
 
 RUNNING = ROOT / ".cache" / "returns"  # run directories of rows that are not finished
 GYMNASIUM = {
@@ -75,7 +80,7 @@ def load(name: str):
 
 def can_continue(name: str, command: list[str], run_dir: Path) -> bool:
     """Whether the run in `run_dir` is of this command, with the script and config of today."""
-    record = run_directory.read_record(run_dir)
+    record = read_record(run_dir)
     script = ROOT / f"{name.partition('/')[0]}.py"
     return (
         record["command"].partition(" --run-dir")[0] == shlex.join(command)
@@ -114,7 +119,7 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
         "peak_memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
     if resumes:  # what was spent before is known of the training alone
-        training["seconds"] = sum(run_directory.read_record(run_dir)["seconds"].values())
+        training["seconds"] = sum(read_record(run_dir)["seconds"].values())
         training["processor_seconds"] = None
     return training
 
@@ -194,11 +199,11 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
         flags += ["--eval-episodes", "0"]
     run_dir = run_dir_of(name)
     training = run_training(name, flags, run_dir)
-    _, config, agents = run_directory.load_run(run_dir)
+    _, config, agents = load_run(run_dir)
     episodes = DATA["rows"].get(name, {}).get("episodes", 100)
     greedy = greedy_returns(script, config, agents, episodes, seed)
-    metrics = run_directory.load_metrics(run_dir)
-    record = run_directory.read_record(run_dir)
+    metrics = load_metrics(run_dir)
+    record = read_record(run_dir)
     evaluations = {}
     if (run_dir / "evaluations.npz").exists():
         evaluations = dict(np.load(run_dir / "evaluations.npz"))

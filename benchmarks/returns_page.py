@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from onejit import statistics
+from onejit.base import statistics
 
 MEASURED = ROOT / "benchmarks" / "results"
 FIRST_SEED = 2000  # tuning uses seeds below 1000

@@ -64,7 +64,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import peers
 from origin import origin
 
-from onejit import evaluation, files, run_directory, statistics
+from onejit.base import files, statistics
+from onejit.engine import evaluation
+from onejit.run.directory import read_config
 
 EPISODES = 64
 
@@ -260,7 +262,7 @@ TEAMS = {
 def team_config(name: str):
     import mappo
 
-    config = run_directory.read_config(mappo, ROOT / "configs" / "mappo" / f"{name}.yaml")
+    config = read_config(mappo, ROOT / "configs" / "mappo" / f"{name}.yaml")
     steps = TEAMS[name].steps or config.total_timesteps
     return dataclasses.replace(config, total_timesteps=steps)
 
@@ -337,7 +339,7 @@ def crossq_row(options):
         return None
     import crossq
 
-    config = run_directory.read_config(crossq, ROOT / "configs" / "crossq" / "mujoco_walker2d.yaml")
+    config = read_config(crossq, ROOT / "configs" / "crossq" / "mujoco_walker2d.yaml")
     config = dataclasses.replace(config, total_timesteps=CROSSQ_STEPS)
     settings = {
         "env_name": config.env_name.partition(":")[2],

@@ -29,9 +29,10 @@ def measure(script_name: str, seeds: int, fields: dict, seconds: float) -> dict:
     import jax
     import versions
 
-    from onejit import compilation, scripts
+    from onejit.engine import compilation
+    from onejit.script import load
 
-    script = scripts.load_script(script_name)
+    script = load.load_script(script_name)
     config = versions.make_config(script, versions.as_words(fields))
     steps_per_update = config.num_envs * config.num_steps
     steps = getattr(config, "warmup_timesteps", 0) + 1000 * steps_per_update

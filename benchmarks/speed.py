@@ -55,7 +55,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import peers
 from origin import machine, origin
 
-from onejit import files
+from onejit.base import files
 
 
 class Row(NamedTuple):

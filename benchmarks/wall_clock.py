@@ -36,8 +36,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import peers
 from origin import origin
 
-from onejit import files, statistics
-from onejit.learning_curve import learning_curve
+from onejit.base import files, statistics
+from onejit.run.learning_curve import learning_curve
 
 RESULTS = ROOT / "benchmarks" / "results" / "wall_clock.json"
 PICTURE = ROOT / "docs" / "figures" / "wall_clock.png"

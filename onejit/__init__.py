@@ -8,19 +8,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onejit.compare import compare_runs
-    from onejit.evaluation import evaluate
-    from onejit.hub import download
-    from onejit.run_directory import load_run
+    from onejit.engine.evaluation import evaluate
+    from onejit.report.compare import compare_runs
+    from onejit.run.directory import load_run
+    from onejit.run.hub import download
 
 __version__ = "0.4.0"
 __all__ = ["compare_runs", "download", "evaluate", "load_run"]
 
 MODULE_OF = {
-    "compare_runs": "onejit.compare",
-    "download": "onejit.hub",
-    "evaluate": "onejit.evaluation",
-    "load_run": "onejit.run_directory",
+    "compare_runs": "onejit.report.compare",
+    "download": "onejit.run.hub",
+    "evaluate": "onejit.engine.evaluation",
+    "load_run": "onejit.run.directory",
 }
 
 

@@ -16,10 +16,20 @@ ppo.py.
 
 import importlib
 import os
-import re
 import sys
 
-COMMANDS = re.findall(r"(?m)^    onejit (\w+)", __doc__ or "")
+MODULE_OF = {
+    "new": "onejit.script.new",
+    "train": "onejit.train",
+    "sweep": "onejit.sweep",
+    "list": "onejit.report.list",
+    "compare": "onejit.report.compare",
+    "render": "onejit.watch.render",
+    "play": "onejit.watch.play",
+    "plan": "onejit.plan",
+    "export": "onejit.share.export",
+}
+COMMANDS = list(MODULE_OF)
 WITH_FLAGS_OF_SCRIPTS = ("train", "sweep", "plan")
 
 
@@ -46,17 +56,17 @@ def prepare_pictures() -> None:
 def run_command(name: str, words: list[str]) -> None:
     """Run a command. Raises ValueError if there is no such command."""
     if name not in COMMANDS:
-        from onejit.text import nearest
+        from onejit.base.text import nearest
 
         known = ", ".join(COMMANDS)
         raise ValueError(f"{name}: is not a command; commands are {known}{nearest(name, COMMANDS)}")
-    from onejit.signals import raising_interrupts
+    from onejit.base.signals import raising_interrupts
 
     with raising_interrupts():
         prepare_pictures()
-        module = importlib.import_module(f"onejit.{name}")
+        module = importlib.import_module(MODULE_OF[name])
     if name not in WITH_FLAGS_OF_SCRIPTS:
-        from onejit.command_line import parse
+        from onejit.script.command_line import parse
 
         parse(module.main, words, description=module.__doc__)
     elif words[:1] in (["-h"], ["--help"]):
@@ -80,12 +90,12 @@ def main(words=None) -> None:
     name = words[0]
     if name == "plan":
         prepare_planning()
-    from onejit.output import escape_other_characters, survive_closed_output
+    from onejit.base.output import escape_other_characters, survive_closed_output
 
     escape_other_characters()
     if name in ("train", "sweep"):
         survive_closed_output()
-    from onejit.errors import errors_in_one_line
+    from onejit.script.errors import errors_in_one_line
 
     tool = f"onejit {name}" if name in COMMANDS else "onejit"
     try:

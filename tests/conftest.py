@@ -12,7 +12,7 @@ from support.files import ROOT, SCRIPTS
 
 sys.path.insert(0, str(ROOT))
 
-from onejit.cores import number_of_cores
+from onejit.base.cores import number_of_cores
 
 # Python compiles a module once, not in each of the many processes that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -89,6 +89,9 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item.group in mine]
 
 
+# What adapters share stays: the fixture below forgets the modules of libraries alone.
+importlib.import_module("onejit.envs.adapter")
+importlib.import_module("onejit.envs.host.batch")
 OF_GYMNAX = dict(gymnax.registration._registry)
 
 

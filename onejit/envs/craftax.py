@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import environment, spaces
 
-from onejit.envs import State, needs, register, start_from
+from onejit.envs.adapter import State, needs, register, start_from
 
 with needs("craftax"):
     from craftax.craftax_env import (  # pyright: ignore[reportMissingImports]

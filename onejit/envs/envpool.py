@@ -12,14 +12,14 @@ import warnings
 
 import numpy as np
 
-from onejit.cores import number_of_cores
-from onejit.envs import check_truth_values, needs, register
-from onejit.envs.host import NO_LIMIT, Batch, HostEnv, as_gymnax, say_once
+from onejit.base.cores import number_of_cores
+from onejit.envs.adapter import check_truth_values, needs, register
+from onejit.envs.host.batch import NO_LIMIT, Batch, HostEnv, as_gymnax, say_once
 
 with needs("envpool"), warnings.catch_warnings(action="ignore"):
     import envpool
 
-    from onejit.gymnasium_spaces import Actions, Observations
+    from onejit.envs.host.spaces import Actions, Observations
 
 
 class Pool(Batch):

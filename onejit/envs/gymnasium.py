@@ -18,15 +18,15 @@ import threading
 
 import jax
 
-from onejit.cores import number_of_cores
-from onejit.envs import check_truth_values, needs, register
-from onejit.envs.host import NO_LIMIT, Batch, HostEnv, Thread, as_gymnax, say_once
+from onejit.base.cores import number_of_cores
+from onejit.envs.adapter import check_truth_values, needs, register
+from onejit.envs.host.batch import NO_LIMIT, Batch, HostEnv, Thread, as_gymnax, say_once
 
 with needs("gymnasium"):
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
-    from onejit.gymnasium_rows import Processes, Rows
+    from onejit.envs.host.rows import Processes, Rows
 
 
 _compiling = set()  # threads in which JAX has compiled

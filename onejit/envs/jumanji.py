@@ -15,7 +15,7 @@ import numpy as np
 from gymnax.environments import environment, spaces
 from matplotlib import pyplot
 
-from onejit.envs import State, needs, register, start_from
+from onejit.envs.adapter import State, needs, register, start_from
 
 with needs("jumanji"):
     from jumanji import registration

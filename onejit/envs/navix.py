@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import environment, spaces
 
-from onejit.envs import State, needs, register, start_from
+from onejit.envs.adapter import State, needs, register, start_from
 
 with needs("navix"):
     import navix

@@ -13,7 +13,7 @@ import numpy as np
 from gymnax.environments import environment, spaces
 from matplotlib import colormaps
 
-from onejit.envs import State, needs, register
+from onejit.envs.adapter import State, needs, register
 
 with needs("pgx"):
     import pgx

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from gymnax.environments import environment, spaces
 
-from onejit.envs import State, needs, register, start_from
+from onejit.envs.adapter import State, needs, register, start_from
 
 with needs("xminigrid"):
     from xminigrid import benchmarks, registration

@@ -3,8 +3,8 @@
     onejit plan ppo --num-seeds 2048 --gpu h100
     onejit plan sac --config configs/sac/pendulum.yaml --gpu rtx4090 --kernels
 
-XLA compiles `jit(vmap(make_train(config)))` for the GPU in onejit/gpus/NAME.txt, and the compiled
-program is analysed. This is a plan, not a measurement. It needs the CUDA wheels of JAX
+XLA compiles `jit(vmap(make_train(config)))` for the GPU in onejit/plan/gpus/NAME.txt, and the
+compiled program is analysed. This is a plan, not a measurement. It needs the CUDA wheels of JAX
 (the extra `gpu`), but neither GPU nor driver.
 
 A kernel is an instruction that computes something. A sort or a call of a library counts as one
@@ -26,10 +26,9 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
-from onejit import command_line, memory
-from onejit.configs import plain
-from onejit.errors import about_the_config
-from onejit.files import write
+from onejit.base.files import write
+from onejit.base.text import nearest
+from onejit.engine import memory
 from onejit.plan.program import (
     Instruction,
     Loop,
@@ -39,10 +38,12 @@ from onejit.plan.program import (
     read_program,
     step_loop,
 )
-from onejit.scripts import load_script
-from onejit.text import nearest
+from onejit.script import command_line
+from onejit.script.configs import plain
+from onejit.script.errors import about_the_config
+from onejit.script.load import load_script
 
-GPUS = Path(__file__).parent.parent / "gpus"
+GPUS = Path(__file__).parent / "gpus"
 POOL = 0.75  # share of a GPU's memory that JAX uses by default
 
 
@@ -51,7 +52,7 @@ class Options:
     """Options of a plan."""
 
     num_seeds: int = 256  # agents that train at once on the GPU
-    gpu: str = "h100"  # name in onejit/gpus, or file in the same format
+    gpu: str = "h100"  # name in onejit/plan/gpus, or file in the same format
     launch_us: float = 2.0  # least time for the start of a kernel, in microseconds
     # search for the largest number of seeds that fits, with up to four more compilations
     most_seeds: bool = True
@@ -72,7 +73,7 @@ class GPU(NamedTuple):
 
 
 def read_gpu(name: str) -> GPU:
-    """A GPU of onejit/gpus, or of a file in the same format. Raises ValueError."""
+    """A GPU of onejit/plan/gpus, or of a file in the same format. Raises ValueError."""
     path = GPUS / f"{name}.txt"
     if not path.is_file():
         path = Path(name)

@@ -29,24 +29,22 @@ from pathlib import Path
 
 import jax
 
-from onejit import command_line, hosts, local_modules, resuming, run_directory, tracking
-from onejit.errors import (
+from onejit.base.signals import Stopped, catching_signals, stopping
+from onejit.base.text import plural
+from onejit.engine import hosts
+from onejit.engine.progress import progress_bar
+from onejit.report import tracking
+from onejit.run.lock import holding, remove
+from onejit.run.write import begin_run
+from onejit.script import command_line, local_modules
+from onejit.script.configs import env_name_of
+from onejit.script.errors import (
     about_the_config,
     errors_in_one_line,
     exit_as_diverged,
     failures_in_one_line,
 )
-from onejit.progress import progress_bar
-from onejit.signals import Stopped, catching_signals, stopping
-from onejit.sweep import (
-    execution,
-    halving,
-    merge,
-    population,
-    population_results,
-    results,
-    search,
-)
+from onejit.sweep import execution, halving, merge, population, population_results, results, search
 from onejit.sweep.request import (
     Group,
     Options,
@@ -55,7 +53,6 @@ from onejit.sweep.request import (
     groups_of_part,
     read_request,
 )
-from onejit.text import plural
 
 __all__ = ["Options", "ResumeOptions", "main", "read_request"]
 
@@ -71,7 +68,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     record = request.record
     num_trials = record["num_trials"]
     if is_new:
-        until_the_end.enter_context(resuming.holding(request.run_dir, is_new=True))
+        until_the_end.enter_context(holding(request.run_dir, is_new=True))
     hosts.only_first(tracking.check_login, options.track)
     if options.optuna:  # the trials are not known yet
         groups = [Group(request.config, list(range(num_trials)))]
@@ -89,11 +86,11 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     record["steps_done"] = 0  # slices on disk are counted again
     record["steps_total"] = steps_total
     if is_new:
-        env_names = dict.fromkeys(run_directory.env_name_of(group.config) for group in groups)
+        env_names = dict.fromkeys(env_name_of(group.config) for group in groups)
         modules = local_modules.read_sources(request.script, env_names)
         record["modules"] = local_modules.hashes_of(modules)
         hosts.only_first(
-            run_directory.begin_run,
+            begin_run,
             request.run_dir,
             request.config,
             record,
@@ -128,7 +125,7 @@ def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, cau
     except Exception as error:
         nothing_begun = is_new and not request.record["slices"]
         if nothing_begun and not isinstance(error, Stopped):
-            hosts.only_first(run_directory.remove, request.run_dir)
+            hosts.only_first(remove, request.run_dir)
         raise
 
 

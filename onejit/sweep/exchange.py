@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from onejit.compilation import Program
-from onejit.memory import program_bytes
-from onejit.slices import episode_fields, holds, running_episodes
+from onejit.engine.compilation import Program
+from onejit.engine.loop import episode_fields, holds, running_episodes
+from onejit.engine.memory import program_bytes
 from onejit.sweep.values import from_uniform
 
 FACTORS = (0.8, 1.25)
@@ -120,7 +120,7 @@ def own_fields(runner_state, keeps_replay: bool) -> tuple[str, ...]:
 
     Episodes outside of JAX cannot be copied. The replay goes on with the episodes it comes from.
     """
-    from onejit.envs.host import HostState  # not at the top: it starts JAX
+    from onejit.envs.host.batch import HostState  # not at the top: it starts JAX
 
     of_episodes = episode_fields(runner_state)
     if keeps_replay:

@@ -10,13 +10,17 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save as as_safetensors
 
-from onejit import compilation, hosts, slices, statistics, tracking
-from onejit.checkpoints import damage_of, open_checkpoints
-from onejit.configs import plain
-from onejit.files import write
-from onejit.progress import count_restored, note_of_returns
-from onejit.run_directory import steps_of, timesteps_until, write_record
-from onejit.signals import Stopped
+from onejit.base import statistics
+from onejit.base.files import write
+from onejit.base.signals import Stopped
+from onejit.base.text import plural
+from onejit.engine import compilation, hosts, loop
+from onejit.engine.checkpoints import damage_of, open_checkpoints
+from onejit.engine.progress import count_restored, note_of_returns
+from onejit.report import tracking
+from onejit.run.record import write_record
+from onejit.script.configs import plain
+from onejit.script.steps import steps_of, timesteps_until
 from onejit.sweep.gather import gather
 from onejit.sweep.ranking import best_trials, last_groups, rank_trials
 from onejit.sweep.request import Group, Request, config_of, float_names
@@ -31,7 +35,6 @@ from onejit.sweep.slice_files import (
     slice_name,
 )
 from onejit.sweep.values import show_values
-from onejit.text import plural
 
 
 def compile_group(request: Request, group: Group, number: int, progress) -> compilation.Program:
@@ -157,7 +160,7 @@ def train_slice(
     floats = {}
     for name_of_field in float_names(request):
         floats[name_of_field] = [request.trials[trial][name_of_field] for trial in trials]
-    keys = slices.seed_keys(options)[run % options.num_seeds]
+    keys = loop.seed_keys(options)[run % options.num_seeds]
 
     def watch(first_update, last_update, metrics, _):
         returns = statistics.mean_return(metrics)[: last - first]
@@ -182,7 +185,7 @@ def train_slice(
             if hosts.is_first():
                 updates = f"{done} of {group.num_updates} updates of the next slice"
                 progress.write(f"resume: {updates} are done", file=sys.stdout)
-        carry = slices.train_slice(
+        carry = loop.train_slice(
             program,
             floats,
             keys,
@@ -198,7 +201,7 @@ def train_slice(
             seconds=request.record["seconds"],
         )
     state = carry["runner_state"]
-    running = jax.jit(slices.running_episodes)(state)
+    running = jax.jit(loop.running_episodes)(state)
     arrays = hosts.fetch((carry["metrics"], state.agent, running))
     metrics, agent, running = jax.tree.map(lambda leaf: leaf[: last - first], arrays)
     metrics = {name: values[:, : group.num_updates] for name, values in metrics.items()}

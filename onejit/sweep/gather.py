@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from onejit import hosts
-from onejit.checkpoints import open_checkpoints, restore
-from onejit.devices import shardings
+from onejit.engine import hosts
+from onejit.engine.checkpoints import open_checkpoints, restore
+from onejit.engine.devices import shardings
 from onejit.sweep.slice_files import checkpoints_of, runs_of
 
 

@@ -8,13 +8,13 @@ on until the last rung, which has the full budget. A trial keeps the schedules o
 import shutil
 from collections.abc import Iterator
 
-from onejit import hosts
-from onejit.configs import plain
-from onejit.run_directory import steps_of, task_of, timesteps_until
+from onejit.base.text import plural
+from onejit.engine import hosts
+from onejit.script.configs import plain, task_of
+from onejit.script.steps import steps_of, timesteps_until
 from onejit.sweep.ranking import sort_trials
 from onejit.sweep.request import Group, Options, Request, config_of, required
 from onejit.sweep.slice_files import checkpoints_of, finished_slices, read_slice
-from onejit.text import plural
 
 
 def updates_until(config, timesteps: int) -> int:

@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from onejit import command_line, local_modules, resuming, run_directory
+from onejit.run.directory import load_metrics, new_run_dir, script_of
+from onejit.run.lock import holding
+from onejit.run.record import kind_of, read_record
+from onejit.run.write import write_inputs
+from onejit.script import command_line, local_modules
+from onejit.script.configs import env_name_of
 from onejit.sweep import results
 from onejit.sweep.ranking import best_trials
 from onejit.sweep.request import (
@@ -21,7 +26,6 @@ from onejit.sweep.request import (
     split_flags,
 )
 from onejit.sweep.slice_files import DIVERGED, FINAL_RETURN, FIRST_NOT_FINITE
-from onejit.train import new_run_dir
 
 # flags that may differ between the parts of a sweep
 OF_A_PART = ("part", "run_dir", "memory", "checkpoint_interval", "track")
@@ -52,7 +56,7 @@ def flags_of_sweep(record: dict) -> dict[str, list[str]]:
 def part_of(run_dir: Path, record: dict) -> tuple[int, int]:
     """`(I, N)` of a part that has finished. Raises ValueError."""
     flags = {}
-    if run_directory.kind_of(record) == "sweep":
+    if kind_of(record) == "sweep":
         flags = split_flags(record["words"])
     if "part" not in flags:
         raise ValueError(f"merge: {run_dir} is not a part of a sweep, which --part makes")
@@ -99,7 +103,7 @@ def check_parts(run_dirs: list[Path], records: list[dict]) -> None:
 
 def read_trials(request: Request, run_dir: Path) -> dict[int, dict]:
     """All arrays of each trial of a part: `{trial: {name: [seeds, ...]}}`. Raises ValueError."""
-    metrics = run_directory.load_metrics(run_dir)
+    metrics = load_metrics(run_dir)
     trials = {}
     for position, (trial, rows) in enumerate(results.read_csv(run_dir / "results.csv").items()):
         num_updates = config_of(request, trial).num_updates
@@ -138,14 +142,14 @@ def main(words: list[str]) -> Path:
     )
     if not run_dirs:
         raise ValueError("merge: needs RUN_DIR RUN_DIR ..., the parts of a sweep")
-    records = [run_directory.read_record(run_dir) for run_dir in run_dirs]
+    records = [read_record(run_dir) for run_dir in run_dirs]
     check_parts(run_dirs, records)
 
     record = merged_record(records, run_dirs, words)
-    script = run_directory.script_of(run_dirs[0], record, given.force, given.trust)
+    script = script_of(run_dirs[0], record, given.force, given.trust)
     request = make_request(script, record["words"], description="")
     for trial in range(len(request.trials)):
-        env_name = run_directory.env_name_of(config_of(request, trial))
+        env_name = env_name_of(config_of(request, trial))
         local_modules.check_environment(run_dirs[0], record, env_name, given.trust)
     run_dir = given.run_dir or new_run_dir(script, request.config, prefix="sweep-")
 
@@ -165,8 +169,8 @@ def main(words: list[str]) -> Path:
     request = request._replace(
         run_dir=run_dir, record=record, groups=make_groups(request), returns=returns
     )
-    with resuming.holding(run_dir, is_new=True):
-        run_directory.write_inputs(run_dir, request.config, script, modules)
+    with holding(run_dir, is_new=True):
+        write_inputs(run_dir, request.config, script, modules)
         tables = results.write_files(request, arrays, keep_agents)  # run.json is the last file
     results.show_tables(tables, run_dir)
     return run_dir

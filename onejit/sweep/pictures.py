@@ -10,10 +10,10 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from onejit import statistics
-from onejit.learning_curve import learning_curve
+from onejit.base import statistics
+from onejit.base.text import plural
+from onejit.run.learning_curve import learning_curve
 from onejit.sweep.values import show_value, show_values
-from onejit.text import plural
 
 
 def interval_over_trials(returns: np.ndarray) -> list:

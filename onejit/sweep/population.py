@@ -17,23 +17,20 @@ import tyro
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save as as_safetensors
 
-from onejit import (
-    command_line,
-    compilation,
-    evaluation,
-    hosts,
-    local_modules,
-    run_directory,
-    slices,
-    statistics,
-)
-from onejit.checkpoints import open_checkpoints
-from onejit.devices import smallest_slice
-from onejit.files import write
-from onejit.memory import program_bytes
-from onejit.progress import note_of_returns
-from onejit.run_directory import steps_of, timesteps_until, write_record
-from onejit.signals import Stopped
+from onejit.base import statistics
+from onejit.base.files import write
+from onejit.base.signals import Stopped
+from onejit.base.text import plural
+from onejit.engine import compilation, evaluation, hosts, loop
+from onejit.engine.checkpoints import open_checkpoints
+from onejit.engine.devices import smallest_slice
+from onejit.engine.memory import program_bytes
+from onejit.engine.progress import note_of_returns
+from onejit.run.directory import new_run_dir, script_of
+from onejit.run.record import read_record, write_record
+from onejit.script import command_line, local_modules
+from onejit.script.configs import env_name_of
+from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.sweep.exchange import (
     KEY,
     OF_REPLAY,
@@ -47,8 +44,6 @@ from onejit.sweep.execution import count
 from onejit.sweep.request import Request, begin_record, float_names, make_request, required
 from onejit.sweep.slice_files import finished_slices, runs_of, slice_name
 from onejit.sweep.values import read_distribution
-from onejit.text import plural
-from onejit.train import new_run_dir
 
 EPISODES = 16  # greedy episodes of each agent at the end
 EVALUATION_KEY = KEY + 1  # what an agent's key of these episodes is folded from
@@ -131,7 +126,7 @@ def plan(request: Request) -> int:
     """Environment steps of all agents. Raises ValueError if the exchanges are not possible."""
     check_interval(request)
     check_replay_buffer(request)
-    return run_directory.total_steps(request.config, number_of_runs(request))
+    return total_steps(request.config, number_of_runs(request))
 
 
 def describe(request: Request) -> str:
@@ -157,12 +152,12 @@ def read_replay(words: list[str], command: list[str]) -> Request:
     sweep_dir = Path(words[0])
     given = command_line.parse(ReplayOptions, words[1:], prog="onejit sweep --replay")
     command_line.check_options(given)
-    record = run_directory.read_record(sweep_dir)
+    record = read_record(sweep_dir)
     if "schedule" not in record:
         raise ValueError(f"replay: {sweep_dir} is no sweep with --pbt that has finished")
-    script = run_directory.script_of(sweep_dir, record, given.force, given.trust)
+    script = script_of(sweep_dir, record, given.force, given.trust)
     request = make_request(script, record["words"], description="")
-    env_name = run_directory.env_name_of(request.config)
+    env_name = env_name_of(request.config)
     local_modules.check_environment(sweep_dir, record, env_name, given.trust)
     seed = request.options.seed + 1 if given.seed is None else given.seed
     if seed == request.options.seed:
@@ -295,7 +290,7 @@ def train(request: Request, progress, caught) -> None:
     for first in range(0, total, sizes[0]):
         last = min(first + sizes[0], total)
         if first in done:
-            steps = run_directory.total_steps(request.config, last - first)
+            steps = total_steps(request.config, last - first)
             count(request, progress, steps, restored=True)
             continue
         stop = hosts.latest(caught)
@@ -315,7 +310,7 @@ def train_slice(request: Request, program, first: int, last: int, progress, caug
     options = request.options
     runs = runs_of_slice(request, first, program.size)
     options_of_all_runs = dataclasses.replace(options, num_seeds=number_of_runs(request))
-    keys = slices.seed_keys(options_of_all_runs)[runs]
+    keys = loop.seed_keys(options_of_all_runs)[runs]
     steps = (last - first) * steps_of(config)  # of an update
     number_of_exchanges = config.num_updates // program.exchange_interval - 1
     name = slice_name(0, first, last)
@@ -337,7 +332,7 @@ def train_slice(request: Request, program, first: int, last: int, progress, caug
             if hosts.is_first():
                 updates = f"{done} of {config.num_updates} updates of the next slice"
                 progress.write(f"resume: {updates} are done", file=sys.stdout)
-        carry = slices.train_slice(
+        carry = loop.train_slice(
             program,
             first_floats(request, runs),
             keys,

@@ -11,17 +11,18 @@ from typing import NamedTuple
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from onejit import run_directory, statistics
-from onejit.configs import write_config
-from onejit.files import write, write_picture
-from onejit.run_directory import steps_of, task_of, timesteps_until, write_record
+from onejit.base import statistics
+from onejit.base.files import write, write_picture
+from onejit.base.text import align, plural
+from onejit.run.record import now, write_record
+from onejit.script.configs import task_of, write_config
+from onejit.script.steps import steps_of, timesteps_until
 from onejit.sweep import pictures
 from onejit.sweep.population import EVALUATION, OF_POPULATION, exchange_of, number_of_runs
 from onejit.sweep.request import Request, float_names, required
 from onejit.sweep.results import write_run
 from onejit.sweep.slice_files import finished_slices, read_agents, read_slice
 from onejit.sweep.values import show_value
-from onejit.text import align, plural
 
 
 class Populations(NamedTuple):
@@ -292,7 +293,7 @@ def write_population(request: Request) -> bool:
     record["greedy return"] = numbers
     record["winner"] = {"population": population, "agent": agent}
     record["schedule"] = schedule_of(populations, population, agent)
-    record["finished"] = run_directory.now()
+    record["finished"] = now()
     write_record(run_dir, record)
     delete_slices(run_dir)
     print((run_dir / "table.txt").read_text(), end="")
@@ -355,7 +356,7 @@ def write_replay(request: Request) -> bool:
     written = write_run(request, "replay", with_floats(request, last), about, trained)
     for name in ("final return", "greedy return"):
         request.record[name] = written[name]
-    request.record["finished"] = run_directory.now()
+    request.record["finished"] = now()
     write_record(run_dir, request.record)
     delete_slices(run_dir)
     lost = statistics.diverged(agent)

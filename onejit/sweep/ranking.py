@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from onejit import statistics
-from onejit.configs import plain
-from onejit.run_directory import task_of
+from onejit.base import statistics
+from onejit.script.configs import plain, task_of
 from onejit.sweep.request import Request, config_of
 
 

@@ -9,13 +9,18 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
-from onejit import command_line, hosts, local_modules, resuming, run_directory
-from onejit.configs import field_names, field_of, read_flags
-from onejit.packages import check_packages
-from onejit.scripts import load_script
+from onejit.base.packages import check_packages
+from onejit.engine import hosts
+from onejit.report.tracking import TRACKERS
+from onejit.run import resume
+from onejit.run.directory import new_run_dir, script_of
+from onejit.run.record import make_record
+from onejit.run.resume import check_random_numbers
+from onejit.script import command_line, local_modules
+from onejit.script.configs import env_name_of, field_names, field_of, read_flags
+from onejit.script.load import load_script
+from onejit.script.steps import steps_of
 from onejit.sweep.values import DISTRIBUTIONS, is_float, is_swept, make_trials
-from onejit.tracking import TRACKERS
-from onejit.train import new_run_dir
 
 T = TypeVar("T")
 # samplers of Optuna, and the packages that they need
@@ -91,9 +96,7 @@ class Group(NamedTuple):
 
     def steps(self, num_runs: int) -> int:
         """Environment steps of so many runs, without the warm-up."""
-        return (
-            num_runs * (self.num_updates - self.first_update) * run_directory.steps_of(self.config)
-        )
+        return num_runs * (self.num_updates - self.first_update) * steps_of(self.config)
 
 
 class Request(NamedTuple):
@@ -303,16 +306,16 @@ def read_request(
             )
         return begin_record(request, command)
 
-    run_dir, record, given = resuming.read_resumed(words, "sweep", ResumeOptions, until_the_end)
-    run_directory.check_random_numbers(record)
+    run_dir, record, given = resume.read_resumed(words, "sweep", ResumeOptions, until_the_end)
+    check_random_numbers(record)
     if "finished" in record:
         shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
-    script = run_directory.script_of(run_dir, record, given.force, given.trust)
+    script = script_of(run_dir, record, given.force, given.trust)
     request = make_request(script, record["words"], description)
     trials = [config_of(request, trial) for trial in range(len(request.trials))]
-    for env_name in dict.fromkeys(map(run_directory.env_name_of, [request.config, *trials])):
+    for env_name in dict.fromkeys(map(env_name_of, [request.config, *trials])):
         local_modules.check_environment(run_dir, record, env_name, given.trust)
     memory = given.memory or request.options.memory
     options = dataclasses.replace(
@@ -355,7 +358,7 @@ def begin_record(request: Request, command: list[str]) -> Request:
     options = request.options
     run_dir = request.run_dir or new_run_dir(script, request.config, prefix="sweep-")
     run_dir = Path(hosts.agree(str(run_dir)))
-    record = run_directory.make_record("sweep", script, request.config, options, command)
+    record = make_record("sweep", script, request.config, options, command)
     record |= request.record
     record["slices"] = []
     if options.storage:

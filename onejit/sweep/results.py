@@ -13,10 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from onejit import local_modules, run_directory, statistics, train
-from onejit.configs import plain, write_config
-from onejit.files import reading, write, write_picture
-from onejit.run_directory import OF_THE_TASK, steps_of, write_record
+from onejit import train
+from onejit.base import statistics
+from onejit.base.files import reading, write, write_picture
+from onejit.base.text import align
+from onejit.run.record import now, write_record
+from onejit.run.write import begin_run
+from onejit.script import local_modules
+from onejit.script.configs import OF_THE_TASK, plain, write_config
+from onejit.script.steps import steps_of
 from onejit.sweep import pictures
 from onejit.sweep.ranking import best_trials, last_groups, rank_trials
 from onejit.sweep.request import Request, config_of
@@ -29,7 +34,6 @@ from onejit.sweep.slice_files import (
     read_slice,
 )
 from onejit.sweep.values import show_value
-from onejit.text import align
 
 MOST_LINES = 22  # of a table that is printed
 OF_TRIALS = ("warmup_timesteps", "steps_per_update")  # arrays [trials] in metrics.npz
@@ -254,7 +258,7 @@ def write_run(request: Request, name: str, config, about: dict, trained: dict) -
 
     run_dir = request.run_dir / "agents" / name
     modules = local_modules.read_copies(request.run_dir, record, force=True)  # checked at the start
-    run_directory.begin_run(run_dir, config, record, request.script, modules)
+    begin_run(run_dir, config, record, request.script, modules)
     run = train.Request(request.script, config, request.options, run_dir, record)
     with contextlib.redirect_stdout(io.StringIO()):
         train.finish(run, trained, runner_state=None)
@@ -321,7 +325,7 @@ def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[st
     for suffix, (task, ranked) in pictured.items():
         write_pictures(request, ranked, task, suffix)
 
-    request.record["finished"] = run_directory.now()
+    request.record["finished"] = now()
     write_record(run_dir, request.record)
     return tables
 

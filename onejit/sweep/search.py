@@ -3,8 +3,8 @@
 import contextlib
 import warnings
 
-from onejit import statistics
-from onejit.hosts import is_first, only_first
+from onejit.base import statistics
+from onejit.engine.hosts import is_first, only_first
 from onejit.sweep import halving, storage
 from onejit.sweep.ranking import last_groups
 from onejit.sweep.request import Group, Request, required

@@ -12,7 +12,7 @@ import time
 import zlib
 from pathlib import Path
 
-from onejit.configs import plain
+from onejit.script.configs import plain
 from onejit.sweep.request import Request, required, without_password
 
 LEASE = 300.0  # seconds without a renewal after which a sweep counts as dead

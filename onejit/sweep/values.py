@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from onejit import command_line
+from onejit.script import command_line
 
 DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
 

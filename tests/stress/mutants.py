@@ -34,7 +34,7 @@ import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "scripts")]
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
@@ -301,7 +301,7 @@ def killed_by_tests(name: str, source: str) -> bool:
         (copied / f"{name}.py").write_text(source)
         paths = [
             path.relative_to(ROOT)
-            for path in sorted((ROOT / "tests").glob("test_*.py"))
+            for path in sorted((ROOT / "tests").rglob("test_*.py"))
             if path.stem == "test_normalization"
             or (path.stem in (f"test_{name}", "test_sac_td3") and name in path.read_text())
         ]
@@ -326,7 +326,7 @@ def version_of(name: str, text: str) -> str:
     """A hash of what mutants and twin depend on."""
     first, last = part_of(text)
     parts = text.splitlines()[first:last]
-    for path in (f"tests/test_{name}_twin.py", "tests/support/twin.py"):
+    for path in (f"tests/scripts/test_{name}_twin.py", "tests/support/twin.py"):
         parts.append((ROOT / path).read_text())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 

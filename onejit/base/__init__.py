@@ -1,0 +1,1 @@
+"""What knows nothing of reinforcement learning: text, files, packages, signals, statistics."""

@@ -1,0 +1,1 @@
+"""Training: devices, memory, programs, the loop, checkpoints, evaluation, progress."""

@@ -1,0 +1,259 @@
+"""Training of a slice of runs from its last checkpoint to its end."""
+
+import math
+import sys
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import onejit.engine.devices  # noqa: F401 - before JAX starts
+from onejit.base.signals import Stopped
+from onejit.engine.checkpoints import restore, save
+from onejit.engine.hosts import agree, is_first, latest
+
+KEY = 2**31 + 4  # what the key of new episodes is folded from: no training uses it
+
+EPISODE_FIELDS = (
+    "obs",
+    "env_state",
+    "discounted_return",
+    "noise",
+    "noise_steps_left",
+    "tail",
+    "first",
+    "memory",
+    "game_state",
+    "matches",
+)
+
+
+def seed_keys(options) -> np.ndarray:
+    """The data of the agents' random keys, the same keys as in `main`: [num_seeds, words]."""
+    keys = jax.random.split(jax.random.key(options.seed), options.num_seeds)
+    return np.asarray(jax.random.key_data(keys))
+
+
+def holds(tree, kind: type) -> bool:
+    """Whether a part of a tree is of this class."""
+
+    def is_kind(node):
+        return isinstance(node, kind)
+
+    return any(is_kind(node) for node in jax.tree.leaves(tree, is_leaf=is_kind))
+
+
+def episode_fields(runner_state) -> tuple[str, ...]:
+    """The fields of a runner state that begin anew with an episode.
+
+    A script's own attribute `episode_fields` wins.
+    """
+    present = tuple(name for name in EPISODE_FIELDS if hasattr(runner_state, name))
+    return getattr(runner_state, "episode_fields", present)
+
+
+def running_episodes(runner_state) -> tuple:
+    """`(total, number)` [runs] of the returns so far of running episodes, by LogWrapper's state.
+
+    Only an episode that is already longer than the last one that ended counts: an agent that never
+    fails would otherwise have no return. Both are 0 if no episode has ended, or without LogWrapper.
+    """
+
+    def is_log(node):
+        return hasattr(node, "episode_returns") and hasattr(node, "returned_episode_lengths")
+
+    nodes = jax.tree.leaves(runner_state, is_leaf=is_log)
+    num_runs = len(jax.tree.leaves(runner_state.agent)[0])
+    for log in filter(is_log, nodes):
+        length = log.episode_lengths.reshape(num_runs, -1)  # [runs, num_envs]
+        ended = log.returned_episode_lengths.reshape(num_runs, -1)  # 0 before the first end
+        since_end = jnp.where(ended > 0, length, jnp.iinfo(jnp.int32).max)
+        last = since_end.argmin(axis=1, keepdims=True)
+        last_length = jnp.take_along_axis(ended, last, axis=1)
+        counts = (length > last_length) & (last_length > 0)
+        returns = log.episode_returns.reshape(num_runs, -1)
+        return jnp.where(counts, returns, 0.0).sum(axis=1), counts.sum(axis=1)
+    return jnp.zeros(num_runs), jnp.zeros(num_runs, jnp.int32)
+
+
+def with_new_episodes(program, runner_state, floats, key_data, done: int):
+    """A restored runner state whose environments start new episodes.
+
+    No checkpoint holds the state of environments outside JAX.
+    """
+    if is_first():
+        print(
+            "resume: note: checkpoints do not contain the state of environments outside of JAX; "
+            "new episodes begin",
+            file=sys.stderr,
+        )
+    keys = jax.random.wrap_key_data(jnp.asarray(key_data))
+    keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.fold_in(key, KEY), done))(keys)
+    new_key_data = np.asarray(jax.random.key_data(keys))
+    # a warm-up would be thrown away
+    new = program.restart(floats, jax.device_put(new_key_data, program.sharding))["runner_state"]
+    names = episode_fields(runner_state)
+    return runner_state._replace(**{name: getattr(new, name) for name in names})
+
+
+def make_reader(program):
+    """`read(metrics, first, last) -> {name: [size, last - first]}`.
+
+    The result has NumPy arrays on all processes.
+    """
+
+    @partial(jax.jit, static_argnums=2, out_shardings=program.replicated)
+    def window(metrics, first, width):
+        def columns(values):
+            return jax.lax.dynamic_slice_in_dim(values, first, width, axis=1)
+
+        return {name: columns(values) for name, values in metrics.items()}
+
+    def read(metrics, first, last):
+        width = 1 << (last - first - 1).bit_length()  # few widths, few compilations
+        width = min(program.num_updates, width)
+        first_read = min(first, program.num_updates - width)
+        part = {}
+        for name, values in window(metrics, first_read, width).items():
+            part[name] = np.asarray(values)[:, first - first_read : last - first_read]
+        return part
+
+    return read
+
+
+def restore_or_start(program, floats, key_data, manager, end: int, earlier=None):
+    """`(carry, number of updates done)` from the last checkpoint, from `earlier`, or the start.
+
+    Environments outside of JAX begin new episodes, unless `end` updates are done.
+    """
+    from onejit.envs import host  # not at the top: it starts JAX, which must be after `connect`
+
+    host.close_all()  # left by an earlier slice
+    done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
+    if done:
+        carry = restore(manager, done, program)
+    elif earlier is not None:
+        carry, done = earlier(program)
+    else:
+        return program.start(floats, jax.device_put(key_data, program.sharding)), 0
+    if done < end and holds(program.abstract["runner_state"], host.HostState):
+        state = carry["runner_state"]
+        carry["runner_state"] = with_new_episodes(program, state, floats, key_data, done)
+    return carry, done
+
+
+def length_of_next_chunk(chunk: int, took: float) -> int:
+    """The number of updates that take about a second, at most eight times as many as before.
+
+    The factor is a power of two: see `make_reader`.
+    """
+    exponent = round(math.log2(min(8.0, 1.0 / took)))
+    return max(1, int(chunk * 2.0**exponent))
+
+
+def end_of_chunk(program, done: int, chunk: int, end: int, eval_interval: int) -> int:
+    """The update after which a chunk ends: no evaluation and no exchange lies within it."""
+    last = min(done + chunk, end)
+    if eval_interval:
+        last = min(last, (done // eval_interval + 1) * eval_interval)
+    if program.exchange is not None:
+        last = min(last, (done // program.exchange_interval + 1) * program.exchange_interval)
+    return last
+
+
+def evaluate(program, carry: dict, index: int) -> np.ndarray:
+    """The returns [size, episodes] of evaluation number `index`, which the carry remembers."""
+    agents = carry["runner_state"].agent
+    returns = program.evaluate(agents)
+    carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, index)
+    return np.asarray(returns)
+
+
+def nothing() -> None:
+    pass
+
+
+def train_slice(
+    program,
+    floats: dict,
+    key_data,
+    manager,
+    watch,
+    *,
+    last_update: int | None = None,
+    earlier=None,
+    interval: float = 60.0,
+    save_last: bool = False,
+    eval_interval: int = 0,
+    begin=nothing,
+    before_save=nothing,
+    after_save=nothing,
+    caught=(),
+    seconds: dict | None = None,
+):
+    """Train a slice from its last checkpoint, or from the start, to the end. Returns its `carry`.
+
+    The end is the update `last_update` if that is given. `earlier(program)` returns the carry and
+    the number of its updates to start from, if the runs have been trained in other slices before.
+    `floats` {name: [size]} and `key_data` [size, words] are NumPy arrays. `begin()` is called
+    before the first update. After each chunk of about a second, process 0 calls
+    `watch(first, last, metrics, returns)` with the metrics of updates [first, last), and with the
+    returns [size, episodes] of an evaluation after them, or None. It writes a checkpoint every
+    `interval` seconds unless `interval` is 0, and one at the end if `save_last` is set. Process 0
+    decides when, because clocks differ. A signal in `caught` ends training with a checkpoint and
+    raises `Stopped`. The times are added to `seconds` {"train", "evaluate"}.
+
+    A program with an exchange has the current `floats` in its carry. After every
+    `program.exchange_interval` updates, `program.exchange` changes the carry.
+    """
+    if seconds is None:
+        seconds = {"train": 0.0, "evaluate": 0.0}
+    on_devices = {}
+    for name, values in floats.items():
+        on_devices[name] = jax.device_put(np.asarray(values, np.float32), program.sharding)
+    floats = on_devices
+
+    end = program.num_updates if last_update is None else last_update
+    carry, done = restore_or_start(program, floats, key_data, manager, end, earlier)
+    read = make_reader(program)
+    chunk = 1
+    saved_at = time.perf_counter()
+    begin()
+    while done < end:
+        begun = time.perf_counter()
+        last = end_of_chunk(program, done, chunk, end, eval_interval)
+        length = last - done
+        if program.exchange is not None:
+            floats = carry["population"]["floats"]
+        trained = {name: carry[name] for name in ("runner_state", "metrics")}
+        carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
+        metrics = read(carry["metrics"], done, last)
+        ended = time.perf_counter()
+        returns = None
+        if eval_interval and last % eval_interval == 0:
+            returns = evaluate(program, carry, last // eval_interval - 1)
+        seconds["train"] += ended - begun
+        seconds["evaluate"] += time.perf_counter() - ended
+        if is_first():
+            watch(done, last, metrics, returns)
+        if program.exchange is not None and last % program.exchange_interval == 0:
+            carry = jax.block_until_ready(program.exchange(carry, last))
+
+        done = last
+        now = time.perf_counter()
+        stop = latest(caught)
+        is_time = stop > 0 or 0 < interval <= now - saved_at
+        due = save_last if done == end else is_time
+        chunk, due = agree([length_of_next_chunk(length, ended - begun), due])
+        if due:
+            if is_first():
+                before_save()
+            save(manager, done, carry)
+            if is_first():
+                after_save()
+            saved_at = time.perf_counter()
+        if stop and done < end:
+            raise Stopped(stop)
+    return carry

@@ -1,0 +1,77 @@
+"""What the adapters of environments have in common."""
+
+import contextlib
+import functools
+import math
+from typing import Any
+
+import gymnax
+import jax
+from flax import struct
+from gymnax.environments import environment
+
+
+@struct.dataclass
+class State(environment.EnvState):
+    """The state of the library's environment, and gymnax's `time` for the time limit."""
+
+    inner: Any
+
+
+@contextlib.contextmanager
+def needs(package: str):
+    """A context for the import of a library. If it is missing, the error says what to install."""
+    try:
+        yield
+    except ImportError as error:
+        advice = "pip install -e '.[envs]'"
+        raise ImportError(f"{package} cannot be imported ({error}): {advice}") from error
+
+
+def register(names, make) -> None:
+    """Register environments. gymnax calls `make(name, **arguments)`, once for equal arguments.
+
+    A name that is already registered, such as CartPole-v1, then means the new environment.
+    """
+    for name in names:
+        if name in gymnax.registered_envs:
+            gymnax.registered_envs.remove(name)
+            del gymnax.registration._registry[name]
+        gymnax.register(name, functools.cache(functools.partial(make, name)))
+
+
+def check_truth_values(arguments: dict, defaults: dict) -> None:
+    """Raise ValueError unless truth values, and only they, are given where defaults are ones.
+
+    Scripts have turned words such as `off` into truth values, whatever they are for.
+    """
+    for name, value in arguments.items():
+        default = defaults.get(name)
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise ValueError(f"env_params: {name} = {value}: must be true or false")
+        if isinstance(default, str) and isinstance(value, bool):
+            raise ValueError(f"env_params: {name} = {value}: is no truth value but text")
+
+
+def start_from(reset, start_states: int):
+    """A function that looks up one of `start_states` results of `reset`, or `reset` itself for 0.
+
+    gymnax resets in each step, and mostly discards the result. If a reset is expensive, looking one
+    up is much cheaper.
+    """
+    if not start_states:
+        return reset
+
+    @functools.cache
+    def make():  # concrete numbers, also inside a jit
+        with jax.ensure_compile_time_eval():
+            batch = math.gcd(start_states, 32)  # larger batches do not fit in a CPU's cache
+            keys = jax.random.split(jax.random.key(0), start_states).reshape(-1, batch)
+            states = jax.jit(lambda keys: jax.lax.map(jax.vmap(reset), keys))(keys)
+            return jax.tree.map(lambda leaf: leaf.reshape(start_states, *leaf.shape[2:]), states)
+
+    def look_up(key):
+        index = jax.random.randint(key, (), 0, start_states)
+        return jax.tree.map(lambda leaf: leaf[index], make())
+
+    return look_up

@@ -1,0 +1,1 @@
+"""What runs have reached: `onejit list`, `onejit compare`, and trackers."""

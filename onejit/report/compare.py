@@ -1,0 +1,485 @@
+"""Compare runs: statistics over seeds and environments with intervals, tables and a figure.
+
+    onejit compare runs/ppo/cartpole runs/dqn/cartpole
+    onejit compare a=runs/1 a=runs/2 b=runs/3 b=runs/4 --scale CartPole-v1 0 500 Catch-bsuite -1 1
+
+After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
+arXiv 2108.13264. Runs are directories that a script or `onejit train` has written. Only their data
+is read, and no script is executed. Runs with the same label are one method. The default label is
+the name of the script, followed by the settings that differ between its runs in one environment.
+
+All intervals are 95 % intervals: Student's t for the mean, and the stratified bootstrap (section
+4.1 of the paper) for all other statistics. A seed that diverged or has no return counts as the
+worst.
+"""
+
+import csv
+import io
+import itertools
+import json
+import time
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from onejit.base import statistics
+from onejit.base.files import write, write_picture
+from onejit.base.text import align
+from onejit.run.agents import read_agents
+from onejit.run.directory import load_metrics
+from onejit.run.record import is_of_main, kind_of, read_record, share_of_main
+from onejit.script.configs import OF_THE_TASK, task_of
+
+
+class Run(NamedTuple):
+    """The content of a run directory."""
+
+    path: str
+    settings: dict  # the script's name and the hyperparameters
+    label: str  # of the method; empty if none was given
+    task: str  # the environment and its changed parameters
+    returns: dict  # {(seed, number of the agent): return}, -inf if not finite
+    # {name: value} of what must also be equal in runs of one method; a script's own `main` records
+    # no hash of its text
+    marks: dict
+
+
+# --- runs ---
+
+
+def read_returns(path: str, kind: str, record: dict):
+    """The return of each agent, -inf if its parameters are not finite, and the number of updates.
+
+    A training that was stopped was meant to have the record's "total_updates". Raises ValueError.
+    """
+    total_updates = record.get("total_updates")
+    metrics = load_metrics(path)
+    agents, _ = read_agents(Path(path) / "agent.safetensors")
+    if kind == "final":
+        returns = statistics.final_return(metrics, total_updates)
+        few = statistics.few_episodes(metrics, record["settings"], total_updates)
+        for line in statistics.warning_of_few(few):
+            print(f"{path}: {line}")
+    elif "evaluation" in metrics:
+        returns = metrics["evaluation"].mean(axis=1)
+    else:
+        raise ValueError(
+            f"{path}: has no greedy returns, which onejit train measures; use --returns final"
+        )
+    returns = np.where(statistics.diverged(agents), -np.inf, returns)
+    return returns, metrics["episodes"].shape[1]
+
+
+def split_label(argument: str) -> tuple[str, str]:
+    """`(label, directory)` of `DIR` or `LABEL=DIR`, of which both may contain "="."""
+    if Path(argument).exists() or "=" not in argument:
+        return "", argument
+    parts = argument.split("=")
+    splits = [("=".join(parts[:i]), "=".join(parts[i:])) for i in range(1, len(parts))]
+    for label, path in splits:
+        if Path(path).exists():
+            return label, path
+    return splits[0]
+
+
+def read_run(argument: str, kind: str) -> Run:
+    """The run of `DIR` or `LABEL=DIR`. Raises ValueError."""
+    label, path = split_label(argument)
+    record = read_record(path)
+    if kind_of(record) == "sweep":
+        raise ValueError(
+            f"{path}: is a sweep, whose trials are compared in its results.csv; give runs"
+        )
+    returns, num_updates = read_returns(path, kind, record)
+    lost = np.flatnonzero(~np.isfinite(returns)).tolist()
+    if lost:
+        agents = f"agents {lost} of {len(returns)}"
+        print(f"{path}: {agents} diverged or have no return; they count as the worst")
+
+    settings = dict(record["settings"])
+    if is_of_main(path):
+        share = share_of_main(path, settings)
+        if share < 1.0:
+            print(f"{path}: was stopped after {100 * share:.0f} % of its updates")
+    task = task_of(settings)
+    seed = settings.pop("seed")
+    settings.pop("num_seeds")
+    values = {}
+    for agent, value in enumerate(returns):
+        values[seed, agent] = float(value) if np.isfinite(value) else -np.inf
+    marks = {
+        "the text of the script": record.get("sha256"),
+        "the number of updates": num_updates,
+        "how a population was used": record.get("population"),
+    }
+    return Run(path, settings, label, task, values, marks)
+
+
+def differing(runs) -> list[str]:
+    """Names of the settings, including the script, in which runs of one environment differ."""
+    values = defaultdict(set)
+    names = [name for run in runs for name in run.settings if name not in OF_THE_TASK]
+    for name in names:
+        for run in runs:
+            values[name].add(json.dumps(run.settings.get(name)))
+    return [name for name, different in values.items() if len(different) > 1]
+
+
+def label_runs(runs: list[Run]) -> list[Run]:
+    """Give each run without a label the default one.
+
+    It is the script and the settings in which runs of the script differ.
+    """
+    alike = defaultdict(list)
+    for run in runs:
+        if not run.label:
+            alike[run.settings["script"], run.task].append(run)
+    names = defaultdict(dict)  # a dictionary keeps the order of the fields
+    for (script, _), group in alike.items():
+        names[script] |= dict.fromkeys(differing(group))
+
+    labeled = []
+    for run in runs:
+        if not run.label:
+            script = run.settings["script"]
+            fields = [f"{field}={run.settings.get(field)}" for field in names[script]]
+            run = run._replace(label=" ".join([script, *fields]))
+        labeled.append(run)
+    return labeled
+
+
+def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
+    """`{method: {environment: {(seed, agent): return}}}`, all methods in the same environments.
+
+    Raises ValueError.
+    """
+    methods = defaultdict(dict)
+    sources = defaultdict(list)
+    for run in label_runs(runs):
+        others = sources[run.label, run.task]
+        others.append(run)
+        first = others[0]
+        fields = differing(others)
+        for name in first.marks:
+            texts = {str(other.marks[name]) for other in others}
+            if name == "the text of the script":
+                texts.discard("None")
+            if len(texts) > 1:
+                fields.append(name)
+        if fields:
+            raise ValueError(
+                f"{run.path} and {first.path} are both {run.label} on {run.task} but differ in "
+                f"{', '.join(fields)}; give each a label, as in LABEL={run.path}"
+            )
+        returns = methods[run.label].setdefault(run.task, {})
+        twice = returns.keys() & run.returns.keys()
+        if twice:
+            seed, agent = min(twice)
+            raise ValueError(
+                f"{run.path}: agent {agent} of seed {seed} occurs twice, also in {first.path}"
+            )
+        returns |= run.returns
+
+    tasks = sorted({run.task for run in runs})
+    for method, of_method in methods.items():
+        missing = [task for task in tasks if task not in of_method]
+        if missing:
+            raise ValueError(
+                f"{method} has no run on {', '.join(missing)}; "
+                "all methods need the same environments"
+            )
+    return {method: {task: methods[method][task] for task in tasks} for method in methods}
+
+
+def tasks_of(methods) -> list[str]:
+    """The environments, which all methods share."""
+    return list(next(iter(methods.values())))
+
+
+def read_scales(tasks: list[str], scales) -> dict[str, tuple[float, float]]:
+    """`{environment: (low, high)}` of `--scale`. Raises ValueError."""
+    bounds = {}
+    for name, low, high in scales:
+        named = [task for task in tasks if name in (task, task.split()[0])]
+        if not named:
+            raise ValueError(f"scale: no run is on {name}, only on {', '.join(tasks)}")
+        if not -np.inf < low < high < np.inf:
+            raise ValueError(f"scale {name} {low:g} {high:g}: LOW must be less than HIGH")
+        twice = bounds.keys() & named
+        if twice:
+            raise ValueError(f"scale: {min(twice)} is given twice")
+        bounds |= dict.fromkeys(named, (low, high))
+    return bounds
+
+
+def rescale(methods, scales) -> tuple[dict, bool]:
+    """Scores `(return - low) / (high - low)`, and True.
+
+    For one environment without a scale, returns and False. Raises ValueError.
+    """
+    tasks = tasks_of(methods)
+    bounds = read_scales(tasks, scales)
+    missing = [task for task in tasks if task not in bounds]
+    if missing:
+        if len(tasks) == 1:
+            return methods, False
+        raise ValueError(
+            f"scale: environments have different returns; give --scale {missing[0]} LOW HIGH"
+        )
+    scores = {}
+    for method, of_method in methods.items():
+        scores[method] = {}
+        for task, returns in of_method.items():
+            low, high = bounds[task]
+            scaled = {key: (value - low) / (high - low) for key, value in returns.items()}
+            scores[method][task] = scaled
+    return scores, True
+
+
+# --- results ---
+
+
+def mean_of_finite(*samples) -> list:
+    return statistics.student_interval(*[statistics.finite(sample) for sample in samples])
+
+
+def worst_seed(*samples) -> list:
+    return [min(np.min(sample) for sample in samples), np.nan, np.nan]
+
+
+def as_numbers(interval: list) -> dict:
+    return dict(zip(("value", "low", "high"), map(float, interval), strict=True))
+
+
+def values_of(tasks: dict) -> list[np.ndarray]:
+    """The returns of a method in each environment."""
+    return [np.array(list(returns.values())) for returns in tasks.values()]
+
+
+def count_seeds(samples) -> str:
+    """`10`, or `9 of 10 finite`; several counts where environments differ."""
+    counts = []
+    for sample in samples:
+        seeds = len(sample)
+        finite = int(np.isfinite(sample).sum())
+        counts.append(str(seeds) if finite == seeds else f"{finite} of {seeds} finite")
+    return "/".join(dict.fromkeys(counts))
+
+
+def aggregate(methods, scaled: bool) -> list[dict]:
+    """A row for each method and statistic, the method with the highest interquartile mean first."""
+    columns = {
+        "mean": mean_of_finite,
+        "worst seed": worst_seed,
+        "interquartile mean": partial(statistics.bootstrap_interval, statistics.middle_mean),
+        "median": partial(statistics.bootstrap_interval, statistics.median),
+    }
+    if scaled:
+        gap = partial(statistics.bootstrap_interval, statistics.optimality_gap)
+        columns["optimality gap"] = gap
+    rows = []
+    for method, tasks in methods.items():
+        samples = values_of(tasks)
+        for name, statistic in columns.items():
+            row = {
+                "statistic": name,
+                "method": method,
+                "versus": "",
+                "seeds": count_seeds(samples),
+            }
+            rows.append(row | as_numbers(statistic(*samples)))
+    best = {}
+    for row in rows:
+        if row["statistic"] == "interquartile mean":
+            best[row["method"]] = row["value"]
+    return sorted(rows, key=lambda row: -best[row["method"]])
+
+
+def compare_pairs(methods, order) -> list[dict]:
+    """A row for each pair of methods and statistic.
+
+    Agents with the same seed and number form pairs.
+    """
+    rows = []
+    for x, y in itertools.combinations(order, 2):
+        pairs = list(zip(methods[x].values(), methods[y].values(), strict=True))
+        samples = [*values_of(methods[x]), *values_of(methods[y])]
+        sizes = [f"{len(a)}+{len(b)}" for a, b in pairs]
+        row = {
+            "statistic": "probability of improvement",
+            "method": x,
+            "versus": y,
+            "seeds": "/".join(dict.fromkeys(sizes)),
+        }
+        won = statistics.bootstrap_interval(statistics.probability_of_improvement, *samples)
+        rows.append(row | as_numbers(won))
+        if not all(a.keys() & b.keys() for a, b in pairs):
+            continue
+        gains = []
+        for a, b in pairs:
+            of_pairs = [statistics.difference(a[key], b[key]) for key in a if key in b]
+            gains.append(np.array(of_pairs))
+        sizes = [str(len(gain)) for gain in gains]
+        row = {
+            "statistic": "paired difference",
+            "method": x,
+            "versus": y,
+            "seeds": "/".join(dict.fromkeys(sizes)),
+        }
+        gain = statistics.bootstrap_interval(statistics.middle_mean, *gains)
+        rows.append(row | as_numbers(gain))
+    return rows
+
+
+def table(rows: list[dict]) -> str:
+    """Statistics as columns, a line for each method or pair."""
+    lines = defaultdict(dict)
+    for row in rows:
+        name = f"{row['method']} > {row['versus']}" if row["versus"] else row["method"]
+        count = "pairs" if row["statistic"] == "paired difference" else "seeds"
+        cells = lines[name]
+        cells[count] = row["seeds"]
+        cells[row["statistic"]] = statistics.show(row["value"], row["low"], row["high"])
+    columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
+    text = [["", *columns]]
+    for name, cells in lines.items():
+        text.append([name, *[cells.get(column, "-") for column in columns]])
+    return align(text)
+
+
+def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
+    """One statistic: a bar over the interval, a line at the value, the name above them.
+
+    Methods or pairs stand from top to bottom.
+    """
+    for place, row in enumerate(rows):
+        color = "0.5" if row["versus"] else f"C{place % 10}"
+        if np.isfinite([row["low"], row["high"]]).all():
+            axes.barh(place, row["high"] - row["low"], 0.4, row["low"], color=color, alpha=0.5)
+        if np.isfinite(row["value"]):
+            axes.vlines(row["value"], place - 0.2, place + 0.2, color="black", linewidth=2)
+        text = f"{row['method']} > {row['versus']}" if row["versus"] else row["method"]
+        if len(text) > 42:  # wider than the panel
+            text = text.replace(" > ", "\n> ")
+        where = {"transform": axes.get_yaxis_transform(), "verticalalignment": "bottom"}
+        white = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+        axes.text(0.0, place - 0.26, text, fontsize=9, bbox=white, **where)
+    axes.set_yticks([])
+    axes.use_sticky_edges = False  # leave a margin between bars and the frame
+    axes.margins(x=0.08)
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.grid(axis="x", alpha=0.3)
+    is_probability = name == "probability of improvement"
+    if is_probability:
+        axes.axvline(0.5, color="0.4", linestyle=":")  # neither is better here
+        axes.set_xlim(-0.04, 1.04)
+    axes.set_title(name, fontsize=11)
+    axes.set_xlabel("probability" if is_probability else unit)
+
+
+def draw(rows: list[dict], title: str, unit: str, file) -> None:
+    """Panels for the interquartile mean and, with several methods, for each pair of them."""
+    panels = defaultdict(list)
+    for row in rows:
+        if row["statistic"] in ("interquartile mean", "probability of improvement"):
+            panels[row["statistic"]].append(row)
+    most = max(2, *map(len, panels.values()))
+    layout = ConstrainedLayoutEngine(w_pad=0.12)
+    figure = Figure(figsize=(7, 1.2 + 0.55 * most), layout=layout)
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (name, of_panel) in zip(grid, panels.items(), strict=True):
+        draw_panel(axes, name, of_panel, unit)
+        axes.set_ylim(most - 0.6, -0.75)
+    figure.suptitle(title)
+    figure.savefig(file, format="png", dpi=150)
+
+
+def as_csv(rows: list[dict]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def with_environment(rows: list[dict], name: str) -> list[dict]:
+    return [{"environment": name} | row for row in rows]
+
+
+def compare_runs(runs, returns: str = "final", scale=()) -> list[dict]:
+    """Statistics over the seeds of several runs with their 95 % intervals, as rows.
+
+    A row has the keys "environment", "statistic", "method", "versus", "seeds", "value", "low" and
+    "high". "versus" is the other method of a pair, or empty. Rows over all environments come first,
+    and rows of each environment follow if there are several. Prints a note on a run that was
+    stopped, and on agents that diverged. Executes no script. Raises ValueError.
+
+    Args:
+        runs: run directories as DIR or LABEL=DIR; runs with the same label are one method
+        returns: returns to compare: "final" for the end of training, "greedy" for the evaluation
+        scale: (ENV, LOW, HIGH), the returns with scores 0 and 1; needed for several environments
+    """
+    if not runs:
+        raise ValueError("runs: give at least one DIR or LABEL=DIR")
+    methods = gather([read_run(str(argument), returns) for argument in runs])
+    scores, scaled = rescale(methods, scale)
+    rows = aggregate(scores, scaled)
+    rows += compare_pairs(scores, order=dict.fromkeys(row["method"] for row in rows))
+    tasks = tasks_of(scores)
+    rows = with_environment(rows, ", ".join(tasks))
+    if len(tasks) > 1:
+        for task in tasks:
+            of_task = {method: {task: methods[method][task]} for method in methods}
+            rows += with_environment(aggregate(of_task, scaled=False), task)
+    return rows
+
+
+def new_folder() -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs", f"compare-{stamp}-{time.time_ns() % 10**6:06d}")
+
+
+def main(
+    runs: tyro.conf.Positional[tuple[str, ...]],
+    returns: Literal["final", "greedy"] = "final",
+    scale: tuple[tuple[str, float, float], ...] = (),
+    out: Path | None = None,
+) -> Path:
+    """Compare, print the tables, write `compare.csv` and `compare.png`.
+
+    Returns their directory. Raises ValueError.
+
+    Args:
+        runs: run directories as DIR or LABEL=DIR; runs with the same label are one method
+        returns: returns to compare: final for the end of training, greedy for the evaluation
+        scale: ENV LOW HIGH, the returns with scores 0 and 1; needed for several environments
+        out: folder for compare.csv and compare.png; runs/compare-TIME by default
+    """
+    rows = compare_runs(runs, returns, scale)
+    by_environment = defaultdict(list)
+    for row in rows:
+        by_environment[row["environment"]].append(row)
+    (all_tasks, joint), *others = by_environment.items()
+    pairs = [row for row in joint if row["versus"]]
+
+    title = f"{returns} return on {all_tasks}"
+    scores_text = ", as a score between LOW and HIGH" if scale else ""
+    print(f"{title}{scores_text}; 95 % intervals in brackets\n")
+    print(table([row for row in joint if not row["versus"]]))
+    if pairs:
+        print(f"\n{table(pairs)}")
+    for task, of_task in others:
+        print(f"\n{returns} return on {task}\n{table(of_task)}")
+
+    out = out or new_folder()
+    write(out / "compare.csv", as_csv(rows))
+    unit = "score" if scale else "return"
+    write_picture(out / "compare.png", partial(draw, joint, title, unit))
+    print(f"\nresults in {out}")
+    return out

@@ -1,0 +1,139 @@
+"""List runs with their script, environment, state, progress and return.
+
+    onejit list
+    onejit list runs/ppo
+
+A run is finished, running (a process holds its lock) or stopped. The progress of a run is the
+progress at its last checkpoint. The return is the mean and the worst final return over seeds.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from onejit.base import statistics
+from onejit.base.text import align
+from onejit.run.agents import read_agents
+from onejit.run.directory import load_metrics
+from onejit.run.lock import is_locked
+from onejit.run.record import is_of_main, kind_of, read_record, share_of_main
+from onejit.script.configs import task_of
+
+AGENTS = "agent.safetensors"
+TITLES = ["run", "script", "environment", "seeds", "state", "done", "final return", "changed"]
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run directories below a folder, sorted by their last change."""
+    run_dirs = []
+    seen = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        if os.path.realpath(place) in seen:  # a link to a folder around it
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(place))
+        if place.endswith(".partial"):  # of an export that was killed
+            folders.clear()
+            continue
+        if "run.json" in files or {AGENTS, "config.yaml"} <= set(files):
+            run_dirs.append(Path(place))
+            folders.clear()  # do not search checkpoints
+    return sorted(run_dirs, key=changed)
+
+
+def changed(run_dir: Path) -> float:
+    """The time of the last change of a run."""
+    paths = [run_dir / "run.json", run_dir / AGENTS]
+    return max(path.stat().st_mtime for path in paths if path.is_file())
+
+
+def is_finished(run_dir: Path, record: dict) -> bool:
+    if is_of_main(run_dir):
+        return share_of_main(run_dir, record["settings"]) == 1.0
+    return "finished" in record
+
+
+def share_done(run_dir: Path, record: dict) -> str:
+    """The progress at the last checkpoint, or at the end of a script's own `main`."""
+    if is_of_main(run_dir):
+        return f"{100 * share_of_main(run_dir, record['settings']):.0f} %"
+    if not record.get("steps_total"):
+        return "-"
+    return f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
+
+
+def describe(run_dir: Path) -> list[str]:
+    """The row of a run. The row of an unreadable run gives the reason."""
+    age = show_age(time.time() - changed(run_dir))
+    try:
+        return [str(run_dir), *describe_record(run_dir), age]
+    except Exception as error:  # many kinds: the record is damaged
+        reason = f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80]
+        return [str(run_dir), "-", "-", "-", reason, "-", "-", age]
+
+
+def describe_record(run_dir: Path) -> list[str]:
+    """The cells between the path of a run and its age."""
+    record = read_record(run_dir)
+    settings = record["settings"]
+    if is_finished(run_dir, record):
+        state = "finished"
+        done = "100 %"
+    else:
+        state = "running" if is_locked(run_dir) else "stopped"
+        done = share_done(run_dir, record)
+    if kind_of(record) == "sweep":
+        final_return = "a sweep"
+    elif state == "finished" or is_of_main(run_dir):
+        final_return = show_returns(run_dir, record)
+    else:
+        final_return = "-"
+    task = task_of(settings)
+    seeds = str(settings["num_seeds"])
+    return [settings["script"], task, seeds, state, done, final_return]
+
+
+def show_returns(run_dir: Path, record: dict) -> str:
+    """Mean and worst return, and the metrics that are NaN although episodes ended.
+
+    For a run of a script's own `main` they come from its metrics.
+    """
+    numbers = record.get("final return")
+    broken = record.get("broken_metrics", [])
+    if numbers is None:
+        metrics = load_metrics(run_dir)
+        agents, _ = read_agents(run_dir / AGENTS)
+        broken = sorted(statistics.broken_metrics(metrics))
+        values = statistics.final_return(metrics)
+        values = values[np.isfinite(values) & ~statistics.diverged(agents)]
+        numbers = {"mean": None}
+        if len(values):
+            numbers = {"mean": values.mean(), "worst": values.min()}
+    shown = "none"
+    if numbers["mean"] is not None:
+        shown = f"{numbers['mean']:.4g}, worst {numbers['worst']:.4g}"
+    return ", ".join([shown, *[f"{name} NaN" for name in broken]])
+
+
+def show_age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+def main(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
+    """Print a table of the runs and sweeps below a folder. Raises ValueError.
+
+    Args:
+        folder: folder to search, with all its subfolders
+    """
+    run_dirs = find_runs(folder)
+    if not run_dirs:
+        raise ValueError(
+            f"folder = {folder}: contains no run of a script, onejit train or onejit sweep"
+        )
+    print(align([TITLES, *[describe(run_dir) for run_dir in run_dirs]]))

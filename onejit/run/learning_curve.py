@@ -1,0 +1,70 @@
+"""The learning curve of a run: the return over environment steps."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from onejit.base import statistics
+
+
+def stretches(num_updates: int, points: int = 100) -> list[np.ndarray]:
+    """The updates of each point of a curve."""
+    return np.array_split(np.arange(num_updates), min(points, num_updates))
+
+
+def learning_curve(config, metrics: dict, points: int = 100) -> tuple[np.ndarray, np.ndarray]:
+    """Environment steps [points], and the mean return up to them [num_seeds, points].
+
+    Each point is the mean over the episodes that ended since the point before, NaN where none did.
+    """
+    steps_per_update = config.num_envs * config.num_steps
+    warmup_timesteps = getattr(config, "warmup_timesteps", 0)
+
+    steps = []
+    returns = []
+    for updates in stretches(metrics["episodes"].shape[1], points):
+        part = {name: values[:, updates] for name, values in metrics.items()}
+        returns.append(statistics.mean_return(part))
+        steps.append(warmup_timesteps + (updates[-1] + 1) * steps_per_update)
+    return np.array(steps), np.stack(returns, axis=1)
+
+
+def has_few_episodes(config, metrics: dict, points: int = 100) -> np.ndarray:
+    """Where a seed ends less than one episode per environment since the point before: [points].
+
+    Short episodes then count too much, because long ones are still running.
+    """
+    episodes = metrics["episodes"].mean(axis=0)
+    parts = stretches(len(episodes), points)
+    return np.array([episodes[updates].sum() < config.num_envs for updates in parts])
+
+
+def draw_learning_curve(config, metrics: dict, title: str, file) -> None:
+    """A thin line for each seed, and the mean over seeds with its 95 % bootstrap interval.
+
+    The interval stays within the returns of the seeds, so it never passes what is possible.
+    """
+    steps, returns = learning_curve(config, metrics)
+    mean, low, high = statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, returns.T, color="tab:blue", linewidth=0.5, alpha=0.5)
+    axes.plot(steps, mean, color="tab:blue", label="mean over seeds")
+    label = "95 % bootstrap interval"
+    axes.fill_between(steps, low, high, color="tab:blue", alpha=0.25, label=label)
+    few = has_few_episodes(config, metrics)
+    if few.any():
+        axes.fill_between(
+            steps,
+            0,
+            1,
+            where=few,
+            step="pre",
+            transform=axes.get_xaxis_transform(),
+            color="0.85",
+            linewidth=0,
+            zorder=0,
+            label="less than one episode per environment: short ones count more",
+        )
+    axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(file, format="png", dpi=150)

@@ -1,0 +1,72 @@
+"""`--resume RUN_DIR` of `onejit train` and `onejit sweep`: locking and reading the run."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import tyro
+
+from onejit.base.packages import versions
+from onejit.engine.hosts import is_first
+from onejit.run.lock import holding
+from onejit.run.record import kind_of, read_record
+from onejit.script import command_line
+from onejit.script.command_line import Hosts
+
+
+def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib.ExitStack):
+    """Lock and read the run of `--resume RUN_DIR`: `(run_dir, record, options)`.
+
+    `kind` is the command, "train" or "sweep", and `options` the dataclass of the options that can
+    be given. Raises ValueError.
+    """
+    if not words or words[0].startswith("-"):
+        raise ValueError("resume: needs RUN_DIR, the run to continue")
+
+    def command(
+        given: options = options(),  # noqa: B008  # pyright: ignore[reportInvalidTypeForm]
+        hosts: Hosts = Hosts(),  # noqa: B008
+    ):
+        return given
+
+    given = command_line.parse(command, words[1:], config=(tyro.conf.OmitArgPrefixes,))
+    command_line.check_options(given)
+    run_dir = Path(words[0])
+    record = read_record(run_dir)
+    if kind_of(record) != kind:
+        raise ValueError(
+            f"resume: {words[0]} was not started by onejit {kind}, and has no checkpoints"
+        )
+    missing = [name for name in ("versions", "seconds") if name not in record]
+    if missing:
+        raise ValueError(f"{run_dir / 'run.json'}: is damaged, it lacks {missing[0]}")
+    until_the_end.enter_context(holding(run_dir))
+    # again: another process may have just finished the run
+    record = read_record(run_dir)
+    if is_first():
+        warn_of_changed_versions(record["versions"])
+    return run_dir, record, given
+
+
+def warn_of_changed_versions(old: dict) -> None:
+    now = versions()
+    changes = []
+    for name, version in old.items():
+        if now.get(name) != version:
+            changes.append(f"{name} {version} -> {now.get(name)}")
+    if changes:
+        text = f"versions have changed since the run began: {', '.join(changes)}"
+        print(f"resume: note: {text}", file=sys.stderr)
+
+
+def check_random_numbers(record: dict) -> None:
+    """Raise ValueError if JAX's kind of random keys is another than when the run began."""
+    import jax
+
+    now = jax.config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
+    before = record.get("random_keys", now)  # a run of a script's own `main` does not say it
+    if before != now:
+        raise ValueError(
+            f"resume: the run has keys of kind {before}, and this process {now}; "
+            f"set JAX_DEFAULT_PRNG_IMPL={before}"
+        )

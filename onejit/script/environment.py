@@ -1,0 +1,122 @@
+"""Checks of a script's environment: the values of `env_params`, and what it observes."""
+
+import dataclasses
+import inspect
+import sys
+
+import jax
+import jax.numpy as jnp
+import yaml
+
+from onejit.script import local_modules
+from onejit.script.other_names import suggest
+
+
+def expected_kind(value, default) -> str | None:
+    """What a value must be, in words, or None if it may stand in place of `default`."""
+    if isinstance(default, bool):
+        is_truth_value = isinstance(yaml.safe_load(str(value)), bool)
+        return None if is_truth_value else "true or false"
+    if isinstance(default, str):
+        return None if isinstance(value, str) else "text, in quotes in YAML"
+    if not isinstance(default, int | float | jax.Array):
+        return None
+    is_whole = jnp.issubdtype(jnp.result_type(default), jnp.integer)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and not (is_whole and not float(value).is_integer()):
+        return None
+    return "a whole number" if is_whole else "a number"
+
+
+def check_env_params(script, config) -> None:
+    """Raise ValueError if `env_params` has an unknown name, or a value unlike the default."""
+    if not getattr(config, "env_params", None):
+        return
+    env, env_params = script.make_env(dataclasses.replace(config, env_params={}))
+    defaults = {}
+    takes_others = False
+    parts = [unwrap(env)]
+    if hasattr(parts[0], "env"):  # an adapter, with the environment that it adapts
+        parts.insert(0, parts[0].env)
+    for part in parts:
+        constructor = inspect.signature(type(part)).parameters.values()
+        defaults |= {argument.name: argument.default for argument in constructor}
+        takes_others |= any(argument.kind is argument.VAR_KEYWORD for argument in constructor)
+    defaults |= vars(env_params)
+    for key, value in config.env_params.items():
+        if key not in defaults and not takes_others:
+            similar = suggest(key, defaults)
+            raise ValueError(f"env_params: {key}: is no parameter of {config.env_name}{similar}")
+        expected = expected_kind(value, defaults.get(key))
+        if expected is not None:
+            raise ValueError(f"env_params: {key} = {value}: must be {expected}")
+
+
+def check_observations(script, config) -> None:
+    """Raise ValueError if an environment of a user's module observes what it does not declare."""
+    module = local_modules.module_of(getattr(config, "env_name", ""))
+    if not module or local_modules.is_of_onejit(module):
+        return
+    env, env_params = script.make_env(config)
+    obs, _ = jax.eval_shape(env.reset, jax.random.key(0), env_params)
+    if not isinstance(obs, jax.ShapeDtypeStruct):  # as for the teams of mappo.py
+        return
+    space = env.observation_space(env_params)
+    dtype = jnp.dtype(space.dtype)
+    # scripts divide bytes by 255; other numbers become floats, and gymnax's own spaces mix them up
+    is_other_kind = (dtype == jnp.uint8) != (obs.dtype == jnp.uint8)
+    if tuple(space.shape) != obs.shape or is_other_kind:
+        raise ValueError(
+            f"env_name = {config.env_name}: its observations have shape {obs.shape} and dtype "
+            f"{obs.dtype}, but its observation_space has {tuple(space.shape)} and {dtype}"
+        )
+    if not hasattr(env, "release"):  # of environments outside JAX, which have no wrapper inside
+        check_final_observation(env, env_params, config.env_name)
+
+
+def check_final_observation(env, env_params, name: str) -> None:
+    """Warn if `final_observation` is not `obs` in a step that ends no episode.
+
+    The scripts then take `obs`, but at a time limit they need a transformed `final_observation`.
+    Raises ValueError if its shape or dtype is another.
+    """
+    while type(env).__name__ != "StandardStep":  # which hides what is inside
+        if not hasattr(env, "_env"):
+            return
+        env = env._env
+    env = env._env
+
+    def step(key):
+        action = env.action_space(env_params).sample(key)
+        _, state = env.reset(key, env_params)
+        obs, _, _, terminated, truncated, info = env.step(key, state, action, env_params)
+        return obs, info["final_observation"], terminated | truncated
+
+    key = jax.random.key(0)
+    obs, final_obs, _ = jax.eval_shape(step, key)
+    for x, final in zip(jax.tree.leaves(obs), jax.tree.leaves(final_obs), strict=True):
+        if (x.shape, x.dtype) != (final.shape, final.dtype):
+            raise ValueError(
+                f"env_name = {name}: final_observation has shape {final.shape} and dtype "
+                f"{final.dtype}, but obs {x.shape} and {x.dtype}; a wrapper must transform both"
+            )
+
+    @jax.jit
+    def is_right(key):
+        obs, final_obs, done = step(key)
+        equal = jax.tree.map(jnp.array_equal, obs, final_obs)
+        return done | jax.tree.reduce(jnp.logical_and, equal)
+
+    if not jnp.all(is_right(key)):
+        print(
+            f"onejit: warning: env_name = {name}: final_observation is not obs in a step that ends "
+            "no episode; a wrapper must transform both, or values at time limits are wrong",
+            file=sys.stderr,
+        )
+
+
+def unwrap(env):
+    """The environment inside all wrappers."""
+    while hasattr(env, "_env"):
+        env = env._env
+    return env

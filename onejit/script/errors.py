@@ -1,0 +1,152 @@
+"""Errors of the commands: a mistake in flags or fields is one line on standard error.
+
+An error that comes from the user's own code keeps its traceback.
+"""
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import jax
+from jax.experimental import multihost_utils
+
+from onejit.base.text import nearest, printable
+from onejit.script.configs import plain
+from onejit.script.environment import check_env_params
+from onejit.script.local_modules import is_of_the_user
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+CONFIG = "config: "  # begins the note of an exception of a training
+
+
+class FieldError(ValueError):
+    """A field has a value with which no program can be made."""
+
+
+def comes_from_the_user(error: BaseException) -> bool:
+    """Whether an error that a context manager here has caught passed through the user's code."""
+    if isinstance(error, FieldError):
+        return False
+    if any(note.startswith(CONFIG) for note in getattr(error, "__notes__", [])):
+        return True  # of the script's training
+    frames = traceback.extract_tb(error.__traceback__)
+    called = frames[2:]  # without the context manager and the `with` statement
+    return any(is_of_the_user(frame.filename) for frame in called)
+
+
+@contextlib.contextmanager
+def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), about: str = ""):
+    """Print an exception of these kinds as one line that begins with `about`, and exit.
+
+    An exception that comes from the user's code is raised, unless the disk is full.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader is gone, as of `onejit list | head`
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or Python complains at its end
+        raise SystemExit(code) from None
+    except kinds as error:
+        if comes_from_the_user(error) and getattr(error, "errno", None) not in DISK_FULL:
+            if not jax.distributed.is_initialized():
+                raise
+            traceback.print_exc()
+            os._exit(1)  # a normal exit would wait for processes that may be gone
+        text = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        line = f"{tool}: error: {about}{' '.join(text.split())}"
+        print(printable(line), file=sys.stderr, flush=True)
+        if jax.distributed.is_initialized():
+            os._exit(code)  # a normal exit would wait for processes that may be gone
+        raise SystemExit(code) from None
+
+
+@contextlib.contextmanager
+def failures_in_one_line(tool: str):
+    """Print one line and exit with 1 if memory runs out or another process is gone."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, multihost_utils.ProcessFailureError) as error:
+        text = " ".join(str(error).split())[:300]
+        if "RESOURCE_EXHAUSTED" in text:
+            cause = "out of memory; a new run with a smaller --memory has smaller slices"
+        elif jax.process_count() > 1:
+            cause = "another process may be gone"
+        else:
+            raise
+        print(f"{tool}: error: {cause}: {text}", file=sys.stderr, flush=True)
+        os._exit(1)  # a normal exit would wait for the other processes
+
+
+def exit_as_diverged(tool: str, run_dir: Path) -> None:
+    """Exit with 1, after results without any use have been written."""
+    cause = "all seeds diverged: their parameters are not finite"
+    print(f"{tool}: error: {cause}; the results are in {run_dir}", file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
+@contextlib.contextmanager
+def about_the_config(script, config):
+    """Turn what a script raises for a config into one line, if its message names a field.
+
+    All other exceptions keep their traceback, with a note of the fields that are not the defaults.
+    """
+    try:
+        check_env_params(script, config)
+        yield
+    except Exception as error:  # many kinds: of the script, an environment, JAX for wrong sizes
+        if isinstance(error, ValueError) and names_a_field(str(error), plain(config)):
+            raise FieldError(str(error)) from error
+        if "is not in registered gymnax environments" in str(error):
+            similar = similar_environment(config.env_name)
+            raise FieldError(
+                f"env_name = {config.env_name}: is not registered; MODULE:NAME imports a module "
+                f"first{similar}"
+            ) from error
+        if is_missing_module(error, config.env_name) or is_missing_library(error):
+            raise FieldError(f"env_name = {config.env_name}: {error}") from error
+        error.add_note(f"{CONFIG}{changed_fields(script, config)}")
+        raise
+
+
+def changed_fields(script, config) -> str:
+    """The fields of a config that are not the defaults, as `NAME = VALUE, ...`."""
+    default = script.Config()
+    changed = [
+        f"{name} = {value}"
+        for name, value in plain(config).items()
+        if getattr(config, name) != getattr(default, name)
+    ]
+    return ", ".join(changed) or "the defaults"
+
+
+def names_a_field(message: str, names) -> bool:
+    """Whether a message begins with `FIELD = VALUE` or `FIELD:`."""
+    return message.partition(" = ")[0] in names or message.partition(":")[0] in names
+
+
+def is_missing_module(error: Exception, env_name: str) -> bool:
+    """Whether there is no module of the name in `env_name: MODULE:NAME`."""
+    module = env_name.rpartition(":")[0]
+    return isinstance(error, ModuleNotFoundError) and error.name == module
+
+
+def is_missing_library(error: Exception) -> bool:
+    """Whether an adapter of onejit lacks its library, and says what to install."""
+    return isinstance(error, ImportError) and "pip install" in str(error)
+
+
+def similar_environment(name: str) -> str:
+    """'; did you mean NAME?' with an environment of gymnax or brax."""
+    import gymnax
+
+    names = list(gymnax.registered_envs)
+    with contextlib.suppress(Exception):  # MuJoCo, which it imports, may not find its library
+        import brax.envs
+
+        names += brax.envs._envs
+    return nearest(name, names)

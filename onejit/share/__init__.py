@@ -1,0 +1,1 @@
+"""Taking agents elsewhere: `onejit export`."""

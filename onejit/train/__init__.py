@@ -1,0 +1,494 @@
+"""Train a script, and add checkpoints, resuming, evaluation, tracking and several hosts.
+
+The run is the same as by the script's own command line.
+
+    onejit train ppo --config configs/ppo/cartpole.yaml --num-seeds 1024 --track tensorboard
+    onejit train path/to/my_algorithm.py --num-seeds 64 --eval-interval 50 --memory 8
+    onejit train --resume runs/ppo/my_run
+    onejit train --resume runs/ppo/my_run --total-timesteps 2e6
+    onejit train --find-nan runs/ppo/my_run
+
+All flags of the script work here, too; `onejit train ppo --help` lists them. The run directory also
+holds the script, checkpoints and a record. `--resume` continues a run with its own settings. A
+larger `--total-timesteps` extends a run, unless it has a schedule, such as an annealed rate. Seeds
+that do not fit in memory together run in slices. A resumed run begins new episodes if its
+environments run outside JAX. Hosts that run the same command share the seeds. `--find-nan`
+names the first value that was not finite in a run whose seeds diverged.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+import shutil
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import tyro
+
+from onejit.base import statistics
+from onejit.base.packages import check_packages
+from onejit.base.signals import Stopped, catching_signals, ending_at_once, stopping
+from onejit.base.text import plural
+from onejit.engine import compilation, hosts, loop
+from onejit.engine.checkpoints import open_checkpoints
+from onejit.engine.progress import count_restored, progress_bar, warn_of_days
+from onejit.report import tracking
+from onejit.report.tracking import TRACKERS
+from onejit.run import resume
+from onejit.run.agents import save_agents
+from onejit.run.directory import new_run_dir, read_config, script_of
+from onejit.run.lock import holding
+from onejit.run.record import make_record, now, write_record
+from onejit.run.resume import check_random_numbers
+from onejit.run.write import begin_run, save_results
+from onejit.script import command_line, local_modules
+from onejit.script.configs import env_name_of, write_config
+from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
+from onejit.script.load import load_script
+from onejit.script.steps import steps_of, total_steps
+from onejit.train import find_nan
+
+TOOL = "onejit train"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a run."""
+
+    num_seeds: int = 4  # number of agents, each with its own random key
+    seed: int = 0  # seed of the key that the agents' keys are split from
+    # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-NUMBER by default
+    run_dir: Path | None = None
+    # greedy episodes of each agent in an evaluation; 0 for none
+    eval_episodes: int = 16
+    # updates between evaluations during training; 0 evaluates after training only
+    eval_interval: int = 0
+    # seconds between checkpoints; with 0 only the last one is written
+    checkpoint_interval: float = 60.0
+    # tracker for curves of the mean and of the worst seed
+    track: Literal["tensorboard", "trackio", "wandb"] | None = None
+    track_seeds: tyro.conf.FlagCreatePairsOff[bool] = False  # track a curve for each seed as well
+    memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
+    # if a seed has diverged, find the first value that was not finite
+    find_nan: tyro.conf.FlagCreatePairsOff[bool] = False
+
+
+# the options that are recorded for --resume
+KEPT = (
+    "eval_episodes",
+    "eval_interval",
+    "checkpoint_interval",
+    "track",
+    "track_seeds",
+    "find_nan",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeOptions:
+    """Options that can be given with --resume RUN_DIR."""
+
+    # more environment steps per agent than before, to extend the run
+    total_timesteps: float | None = None
+    # use the run's copies of the script and of your modules although they were edited
+    force: tyro.conf.FlagCreatePairsOff[bool] = False
+    # execute code outside of the run directory that the run names
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False
+
+
+class Request(NamedTuple):
+    """What the command line requests."""
+
+    script: Any
+    config: Any
+    options: Any  # of `onejit train`, or of a sweep
+    run_dir: Path
+    record: dict  # run.json
+
+
+def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
+    """Connect to other hosts, then import the script. None if the run has finished.
+
+    Raises ValueError.
+    """
+    name, hosts_options, words = command_line.split_words(words)
+    hosts.connect(hosts_options)
+    if name == "--resume":
+        return read_resumed(words, until_the_end)
+    script = load_script(name)
+    config, options, _ = command_line.parse_with(
+        script, words, Options, __doc__, prog="onejit train"
+    )
+    if options.eval_interval and not options.eval_episodes:
+        raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
+    if options.eval_interval > config.num_updates:
+        raise ValueError(
+            f"eval_interval = {options.eval_interval}: must be at most the number of updates, "
+            f"{config.num_updates}"
+        )
+    check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
+    if options.track_seeds and not options.track:
+        raise ValueError("track_seeds: needs --track tensorboard, trackio or wandb")
+    run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
+    command = ["train", name, *words]
+    record = make_record("train", script, config, options, command)
+    record["options"] = {name: getattr(options, name) for name in KEPT}
+    return Request(script, config, options, run_dir, record)
+
+
+def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
+    """The run of `--resume RUN_DIR`; None if it has finished. Raises ValueError."""
+    run_dir, record, given = resume.read_resumed(words, "train", ResumeOptions, until_the_end)
+    check_random_numbers(record)
+    script = script_of(run_dir, record, given.force, given.trust)
+    config = read_config(script, run_dir / "config.yaml")
+    env_name = env_name_of(config)
+    local_modules.check_environment(run_dir, record, env_name, given.trust)
+    options = Options(
+        num_seeds=record["settings"]["num_seeds"],
+        seed=record["settings"]["seed"],
+        run_dir=run_dir,
+        **record["options"],
+    )
+    if given.total_timesteps is not None:
+        steps = whole_number("total_timesteps", given.total_timesteps)
+        config = extend(script, config, steps, is_finished="finished" in record)
+        record.pop("finished", None)
+    record["settings"]["total_timesteps"] = config.total_timesteps
+    record["steps_total"] = total_steps(config, options.num_seeds)
+    if "finished" in record and (run_dir / "agent.safetensors").exists():
+        print(f"{run_dir} has finished: there is nothing left to do")
+        return None
+    return Request(script, config, options, run_dir, record)
+
+
+def whole_number(name: str, value: float) -> int:
+    """Raises ValueError if `value` is not a whole number."""
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError(f"{name} = {value}: must be a whole number")
+    return int(value)
+
+
+def extend(script, config, total_timesteps: int, is_finished: bool):
+    """`config` with more steps. Raises ValueError if this would change the updates.
+
+    The config may already have them, if an extension of the run was killed.
+    """
+    longer = dataclasses.replace(config, total_timesteps=total_timesteps)
+    command_line.check_config(longer)
+    if longer == config and not is_finished:
+        return config
+    if longer.num_updates <= config.num_updates:
+        raise ValueError(
+            f"total_timesteps = {total_timesteps}: the run already has {config.total_timesteps}"
+        )
+    if describe_update(script, config) != describe_update(script, longer):
+        advice = " with --anneal-lr False" if getattr(config, "anneal_lr", False) else ""
+        raise ValueError(
+            f"total_timesteps = {total_timesteps}: cannot be changed, because a schedule of the "
+            f"script depends on it, such as an annealed learning rate; start a new run{advice}"
+        )
+    return longer
+
+
+def describe_update(script, config) -> str:
+    """The compiled program of an update, without references to lines of the script."""
+    init, update = script.make_learner(config)
+    lowered = jax.jit(update).lower(jax.eval_shape(init, jax.random.key(0)))
+    text = lowered.compile().as_text() or ""
+    first = re.search(r"(?m)^(%|ENTRY)", text)
+    program = text[first.start() :] if first else text
+    return re.sub(r", metadata=\{.*?\}", "", program)
+
+
+# --- training ---
+
+
+def write_extended(request: Request) -> None:
+    """If a run gets more steps, write its record, which no longer says "finished", and its config.
+
+    In this order, because the process may be killed between them.
+    """
+    file = request.run_dir / "config.yaml"
+    if read_config(request.script, file) != request.config:
+        write_record(request.run_dir, request.record)
+        write_config(file, request.config)
+
+
+def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilation.Program:
+    """Lock a new run, compile the program of a slice, begin the run and print its memory.
+
+    Raises ValueError.
+    """
+    script = request.script
+    config = request.config
+    options = request.options
+    record = request.record
+    hosts.only_first(tracking.check_login, options.track)
+    size = record.get("slice")  # a resumed run keeps its slices, and therefore its numbers
+    if not size:
+        until_the_end.enter_context(holding(request.run_dir, is_new=True))
+    program, description = compilation.compile_slices(
+        partial(compilation.compile_slice, script, config, [], options=options),
+        total=options.num_seeds,
+        size=size,
+        memory_gib=options.memory,
+        seconds=record["seconds"],
+    )
+    if size:
+        hosts.only_first(write_extended, request)
+    else:
+        record["slice"] = program.size
+        modules = local_modules.read_sources(script, [env_name_of(config)])
+        record["modules"] = local_modules.hashes_of(modules)
+        hosts.only_first(begin_run, request.run_dir, config, record, script, modules)
+    if hosts.is_first():
+        updates = f"{config.num_updates} updates of {steps_of(config)} steps"
+        print(f"{config.env_name}: {updates}; {plural(options.num_seeds, 'seed')} in {description}")
+    return program
+
+
+def train_one_slice(request: Request, program, first: int, progress, caught) -> tuple:
+    """Train and evaluate the slice from the seed `first` on.
+
+    Returns a dict of NumPy arrays [seeds, ...] on every process, see `train`, and the runner state.
+    """
+    config = request.config
+    options = request.options
+    record = request.record
+    seconds = record["seconds"]
+    steps = steps_of(config)
+    warmup_timesteps = getattr(config, "warmup_timesteps", 0)
+    seeds = range(first, min(first + program.size, options.num_seeds))
+    # the last seed fills up a slice
+    trained_seeds = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
+    keys = loop.seed_keys(options)[trained_seeds]
+    if program.evaluate is not None:
+        numbers = jax.device_put(trained_seeds.astype(np.int32), program.sharding)
+        evaluate = program.evaluate
+        program = program._replace(evaluate=lambda agents: evaluate(agents, numbers))
+    name = "" if program.size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
+
+    with open_checkpoints(request.run_dir / "checkpoints" / name, keep=2) as manager:
+        done = manager.latest_step() or 0
+        if done and hosts.is_first():
+            which = f"seeds {first} to {seeds.stop - 1}"
+            progress.write(f"{which}: {done} of {config.num_updates} updates are done")
+        count_restored(progress, done * len(seeds) * steps)
+        tracker = tracking.open_tracker(
+            options.track, request.run_dir, record, name, warmup_timesteps + done * steps
+        )
+
+        def watch(first_update, last_update, metrics, returns):
+            metrics = {name: values[: len(seeds)] for name, values in metrics.items()}
+            if returns is not None:
+                returns = returns[: len(seeds)]
+            values = tracking.curves(metrics, seeds, returns, options.track_seeds)
+            tracker.log(warmup_timesteps + last_update * steps, values)
+            if "episodic_return/mean" in values:
+                note = f"return {values['episodic_return/mean']:.4g}"
+                progress.set_postfix_str(note, refresh=False)
+            updates_done = first * config.num_updates + last_update * len(seeds)
+            record["steps_done"] = updates_done * steps
+            progress.update((last_update - first_update) * len(seeds) * steps)
+            warn_of_days(progress)
+
+        try:
+            carry = loop.train_slice(
+                program,
+                {},
+                keys,
+                manager,
+                watch,
+                interval=options.checkpoint_interval,
+                save_last=True,
+                eval_interval=options.eval_interval,
+                begin=progress.unpause,
+                before_save=tracker.flush,
+                after_save=partial(write_record, request.run_dir, record),
+                caught=caught,
+                seconds=seconds,
+            )
+        finally:
+            tracker.close()
+
+    begun = time.perf_counter()
+    runner_state = carry["runner_state"]
+    part: dict[str, Any] = {
+        "metrics": hosts.fetch(carry["metrics"]),
+        "agent": hosts.fetch(runner_state.agent),
+    }
+    if program.evaluate is not None:
+        # the last checkpoint is written, and an evaluation may take long
+        text = f"{TOOL}: stopped in the evaluation; {TOOL} --resume {request.run_dir} continues"
+        number = hosts.latest(caught)
+        if number:
+            raise Stopped(number)
+        with ending_at_once(text):
+            part["evaluation"] = np.asarray(program.evaluate(runner_state.agent))
+    if "evaluation" in carry:
+        part["during"] = hosts.fetch(carry["evaluation"])
+    seconds["evaluate"] += time.perf_counter() - begun
+    return jax.tree.map(lambda leaf: leaf[: len(seeds)], part), runner_state
+
+
+def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
+    """Train and evaluate all slices, and record the time.
+
+    Returns a dict of NumPy arrays, on every process: `metrics` {name: [num_seeds, num_updates]},
+    `agent` with leaves [num_seeds, ...] and, if requested, `evaluation` [num_seeds, eval_episodes]
+    and the evaluations `during` training. Also returns the runner state of all agents on their
+    devices, or None unless one slice in one process holds them.
+    """
+    num_seeds = request.options.num_seeds
+    record = request.record
+    bar = progress_bar(record["steps_total"], disable=not hosts.is_first())
+    parts = []
+    go_on = f"{TOOL}: stopped at once; {TOOL} --resume {request.run_dir} continues"
+    with bar as progress, catching_signals(go_on) as caught:
+        for first in range(0, num_seeds, program.size):
+            runner_state = None  # free the memory of the previous slice
+            part, runner_state = train_one_slice(request, program, first, progress, caught)
+            parts.append(part)
+    seconds = record["seconds"]["train"]
+    if hosts.is_first() and seconds:
+        record["steps_per_second"] = record["steps_done"] / seconds
+        speed = f"{record['steps_per_second']:,.0f} steps/s over all seeds"
+        print(f"trained in {seconds:.1f} s, {speed}")
+    whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+    if len(parts) > 1 or jax.process_count() > 1:
+        return whole, None
+    if program.size > num_seeds:
+        runner_state = jax.tree.map(lambda leaf: leaf[:num_seeds], runner_state)
+    return whole, runner_state
+
+
+# --- results ---
+
+
+def finish(request: Request, trained: dict, runner_state) -> bool:
+    """Write the results, all of them or none, and the record.
+
+    Returns whether a seed is left that has not diverged. Raises OSError.
+    """
+    script = request.script
+    config = request.config
+    run_dir = request.run_dir
+    record = request.record
+    metrics = trained["metrics"]
+    agents = trained["agent"]
+    returns = {"final return": statistics.final_return(metrics, config.num_updates)}
+
+    folder = run_dir / "results.partial"
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
+    folder.mkdir()
+    save_results(script, config, request.options.seed, agents, metrics, folder)
+    if "during" in trained:
+        save_evaluations(request, trained["during"], folder)
+    if "evaluation" in trained:
+        np.save(folder / "evaluation.npy", trained["evaluation"])
+        returns["greedy return"] = trained["evaluation"].mean(axis=1)
+    if runner_state is not None:
+        report(script, config, runner_state, folder)
+    for path in folder.iterdir():
+        if (run_dir / path.name).is_dir():
+            shutil.rmtree(run_dir / path.name)
+        path.replace(run_dir / path.name)
+    folder.rmdir()
+
+    lost = statistics.diverged(agents)
+    for name, values in returns.items():
+        record |= statistics.summarize(name, values, lost)
+    for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):
+        print(f"final return: {line}")
+    record |= note_broken_metrics(metrics)
+    record["finished"] = now()
+    write_record(run_dir, record)
+    print(f"results in {run_dir}")
+    return not lost.all()
+
+
+def note_broken_metrics(metrics: dict) -> dict:
+    """Print which metrics are NaN although episodes ended, and return their names for run.json."""
+    broken = statistics.broken_metrics(metrics)
+    for name, where in broken.items():
+        seeds = f"{where.any(axis=1).sum()} of {len(where)} seeds"
+        print(f"{name}: NaN in {seeds}, first in update {where.any(axis=0).argmax() + 1}")
+    return {"broken_metrics": sorted(broken)} if broken else {}
+
+
+def report(script, config, runner_state, folder: Path) -> None:
+    """The script's own figures, if any. A mistake in them costs no results. Raises OSError."""
+    if not hasattr(script, "report"):
+        return
+    try:
+        script.report(config, runner_state, folder)
+    except OSError:
+        raise
+    except Exception:
+        traceback.print_exc()
+        print(f"{TOOL}: warning: report of {script.__file__} has failed", file=sys.stderr)
+
+
+def save_evaluations(request: Request, during: dict, folder: Path) -> None:
+    """`evaluations.npz` with `timesteps` [n] and `returns` [num_seeds, n], and the best agents."""
+    config = request.config
+    interval = request.options.eval_interval
+    updates = interval * (1 + np.arange(during["returns"].shape[1]))
+    timesteps = getattr(config, "warmup_timesteps", 0) + updates * steps_of(config)
+    np.savez_compressed(folder / "evaluations.npz", timesteps=timesteps, returns=during["returns"])
+    best_agents = during["best"]["agent"]
+    path = folder / "best_agent.safetensors"
+    save_agents(best_agents, request.script, request.options.seed, path)
+
+
+# --- main ---
+
+
+def main(words) -> Path:
+    """Train as the command line says. Returns the run directory."""
+    words = [str(word) for word in words]
+    if words[:1] == ["--find-nan"]:
+        with (
+            stopping(TOOL, "nothing was changed"),
+            errors_in_one_line(TOOL),
+            failures_in_one_line(TOOL),
+        ):
+            return find_nan.main(words[1:])
+    with (
+        stopping(TOOL, "nothing was started"),
+        errors_in_one_line(TOOL),
+        failures_in_one_line(TOOL),
+        contextlib.ExitStack() as until_the_end,
+    ):
+        request = read_request(words, until_the_end)
+        if request is None:
+            return Path(words[1])
+        run_dir = request.run_dir
+        program = prepare(request, until_the_end)
+        # keeps the lock of the run beyond this block, until the results are written
+        until_the_end = until_the_end.pop_all()
+    with (
+        until_the_end,
+        errors_in_one_line(TOOL, 1, (OSError,), about=f"run_dir = {run_dir}: "),
+        failures_in_one_line(TOOL),
+    ):
+        with stopping(TOOL, f"{TOOL} --resume {run_dir} continues"):
+            trained, runner_state = train(request, program)
+        is_any_left = hosts.only_first(finish, request, trained, runner_state)
+        is_broken = statistics.diverged(trained["agent"]).any()
+        is_broken |= bool(statistics.broken_metrics(trained["metrics"]))
+        if request.options.find_nan and is_broken:
+            size = request.record["slice"]
+            with stopping(TOOL, f"results are in {run_dir}"), errors_in_one_line(TOOL):
+                find_nan.search(request.script, request.config, request.options, run_dir, size)
+    if not is_any_left:
+        exit_as_diverged(TOOL, run_dir)
+    return run_dir

@@ -1,0 +1,1 @@
+"""Seeing agents act: `onejit render` and `onejit play`."""

@@ -1,0 +1,69 @@
+"""Progress of a training in a log file: speed, time left, and a warning of days."""
+
+import io
+
+import pytest
+
+from onejit.base import text
+from onejit.engine import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets."""
+    times = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: times[0])
+    return times
+
+
+@pytest.mark.parametrize(
+    ("total", "left", "warns"),
+    [(10_000, "98 s left", False), (100_000, "17 min left", False), (20_000_000, "2.3 days", True)],
+)
+def test_time_left_after_resuming(clock, capsys, total, left, warns):
+    """100 steps per second in this session, after 100 steps of an earlier one."""
+    lines = progress.Lines(total)
+    progress.count_restored(lines, 100)
+    clock[0] += 1.0
+    lines.update(100)
+    progress.warn_of_days(lines)  # too early to know
+    clock[0] += 30.0
+    lines.unpause()  # the 30 seconds were compilation
+    lines.show()
+    assert f"100 steps/s, {left}" in capsys.readouterr().err
+    clock[0] += 9.0
+    lines.update(900)
+    for _ in range(2):
+        progress.warn_of_days(lines)
+    said = capsys.readouterr().err
+    assert said.count("at this speed") == warns
+
+
+def test_no_time_is_left_at_the_end(clock, capsys):
+    lines = progress.Lines(100)
+    clock[0] += 1.0
+    lines.update(100)
+    lines.show()
+    assert capsys.readouterr().err == "100.0% of 100 steps, 100 steps/s\n"
+
+
+def test_no_speed_before_the_first_steps_of_this_session(clock, capsys):
+    lines = progress.Lines(1000)
+    progress.count_restored(lines, 500)
+    clock[0] += 1.0
+    lines.show()
+    assert capsys.readouterr().err == "50.0% of 1,000 steps\n"
+
+
+def test_a_bar_knows_the_time_left_too():
+    with progress.tqdm(total=1000, file=io.StringIO()) as bar:
+        assert progress.seconds_left(bar) == 0.0
+        bar.update(500)
+        assert progress.seconds_left(bar) == pytest.approx(bar.format_dict["elapsed"], rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0 s"), (119, "119 s"), (7000, "117 min"), (9000, "2.5 h")]
+)
+def test_durations(seconds, shown):
+    assert text.duration(seconds) == shown

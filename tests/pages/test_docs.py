@@ -1,0 +1,624 @@
+"""The README and docs/: commands, examples that run, links, functions and figures.
+
+Every line of a fence without a language, or with bash or sh, is a command: what programs print
+stands in ```text. Its flags are parsed by the program itself, in the fast tier without training;
+scripts and onejit train run in the slow tier, a few updates of each, and after them the page's
+Python examples, in one directory. A comment at the end of a line, or on a line of its own at the
+top of a fence for all that follow, says what a command needs that tests have not:
+
+    onejit train ppo --num-seeds 1024 --distributed   # needs several hosts
+"""
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import unicodedata
+from pathlib import Path
+from unittest import mock
+
+import jax
+import pytest
+import tyro
+import yaml
+from support.compilation import QUICKLY
+from support.files import ROOT, SCRIPTS, repository_files
+
+from onejit.__main__ import COMMANDS, MODULE_OF
+from onejit.script import command_line, load
+
+GUIDE = repository_files("docs/*.md")  # the pages of the site
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDE, *repository_files("dev/*.md")]
+CONFIGS = repository_files("configs/**/*.yaml")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+FENCE = re.compile(r"(?ms)^```([^\n]*)\n(.*?)^```[ ]*$")
+NEEDS = re.compile(r"#.*\bneeds? (a|an|the|several) (GPU|hosts|network|login)\b")
+PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]{2,}\b")  # RUN_DIR and the like
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+
+
+def fences(page: Path, *languages: str) -> list[str]:
+    """The fences of a page in these languages, in order."""
+    return [
+        text for language, text in FENCE.findall(page.read_text()) if language.strip() in languages
+    ]
+
+
+def commands(fence: str) -> list[tuple[str, str]]:
+    """`(command, what it needs)` of the lines, without comments, continued lines joined."""
+    found, whole = [], ""
+    for line in re.sub(r"\\\n\s*", "", fence).splitlines():
+        need = NEEDS.search(line)
+        if line.lstrip().startswith("#"):
+            whole = need[2] if need else whole
+        elif line.strip():
+            try:
+                command = shlex.join(shlex.split(line, comments=True))
+            except ValueError:  # as of what a program printed, which is no command
+                command = f"'{line.replace(chr(39), '')}'"
+            found.append((command, need[2] if need else whole))
+    return found
+
+
+def commands_of(page: Path) -> list[tuple[str, str]]:
+    return [each for fence in fences(page, "", "bash", "sh") for each in commands(fence) if each[0]]
+
+
+# Commands: what each program says to the words after its name
+
+
+class Parsed(Exception):
+    """The flags were right, and nothing has begun."""
+
+
+def parse_tyro(main, words, config=()):
+    """As `tyro.cli(main)` does, but that `main` is not called."""
+
+    @functools.wraps(main)
+    def parsed(*args, **kwargs):
+        raise Parsed
+
+    tyro.cli(parsed, args=words, config=config)
+
+
+def without_config_of_a_run(words):
+    """A config that a run or a sweep is to write is not there."""
+    at = words.index("--config") if "--config" in words else None
+    return (
+        words[:at] + words[at + 2 :]
+        if at is not None and words[at + 1].startswith("runs/")
+        else words
+    )
+
+
+def copies(page: Path) -> dict[str, str]:
+    """What the page has the reader copy: {"my.py": "ppo.py"}."""
+    given = [shlex.split(command) for command, _ in commands_of(page)]
+    made = {
+        words[3]: f"{words[2]}.py"
+        for words in given
+        if words[:2] == ["onejit", "new"] and len(words) == 4
+    }
+    return made | {words[2]: words[1] for words in given if words[0] == "cp"}
+
+
+def parse_script(name, words):
+    script = load.load_script(name)
+    if "-h" not in words and "--help" not in words:
+        markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)  # as the script does it
+        parse_tyro(script.main, script.read_flags(without_config_of_a_run(words)), markers)
+
+
+def parse_tool(name, words):
+    assert name in COMMANDS, f"onejit has no command {name}"
+    tool = importlib.import_module(MODULE_OF[name])
+    if words in ([], ["--help"]):  # its name, in a text
+        return
+    if name in ("compare", "render", "play", "list", "new", "export"):
+        parse_tyro(tool.main, words)
+    if words[0] == "--find-nan":
+        words = ["--resume", *words[1:]]  # takes a run directory, too
+    if words[0] == "--merge":
+        at = next(i for i, word in enumerate(words) if i and word.startswith("--"))
+        command_line.parse(tool.merge.MergeOptions, words[at:])
+        return
+    if words[0] == "--replay":
+        command_line.parse(tool.population.ReplayOptions, words[2:])
+        return
+    first, _, words = command_line.split_words(words)
+    if first == "--resume":
+
+        def resumed(options: tool.ResumeOptions, hosts: command_line.Hosts):
+            raise Parsed
+
+        command_line.parse(resumed, words[1:], config=(tyro.conf.OmitArgPrefixes,))
+    if first.startswith("path/to/"):  # a script of the reader's
+        first = "ppo"
+    script, words = load.load_script(first), without_config_of_a_run(words)
+    if "--help" in words or not words:
+        return
+    if name == "sweep":
+        with mock.patch("onejit.engine.hosts.connect"):  # to other hosts
+            tool.read_request([first, *words], contextlib.ExitStack())
+    else:
+        command_line.parse_with(script, words, tool.Options, description="")
+
+
+def parse_benchmark(file, words, monkeypatch):
+    """Of a program with argparse: `parse_known_args` is all that is let happen."""
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def parsed(self, *args, **kwargs):
+        _, rest = parse(self, *args, **kwargs)
+        if rest and sys._getframe(1).f_code.co_name == "parse_args":
+            raise ValueError(f"{file}: {rest}: no such flags")
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parsed)
+    monkeypatch.setattr(sys, "argv", [file, *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    environment = dict(os.environ)
+    try:
+        runpy.run_path(str(ROOT / file), run_name="__main__")
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def parse_pip(words):
+    assert words[0] == "install", words
+    for flag, value in itertools.pairwise(words):
+        assert flag not in ("-r", "-c") or (ROOT / value).is_file(), f"no file {value}"
+        if flag == "-e":
+            extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", value)[1] or ""
+            assert set(filter(None, extras.split(","))) <= set(EXTRAS), value
+
+
+def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> None:
+    """Raise where a command cannot be given like that. Nothing is trained, installed or written."""
+    for name, original in (copied or {}).items():
+        command = re.sub(
+            rf"(?<!\S){re.escape(name.removesuffix('.py'))}(\.py)?(?!\S)", rf"{original}", command
+        )
+    words = shlex.split(command)
+    while re.fullmatch(r"\w+=\S*", words[0]):  # of the environment
+        words = words[1:]
+    program, words = words[0].removeprefix(".venv/bin/"), words[1:]
+    if program == "srun":
+        program, words = words[0], words[1:]
+    if program in ("python", "python3", "uv"):
+        if program == "uv":
+            assert words[0] == "run"
+            words = words[3:] if words[1] == "--with" else words[1:]
+        file, words = words[0], words[1:]
+        if file == "-m":
+            assert words[0] in ("venv", "pytest", "pip", "mkdocs", "onejit"), words
+        elif file == "-c":
+            compile(words[0], "-c", "exec")
+        else:
+            assert (ROOT / file).is_file(), f"no file {file}"
+            folder, stem = Path(file).parent.name, Path(file).stem
+            if "--help" in words:
+                return
+            try:
+                if stem == "sync_blocks":
+                    pass
+                elif folder in ("benchmarks", "pages", "stress", "tools"):
+                    parse_benchmark(file, words, monkeypatch)
+                else:
+                    parse_script(stem, words)
+            except Parsed:
+                pass
+    elif program == "onejit":
+        with contextlib.suppress(Parsed):
+            if words not in ([], ["--help"]):
+                parse_tool(words[0], words[1:])
+    elif program == "make":
+        targets = re.findall(r"(?m)^([a-z][a-z-]*):", (ROOT / "Makefile").read_text())
+        assert set(words) <= set(targets), f"of these targets the Makefile lacks some: {words}"
+    elif program == "pip":
+        parse_pip(words)
+    elif program in ("diff", "cp"):
+        assert (ROOT / words[0]).is_file(), words
+    else:
+        assert program in ("source", "git", "cd", "if", "else", "fi"), (
+            f"{program}: neither known here nor marked by what it needs"
+        )
+
+
+@each_page
+def test_commands_can_be_given(page, monkeypatch):
+    for command, _ in commands_of(page):
+        with monkeypatch.context() as patch:
+            try:
+                check(command, patch, copies(page))
+            except (SystemExit, Exception) as error:
+                raise AssertionError(f"{page.name}: {command}: {error!r}") from error
+
+
+@each_page
+def test_commands_within_the_text_can_be_given(page, monkeypatch):
+    """Those in backticks that begin with `python` or `onejit`, without placeholders or dots."""
+    text = FENCE.sub("", page.read_text())
+    for command in re.findall(r"`((?:python|onejit) [^`]+)`", text):
+        command = " ".join(command.split())
+        if not PLACEHOLDER.search(command) and "..." not in command:
+            with monkeypatch.context() as patch:
+                try:
+                    check(command, patch, copies(page))
+                except (SystemExit, Exception) as error:
+                    raise AssertionError(f"{page.name}: {command}: {error!r}") from error
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda file: str(file.relative_to(ROOT / "configs")))
+def test_commands_of_configs_can_be_given(path, monkeypatch):
+    for line in re.findall(r"(?m)^#     (.*)$", path.read_text()):
+        if not PLACEHOLDER.search(line):
+            with monkeypatch.context() as patch:
+                check(line, patch)
+
+
+def test_commands_are_found():
+    fence = "# needs a GPU\npython a.py \\\n    --b 1  # c\n\npip install d\n"
+    assert commands(fence) == [("python a.py --b 1", "GPU"), ("pip install d", "GPU")]
+    fence = "python a.py  # needs several hosts\n# a comment\npython b.py  # of needs\n"
+    assert commands(fence) == [("python a.py", "hosts"), ("python b.py", "")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python ppo.py --no-such-flag 1",
+        "python ppo.py --lr fast",
+        "python ppo.py --config configs/ppo/no_such_config.yaml",
+        "python no_such_script.py",
+        "onejit train ppo --no-such-flag 1",
+        "onejit train --resume runs/a --num-seeds 2",
+        "onejit sweep ppo --no-such-flag 1 2",
+        "onejit compare runs/a --no-such-flag",
+        "onejit render runs/a --formats jpg",
+        "onejit plan ppo --no-such-flag 1",
+        "python benchmarks/scaling.py seeds --no-such-flag",
+        "make no-such-target",
+        "pip install -r no_such_file.txt",
+        "pip install -c no_such_file.txt -r requirements.txt",
+        "pip install -e .[no_such_extra]",
+        "no-such-program",
+    ],
+)
+def test_a_command_that_is_wrong_is_seen(command, monkeypatch):
+    with pytest.raises((AssertionError, ValueError, SystemExit, OSError)):
+        check(command, monkeypatch)
+
+
+# Commands and Python examples, run
+
+
+def small_budget(file: str, words: list[str]) -> list[str]:
+    """Flags that make a training short, after those that are given: later ones win."""
+    is_tool = file == "train"
+    name, flags = (words[0], words[1:]) if is_tool else (file, words)
+    script = load.load_script(name)
+    mine = ["--num-seeds", "--seed", "--run-dir"]
+    options = ["--eval-episodes", "--checkpoint-interval", "--track", "--memory"]
+    kept, skip = [], False
+    for word in script.read_flags(flags):
+        if word.startswith("--"):
+            skip = word in mine + options
+        if not skip:
+            kept.append(word)
+    config = command_line.parse(tyro.conf.FlagConversionOff[script.Config], kept)
+    if hasattr(config, "num_generations"):
+        steps = str(2 * config.inner_envs * config.inner_steps)
+        few = [
+            "--num-generations",
+            "2",
+            "--population-size",
+            "4",
+            "--num-slices",
+            "1",
+            "--inner-seeds",
+            "1",
+        ]
+        return [*few, "--fitness-episodes", "1", "--total-timesteps", steps]
+    warmup, steps = getattr(config, "warmup_timesteps", 0), config.num_envs * config.num_steps
+    small = ["--total-timesteps", str(warmup + 2 * steps), "--num-seeds", "2"]
+    if getattr(config, "snapshot_interval", 0):
+        small = ["--total-timesteps", "20000", "--num-seeds", "2"]
+    return small + (["--eval-episodes", "1"] if is_tool else [])
+
+
+def needed(command: str) -> str:
+    """The package that an environment of onejit.envs needs."""
+    module = re.search(r"onejit\.envs\.(\w+):", command)
+    return {"playground": "mujoco_playground"}.get(module[1], module[1]) if module else "jax"
+
+
+def can_run(command: str, folder: Path) -> bool:
+    """Whether it trains a script with packages and files that are there.
+
+    `--config` of a sweep is a file of the reader's.
+    """
+    words = shlex.split(command)
+    file, place = words[1], words.index("--config") + 1 if "--config" in words else 0
+    is_tool = words[0] == "onejit"
+    if (
+        not (words[:2] == ["onejit", "train"] or (file.endswith(".py") and "/" not in file))
+        or "--help" in words
+    ):
+        return False
+    if words[2:3] == ["--resume"]:
+        return (folder / words[3] / "run.json").exists()
+    there = not is_tool or "/" not in words[2]  # which is a script of the reader's
+    return (
+        there
+        and (not place or (folder / words[place]).exists())
+        and bool(importlib.util.find_spec(needed(command)))
+    )
+
+
+@pytest.mark.slow
+@each_page
+def test_page_runs(page, tmp_path, monkeypatch):
+    """All commands that train, then all Python examples, in the page's order, in one directory."""
+    for (
+        name
+    ) in SCRIPTS:  # not as links: Python looks for modules beside the file that a link leads to
+        shutil.copy(ROOT / f"{name}.py", tmp_path)
+    for name in ("configs", "onejit", "benchmarks", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    environment = {"XLA_FLAGS": QUICKLY if jax.__version_info__[:2] == (0, 10) else ""} | os.environ
+    environment |= {"JAX_NUM_CPU_DEVICES": "2", "WANDB_MODE": "offline", "MPLBACKEND": "agg"}
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (
+            f"{shlex.join(words)}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
+        )
+
+    is_file = re.compile(r'"""(\w+\.py):')  # an example that says what file it is
+    for text in fences(page, "python"):
+        if named := is_file.match(text):
+            (tmp_path / named[1]).write_text(text)
+    for command, need in dict.fromkeys(commands_of(page)):
+        words = shlex.split(command)
+        if words[0] == "cp":
+            subprocess.run(words, check=True)
+        elif words[0] in ("python", "onejit") and not need and can_run(command, tmp_path):
+            program = ["-m", "onejit"] if words[0] == "onejit" else []
+            run(
+                *program,
+                *words[1:],
+                *([] if words[2:3] == ["--resume"] else small_budget(words[1], words[2:])),
+            )
+    examples = "\n".join(text for text in fences(page, "python") if not is_file.match(text))
+    if examples:
+        for long, short in {
+            "total_timesteps=100_000": "total_timesteps=10_000",
+            ", 256)": ", 4)",
+        }.items():
+            examples = examples.replace(long, short)
+        (tmp_path / "examples.py").write_text(examples)
+        run("examples.py")
+
+
+@each_page
+def test_python_examples_name_what_there_is(page):
+    """They can be compiled, and what they import of the scripts and tools is there."""
+    for text in fences(page, "python"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (ROOT / f"{node.module}.py").exists():
+                module = importlib.import_module(node.module)
+                assert not [each.name for each in node.names if not hasattr(module, each.name)]
+
+
+# Links
+
+
+def anchors(path: Path) -> set[str]:
+    """Of the headings of a page, as they are made of their text."""
+    if path.suffix != ".md":
+        return set()
+    headings = re.findall(r"(?m)^#+ (.*)$", FENCE.sub("", path.read_text()))
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)|[`*\\]", r"\1", each) for each in headings]
+    plain = [unicodedata.normalize("NFKD", each).lower().strip() for each in plain]
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", each)) for each in plain}
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    text = FENCE.sub("", page.read_text())
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(path), f"{page.name}: {link}"
+
+
+def test_every_page_is_in_the_navigation():
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    nav = str(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"])
+    index = (ROOT / "docs" / "index.md").read_text()
+    for page in GUIDE:
+        assert f"'{page.name}'" in nav, f"mkdocs.yml lacks {page.name}"
+        assert page.name == "index.md" or f"{page.name})" in index, (
+            f"docs/index.md lacks {page.name}"
+        )
+
+
+def test_no_file_names_a_page_that_is_gone():
+    """In the code, the configs and the pages, whatever the folder: docs or dev."""
+    for path in repository_files("**/*"):
+        if path.name == "CHANGELOG.md" or path.suffix in (".png", ".gif", ".safetensors", ".npz"):
+            continue
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        for name in re.findall(r"(?<![\w/])((?:docs|dev)/[\w/]+\.(?:md|ipynb))\b", text):
+            assert (ROOT / name).exists(), f"{path.relative_to(ROOT)}: {name}"
+
+
+def test_the_guide_stays_short():
+    """What is written by hand: without the tables that programs write."""
+    generated = re.compile(r"(?s)<!-- (\w+): .*?<!-- \1: end -->")
+    words = sum(len(generated.sub("", page.read_text()).split()) for page in GUIDE)
+    assert words < 40_000
+
+
+def test_measured_numbers_are_current():
+    """What benchmarks/guide.py writes between its markers."""
+    command = [sys.executable, ROOT / "benchmarks" / "guide.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# What pages say of environments
+
+
+def test_environment_names_are_current():
+    """Names of gymnax and brax, in a process of its own: other tests register more names."""
+    command = [sys.executable, ROOT / "tools" / "pages" / "environment_names.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "section, package",
+    [
+        ("gymnax", "gymnax"),
+        ("brax", "brax"),
+        ("navix", "navix"),
+        ("xminigrid", "xminigrid"),
+        ("craftax", "craftax"),
+        ("jumanji", "jumanji"),
+        ("pgx", "pgx"),
+        ("playground", "mujoco_playground"),
+        ("teams_and_games", "jaxmarl"),
+    ],
+)
+def test_environment_names_are_written_by_the_command(tmp_path, section, package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    names = ROOT / "docs" / "environment_names.md"
+    page = Path(shutil.copy(names, tmp_path))
+    script = ROOT / "tools" / "pages" / "environment_names.py"
+    subprocess.run([sys.executable, script, "--out", page, "--only", section], check=True)
+    assert page.read_text() == names.read_text()
+
+
+# What `--help` says
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_field_has_a_help_text_that_stands_alone(name):
+    """The comment behind a field of `Config`, or above it, is its text in `--help`."""
+    source = (
+        (ROOT / f"{name}.py").read_text().partition("\nclass Config:")[2].partition("\n    def ")[0]
+    )
+    behind = re.findall(r"(?m)^    (\w+): .*?  # (.*)$", source)
+    above = [(field, text) for text, field in re.findall(r"(?m)^    # (.*)\n    (\w+): ", source)]
+    texts = dict(above + behind)
+    assert set(texts) == fields(name), "a field without a comment"
+    for field, text in texts.items():
+        assert not re.match(r"(and|of|or|the same|likewise|as above)\b", text), (
+            f"{name}.py: {field}: {text}"
+        )
+
+
+# What pages say of scripts
+
+
+def definitions(name: str) -> set[tuple[str, str]]:
+    """`(function or class, the one around it)` of a script, at any depth."""
+    found = set()
+
+    def visit(node, around):
+        for child in ast.iter_child_nodes(node):
+            inner = isinstance(child, (ast.FunctionDef, ast.ClassDef))
+            if inner:
+                found.update((child.name, outer) for outer in [*around, ""])
+            visit(child, [*around, child.name] if inner else around)
+
+    visit(ast.parse((ROOT / f"{name}.py").read_text()), [])
+    return found
+
+
+def fields(name: str) -> set[str]:
+    return {field.name for field in dataclasses.fields(importlib.import_module(name).Config)}
+
+
+def section_of(name: str) -> str:
+    """The text below the heading `## NAME.py`, in whichever page it stands."""
+    found = []
+    for page in GUIDE:
+        parts = re.split(rf"(?m)^## {name}\.py$", page.read_text())
+        found += [re.split(r"(?m)^## ", part)[0] for part in parts[1:]]
+    assert len(found) == 1, f"{len(found)} pages have a section on {name}.py"
+    return found[0]
+
+
+def function_column(text: str) -> list[str]:
+    """The cells below the heading `function` of all tables."""
+    cells, column = [], None
+    for line in text.splitlines():
+        row = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not row:
+            column = None
+        elif column is None:
+            column = row.index("function") if "function" in row else -1
+        elif column >= 0 and not set(line) <= set("|-: "):
+            cells.append(row[column])
+    return cells
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_functions_of_the_table_are_there(name):
+    """Each in backticks is a function or a class of the script, one `in` another inside of that."""
+    section = section_of(name)
+    known = definitions(name)
+    cells = function_column(section)
+    assert len(cells) >= 3, "the section has no table with a column `function`"
+    for cell in cells:
+        for function in re.findall(r"`([^`]+)`", cell):
+            assert (function, "") in known, f"{function} is no function of {name}.py"
+        for function, outer in re.findall(r"`([^`]+)` in `([^`]+)`", cell):
+            assert (function, outer) in known, f"{name}.py: {function} is not in {outer}"
+    for names in re.findall(r"\*\*[A-Z][^*]*\*\*\.? \((`[^)]*`)\)", section):
+        for function in re.findall(r"`([^`]+)`", names):
+            there = (function, "") in known or function in fields(name)
+            assert there, f"{function} is no function of {name}.py, nor a field of its Config"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_functions_of_the_site_link_to_their_lines(name):
+    """tools/pages/hooks.py: in the built site each name of a table leads to where it is defined."""
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "tools" / "pages" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    lines = (ROOT / f"{name}.py").read_text().splitlines()
+    page = hooks.link_functions(f"## {name}.py\n{section_of(name)}")
+    source = rf"source/{name}\.py\.html"
+    links = re.findall(rf'<a href="{source}#__codelineno-0-(\d+)">`(\w+)`</a>', page)
+    assert len(links) >= 3
+    for line, function in links:
+        assert re.match(rf"\s*(def|class) {function}\b", lines[int(line) - 1]), function

@@ -1,0 +1,108 @@
+"""Curves and axes that the package draws."""
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from onejit.base import statistics
+from onejit.report import compare
+from onejit.run import learning_curve
+from onejit.sweep import pictures
+
+
+def band_of(returns) -> list:
+    return statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
+
+
+def test_the_band_of_a_curve_stays_within_the_returns():
+    """Student's interval of these seeds passes 500, the best return of CartPole-v1."""
+    returns = np.array([[400.0, 500.0], [500.0, 500.0], [500.0, 500.0], [500.0, np.nan]])
+    mean, low, high = band_of(returns)
+    assert mean[0] == 475.0 and 400.0 <= low[0] < 475.0 < high[0] <= 500.0
+    assert np.isnan([mean[1], low[1], high[1]]).all()
+    assert statistics.student_interval(returns)[2][0] > 500.0
+    one = band_of(returns[:1])
+    assert one[0][0] == 400.0 and np.isnan(one[1:]).all()
+
+
+def test_bootstrap_of_the_mean_against_a_plain_one():
+    values = np.random.default_rng(1).normal(size=20)
+    _, low, high = band_of(values)
+    rng = np.random.default_rng(2)
+    means = [rng.choice(values, 20).mean() for _ in range(5000)]
+    np.testing.assert_allclose([low, high], np.percentile(means, [2.5, 97.5]), atol=0.03)
+
+
+def test_points_of_few_episodes_are_marked(monkeypatch):
+    """Two seeds, four updates, four environments: less than four episodes in the first two."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: figures.append(figure))
+    config = types.SimpleNamespace(num_envs=4, num_steps=10)
+    episodes = np.array([[1, 3, 4, 8], [0, 4, 5, 8]])
+    metrics = {"episodes": episodes, "episodic_return": np.where(episodes, 1.0, np.nan)}
+    few = learning_curve.has_few_episodes(config, metrics)
+    assert few.tolist() == [True, True, False, False]
+    for episodes_more in (0, 10):
+        shown = metrics | {"episodes": episodes + episodes_more}
+        learning_curve.draw_learning_curve(config, shown, "title", "file")
+    labels = [
+        [text.get_text() for text in figure.axes[0].get_legend().get_texts()] for figure in figures
+    ]
+    assert labels[0][:2] == labels[1] == ["mean over seeds", "95 % bootstrap interval"]
+    assert "less than one episode per environment" in labels[0][2]
+
+
+@pytest.mark.parametrize("values", [[3e-4, 3e-3], [2e-4, 1e-3, 5e-3], [1e-3, 1e-2]])
+def test_labels_of_a_logarithmic_axis_do_not_overlap(values):
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes, _ = figure.subplots(1, 2)
+    where = pictures.place(axes, "x", "lr", values)
+    axes.plot(where, where, "o")
+    figure.canvas.draw()
+    left, right = axes.get_window_extent().intervalx
+    boxes = []
+    for label in axes.get_xticklabels(which="both"):
+        box = label.get_window_extent()
+        if label.get_text() and left - 1 <= box.x0 <= right:
+            boxes.append((box.x0, box.x1))
+    assert len(boxes) >= 2
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(sorted(boxes)))
+
+
+def test_a_heat_map_has_a_cell_for_each_trial(monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: figures.append(figure))
+    ranked = [
+        types.SimpleNamespace(values={"lr": lr, "gamma": gamma}, interquartile_mean=mean)
+        for lr, gamma, mean in [(0.1, 0.9, 2), (0.1, 0.99, 1), (1.0, 0.9, 3), (1.0, 0.99, -np.inf)]
+    ]
+    for trials in (ranked, ranked[:3]):  # a grid, and no grid
+        pictures.draw_heat_map(trials, "title", "file")
+    cells, points = (figure.axes[0] for figure in figures)
+    assert [text.get_text() for text in cells.texts] == ["2", "1", "3", "not finite"]
+    places = {text.get_text(): text.get_position() for text in cells.texts}
+    assert places["2"] == (0.5, 0.5) and places["not finite"] == (1.5, 1.5)
+    assert [label.get_text() for label in cells.get_xticklabels()] == ["0.1", "1"]
+    assert not points.texts and len(points.collections[0].get_offsets()) == 3
+
+
+def test_the_picture_of_a_comparison_has_two_panels(monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: figures.append(figure))
+    interval = {"value": 0.6, "low": 0.5, "high": 0.7}
+    mean = {"statistic": "interquartile mean", "versus": ""} | interval
+    median = {"statistic": "median", "versus": ""} | interval
+    pair = {"statistic": "probability of improvement", "versus": "b"} | interval
+    rows = [row | {"method": name} for name in ("a", "b") for row in (mean, median)]
+    compare.draw([*rows, pair | {"method": "a"}], "title", "return", "file")
+    compare.draw(rows[:2], "title", "return", "file")
+    panels = [
+        [(axes.get_title(), [text.get_text() for text in axes.texts]) for axes in figure.axes]
+        for figure in figures
+    ]
+    means = ("interquartile mean", ["a", "b"])
+    assert panels[0] == [means, ("probability of improvement", ["a > b"])]
+    assert panels[1] == [("interquartile mean", ["a"])]

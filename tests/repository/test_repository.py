@@ -1,0 +1,338 @@
+"""What holds across files: shared blocks, declared dependencies, imports, configs.
+
+test_docs.py has the tests of pages.
+"""
+
+import ast
+import datetime
+import importlib
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support.files import ROOT, repository_files
+
+sys.path.insert(0, str(ROOT / "tools"))
+import script_lists
+
+from onejit.run.directory import read_config
+
+SYNC = ROOT / "tools" / "sync_blocks.py"
+MASTER = ROOT / "ppo_continuous.py"
+SCRIPTS = repository_files("*.py")
+CONFIGS = repository_files("configs/**/*.*")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+# By the package, which does not pin it or does not name it.
+ALSO_NEEDED = {"distrax": "tfp-nightly", "gymnax": "six"}
+# Where a distribution is not called what its module is called.
+DISTRIBUTIONS = {"PIL": "pillow", "orbax": "orbax-checkpoint", "yaml": "pyyaml"}
+
+each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda file: file.stem)
+
+
+@pytest.fixture(scope="module")
+def sync():
+    return runpy.run_path(str(SYNC))
+
+
+def imports(source: str) -> list[tuple[str, bool]]:
+    """`(module, inside a function)` of each import; a relative one begins with a dot."""
+    modules = []
+
+    def visit(node, inside):
+        if isinstance(node, ast.Import):
+            modules.extend((name.name, inside) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            modules.append(("." * node.level + (node.module or ""), inside))
+        inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(ast.parse(source), False)
+    return modules
+
+
+def top_names(source: str) -> set[str]:
+    return {module.split(".")[0] for module, _ in imports(source)}
+
+
+def requirements() -> dict[str, str]:
+    """The dependencies of pyproject.toml by distribution."""
+    return {Requirement(line).name: line for line in PROJECT["dependencies"]}
+
+
+def script_metadata(source: str) -> dict:
+    """The PEP 723 block, found with the expression that the PEP gives."""
+    blocks = re.findall(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$", source)
+    assert len(blocks) == 1, f"{len(blocks)} blocks of inline script metadata"
+    lines = blocks[0][0].splitlines()
+    return tomllib.loads(
+        "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    )
+
+
+# Blocks
+
+
+def block(name, *lines):
+    return "\n".join([f"# --- {name} (shared) ---", *lines])
+
+
+def text(*parts):
+    return "\n\n\n".join(parts) + "\n"
+
+
+@each_script
+def test_blocks_equal_the_masters(path, sync):
+    source = path.read_text()
+    assert sync["sync"](sync["read_masters"](), source) == source, (
+        "run `make sync`, or make the change in the master"
+    )
+
+
+@each_script
+def test_every_script_has_the_shared_main(path, sync):
+    assert "main" in sync["shared_blocks"](path.read_text())
+
+
+def test_sync_finds_and_mends_a_difference(sync):
+    masters = sync["shared_blocks"](
+        text("before", block("a", "x = 1", "", "", "y = 2"), block("b", "z = 3"))
+    )
+    copy = text("other", block("a", "x = 0"), "# --- mine ---", "own", block("b"))
+    expected = text(
+        "other", block("a", "x = 1", "", "", "y = 2"), "# --- mine ---", "own", block("b", "z = 3")
+    )
+    assert sync["differing"](masters, copy) == ["a", "b"]
+    assert sync["sync"](masters, copy) == expected
+    assert sync["differing"](masters, expected) == []
+
+
+def test_sync_leaves_out_what_a_script_lacks_and_what_is_its_own(sync):
+    masters = sync["shared_blocks"](text(block("a", "x = 1"), block("b", "z = 3")))
+    assert sync["sync"](masters, text("own", block("b"))) == text("own", block("b", "z = 3"))
+    mine = text("# --- a ---\nx = 2", block("b", "z = 3"))
+    assert sync["sync"](masters, mine) == mine
+
+
+def test_sync_follows_the_order_of_the_script_and_keeps_the_end_of_the_file(sync):
+    masters = sync["shared_blocks"](text(block("a", "x = 1"), block("b", "z = 3", "w = 4")))
+    assert sync["sync"](masters, text(block("b"), block("a"))) == text(
+        block("b", "z = 3", "w = 4"), block("a", "x = 1")
+    )
+    assert sync["sync"](masters, block("a")) == block("a", "x = 1")  # no line break at the end
+
+
+def test_sync_leaves_other_banners_alone(sync):
+    masters = sync["shared_blocks"](text(block("a", "x = 1"), "# --- mine ---\ny = 2"))
+    assert masters == {"a": block("a", "x = 1")}
+    own = text("# --- a ---\nx = 2", "# --- block a: the same in all ---\nx = 3")
+    assert sync["sync"](masters, own) == own
+
+
+@pytest.mark.parametrize(
+    ("copy", "message"),
+    [
+        (text(block("aa", "x = 1")), "unknown shared block 'aa'; known are 'a', 'b'"),
+        (text(block("a"), block("a")), "a second shared block 'a'"),
+        (
+            text("# --- a (shared), and more ---", "x = 1"),
+            "a banner that does not end with `(shared) ---`: # --- a (shared), and more ---",
+        ),
+        (
+            text(block("a"), "def mine():\n    pass"),
+            "block 'a' holds mine, which the master lacks",
+        ),
+    ],
+)
+def test_sync_errors(sync, copy, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sync["sync"](sync["shared_blocks"](text(block("a"), block("b"))), copy)
+
+
+def test_sync_command(tmp_path):
+    def run(*args):
+        done = subprocess.run(
+            [sys.executable, SYNC, *args], capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    good = tmp_path / "good.py"
+    stale = tmp_path / "stale.py"
+    mine = tmp_path / "mine.py"
+    broken = tmp_path / "broken.py"
+    good.write_text(MASTER.read_text())
+    begin = 'if __name__ == "__main__":\n    sys.path'
+    stale_text = good.read_text().replace(begin, f"# changed\n{begin}")
+    stale.write_text(stale_text)
+    mine_text = stale_text.replace("# --- main (shared) ---", "# --- main ---")
+    mine.write_text(mine_text)
+    broken.write_text(text(block("main"), block("no such block")))
+
+    code, out, err = run("--check", good, stale)
+    assert (code, err, stale.read_text()) == (1, "", stale_text)
+    assert out.count("\n") == 1 and out.endswith("stale.py: block 'main' differs\n")
+    code, out, err = run(stale, broken)
+    assert (code, out) == (2, "")
+    assert stale.read_text() == stale_text, "an error must leave all files as they were"
+    assert err.count("\n") == 1
+    assert "broken.py: error: unknown shared block 'no such block'" in err
+    code, out, err = run(good, stale, mine)
+    assert (code, err) == (0, "")
+    assert stale.read_text() == good.read_text() and mine.read_text() == mine_text
+    assert "stale.py: block 'main' updated\n" in out
+    assert "mine.py: has no shared block 'main'" in out
+    assert run("--check", good, stale) == (0, "", "")
+    code, out, err = run(tmp_path / "missing.py")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+# The list of scripts
+
+
+def test_every_script_is_in_the_list_and_all_that_is_made_of_it_is_current():
+    assert sorted(script_lists.SCRIPTS) == [file.stem for file in SCRIPTS]
+    for_tasks = set().union(*script_lists.DATA["tasks"].values())
+    assert for_tasks == set(script_lists.SCRIPTS), "README.md does not name all scripts"
+    assert not script_lists.not_current(), "run `python tools/script_lists.py`"
+
+
+def test_a_list_is_written_between_its_marks():
+    text = "above\n# scripts: begin, as ever\n- old\n- old\n# scripts: end\nbelow\n"
+    expected = "above\n# scripts: begin, as ever\n- new\n# scripts: end\nbelow\n"
+    assert script_lists.with_list(text, ["- new"]) == expected
+    assert script_lists.with_list(expected, ["- new"]) == expected
+
+
+# Dependencies and imports
+
+
+@each_script
+def test_script_metadata_names_what_is_imported(path):
+    source = path.read_text()
+    metadata = script_metadata(source)
+    modules = top_names(source) - set(sys.stdlib_module_names)
+    needed = {DISTRIBUTIONS.get(module, module) for module in modules}
+    needed |= {other for package, other in ALSO_NEEDED.items() if package in needed}
+    known = requirements()
+    assert needed <= set(known), f"not in pyproject.toml: {sorted(needed - set(known))}"
+    assert metadata["requires-python"] == ">=3.11"
+    assert metadata["dependencies"] == sorted(known[name] for name in needed)
+
+
+def test_each_requirement_is_imported():
+    """By a script or by onejit, or a package that one of them imports needs it."""
+    files = SCRIPTS + repository_files("onejit/**/*.py")
+    modules = set().union(*(top_names(path.read_text()) for path in files))
+    needed = {DISTRIBUTIONS.get(module, module) for module in modules}
+    needed |= {other for package, other in ALSO_NEEDED.items() if package in needed}
+    assert set(requirements()) <= needed, sorted(set(requirements()) - needed)
+
+
+@each_script
+def test_script_metadata_names_a_date(path):
+    """No package newer than that is installed: a script runs in five years. The same in all."""
+    tool = script_metadata(path.read_text())["tool"]
+    assert tool == script_metadata(MASTER.read_text())["tool"] and tool.keys() == {"uv"}
+    date = tool["uv"].pop("exclude-newer")
+    assert tool == {"uv": {}} and re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", date
+    )  # as RFC 3339 has it
+    assert datetime.datetime.fromisoformat(date) < datetime.datetime.now(datetime.UTC)
+
+
+def pins() -> dict[str, Requirement]:
+    """The lines of constraints.txt by distribution, without those for other systems."""
+    lines = [
+        line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()
+    ]
+    known = [Requirement(line) for line in lines if line]
+    mine = [pin for pin in known if pin.marker is None or pin.marker.evaluate()]
+    assert len({pin.name for pin in mine}) == len(mine), "a package is pinned twice"
+    return {canonicalize_name(pin.name): pin for pin in mine}
+
+
+def test_constraints_are_exact_pins_alone():
+    for pin in pins().values():
+        (version,) = pin.specifier
+        assert version.operator == "==" and "*" not in version.version, f"{pin}"
+        assert not pin.url and not pin.extras, f"{pin}: pip takes no such constraint"
+    assert "://" not in (ROOT / "constraints.txt").read_text(), "names an index"
+
+
+@pytest.mark.parametrize("extra", [None, *EXTRAS])
+def test_each_requirement_is_pinned_within_its_range(extra):
+    for requirement in map(Requirement, EXTRAS[extra] if extra else PROJECT["dependencies"]):
+        if requirement.name == PROJECT["name"]:
+            continue
+        pin = pins().get(canonicalize_name(requirement.name))
+        assert pin, f"constraints.txt lacks {requirement.name}: run `make pins`"
+        (version,) = pin.specifier
+        satisfied = requirement.specifier.contains(version.version, prereleases=True)
+        assert satisfied, f"{pin} is not within {requirement}: run `make pins`"
+
+
+def test_extras_agree():
+    """A distribution has one range, in whichever extra it stands."""
+    ranges = {}
+    for line in [line for lines in EXTRAS.values() for line in lines]:
+        assert ranges.setdefault(Requirement(line).name, line) == line
+
+
+def test_make_installs_with_the_pins_of_all_extras():
+    """`make pins` reads every extra except gpu, whose wheels are not pinned."""
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"(?m)^INSTALL := .* \$\(CONSTRAIN\)$", makefile)
+    assert len(re.findall(r"\$\(INSTALL\) -r ", makefile)) == 2
+    read = set(re.findall(r"--extra (\w+)", makefile))
+    assert "onejit[tools]" in EXTRAS["dev"] and read | {"gpu", "tools"} == set(EXTRAS)
+
+
+@each_script
+def test_what_is_imported_stands_at_the_top(path):
+    """And each core of a CPU is made a device before JAX is imported, which reads it then."""
+    source = path.read_text()
+    assert not [module for module, inside in imports(source) if inside]
+    assert source.index('"JAX_NUM_CPU_DEVICES"') < source.index("\nimport jax\n")
+
+
+@each_script
+def test_script_imports_no_sibling(path):
+    siblings = {file.stem for file in SCRIPTS} | {"onejit", "benchmarks", "tests"}
+    assert not siblings & top_names(path.read_text())
+    assert "" not in top_names(path.read_text()), "a relative import"
+
+
+def test_imports_are_found():
+    source = (
+        "import a.b, c\nfrom . import d\ndef f():\n    from e.f import g\nclass C:\n    import h\n"
+    )
+    assert imports(source) == [
+        ("a.b", False),
+        ("c", False),
+        (".", False),
+        ("e.f", True),
+        ("h", False),
+    ]
+    assert top_names(source) == {"a", "c", "", "e", "h"}
+
+
+# Configs
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda file: str(file.relative_to(ROOT / "configs")))
+def test_config_can_be_run(path):
+    assert path.suffix == ".yaml", "configs holds only configs/SCRIPT/NAME.yaml"
+    assert path.parent.parent == ROOT / "configs"
+    assert path.parent.name in {file.stem for file in SCRIPTS}, "no such script"
+    script = importlib.import_module(path.parent.name)
+    config = read_config(script, path)
+    assert yaml.safe_load(path.read_text()), "sets nothing"
+    assert config.num_updates > 0

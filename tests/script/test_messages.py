@@ -1,0 +1,320 @@
+"""What the commands say if something is wrong: the right thing, and where."""
+
+import ast
+import collections
+import re
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.files import ROOT, SCRIPTS
+from support.small import small_config
+
+import q_learning_gridworld
+from onejit import __main__, sweep, train
+from onejit.base import files, text
+from onejit.engine import compilation
+from onejit.engine.checkpoints import open_checkpoints, save
+from onejit.report import compare
+from onejit.run.resume import check_random_numbers
+from onejit.script import command_line, load, other_names
+from onejit.share import card
+
+SMALL = ["--num-envs=2", "--num-steps=2", "--num-minibatches=1", "--total-timesteps=4"]
+
+# --- errors in the user's own code ---
+
+ENVIRONMENT = """
+import gymnax
+import jax.numpy as jnp
+from gymnax.environments.classic_control import cartpole
+
+
+class Mine(cartpole.CartPole):
+    def step_env(self, key, state, action, params):
+        {in_step}
+        return super().step_env(key, state, action, params)
+
+
+{at_import}
+gymnax.register("{name}", Mine)
+"""
+
+
+@pytest.fixture
+def own_environment(tmp_path, monkeypatch):
+    """A function that writes a module with an environment, and returns its `env_name`."""
+
+    def write(in_step="pass", at_import=""):
+        name = f"mine_{tmp_path.name}"
+        source = ENVIRONMENT.format(in_step=in_step, at_import=at_import, name=name)
+        (tmp_path / f"{name}.py").write_text(source)
+        return f"{name}:{name}"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return write
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ({"in_step": "this"}, NameError),
+        ({"in_step": "raise ValueError('levels are missing')"}, ValueError),
+        ({"in_step": "jnp.ones(3) @ jnp.ones(4)"}, TypeError),
+        ({"at_import": "open('levels.txt')"}, FileNotFoundError),
+    ],
+)
+def test_an_error_in_an_environment_keeps_its_traceback(own_environment, code, error):
+    """With a note that names the field. A library below it, such as JAX, is no other case."""
+    env_name = own_environment(**code)
+    with pytest.raises(error) as caught:
+        train.main(["ppo", f"--env-name={env_name}", *SMALL])
+    assert any(env_name.startswith(Path(entry.path).stem) for entry in caught.traceback)
+    notes = " ".join(getattr(caught.value, "__notes__", []))
+    assert f"env_name = {env_name}" in notes
+
+
+def test_a_module_that_is_missing_is_one_line(own_environment, capfd):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["ppo", "--env-name=mine_nowhere:Mine", *SMALL])
+    said = capfd.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    assert "env_name = mine_nowhere:Mine: No module named 'mine_nowhere'" in said
+
+
+def test_an_error_in_a_script_keeps_its_traceback(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("import os\nraise ValueError('not today')\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ValueError, match="not today") as caught:
+        train.main([str(tmp_path / "mine.py")])
+    assert Path(caught.traceback[-1].path).name == "mine.py" and caught.traceback[-1].lineno == 1
+    assert "cannot be imported" in caught.value.__notes__[0]
+
+
+CRITICS = collections.namedtuple("CRITICS", "first second")
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ({"params": [1.0, 2.0]}, "runner_state.agent['params']: must be a dict .* is a list"),
+        ({"q": CRITICS(1.0, 2.0)}, "runner_state.agent['q']: must be a dict .* is a CRITICS"),
+        ({"params": {"fc.0": 1.0}}, "runner_state.agent['params']: has the name 'fc.0'"),
+        (CRITICS(1.0, 2.0), "runner_state.agent: must be a dict .* is a CRITICS"),
+    ],
+)
+def test_agents_that_no_file_can_hold_are_refused(agent, said, monkeypatch):
+    """Before anything is compiled: they were lost when the training had ended."""
+
+    def learner_of(config):
+        init, update = q_learning_gridworld.make_learner(config)
+        Wrapped = collections.namedtuple("Wrapped", "state agent")
+
+        def update_wrapped(wrapped, _=None):
+            state, metrics = update(wrapped.state)
+            return wrapped._replace(state=state), metrics
+
+        return lambda rng: Wrapped(init(rng), jax.tree.map(jnp.asarray, agent)), update_wrapped
+
+    script = type(q_learning_gridworld)("script")
+    vars(script).update(vars(q_learning_gridworld), make_learner=learner_of)
+    monkeypatch.setattr(compilation.local_modules, "read_sources", lambda *args: {})
+    config = small_config(q_learning_gridworld)
+    with pytest.raises(ValueError, match=said.replace("[", r"\[")):
+        compilation.compile_slice(script, config, [], 1)
+
+
+def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
+    script = load.load_script("q_learning_gridworld")
+
+    def broken(config, runner_state, run_dir):
+        raise KeyError("a mistake of mine")
+
+    monkeypatch.setattr(script, "report", broken)
+    train.report(script, script.Config(), None, tmp_path)
+    said = capfd.readouterr().err
+    assert "in broken" in said and "warning: report of" in said
+
+
+def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk, caplog):
+    """Without the tracebacks of Orbax's threads."""
+    carry = {"metrics": {"loss": jnp.asarray(np.random.default_rng(0).normal(size=20_000))}}
+    with (
+        full_disk("files", 20_000) as (folder, cause),
+        open_checkpoints(folder / "checkpoints", keep=1) as manager,
+        pytest.raises(OSError, match=f"update 1 cannot be written: {cause}"),
+    ):
+        save(manager, 1, carry)
+    assert not [record for record in caplog.records if record.name == "absl"]
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("learning_rate", ["env_name", "lr"], "; use --lr"),
+        ("learning_rate", ["env_name", "policy_lr", "q_lr"], "; use --policy-lr and --q-lr"),
+        ("learning_rate", ["env_name"], ""),
+        ("lr", ["policy_lr", "q_lr"], "; use --policy-lr and --q-lr"),
+        ("LR", ["lr"], "; did you mean --lr?"),
+        ("no_anneal_lr", ["anneal_lr"], "; use --anneal-lr False"),
+        ("no_clip_vloss", ["vf_clip_eps"], "; use --vf-clip-eps"),
+        ("n_steps", ["num_steps", "num_envs"], "; use --num-steps"),
+        ("capture_video", ["lr"], "; onejit render RUN_DIR draws an episode after training"),
+        ("gama", ["gamma", "lr"], "; did you mean --gamma?"),
+        ("wings", ["gamma", "lr", "start"], ""),
+    ],
+)
+def test_names_of_other_projects(name, known, expected):
+    assert other_names.suggest(name, known, prefix="--") == expected
+
+
+def fields_of_all_scripts() -> set[str]:
+    """Without importing them, which takes seconds."""
+    names = set()
+    for script in SCRIPTS:
+        for node in ast.parse((ROOT / f"{script}.py").read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name == "Config":
+                names |= {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)}
+    return names
+
+
+def test_names_of_other_projects_stand_for_fields_that_exist():
+    known = fields_of_all_scripts() | {"run_dir", "track"}
+    for ours in other_names.OTHER_NAMES.values():
+        assert known.issuperset(ours)
+
+
+def test_all_names_of_the_page_about_other_projects_are_known():
+    known = fields_of_all_scripts() | {"seed", "num_seeds", "track"}
+    known |= other_names.OTHER_NAMES.keys() | other_names.ADVICE.keys()
+    page = (ROOT / "docs" / "from_cleanrl_purejaxrl.md").read_text()
+    table = page.partition("## Flags and names")[2].partition("## ")[0]
+    theirs = [cell for line in table.splitlines() for cell in line.split("|")[1:3]]
+    names = re.findall(r"`(?:--)?([-\w]+)`", " ".join(theirs))
+    assert len(names) > 50
+    for name in names:
+        name = name.lower().replace("-", "_").removeprefix("no_")
+        assert name in known | {"agent"}, name  # a class
+
+
+def test_text_without_escape_codes():
+    assert text.printable("a\x1b[31mb\u4e2d\xe9") == "a\\x1b[31mb\u4e2d\xe9"
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, "1 slice"), (0, "0 slices"), (2, "2 slices")])
+def test_plural(number, expected):
+    assert text.plural(number, "slice") == expected
+
+
+# --- what a user sets ---
+
+
+def test_help_in_a_narrow_terminal_ends(monkeypatch, capsys):
+    def give_up(*_):
+        raise TimeoutError
+
+    monkeypatch.setenv("COLUMNS", "5")
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            __main__.main(["list", "--help"])
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert not stop.value.code and "folder" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tool", [train, sweep])
+def test_a_missing_login_is_found_before_anything_is_compiled(tool, tmp_path, monkeypatch, capfd):
+    wandb = pytest.importorskip("wandb")
+
+    def login(**_):
+        raise wandb.errors.UsageError("No API key configured.")
+
+    def compile_slices(*_, **__):
+        raise AssertionError("compiled")
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(wandb, "login", login)
+    monkeypatch.setattr(compilation, "compile_slices", compile_slices)
+    args = ["--track=wandb", f"--run-dir={tmp_path / 'run'}", "--total-timesteps=1000"]
+    values = ["--lr", "0.1", "0.2"] if tool is sweep else ["--lr", "0.1"]
+    with pytest.raises(SystemExit) as stop:
+        tool.main(["q_learning_gridworld", *values, *args])
+    said = capfd.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    assert "track = wandb: needs a login: `wandb login`" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_random_keys_are_refused():
+    check_random_numbers({})  # of a script's own `main`
+    check_random_numbers({"random_keys": "threefry2x32"})
+    with pytest.raises(ValueError, match="set JAX_DEFAULT_PRNG_IMPL=rbg"):
+        check_random_numbers({"random_keys": "rbg"})
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("lr=1", ("", "lr=1")),
+        ("a=lr=1", ("a", "lr=1")),
+        ("lr=0.1=plain", ("lr=0.1", "plain")),
+        ("plain", ("", "plain")),
+        ("a=none=1", ("a", "none=1")),
+        ("none", ("", "none")),
+    ],
+)
+def test_labels_and_directories_with_equals_signs(argument, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=1").mkdir()
+    (tmp_path / "plain").mkdir()
+    assert compare.split_label(argument) == expected
+
+
+@pytest.mark.parametrize("name", ["mine", "my-ppo", "2nd", "my.ppo", "class", "it's"])
+def test_the_model_card_imports_a_script_of_any_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "script", raising=False)
+    (tmp_path / f"{name}.py").write_text(f"NAME = {name!r}")
+    names = {}
+    exec(card.import_of(name), names)
+    assert name == names["script"].NAME
+    sys.modules.pop("script", None)
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_no_file(tmp_path, capsys):
+    def draw(file):
+        file.write(b"half")
+        raise ZeroDivisionError("of\nmine")
+
+    files.write_picture(tmp_path / "a.png", draw)
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr().err.endswith("a.png cannot be drawn (ZeroDivisionError: of mine)\n")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"total_timesteps": 10**18}, "total_timesteps = 10{18}: .* at most 2,147,483,647 are"),
+        (
+            {"num_envs": 10**8},
+            "num_envs = 100000000: .* at most 16,777,215 environments with num_steps",
+        ),
+        ({"num_steps": 2**31}, "num_steps = 2147483648: must fit in 32 bits"),
+    ],
+)
+def test_sizes_that_are_too_large_say_what_is_possible(sizes, message):
+    config = load.load_script("ppo").Config(**{"num_steps": 128} | sizes)
+    with pytest.raises(ValueError, match=message):
+        command_line.check_config(config)

@@ -1,0 +1,96 @@
+"""Images of bytes in the scripts for continuous actions: trained as the same images of floats."""
+
+import importlib
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from gymnax.environments import spaces
+from support.small import field_names, small_config
+from support.tiers import slow
+
+from onejit.engine.evaluation import policy_of
+
+
+class Brightness(toys.ValueContinuous):
+    """A picture of one brightness, which is the best action. Episodes take 3 steps."""
+
+    def __init__(self, dtype: str = "uint8", rank: int = 3):
+        super().__init__(length=3)
+        object.__setattr__(self, "dtype", jnp.dtype(dtype))
+        object.__setattr__(self, "shape", (3, 3, 1)[:rank])
+
+    def observe(self, key, state, action, params):
+        brightness = jnp.round(127.5 + 127.5 * jnp.sin(state.sign * (1.0 + state.time)))
+        obs = jnp.broadcast_to(brightness, self.shape)
+        return obs.astype(jnp.uint8) if self.dtype == jnp.uint8 else obs / 255.0
+
+    def step_env(self, key, state, action, params):
+        brightness = self.observe(key, state, None, params).ravel()[0]
+        brightness = brightness / 255.0 if self.dtype == jnp.uint8 else brightness
+        _, next_state, _, terminated, info = super().step_env(key, state, action, params)
+        reward = -jnp.square(action[0] - brightness)
+        return self.observe(key, next_state, None, params), next_state, reward, terminated, info
+
+    def observation_space(self, params):
+        return spaces.Box(0, 255 if self.dtype == jnp.uint8 else 1, self.shape, self.dtype)
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    if "BrightnessContinuous" not in gymnax.registered_envs:
+        gymnax.register("BrightnessContinuous", Brightness)
+
+
+def make_config(script, dtype, rank):
+    more = {"normalize_obs": False} if "normalize_obs" in field_names(script) else {}
+    params = {"dtype": dtype, "rank": rank}
+    return small_config(
+        script, num_updates=2, env_name="BrightnessContinuous", env_params=params, **more
+    )
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("name", ["ppo_continuous", "dpo_continuous", "reppo", "sac", "td3"])
+def test_bytes_are_acted_on_as_floats(name, rank):
+    script = importlib.import_module(name)
+    random = np.random.default_rng(0)
+    obs = random.integers(0, 256, (3, 3, 1)[:rank], np.uint8)
+    actions = []
+    for dtype, x in (("uint8", obs), ("float32", np.float32(obs / 255)), ("float32", obs * 1.0)):
+        config = make_config(script, dtype, rank)
+        init, _ = script.make_learner(config)
+        shapes = jax.eval_shape(init, jax.random.key(0)).agent
+        random = np.random.default_rng(1)
+        agent = jax.tree.map(lambda leaf: random.normal(0, 0.3, leaf.shape), shapes)  # noqa: B023
+        start, act = policy_of(script, config)
+        actions.append(act(agent, start(), jnp.asarray(x.ravel()))[0])
+    np.testing.assert_allclose(actions[0], actions[1], rtol=1e-4, atol=1e-5)
+    assert np.abs(actions[0] - actions[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        slow("sac", 3),
+        slow("sac", 2),
+        slow("td3", 3),
+        slow("reppo", 3),
+        slow("ppo_continuous", 3),
+        slow("ppo_continuous", 2),
+        slow("dpo_continuous", 3),
+    ],
+)
+def test_bytes_train_as_floats_do(name, rank):
+    script = importlib.import_module(name)
+    agents = []
+    for dtype in ("uint8", "float32"):
+        config = make_config(script, dtype, rank)
+        agents.append(jax.jit(script.make_train(config))(jax.random.key(0))["runner_state"].agent)
+    of_bytes, of_floats = (jax.tree_util.tree_leaves_with_path(agent) for agent in agents)
+    for (path, mine), (_, theirs) in zip(of_bytes, of_floats, strict=True):
+        if "obs_statistics" not in jax.tree_util.keystr(path):  # of the bytes themselves
+            np.testing.assert_allclose(mine, theirs, rtol=1e-2, atol=1e-3, err_msg=str(path))

@@ -1,0 +1,541 @@
+"""IPPO and MAPPO: what a team adds to PPO, against NumPy and where the value is known."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys_team
+from support.compilation import jit_quickly
+from support.tiers import slow
+from support.trees import arrays
+
+import mappo
+from onejit.engine import evaluation
+from onejit.engine.evaluation import policy_of
+from onejit.run.directory import read_config
+
+TEAM = "toys_team:ToyTeam"
+
+
+def make_config(num_updates=6, **overrides):
+    small = dict(
+        env_name=TEAM,
+        num_envs=4,
+        num_steps=8,
+        num_minibatches=1,
+        update_epochs=1,
+        hidden_sizes=(8,),
+    )
+    config = mappo.Config(**(small | {"cell_size": 8} | overrides))
+    return dataclasses.replace(
+        config, total_timesteps=num_updates * config.num_envs * config.num_steps
+    )
+
+
+def tiny(num_updates=6, **overrides):
+    """A config, the state at its start, and `update`."""
+    config = make_config(num_updates, **overrides)
+    init, update = mappo.make_learner(config)
+    return config, jit_quickly(init)(jax.random.key(0)), update
+
+
+def awake(state):
+    """Biases and heads begin at zeros or near them; here they tell observations apart."""
+    leaves, tree = jax.tree.flatten(state.params)
+    keys = jax.random.split(jax.random.key(9), len(leaves))
+    noise = [
+        leaf + 0.5 * jax.random.normal(key, leaf.shape)
+        for leaf, key in zip(leaves, keys, strict=True)
+    ]
+    return state._replace(params=jax.tree.unflatten(tree, noise))
+
+
+def captured(monkeypatch, name, update, state):
+    """The arguments of a function of the script within `update(state)`, as numbers."""
+    called = []
+    function = getattr(mappo, name)
+
+    def recording(*args, **named):
+        called.append((*args, *named.values()))
+        return function(*args, **named)
+
+    monkeypatch.setattr(mappo, name, recording)
+
+    def run(state):
+        update(state)
+        return called[-1]
+
+    return jit_quickly(run)(state)
+
+
+def observe(obs, available=None):
+    """What agents see that are alive and, if not told otherwise, free to act. obs: [..., A, 2]."""
+    if available is None:
+        available = jnp.ones((*obs.shape[:-1], 3), bool)
+    state = obs.reshape(*obs.shape[:-2], -1)
+    alive = jnp.ones(obs.shape[:-1], bool)
+    return mappo.Observation(obs=obs, available=available, alive=alive, state=state)
+
+
+# --- mathematics ---
+
+
+def test_gae_by_brute_force():
+    rng = np.random.default_rng(0)
+    rewards, values, next_values = rng.normal(size=(3, 12, 4, 2))
+    terminated, truncated = rng.random((2, 12, 4, 1)) < 0.2
+    gamma, gae_lambda = 0.9, 0.8
+    expected = np.zeros((12, 4, 2))
+    for t, n, a in np.ndindex(expected.shape):
+        weight = 1.0
+        for k in range(t, 12):
+            bootstrap = 0.0 if terminated[k, n, 0] else next_values[k, n, a]
+            expected[t, n, a] += weight * (rewards[k, n, a] + gamma * bootstrap - values[k, n, a])
+            if terminated[k, n, 0] or truncated[k, n, 0]:
+                break
+            weight *= gamma * gae_lambda
+    advantages, targets = mappo.gae(
+        rewards, values, next_values, terminated, truncated, gamma, gae_lambda
+    )
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(targets, expected + values, rtol=1e-4, atol=1e-5)
+
+
+def test_policy_loss_is_of_those_alive():
+    rng = np.random.default_rng(0)
+    new, old, advantage = rng.normal(size=(3, 6, 3)) * [[[0.2]], [[0.2]], [[1.0]]]
+    alive = rng.random((6, 3)) < 0.6
+    loss, metrics = mappo.policy_loss(new, old, advantage, alive, 0.1)
+    kept = advantage[alive]
+    normalized, ratio = (kept - kept.mean()) / (kept.std() + 1e-8), np.exp((new - old)[alive])
+    expected = -np.minimum(ratio * normalized, np.clip(ratio, 0.9, 1.1) * normalized).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["clip_fraction"], (np.abs(ratio - 1) > 0.1).mean(), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        metrics["approx_kl"], (ratio - 1 - (new - old)[alive]).mean(), rtol=1e-4
+    )
+
+
+def test_actions_that_are_not_available_have_probability_0():
+    logits, available = jnp.array([30.0, 1.0, 2.0]), jnp.array([False, True, True])
+    probabilities = jax.nn.softmax(mappo.mask_logits(logits, available))
+    np.testing.assert_allclose(probabilities, [0.0, 1 / (1 + np.e), np.e / (1 + np.e)], rtol=1e-5)
+    grads = jax.grad(lambda x: jax.nn.log_softmax(mappo.mask_logits(x, available))[1])(logits)
+    assert grads[0] == 0 and np.isfinite(grads).all()
+
+
+def test_the_dead_see_no_state():
+    state = (
+        jnp.arange(24.0).reshape(4, 2, 3) + 1.0
+    )  # two environments' states [2, 3] at four steps, or images
+    alive = jnp.array([[True, False]] * 4)
+    obs = mappo.Observation(None, None, alive, state)
+    seen = mappo.critic_input(obs, True)
+    assert seen.shape == (4, 2, 2, 3)
+    np.testing.assert_array_equal(seen[:, 0], state)
+    np.testing.assert_array_equal(seen[:, 1], 0)
+
+
+@pytest.mark.parametrize("agent_ids", [True, False])
+def test_agents_are_told_apart_by_their_number(agent_ids):
+    _, state, _ = tiny(agent_ids=agent_ids)
+    kernels = [
+        state.params[name]["params"]["Dense_0"]["kernel"].shape[0] for name in ("actor", "critic")
+    ]
+    assert kernels == [
+        2 + 2 * agent_ids,
+        4 + 2 * agent_ids,
+    ]  # the critic sees the observations of both
+    config = make_config(agent_ids=agent_ids)
+    actor, _ = mappo.make_networks(config, *mappo.make_env(config))
+    policy, _ = actor.apply(
+        awake(state).params["actor"], (), observe(jnp.ones((1, 2, 2))), jnp.zeros(1, bool)
+    )
+    logits = policy.logits
+    assert np.allclose(logits[0, 0], logits[0, 1]) != agent_ids
+    if agent_ids:  # the last rows of the kernel belong to the agents' numbers
+        layers = awake(state).params["actor"]["params"]
+        for agent in range(2):
+            x = np.concatenate([np.ones(2), np.eye(2)[agent]])
+            hidden = np.tanh(x @ layers["Dense_0"]["kernel"] + layers["Dense_0"]["bias"])
+            expected = hidden @ layers["Dense_1"]["kernel"] + layers["Dense_1"]["bias"]
+            expected = jax.nn.log_softmax(expected)
+            np.testing.assert_allclose(logits[0, agent], expected, rtol=1e-4, atol=1e-5)
+
+
+# --- the environment ---
+
+
+def episode(env, env_params, steps, action=0):
+    """Observations before each step and what the step returned, of one environment."""
+    (obs, state), step = env.reset(jax.random.key(0), env_params), jit_quickly(env.step)
+    found = []
+    for key in jax.random.split(jax.random.key(1), steps):
+        actions = jnp.full(env.action_space(env_params).shape, action)
+        before, (obs, state, *rest) = obs, step(key, state, actions, env_params)
+        found.append((before, obs, *rest))
+    return found
+
+
+@pytest.mark.parametrize("settings, last, truncated", [
+    ({"length": 5, "max_steps": 12}, 5, False),
+    ({"length": 99, "max_steps": 4}, 4, True),  # by its own clock
+    ({"length": 99, "max_steps": 99, "max_steps_in_episode": 3}, 3, True),  # by gymnax's limit
+    ({"length": 4, "max_steps": 4}, 4, False),  # both at once: it is decided
+])  # fmt: skip
+def test_ends_of_episodes(settings, last, truncated):
+    env, env_params = mappo.make_env(make_config(env_params=settings))
+    steps = episode(env, env_params, last + 1)
+    for time, (before, after, reward, over, out_of_time, info) in enumerate(steps[:last], 1):
+        assert (bool(over), bool(out_of_time)) == (
+            (not truncated, truncated) if time == last else (False, False)
+        )
+        assert reward == 1.5 and info["reward"].tolist() == [
+            1.0,
+            2.0,
+        ]  # the mean over the agents, and each one's own
+        final = info["final_observation"]
+        np.testing.assert_allclose(final.obs[:, 1], time / 5)  # not of the next episode
+        np.testing.assert_allclose(final.obs[:, 0], before.obs[0, 0])
+        np.testing.assert_allclose(after.obs[:, 1], time % last / 5)
+        np.testing.assert_allclose(
+            final.state, final.obs.reshape(-1)
+        )  # what a centralized critic sees
+        assert bool(info["returned_episode"]) == (time == last)
+    assert steps[last - 1][-1]["returned_episode_returns"] == 1.5 * last
+    assert not steps[last][3] and not steps[last][4]
+
+
+def test_own_death_ends_no_episode():
+    env, env_params = mappo.make_env(
+        make_config(env_params={"dies": 2, "length": 4}, centralized_critic=False)
+    )
+    steps = episode(env, env_params, 4)
+    assert [bool(step[3]) for step in steps] == [False, False, False, True]
+    finals = [step[-1]["final_observation"] for step in steps]
+    assert [final.alive.tolist() for final in finals] == [[True, True], *[[True, False]] * 3]
+    assert finals[2].available.tolist() == [[True, True, True], [True, False, False]]
+    assert all(step[1].alive.all() for step in steps[3:])  # the next episode
+    assert finals[0].state.size == 0
+
+
+@pytest.mark.parametrize("word", ["off", "False", "no", False])
+def test_words_for_truth_values(word):
+    env, _ = mappo.make_env(make_config(env_params={"masks": word}))
+    while hasattr(env, "_env"):
+        env = env._env
+    assert env.env.masks is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("masks", "flase"), ("masks", 0), ("max_steps_in_episode", 2.5), ("max_steps_in_episode", 0)],
+)
+def test_parameters_that_mean_something_else_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"^env_name = .*{name} = {value}: must be"):
+        mappo.make_env(make_config(env_params={name: value}))
+
+
+def test_ends_that_set_all_flags_are_no_deaths():
+    """As in the particle environments: all agents are done when the time is over."""
+    config = make_config(env_params={"dies": 3, "length": 9, "max_steps": 3, "num_agents": 1})
+    *_, (_, _, _, terminated, truncated, info) = episode(*mappo.make_env(config), 3)
+    assert truncated and not terminated and info["final_observation"].alive.all()
+
+
+def test_agents_of_unlike_sizes():
+    """Observations are padded, and actions that an agent does not have are not available."""
+    env, env_params = mappo.make_env(mappo.Config(env_name="MPE_simple_speaker_listener_v4"))
+    obs, _ = env.reset(jax.random.key(0), env_params)
+    assert obs.obs.shape == (2, 11) and obs.state.shape == (14,)
+    np.testing.assert_array_equal(obs.obs[0, 3:], 0)
+    assert obs.available.sum(axis=1).tolist() == [3, 5] and obs.available[0, :3].all()
+    assert env.action_space(env_params).shape == (2,)
+
+
+@pytest.mark.parametrize("env_name, env_params, words", [
+    ("MPE_simple_facmac_v1", {}, "discrete"),
+    ("Nowhere", {}, "Nowhere"),
+    ("toys_team:Nobody", {}, "Nobody"),
+    ("overcooked", {"layout": "kitchen"}, "kitchen"),
+    ("HeuristicEnemySMAX", {"scenario": "4m"}, "4m"),
+    (TEAM, {"wings": 2}, "wings"),
+    ("MPE_simple_spread_v3", {"num_agent": 5}, "num_agent is no parameter of SimpleSpreadMPE"),
+    (TEAM, {"noise": "loud"}, "loud"),
+    ("CartPole-v1", {}, "CartPole"),
+    (TEAM, {"max_steps_in_episode": "many"}, "many"),
+])  # fmt: skip
+def test_environments_that_cannot_be(env_name, env_params, words):
+    with pytest.raises(ValueError, match=f"env_name = {env_name}.*{words}"):
+        mappo.make_env(make_config(env_name=env_name, env_params=env_params))
+
+
+@pytest.mark.parametrize("params", [{"num_agents": 2}, {"max_steps": 7}, {"damping": 0.5}])
+def test_parameters_of_the_particle_environments(params):
+    env, env_params = mappo.make_env(
+        mappo.Config(env_name="MPE_simple_spread_v3", env_params=params)
+    )
+    assert env.action_space(env_params).shape == (params.get("num_agents", 3),)
+    assert env_params.max_steps_in_episode == params.get("max_steps", 25) + 1
+
+
+# --- the learner ---
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"update_epochs": 0}, "update_epochs = 0: must be at least 1"),
+    ({"num_minibatches": 5}, "num_minibatches = 5: must divide the 32"),
+    ({"cell": "gru", "num_minibatches": 8}, "num_minibatches = 8: must divide the 4 "),
+])  # fmt: skip
+def test_configs_that_cannot_train(settings, words):
+    with pytest.raises(ValueError, match=words):
+        mappo.make_learner(make_config(**settings))
+
+
+@pytest.mark.parametrize(
+    "fraction, progress, weight",
+    [(0.0, 0.0, 0.0), (0.5, 0.0, 1.0), (1.0, 0.75, 0.25), (0.5, 0.75, 0.0)],
+)
+def test_shaping_decays(fraction, progress, weight):
+    np.testing.assert_allclose(mappo.shaping_weight(progress, fraction), weight, rtol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"dies": 2}, slow({"max_steps": 5, "length": 99})])
+def test_memory_is_of_the_episode_alone(settings):
+    """After each rollout it is what acting from the start of the episode gives.
+
+    A death on the way changes nothing.
+    """
+    config, state, update = tiny(cell="gru", lr=0.0, env_params=settings, centralized_critic=False)
+    state, update = awake(state), jit_quickly(update)
+    start, act = policy_of(mappo, config)
+    _, critic = mappo.make_networks(config, *mappo.make_env(config))
+    params = state.params["critic"]
+    see = jit_quickly(
+        lambda memory, obs: critic.apply(params, memory, mappo.add_time(obs), jnp.zeros(1, bool))[
+            1
+        ][0]
+    )
+    act = jit_quickly(act)
+    team = toys_team.ToyTeam(**settings)
+    for count in range(1, 6):
+        state, _ = update(state)
+        steps = 8 * count % 5
+        assert (state.first == (steps == 0)).all()
+        memory = critic_memory = start()
+        for age in range(steps):
+            inner = jax.tree.map(lambda leaf: leaf[0], state.env_state.env_state.inner).replace(
+                age=jnp.int32(age)
+            )
+            seen = [
+                jnp.stack([*each.values()])
+                for each in (team.get_obs(inner), team.get_avail_actions(inner))
+            ]
+            obs = mappo.Observation(*seen, team.alive(inner), jnp.zeros(4))
+            (_, memory), critic_memory = act(state.agent, memory, obs), see(critic_memory, obs)
+        if steps:
+            np.testing.assert_allclose(state.memory["actor"][0], memory, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                state.memory["critic"][0], critic_memory, rtol=1e-4, atol=1e-5
+            )
+            assert np.abs(memory).max() > 0.1
+
+
+def test_memory_of_the_critic_is_of_the_episode_alone(monkeypatch):
+    """Values after a reset do not depend on what came before.
+
+    Those of two episodes with the same sign are alike.
+    """
+    _, state, update = tiny(cell="gru", num_steps=10, centralized_critic=False)
+    _, values, next_values, *_ = captured(monkeypatch, "gae", update, awake(state))
+    signs = np.stack([values[:5], values[5:]])  # two episodes in each environment, [2, 5, 4, 2]
+    same = np.abs(signs[:, 0, :, 0] - signs[0, 0, 0, 0]) < 1e-5  # the sign of the first episode
+    assert 1 < same.sum() < same.size
+    np.testing.assert_allclose(
+        np.moveaxis(signs, 2, 1)[same], np.tile(signs[0, :, 0], (same.sum(), 1, 1)), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        next_values[:4], values[1:5], atol=1e-5
+    )  # one step on, from the memory after `obs`
+    assert np.abs(next_values[4] - values[5]).max() > 1e-3  # not the value of the next episode
+
+
+def test_actions_that_are_not_available_are_never_taken():
+    """Neither in training, here by agent 1 in the second step, nor by the greedy policy."""
+    settings = dict(env_params={"masks": True}, num_envs=16, num_steps=2)
+    config, state, update = tiny(**settings)
+    state = jit_quickly(update)(awake(state))[0]
+    action = np.asarray(state.env_state.env_state.inner.action)
+    assert (action[:, 1] == 2).all() and len(np.unique(action[:, 0])) == 3
+    start, act = policy_of(mappo, config)
+    obs, act = jax.tree.map(lambda leaf: leaf[0], state.obs), jit_quickly(act)
+    for first, second in ((0, 2), (1, 1), (2, 0)):
+        available = jnp.arange(3) == jnp.array([[first], [second]])
+        assert act(state.agent, start(), obs._replace(available=available))[0].tolist() == [
+            first,
+            second,
+        ]
+
+
+# --- environments of known value ---
+
+GAMMA, LIMIT = 0.9, 5
+ENDLESS = 1 / (1 - GAMMA)
+FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
+
+
+@functools.cache
+def learn(num_updates=150, env_params=(), **overrides):
+    """Train a team without entropy.
+
+    Returns config, final state, and the critic's values of steps with sign 1, [T, A].
+    """
+    settings = dict(
+        num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, hidden_sizes=(16, 16), lr=3e-3
+    )
+    settings |= {
+        "gamma": GAMMA,
+        "ent_coef": 0.0,
+        "vf_clip_eps": float("inf"),
+        "shaping_fraction": 0.0,
+    }
+    config = make_config(num_updates, env_params=dict(env_params), **settings | overrides)
+    out = jit_quickly(mappo.make_train(config))(jax.random.key(0))
+    _, critic = mappo.make_networks(config, *mappo.make_env(config))
+    obs = jnp.stack([jnp.ones(LIMIT), jnp.arange(LIMIT) / 5], axis=-1)  # [T, 2]
+    seen = observe(jnp.broadcast_to(obs[:, None], (LIMIT, 2, 2)))
+    memory = mappo.start_memory(config, 2)
+    values, _ = critic.apply(
+        out["runner_state"].params["critic"], memory, seen, jnp.zeros(LIMIT, bool)
+    )
+    return config, out, np.asarray(values)
+
+
+EACH = [
+    slow({"centralized_critic": True}),
+    slow({"centralized_critic": False}),
+    slow({"cell": "gru"}),
+]
+
+
+@pytest.mark.parametrize("settings", EACH)
+def test_termination_is_not_bootstrapped(settings):
+    """Agent i is paid i + 1, which its number alone tells."""
+    *_, values = learn(env_params=(("length", LIMIT),), **settings)
+    np.testing.assert_allclose(values, FINITE[:, None] * [1.0, 2.0], atol=0.5)
+
+
+@pytest.mark.parametrize("settings", EACH)
+def test_truncation_is_bootstrapped_from_the_last_observation(settings):
+    """Not from the first one of the next episode, whose sign, and so its return, may differ."""
+    *_, values = learn(
+        600, env_params=(("length", 99), ("max_steps", LIMIT), ("pays", "sign")), **settings
+    )
+    np.testing.assert_allclose(values, np.tile([ENDLESS, 2 * ENDLESS], (LIMIT, 1)), rtol=0.2)
+
+
+@pytest.mark.slow
+def test_shared_reward():
+    *_, values = learn(env_params=(("length", LIMIT),), shared_reward=True)
+    np.testing.assert_allclose(values, np.tile(FINITE[:, None] * 1.5, 2), atol=0.5)
+
+
+@pytest.mark.slow
+def test_best_actions_are_learned():
+    config, out, _ = learn(100, env_params=(("length", LIMIT), ("pays", "action")))
+    options = dataclasses.make_dataclass("Options", ["seed", "eval_episodes"])(0, 2)
+    agents = jax.tree.map(lambda leaf: leaf[None], out["runner_state"].agent)
+    returns = jit_quickly(evaluation.greedy_returns(mappo, config, options))(agents, np.arange(1))
+    np.testing.assert_allclose(returns, 1.5 * LIMIT)  # of the team: the mean over the agents
+
+
+# --- JaxMARL's environments ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, env_params, length", [
+    ("MPE_simple_spread_v3", {}, 26), ("overcooked", {"max_steps": 7}, 7),
+    ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 4}, 5),
+])  # fmt: skip
+def test_clocks_of_jaxmarl_truncate(name, env_params, length):
+    env, env_params = mappo.make_env(mappo.Config(env_name=name, env_params=env_params))
+    steps = episode(env, env_params, length)
+    assert [bool(step[4]) for step in steps] == [False] * (length - 1) + [True]
+    assert not any(step[3] for step in steps)
+
+
+@pytest.mark.slow
+def test_battles_that_are_decided_terminate():
+    """All units of one side are dead at the end, and a battle is won if these are the enemies."""
+    env, env_params = mappo.make_env(
+        mappo.Config(env_name="HeuristicEnemySMAX", env_params={"scenario": "3m"})
+    )
+    reset, step = (
+        jit_quickly(jax.vmap(env.reset, (0, None))),
+        jit_quickly(jax.vmap(env.step, (0, 0, 0, None))),
+    )
+    obs, state = reset(jax.random.split(jax.random.key(0), 16), env_params)
+    ends = 0
+    for key in jax.random.split(jax.random.key(1), 60):
+        action = jnp.argmax(
+            obs.available * jnp.arange(1, 9), axis=-1
+        )  # shoot where that is possible, else stop
+        obs, state, _, terminated, truncated, info = step(
+            jax.random.split(key, 16), state, action, env_params
+        )
+        final = info["final_observation"]
+        dead = (
+            np.asarray(final.state)[:, :60].reshape(16, 2, 3, 10)[..., 0] == 0
+        )  # health of allies and of enemies
+        lost, beaten = dead.all(axis=2).T
+        np.testing.assert_array_equal(terminated, lost | beaten)
+        np.testing.assert_array_equal(np.asarray(info["won"])[beaten], ~lost[beaten])
+        assert not truncated.any() and not np.asarray(info["won"])[~beaten].any()
+        assert (np.asarray(final.obs)[~np.asarray(final.alive)] == 0).all()
+        np.testing.assert_array_equal(final.alive, ~dead[:, 0] | lost[:, None])
+        ends += int(terminated.sum())
+    assert ends > 10
+
+
+@pytest.mark.slow
+def test_all_of_jaxmarl_can_be_made_or_is_refused():
+    made = []
+    for name in mappo.jaxmarl.registered_envs:
+        try:
+            config = mappo.Config(env_name=name)
+            env, env_params = mappo.make_env(config)
+        except (ValueError, ImportError) as error:
+            assert name in str(error)
+            continue
+        obs, state = jax.eval_shape(env.reset, jax.random.key(0), env_params)
+        action = jnp.zeros(env.action_space(env_params).shape, jnp.int32)
+        after, *_ = jax.eval_shape(env.step, jax.random.key(0), state, action, env_params)
+        assert (
+            arrays(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), after)) is not None
+            and after == obs
+        )
+        made.append(name)
+    assert {
+        "MPE_simple_spread_v3",
+        "MPE_simple_tag_v3",
+        "SMAX",
+        "HeuristicEnemySMAX",
+        "overcooked",
+        "hanabi",
+    } <= {*made}
+
+
+@pytest.mark.slow
+def test_soups_are_delivered_with_its_config():
+    """One seed of configs/mappo/cramped_room.yaml."""
+    config = read_config(
+        mappo, Path(mappo.__file__).parent / "configs" / "mappo" / "cramped_room.yaml"
+    )
+    out = jax.jit(mappo.make_train(config))(jax.random.key(0))
+    assert np.nanmean(out["metrics"]["episodic_return"][-20:]) > 200

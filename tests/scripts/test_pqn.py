@@ -1,0 +1,212 @@
+"""PQN's mathematics against NumPy, and what it learns on environments of known value."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys  # registers the environments
+from support.compilation import jit_quickly
+from support.tiers import slow
+
+import pqn
+from onejit.engine.evaluation import policy_of
+
+VALUE = toys.ValueDiscrete.__name__
+
+# --- mathematics ---
+
+
+def mixture_of_n_step_returns(rewards, next_values, terminated, truncated, gamma, q_lambda):
+    """The lambda-return as it is defined: a weighted sum of n-step returns, the last of which gets
+    what is left.
+    """
+    num_steps, num_envs = rewards.shape
+    targets = np.zeros_like(rewards)
+    for env in range(num_envs):
+        for start in range(num_steps):
+            rewards_so_far, weight_left = 0.0, 1.0
+            for n, t in enumerate(range(start, num_steps)):
+                rewards_so_far += gamma**n * rewards[t, env]
+                bootstrap = 0.0 if terminated[t, env] else gamma ** (n + 1) * next_values[t, env]
+                is_last = terminated[t, env] or truncated[t, env] or t == num_steps - 1
+                weight = weight_left if is_last else weight_left * (1 - q_lambda)
+                targets[start, env] += weight * (rewards_so_far + bootstrap)
+                weight_left -= weight
+                if is_last:
+                    break
+    return targets
+
+
+@pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
+def test_targets_against_their_definition(q_lambda):
+    rng = np.random.default_rng(0)
+    rewards, next_values = rng.normal(size=(2, 23, 7))
+    terminated, truncated = rng.random((2, 23, 7)) < 0.15
+    assert (
+        (terminated & truncated).any()
+        and (terminated & ~truncated).any()
+        and (truncated & ~terminated).any()
+    )
+    args = rewards, next_values, terminated, truncated, 0.9, q_lambda
+    targets = pqn.q_lambda_target(*map(jnp.asarray, args))
+    np.testing.assert_allclose(targets, mixture_of_n_step_returns(*args), rtol=1e-4, atol=1e-5)
+
+
+def test_targets_by_hand():
+    """Three steps, gamma 1/2, lambda 1/2; the second is truncated, then terminated."""
+    rewards, next_values = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([[8.0], [16.0], [32.0]])
+    ends, never = jnp.array([[False], [True], [False]]), jnp.zeros((3, 1), bool)
+    # The last: 4 + 16. The second: 2 + 8 where it is truncated, 2 where it terminated. The first: 1
+    # + (that + 8) / 4.
+    truncated = pqn.q_lambda_target(rewards, next_values, never, ends, 0.5, 0.5)
+    np.testing.assert_allclose(truncated[:, 0], [1 + (10 + 8) / 4, 10, 20])
+    for also in (never, ends):
+        terminated = pqn.q_lambda_target(rewards, next_values, ends, also, 0.5, 0.5)
+        np.testing.assert_allclose(terminated[:, 0], [1 + (2 + 8) / 4, 2, 20])
+
+
+def test_epsilon_falls_in_the_first_updates():
+    config = pqn.Config(
+        env_name=VALUE, total_timesteps=10 * 64, num_envs=4, num_steps=16, num_minibatches=2
+    )
+    config = dataclasses.replace(
+        config, epsilon_start=0.9, epsilon_finish=0.1, exploration_fraction=0.4
+    )
+    metrics = jit_quickly(pqn.make_train(config))(jax.random.key(0))["metrics"]
+    np.testing.assert_allclose(metrics["epsilon"], [0.9, 0.7, 0.5, 0.3, *[0.1] * 6], rtol=1e-5)
+
+
+@pytest.mark.parametrize("layer_norm", [True, slow(False)])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Breakout-MinAtar"])
+def test_network_against_numpy(name, layer_norm):
+    config = pqn.Config(env_name=name, layer_norm=layer_norm, hidden_sizes=(7, 6))
+    network = pqn.make_network(config, *pqn.make_env(config))
+    x = np.random.default_rng(0).random((5, *network.obs_space.shape))
+    params = jax.jit(network.init)(jax.random.key(0), x)
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params
+    )
+    dense = [
+        params["params"][f"Dense_{i}"]
+        for i in range(len([k for k in params["params"] if "Dense" in k]))
+    ]
+    q = network.apply(params, x)
+    if x.ndim == 4:
+        x = np.stack(
+            [[x[:, i : i + 3, j : j + 3].reshape(5, -1) for j in range(8)] for i in range(8)]
+        )
+        x = x.transpose(2, 0, 1, 3)  # [5, 8, 8, 9 C]
+    for i, layer in enumerate(dense[:-1]):
+        x = x @ layer["kernel"] + layer["bias"]
+        if layer_norm:
+            norm = params["params"][f"LayerNorm_{i}"]
+            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+            x = x * norm["scale"] + norm["bias"]
+        x = np.maximum(x, 0.0)
+        x = x.reshape(5, -1) if x.ndim == 4 else x
+    np.testing.assert_allclose(q, x @ dense[-1]["kernel"] + dense[-1]["bias"], rtol=1e-3, atol=1e-4)
+
+
+# --- environments of known value ---
+
+GAMMA, LIMIT = 0.9, 5
+ENDLESS = 1 / (1 - GAMMA)
+FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
+
+
+# One program for all configs that differ in floats alone.
+train = jit_quickly(lambda config, key: pqn.make_train(config)(key))
+
+
+def make_config(num_updates=150, env_params=(), **overrides):
+    config = pqn.Config(
+        env_name=VALUE,
+        env_params=dict(env_params),
+        num_envs=8,
+        num_steps=16,
+        num_minibatches=4,
+        total_timesteps=num_updates * 128,
+        lr=1e-2,
+        gamma=GAMMA,
+        q_lambda=0.5,
+        epsilon_finish=0.5,
+        hidden_sizes=(16, 16),
+        layer_norm=False,  # of two inputs it keeps little
+    )
+    return dataclasses.replace(config, **overrides)
+
+
+def learn(*args, **settings):
+    """Train one agent: its config, final state and metrics, and a function from observations to
+    values of actions.
+    """
+    config = make_config(*args, **settings)
+    out = train(config, jax.random.key(0))
+    network = pqn.make_network(config, *pqn.make_env(config))
+    return (
+        config,
+        out["runner_state"],
+        out["metrics"],
+        lambda *obs: network.apply(out["runner_state"].params, jnp.asarray(obs, float)),
+    )
+
+
+@pytest.mark.slow
+def test_value_of_a_constant_reward():
+    *_, metrics, q = learn(env_params={"length": 1})
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), 1.0, atol=0.05)
+    np.testing.assert_allclose(metrics["q_value"][-1], 1.0, atol=0.05)
+
+
+@pytest.mark.slow
+def test_value_depends_on_the_observation():
+    *_, q = learn(env_params={"length": 1, "reward": "sign"}, layer_norm=True)
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[1.0] * 3, [-1.0] * 3], atol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("q_lambda", [0.0, 1.0])
+def test_value_is_discounted(q_lambda):
+    *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, q_lambda=q_lambda)
+    expected = np.repeat([[0.9], [0.9], [1.0], [1.0]], 3, axis=1)
+    np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
+
+
+def test_value_depends_on_the_action():
+    config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
+    start, act = policy_of(pqn, config)
+    action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
+    assert action == 2
+
+
+@pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
+def test_truncation_is_bootstrapped(q_lambda):
+    """From the last observation, not from the first one of the next episode, whose sign may be the
+    other.
+    """
+    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
+    _, _, metrics, q = learn(env_params=env_params, num_updates=300, q_lambda=q_lambda)
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
+    assert (metrics["episodes"] > 0).all() and (metrics["episodic_length"] == LIMIT).all()
+
+
+@pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
+def test_termination_is_not_bootstrapped(q_lambda):
+    *_, q = learn(
+        env_params={"length": LIMIT, "shows_time": True}, num_updates=300, q_lambda=q_lambda
+    )
+    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
+    np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.3)
+
+
+@pytest.mark.parametrize("name", ["FrozenLake-misc", "Catch-bsuite", "Breakout-MinAtar"])
+def test_observations_of_all_kinds(name):
+    """A number, a matrix, a grid with channels."""
+    config = pqn.Config(
+        env_name=name, total_timesteps=128, num_envs=4, num_steps=16, hidden_sizes=(8,)
+    )
+    out = jit_quickly(pqn.make_train(config))(jax.random.key(0))
+    assert np.isfinite(out["metrics"]["td_loss"]).all()

@@ -1,0 +1,489 @@
+"""The GridWorld and tabular Q-learning, against a plain Python model of both."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import matplotlib.image
+import numpy as np
+import pytest
+import scipy.stats
+import tyro
+from support.compilation import jit_quickly
+from support.files import ROOT
+
+import q_learning_gridworld as script
+from onejit.engine.evaluation import policy_of
+
+WALLED = {
+    "height": 4,
+    "width": 5,
+    "start": (3, 0),
+    "goal": (0, 4),
+    "walls": ((1, 1), (2, 1), (0, 3)),
+}
+WALLED |= {"step_reward": -0.5}
+CLIFF = {
+    "height": 3,
+    "width": 4,
+    "start": (2, 0),
+    "goal": (2, 3),
+    "cliff": ((2, 1), (2, 2)),
+    "cliff_reward": -7.0,
+}
+GRIDS = {
+    "default": {},
+    "one row": {"height": 1, "width": 4, "start": (0, 0), "goal": (0, 3), "goal_reward": 2.0},
+    "walls": WALLED,
+    "cliff": CLIFF | {"walls": ((0, 2),)},
+    "cliff that terminates": CLIFF | {"cliff_terminates": True},
+}
+each_grid = pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+
+
+def read_config(name):
+    """Of a file of configs/, as the command line reads it."""
+    words = script.read_flags(
+        ["--config", str(ROOT / "configs" / "q_learning_gridworld" / f"{name}.yaml")]
+    )
+    return tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
+
+
+def make_config(grid, **values):
+    return script.Config(**{"num_steps": 1, "total_timesteps": 1} | grid | values)
+
+
+def model(grid, cell: int, action: int):
+    """`(next cell, reward, terminated)`, written from the rules."""
+    default = {"height": 8, "width": 12, "start": (7, 11), "goal": (0, 0), "walls": (), "cliff": ()}
+    default |= {"step_reward": 0, "goal_reward": 1, "cliff_reward": -100, "cliff_terminates": False}
+    grid = default | grid
+    row, column = cell // grid["width"], cell % grid["width"]
+    to = [row, column]
+    if action == 0 and row > 0:
+        to = [row - 1, column]
+    if action == 1 and column < grid["width"] - 1:
+        to = [row, column + 1]
+    if action == 2 and row < grid["height"] - 1:
+        to = [row + 1, column]
+    if action == 3 and column > 0:
+        to = [row, column - 1]
+    if tuple(to) in grid["walls"]:
+        to = [row, column]
+    reward, terminated = grid["step_reward"], False
+    if tuple(to) == grid["goal"]:
+        reward, terminated = grid["goal_reward"], True
+    elif tuple(to) in grid["cliff"]:
+        reward, terminated = grid["cliff_reward"], grid["cliff_terminates"]
+        to = to if terminated else grid["start"]
+    return to[0] * grid["width"] + to[1], reward, terminated
+
+
+def value_iteration(grid, num_cells: int, gamma: float) -> np.ndarray:
+    """The optimal Q, [cells, 4], cells in which no action is ever taken included."""
+    q = np.zeros((num_cells, 4))
+    while True:
+        new = np.zeros_like(q)
+        for cell, action in itertools.product(range(num_cells), range(4)):
+            after, reward, terminated = model(grid, cell, action)
+            new[cell, action] = reward + (0 if terminated else gamma * q[after].max())
+        if np.abs(new - q).max() < 1e-7:
+            return new
+        q = new
+
+
+def steps_to_goal(grid, num_cells: int) -> np.ndarray:
+    """The least number of steps from each cell to the goal, inf where there is no way: [cells]."""
+    steps = np.full(num_cells, np.inf)
+    for _ in range(num_cells):
+        for cell, action in itertools.product(range(num_cells), range(4)):
+            after, _, terminated = model(grid, cell, action)
+            rest = steps[after]
+            if terminated:
+                rest = 0 if divmod(after, grid["width"]) == grid["goal"] else np.inf
+            steps[cell] = min(steps[cell], 1 + rest)
+    return steps
+
+
+def greedy_path(grid, q, start: int) -> list[int]:
+    """The cells from `start` on, which ends before it would repeat a cell."""
+    path = [start]
+    while True:
+        cell, _, terminated = model(grid, path[-1], int(q[path[-1]].argmax()))
+        if cell in path:
+            return path
+        path.append(cell)
+        if terminated:
+            return path
+
+
+def every_cell_and_action(env):
+    cells, actions = np.divmod(np.arange(env.next_cell.size), 4)
+    return cells.astype(np.int32), actions.astype(np.int32)
+
+
+# --- the environment ---
+
+
+@each_grid
+def test_every_transition(grid):
+    """The limit is 10 steps: the last of these times is truncated, also if the step terminates."""
+    params = make_config(grid, max_steps_in_episode=10)
+    env = script.GridWorld(params)
+    cells, actions = (np.repeat(each, 3) for each in every_cell_and_action(env))
+    times = np.tile(np.array([0, 8, 9], np.int32), len(cells) // 3)
+    keys = jax.random.split(jax.random.key(0), len(cells))
+    step = jit_quickly(jax.vmap(env.step, (0, 0, 0, None)))
+    made = jax.device_get(step(keys, script.GridState(cell=cells, time=times), actions, params))
+    obs, after, reward, terminated, truncated, info = made
+    for i, (cell, action, time) in enumerate(zip(cells, actions, times, strict=True)):
+        expected, expected_reward, ends = model(grid, cell, action)
+        done = ends or time == 9
+        assert (info["final_observation"][i], reward[i], terminated[i]) == (
+            expected,
+            expected_reward,
+            ends,
+        )
+        assert (truncated[i], after.time[i]) == (time == 9, 0 if done else time + 1)
+        assert obs[i] == after.cell[i] == (env.starts[0] if done else expected)
+    assert reward.dtype == jnp.float32 and obs.dtype == jnp.int32
+
+
+@pytest.mark.parametrize(
+    "name, shape, start, goal, distance",
+    [("gridworld_8x12", (8, 12), (7, 11), (0, 0), 18), ("cliff", (4, 12), (3, 0), (3, 11), 13)],
+)
+def test_configured_grids(name, shape, start, goal, distance):
+    config = params = read_config(name)
+    env = script.GridWorld(config)
+    assert params.max_steps_in_episode == 1000
+    obs, state = env.reset(jax.random.key(0), params)
+    assert (env.height, env.width) == shape and env.observation_space(params).n == math.prod(shape)
+    assert env.action_space(params).n == 4
+    assert (
+        divmod(int(obs), env.width) == divmod(int(state.cell), env.width) == start
+        and state.time == 0
+    )
+    assert divmod(env.goal, env.width) == goal
+    assert steps_to_goal(vars(config), env.height * env.width)[obs] == distance
+
+
+def test_cliff_walking_is_that_of_the_book():
+    params = read_config("cliff")
+    env = script.GridWorld(params)
+    assert np.flatnonzero(env.cliff).tolist() == list(range(37, 47))
+    step = jit_quickly(jax.vmap(env.step, (None, 0, 0, None)))
+    cells, actions = every_cell_and_action(env)
+    state = script.GridState(cell=cells, time=np.zeros_like(cells))
+    _, _, reward, terminated, _, info = step(jax.random.key(0), state, actions, params)
+    after = info["final_observation"]
+    off_the_cliff, to_the_goal = 4 * 36 + 1, 4 * 35 + 2
+    assert (after[off_the_cliff], reward[off_the_cliff], terminated[off_the_cliff]) == (36, -100, 0)
+    assert (after[to_the_goal], reward[to_the_goal], terminated[to_the_goal]) == (47, -1, 1)
+    assert set(np.unique(reward)) == {-100, -1}
+
+
+def test_starts_that_reach_the_goal():
+    walls = ((1, 0), (1, 1), (1, 2), (1, 3), (3, 3), (2, 4))
+    config = make_config(WALLED | {"walls": walls, "start": (0, 0), "random_starts": True})
+    env, _ = script.make_env(config)
+    assert env.starts.tolist() == [0, 1, 2, 3, 9]  # 4 is the goal
+    assert steps_to_goal(vars(config), 20)[env.starts].tolist() == [4, 3, 2, 1, 1]
+    for grid in (WALLED, CLIFF | {"walls": ((0, 2),)}, CLIFF | {"cliff_terminates": True}):
+        config = make_config(grid | {"random_starts": True})
+        env, _ = script.make_env(config)
+        reachable = np.isfinite(steps_to_goal(vars(config), env.height * env.width))
+        blocked = env.walls | env.cliff | (np.arange(len(env.walls)) == env.goal)
+        np.testing.assert_array_equal(env.starts, np.flatnonzero(reachable & ~blocked))
+
+
+def test_random_starts():
+    """Uniform over the free cells that reach the goal, at resets and in training."""
+    config = make_config(
+        {
+            "height": 2,
+            "width": 4,
+            "random_starts": True,
+            "goal": (0, 3),
+            "walls": ((0, 1), (1, 0)),
+            "start": (0, 0),
+        },
+        max_steps_in_episode=1,
+        num_steps=4000,
+        total_timesteps=4000,
+    )
+    env = script.GridWorld(config)
+    params = config
+    free = [2, 5, 6, 7]  # 0 is walled off
+    assert env.starts.tolist() == free
+    keys = jax.random.split(jax.random.key(0), 4000)
+    obs, state = jax.vmap(env.reset, (0, None))(keys, params)
+    assert (obs == state.cell).all()
+    after = jax.vmap(env.step, (0, 0, None, None))(keys, state, 0, params)[0]
+    for cells in (obs, after):
+        counts = np.bincount(cells, minlength=8)
+        assert (
+            counts.sum() == counts[free].sum() and scipy.stats.chisquare(counts[free]).pvalue > 1e-3
+        )
+    init, update = script.make_learner(
+        dataclasses.replace(config, gamma=0.0, lr=1.0, q_init=-1.0, epsilon=1.0)
+    )
+    q = jit_quickly(update)(init(jax.random.key(0)))[0].q
+    visited = (q != -1).any(axis=1)  # every step is an episode of its own
+    assert np.flatnonzero(visited).tolist() == free
+
+
+def test_statistics_of_episodes():
+    env, params = script.make_env(make_config(WALLED, max_steps_in_episode=3))
+    _, state = env.reset(jax.random.key(0), params)
+    for _ in range(3):
+        _, state, _, _, _, info = env.step(jax.random.key(0), state, 0, params)
+    assert info["returned_episode"] and info["returned_episode_lengths"] == 3
+    assert info["returned_episode_returns"] == -1.5
+
+
+OUTSIDE, TAKEN = "must be in the grid of 8 x 12", "must be a free cell that goal = "
+WRONG = [
+    ("start = 8 0", {"start": (8, 0)}, OUTSIDE),
+    ("start = 0 12", {"start": (0, 12)}, OUTSIDE),
+    ("start = -1 0", {"start": (-1, 0)}, OUTSIDE),
+    ("goal = 0 99", {"goal": (0, 99)}, OUTSIDE),
+    ("walls = 0 99", {"walls": ((1, 1), (0, 99))}, OUTSIDE),
+    ("cliff = 99 0", {"cliff": ((99, 0),)}, OUTSIDE),
+    ("start = (1, 1)", {"start": (1, 1), "walls": ((1, 1),)}, TAKEN),
+    ("start = (1, 1)", {"start": (1, 1), "cliff": ((1, 1),)}, TAKEN),
+    ("start = (0, 0)", {"start": (0, 0)}, TAKEN),
+    # starts are random, but the cliff leads to the wall
+    (
+        "start = (1, 1)",
+        {"start": (1, 1), "walls": ((1, 1),), "cliff": ((2, 2),), "random_starts": True},
+        TAKEN,
+    ),
+    ("goal = (1, 1)", {"goal": (1, 1), "walls": ((1, 1),)}, "reached"),
+    ("goal = (0, 0)", {"walls": ((0, 1), (1, 0))}, "reached"),
+    ("goal = (0, 0)", {"walls": ((0, 1), (1, 0)), "random_starts": True}, "reached"),
+    ("goal = (0, 0)", {"random_starts": True, "height": 1, "width": 1, "start": (0, 0)}, "reached"),
+    ("start = 7 11", {"height": 0}, "must be in the grid of 0 x 12"),
+    ("max_steps_in_episode = 0", {"max_steps_in_episode": 0}, "at least 1"),
+    ("total_timesteps = 999", {"total_timesteps": 999, "num_steps": 1000}, "one update takes 1000"),
+]
+
+
+@pytest.mark.parametrize(
+    "name, settings, words", WRONG, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(WRONG)]
+)
+def test_configs_that_cannot_be(name, settings, words):
+    with pytest.raises(ValueError) as error:
+        script.make_learner(make_config(settings))
+    message = str(error.value)
+    assert name in message and words in message and "\n" not in message
+
+
+# --- the choice of an action ---
+
+TIED = [list(tied) for size in range(1, 5) for tied in itertools.combinations(range(4), size)]
+
+
+def each_tie():
+    """For every set of actions that are equally good: the set, and values."""
+    for tied in TIED:
+        values = np.full(4, -2.0, np.float32)
+        values[tied] = -1.0
+        yield tied, values
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_frequencies_of_actions(epsilon):
+    """The best share 1 - epsilon, all share epsilon, and other actions never occur."""
+    uniforms = jax.random.uniform(jax.random.key(3), (120_000,))
+    choose = jit_quickly(jax.vmap(script.epsilon_greedy, (None, None, 0)))
+    for tied, values in each_tie():
+        probabilities = np.full(4, epsilon / 4)
+        probabilities[tied] += (1 - epsilon) / len(tied)
+        counts = np.bincount(choose(values, epsilon, uniforms), minlength=4)
+        possible = probabilities > 0
+        assert (counts[~possible] == 0).all()
+        if possible.sum() > 1:
+            expected = 120_000 * probabilities[possible]
+            assert scipy.stats.chisquare(counts[possible], expected).pvalue > 1e-4, tied
+
+
+def test_the_extreme_uniform_numbers():
+    for epsilon in (0.0, 0.1, 1.0):
+        for tied, values in each_tie():
+            possible = range(4) if epsilon else tied
+            assert script.epsilon_greedy(values, epsilon, 0.0) == possible[0], (epsilon, tied)
+            largest = np.float32(1 - 2**-23)
+            assert script.epsilon_greedy(values, epsilon, largest) == possible[-1]
+
+
+# --- learning ---
+
+
+@each_grid
+def test_one_step_of_learning_for_every_cell_and_action(grid):
+    """A terminal step is not bootstrapped, a truncated one is."""
+    gamma, lr = 0.8, 0.25
+    config = make_config(grid, max_steps_in_episode=10, epsilon=0.0, gamma=gamma, lr=lr)
+    init, update = script.make_learner(config)
+    env, _ = script.make_env(config)
+    cells, actions = (np.repeat(each, 2) for each in every_cell_and_action(env))
+    times = np.tile(np.array([0, 9], np.int32), len(cells) // 2)
+    q = (
+        np.random.default_rng(0).permutation(env.next_cell.size).reshape(-1, 4).astype(np.float32)
+    )  # no two equal
+
+    def learn(cell, action, time):
+        state = init(jax.random.key(0))
+        before = jnp.asarray(q).at[cell, action].set(1000.0)  # the greedy one
+        env_state = state.env_state.replace(
+            env_state=script.GridState(cell=cell, time=time), episode_lengths=time
+        )
+        state = state._replace(q=before, obs=cell, env_state=env_state)
+        return before, *update(state)
+
+    before, after, metrics = jax.device_get(jit_quickly(jax.vmap(learn))(cells, actions, times))
+    for i, (cell, action, time) in enumerate(zip(cells, actions, times, strict=True)):
+        reached, reward, terminated = model(grid, cell, action)
+        done = terminated or time == 9
+        error = reward + (0 if terminated else gamma * before[i, reached].max()) - 1000
+        expected = before[i].copy()
+        expected[cell, action] = 1000 + lr * error
+        np.testing.assert_allclose(after.q[i], expected, rtol=1e-5)
+        assert after.env_state.env_state.cell[i] == (env.starts[0] if done else reached)
+        assert after.env_state.env_state.time[i] == (0 if done else time + 1)
+        np.testing.assert_allclose(metrics["td_loss"][i], error**2, rtol=1e-4)
+        assert metrics["q_value"][i] == 1000 and metrics["episodes"][i] == done
+        if done:
+            assert (metrics["episodic_return"][i], metrics["episodic_length"][i]) == (
+                reward,
+                time + 1,
+            )
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_agents_together_are_those_alone(num_seeds):
+    """Under `vmap`, also with rates of their own."""
+    config = make_config(
+        CLIFF | {"random_starts": True}, num_steps=20, total_timesteps=100, epsilon=0.3
+    )
+    configs = dataclasses.replace(
+        config, lr=0.1 + 0.2 * np.arange(num_seeds), goal_reward=1.0 + np.arange(num_seeds)
+    )
+    keys = jax.random.split(jax.random.key(0), num_seeds)
+    axes = jax.tree.map(lambda leaf: 0 if np.ndim(leaf) else None, configs)
+    run = jit_quickly(lambda config, key: script.make_train(config)(key))
+    together = jax.vmap(run, (axes, 0))(configs, keys)
+    for i, key in enumerate(keys):
+        lr, goal_reward = float(configs.lr[i]), float(configs.goal_reward[i])
+        alone = run(dataclasses.replace(config, lr=lr, goal_reward=goal_reward), key)
+        np.testing.assert_allclose(
+            together["runner_state"].q[i], alone["runner_state"].q, rtol=1e-5, atol=1e-6
+        )
+        for name, values in alone["metrics"].items():
+            np.testing.assert_allclose(
+                together["metrics"][name][i], values, rtol=1e-4, atol=1e-6, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_q_against_value_iteration(seed):
+    """On random grids, every step random: Q of all free cells, though the limit cuts episodes."""
+    rng = np.random.default_rng(seed)
+    height, width = map(int, rng.integers(3, 7, size=2))
+    cells = rng.permutation(height * width).tolist()
+    places = [divmod(cell, width) for cell in cells]
+    num_walls = height * width // 5
+    grid = {
+        "height": height,
+        "width": width,
+        "goal": places[0],
+        "start": places[0],
+        "random_starts": True,
+    }
+    grid |= {"walls": tuple(places[1 : 1 + num_walls]), "step_reward": -0.25, "goal_reward": 3.0}
+    if seed % 2:
+        grid |= {"cliff": tuple(places[-1:]), "cliff_reward": -2.0, "cliff_terminates": True}
+    config = script.Config(
+        **grid,
+        total_timesteps=60_000,
+        epsilon=1.0,
+        lr=0.5,
+        gamma=0.9,
+        q_init=5.0,
+        max_steps_in_episode=6,
+    )
+    env, _ = script.make_env(config)
+    q = jit_quickly(script.make_train(config))(jax.random.key(seed))["runner_state"].q
+    expected = value_iteration(grid, height * width, 0.9)
+    assert len(env.starts) > 3
+    np.testing.assert_allclose(q[env.starts], expected[env.starts], atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def thirty_agents():
+    """Q of 30 agents with the published settings after 1e5 and after 3e5 steps."""
+    config = script.Config(total_timesteps=300_000, lr=0.1, gamma=0.9, epsilon=0.1)
+    init, update = script.make_learner(config)
+    state = jax.vmap(init)(jax.random.split(jax.random.key(0), 30))
+    learned = {}
+    for steps, num_updates in ((100_000, 100), (300_000, 200)):
+        train = jax.vmap(lambda state, n=num_updates: jax.lax.scan(update, state, length=n)[0])
+        state = jax.jit(train)(state)
+        learned[steps] = np.asarray(state.q)
+    return learned
+
+
+@pytest.mark.parametrize(("steps", "wanted"), [(100_000, 27), (300_000, 30)])
+def test_thirty_agents_learn_the_shortest_path(thirty_agents, steps, wanted):
+    q = thirty_agents[steps]
+    paths = [greedy_path({}, q_of_agent, 95) for q_of_agent in q]
+    assert sum(path[-1] == 0 and len(path) == 19 for path in paths) >= wanted
+    assert np.median(q[:, 95].max(axis=1)) == pytest.approx(0.9**17, rel=0.01)
+    assert q.max() <= 1 and q.min() >= 0
+
+
+def test_memory_does_not_grow_with_the_number_of_steps():
+    def bytes_of(num_updates):
+        train = script.make_train(script.Config(total_timesteps=1000 * num_updates))
+        memory = jit_quickly(train).lower(jax.random.key(0)).compile().memory_analysis()
+        return memory.temp_size_in_bytes + memory.output_size_in_bytes
+
+    assert (
+        bytes_of(1100) - bytes_of(100) <= 1000 * 2 * 5 * 4
+    )  # five metrics of four bytes, twice at most
+
+
+# --- what is shown ---
+
+
+def test_policy_follows_the_greedy_path():
+    config = make_config(WALLED, max_steps_in_episode=20)
+    env, params = script.make_env(config)
+    start, act = policy_of(script, config)
+    agent = {"q": value_iteration(WALLED, 20, 0.9)}
+    obs, state = env.reset(jax.random.key(0), params)
+    cells, rewards, terminated, memory = [], [], False, start()
+    while not terminated:
+        cells.append(int(obs))
+        action, memory = act(agent, memory, obs)
+        obs, state, reward, terminated, _, _ = env.step(jax.random.key(0), state, action, params)
+        rewards.append(float(reward))
+    path = greedy_path(WALLED, agent["q"], 15)
+    assert cells == path[:-1] and (path[-1], len(path)) == (4, 8)
+    assert rewards == [-0.5] * 6 + [1]
+    assert act({"q": np.zeros((20, 4))}, memory, obs)[0] == 0  # of equals the first
+
+
+@each_grid
+def test_report(grid, tmp_path):
+    config = make_config(grid)
+    env, _ = script.make_env(config)
+    q = value_iteration(grid, env.height * env.width, 0.9)
+    state = script.RunnerState(q=q[None], obs=None, env_state=None, key=None)
+    script.report(config, state, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"q_values.png"}
+    picture = matplotlib.image.imread(tmp_path / "q_values.png")[..., :3]
+    assert min(picture.shape[:2]) > 300 and picture.std() > 0.1

@@ -1,0 +1,426 @@
+"""Rainbow's six parts against NumPy, each switched off alone, and what it learns on environments of
+known value.
+"""
+
+import dataclasses
+import functools
+import inspect
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import toys  # registers the environments
+from support.compilation import jit_quickly
+from support.tiers import slow
+
+import apex_dqn
+import rainbow
+from onejit.engine.evaluation import policy_of
+
+VALUE = toys.ValueDiscrete.__name__
+SHARED = """patches select epsilon_greedy n_step_transitions discounted init_sum_tree set_priorities
+    total_priority sample_sum_tree importance_weights add_rollout sample"""
+
+
+@pytest.mark.parametrize("name", SHARED.split())
+def test_replay_and_tree_are_those_of_apex(name):
+    """tests/scripts/test_apex_dqn.py tests them."""
+    assert inspect.getsource(getattr(rainbow, name)) == inspect.getsource(getattr(apex_dqn, name))
+
+
+# --- distributions ---
+
+
+def project_slowly(values, probability, support):
+    """Algorithm 1 of arXiv 1707.06887, one value at a time."""
+    width = support[1] - support[0]
+    found = np.zeros((len(values), len(support)))
+    for row in range(len(values)):
+        for value, mass in zip(values[row], probability[row], strict=True):
+            place = (np.clip(value, support[0], support[-1]) - support[0]) / width
+            low = int(np.floor(place + 1e-9))
+            share = max(place - low, 0.0)
+            found[row, low] += mass * (1 - share)
+            found[row, min(low + 1, len(support) - 1)] += mass * share
+    return found
+
+
+@pytest.mark.parametrize("atoms", [2, 7, 51])
+def test_projection_against_a_loop(atoms):
+    rng = np.random.default_rng(atoms)
+    support = np.linspace(-3.0, 5.0, atoms)
+    values = rng.normal(1.0, 4.0, (40, atoms))
+    values[0], values[1], values[2] = support, -100.0, 100.0  # on the atoms, below all, above all
+    probability = rng.dirichlet(np.ones(atoms), 40)
+    found = rainbow.project(*map(jnp.asarray, (values, probability, support)))
+    np.testing.assert_allclose(found, project_slowly(values, probability, support), atol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=-1), 1.0, rtol=1e-5)
+    mean = (probability * np.clip(values, -3.0, 5.0)).sum(axis=-1)
+    np.testing.assert_allclose((found * support).sum(axis=-1), mean, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "v_min, v_max", [(1.0, 1.0), (1e3, 1e3 + 1.0), (1e4, 1e4 + 1.0), (5.0, -5.0)]
+)
+def test_projection_keeps_the_mass_on_any_support(v_min, v_max):
+    support = jnp.linspace(v_min, v_max, 51)
+    found = rainbow.project(support[None] + 0.01, jnp.full((1, 51), 1 / 51), support)
+    np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-5)
+
+
+def test_quantile_huber_loss_against_a_loop():
+    rng = np.random.default_rng(0)
+    quantiles, target = rng.normal(0, 2, (2, 9, 5))
+    expected = np.zeros(9)
+    for row, i, j in itertools.product(range(9), range(5), range(5)):
+        error = target[row, j] - quantiles[row, i]
+        huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+        expected[row] += abs((i + 0.5) / 5 - (error < 0)) * huber / 5
+    np.testing.assert_allclose(
+        rainbow.quantile_huber_loss(*map(jnp.asarray, (quantiles, target))), expected, rtol=1e-4
+    )
+
+
+def test_minimum_of_the_quantile_loss_are_the_quantiles():
+    """Of a standard normal distribution, given by 2,000 samples; kappa of 1 blurs them a little."""
+    samples = jnp.asarray(scipy.special.ndtri((np.arange(2000) + 0.5) / 2000), jnp.float32) * 20
+    loss = lambda quantiles: rainbow.quantile_huber_loss(quantiles[None], samples[None])[0]  # noqa: E731
+    descend = lambda _, quantiles: quantiles - 5.0 * jax.grad(loss)(quantiles)  # noqa: E731
+    found = jax.jit(lambda x: jax.lax.fori_loop(0, 3000, descend, x))(jnp.zeros(5))
+    np.testing.assert_allclose(found, 20 * scipy.special.ndtri([0.1, 0.3, 0.5, 0.7, 0.9]), atol=0.5)
+
+
+def test_losses_and_errors():
+    outputs, target = jnp.array([[0.0], [1.0]]), jnp.array([[-3.0], [1.5]])
+    loss, error = rainbow.loss_and_error(outputs, target, "none")
+    np.testing.assert_allclose(loss, [4.5, 0.125])
+    np.testing.assert_allclose(error, [3.0, 0.5])
+    rng = np.random.default_rng(0)
+    logits, target = rng.normal(size=(6, 4)), rng.dirichlet(np.ones(4), 6)
+    target[0] = [0.0, 1.0, 0.0, 0.0]
+    outputs, targets = jnp.asarray(logits), jnp.asarray(target)
+    loss, error = rainbow.loss_and_error(outputs, targets, "categorical")
+    expected = scipy.special.rel_entr(target, scipy.special.softmax(logits, axis=-1)).sum(axis=-1)
+    np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(loss, error)
+    loss, error = rainbow.loss_and_error(outputs, targets, "quantile")
+    np.testing.assert_allclose(loss, rainbow.quantile_huber_loss(outputs, targets))
+    np.testing.assert_array_equal(loss, error)
+
+
+@pytest.mark.parametrize("distribution", ["none", "categorical", "quantile"])
+def test_bellman_targets(distribution):
+    """Mean of the target is R + discount times the mean of what follows, and R alone after a
+    termination.
+    """
+    rng, support = np.random.default_rng(0), jnp.linspace(-20.0, 20.0, 9)
+    outputs = jnp.asarray(rng.normal(0, 2, (5, 1 if distribution == "none" else 9)), jnp.float32)
+    returns, discount = (
+        jnp.asarray(rng.normal(0, 2, 5), jnp.float32),
+        jnp.array([0.9, 0.5, 0.0, 0.7, 0.0]),
+    )
+    target = rainbow.bellman_target(
+        returns, discount, outputs.at[2].set(jnp.nan), support, distribution
+    )
+    mean = rainbow.action_values(outputs[:, None], support, distribution)[:, 0]
+    found = (
+        (target * support).sum(axis=-1) if distribution == "categorical" else target.mean(axis=-1)
+    )
+    np.testing.assert_allclose(found, returns + discount * mean, atol=1e-4)
+    if distribution == "quantile":
+        np.testing.assert_allclose(target[0], returns[0] + 0.9 * outputs[0], rtol=1e-5)
+
+
+def test_dueling_of_distributions():
+    """Each atom on its own, before the softmax."""
+    rng = np.random.default_rng(0)
+    value, advantage = rng.normal(size=(3, 1, 5)), rng.normal(size=(3, 4, 5))
+    found = rainbow.dueling_q(jnp.asarray(value), jnp.asarray(advantage))
+    for atom in range(5):
+        expected = apex_dqn.dueling_q(
+            jnp.asarray(value[..., atom]), jnp.asarray(advantage[..., atom])
+        )
+        np.testing.assert_allclose(found[..., atom], expected, rtol=1e-5)
+
+
+# --- noise ---
+
+
+def noisy_network(**overrides):
+    config = dataclasses.replace(rainbow.Config(hidden_sizes=(6, 5)), **overrides)
+    network = rainbow.make_network(config, *rainbow.make_env(config))
+    obs = jax.random.normal(jax.random.key(1), (3, 4))
+    return network, jax.jit(network.init)(jax.random.key(0), obs), obs
+
+
+def noise_of(key, params):
+    """The noise of a network that is one layer."""
+    noise = rainbow.draw_noise(key, {"params": {"layer": params["params"]}}, 1)
+    return jax.tree.map(lambda x: x[0], noise["layer"])
+
+
+def factors_of(layer, params, inputs, key):
+    """f(p) [inputs] and f(q) [outputs] of a noisy layer, read off its outputs.
+
+    With means of 0 and deviations of 1 the bias is f(q), and the input e_i adds f(p_i) f(q).
+    """
+    ones = {name: jnp.full_like(x, 1.0 * ("std" in name)) for name, x in params["params"].items()}
+    x = jnp.concatenate([jnp.zeros((1, inputs)), jnp.eye(inputs)])
+    outputs = layer.apply({"params": ones, "noise": noise_of(key, params)}, x)
+    q = outputs[0]
+    best = jnp.abs(q).argmax()  # division by a small number would be inexact
+    return (outputs[1:, best] - q[best]) / q[best], q
+
+
+def test_noisy_layer_by_hand():
+    """y = x (mu + sigma * f(p) f(q)^T) + mu_b + sigma_b f(q), arXiv 1706.10295, section 3."""
+    layer, x = rainbow.NoisyDense(3, 0.5), jax.random.normal(jax.random.key(0), (7, 2))
+    params, key = layer.init(jax.random.key(1), x), jax.random.key(2)
+    actual = layer.apply(params | {"noise": noise_of(key, params)}, x)
+    leaves = {name: np.asarray(leaf) for name, leaf in params["params"].items()}
+    p, q = factors_of(layer, params, 2, key)
+    kernel = leaves["kernel"] + leaves["kernel_std"] * np.outer(p, q)
+    np.testing.assert_allclose(
+        actual, x @ kernel + leaves["bias"] + leaves["bias_std"] * q, rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        layer.apply(params, x), x @ leaves["kernel"] + leaves["bias"], rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(leaves["kernel_std"], 0.5 / np.sqrt(2), rtol=1e-6)
+    np.testing.assert_allclose(leaves["bias_std"], 0.5 / np.sqrt(2), rtol=1e-6)
+    kernel = leaves["kernel"]
+    assert np.abs(kernel).max() <= 2**-0.5 and kernel.min() < 0 < kernel.max()
+
+
+def test_noise_is_of_the_papers_distribution():
+    """f(x) = sign(x) sqrt|x|: mean 0, E f^2 = E|x| = sqrt(2 / pi), and all entries independent."""
+    layer = rainbow.NoisyDense(3, 0.5)
+    params = layer.init(jax.random.key(1), jnp.zeros((1, 2)))
+    keys = jax.random.split(jax.random.key(2), 4000)
+    factors = jax.vmap(lambda key: jnp.concatenate(factors_of(layer, params, 2, key)))(keys)
+    np.testing.assert_allclose(factors.mean(axis=0), 0.0, atol=0.07)
+    np.testing.assert_allclose((factors**2).mean(axis=0), np.sqrt(2 / np.pi), atol=0.07)
+    correlation = np.corrcoef(factors.T) - np.eye(5)
+    assert np.abs(correlation).max() < 0.09
+
+
+def test_layers_share_no_noise():
+    """The biases' noise of the five layers, one layer switched on at a time."""
+    network, params, obs = noisy_network(activation="tanh")
+    layers = params["params"]
+    assert set(layers) == {f"NoisyDense_{i}" for i in range(5)}
+    keys = jax.random.split(jax.random.key(3), 2000)
+    seen = {}
+
+    def record(next_call, args, kwargs, context):
+        if isinstance(context.module, rainbow.NoisyDense) and context.method_name == "__call__":
+            y = next_call(*args, **kwargs)
+            seen[context.module.name] = y[0, 0] - context.module.get_variable("params", "bias")[0]
+            return y
+        return next_call(*args, **kwargs)
+
+    def noise(key):
+        with nn.intercept_methods(record):
+            zeros = jax.tree.map(jnp.zeros_like, layers)
+            for name in zeros:
+                zeros[name]["bias_std"] = jnp.ones_like(zeros[name]["bias_std"])
+            noise = rainbow.draw_noise(key, params, 1)
+            sample = jax.tree.map(lambda x: x[0], noise)
+            network.apply({"params": zeros, "noise": sample}, obs)
+        return jnp.stack([seen[name] for name in sorted(seen)])
+
+    samples = jax.vmap(noise)(keys)
+    assert samples.shape == (2000, 5)
+    assert np.abs(np.corrcoef(samples.T) - np.eye(5)).max() < 0.1
+
+
+def test_no_noise_without_noisy_layers():
+    _, params, _ = noisy_network(noisy=False)
+    assert rainbow.draw_noise(jax.random.key(2), params, 1) == {}
+
+
+def test_policy_is_silent_and_greedy():
+    config = rainbow.Config(
+        hidden_sizes=(6, 5), num_envs=4, learning_starts=16, buffer_size=64, batch_size=4
+    )
+    init, _ = rainbow.make_learner(config)
+    state, (start, act) = jit_quickly(init)(jax.random.key(0)), policy_of(rainbow, config)
+    obs = 10 * jax.random.normal(jax.random.key(3), (200, 4))
+    actions = jax.vmap(lambda obs: act(state.agent, start(), obs)[0])(obs)
+    network = rainbow.make_network(config, *rainbow.make_env(config))
+    values = (jax.nn.softmax(network.apply(state.params, obs)) * jnp.linspace(0.0, 100.0, 51)).sum(
+        axis=-1
+    )
+    assert (actions == values.argmax(axis=-1)).all() and set(np.asarray(actions)) == {0, 1}
+
+
+# --- training ---
+
+
+@functools.cache
+def train():
+    """One program for all configs that differ in floats alone."""
+    return jit_quickly(lambda config, key: rainbow.make_train(config)(key))
+
+
+def learn(num_updates=400, env_params=(), **overrides):
+    """Train one agent: its final state and metrics, and a function from observations to the values
+    of actions.
+    """
+    config = rainbow.Config(
+        env_name=VALUE,
+        env_params=dict(env_params),
+        num_envs=8,
+        num_steps=2,
+        gradient_steps=4,
+        batch_size=64,
+        buffer_size=2000,
+        learning_starts=200,
+        total_timesteps=200 + 16 + num_updates * 16,
+        target_update_interval=64,
+        lr=1e-2,
+        gamma=0.9,
+        v_min=-12.0,
+        v_max=12.0,
+        num_atoms=25,
+        noisy=False,
+        epsilon_finish=1.0,
+        hidden_sizes=(16, 16),
+    )
+    config = dataclasses.replace(config, **overrides)
+    out = train()(config, jax.random.key(0))
+    network, support = (
+        rainbow.make_network(config, *rainbow.make_env(config)),
+        rainbow.make_support(config),
+    )
+    params = out["runner_state"].params
+
+    def values(*obs):
+        return rainbow.action_values(
+            network.apply(params, jnp.asarray(obs, float)), support, config.distribution
+        )
+
+    return config, out["runner_state"], out["metrics"], values
+
+
+GAMMA, LIMIT = 0.9, 5
+ENDLESS = 1 / (1 - GAMMA)
+FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
+
+
+@pytest.mark.parametrize("distribution", [slow("none"), slow("categorical"), slow("quantile")])
+def test_truncation_is_bootstrapped(distribution):
+    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
+    _, _, metrics, q = learn(env_params=env_params, num_updates=600, distribution=distribution)
+    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.08)
+    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
+
+
+@pytest.mark.parametrize("distribution", [slow("none"), slow("categorical"), slow("quantile")])
+def test_termination_is_not_bootstrapped(distribution):
+    env_params = {"length": LIMIT, "shows_time": True}
+    *_, q = learn(env_params=env_params, num_updates=600, distribution=distribution)
+    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
+    np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.35)
+
+
+@pytest.mark.slow
+def test_value_depends_on_the_action_with_noise_alone():
+    """No epsilon: the noise explores. The greedy policy then knows the best action."""
+    env_params = {"length": 1, "reward": "action"}
+    config, state, _, q = learn(
+        env_params=env_params, noisy=True, epsilon_start=0.0, epsilon_finish=0.0, v_min=-1, v_max=2
+    )
+    assert q([1, 1], [-1, 1]).argmax(axis=-1).tolist() == [2, 2]
+    np.testing.assert_allclose(q([1, 1], [-1, 1])[:, 2], 1.0, atol=0.1)
+    start, act = policy_of(rainbow, config)
+    assert act(state.agent, start(), jnp.array([1.0, 1.0]))[0] == 2
+
+
+OFF = {
+    "double": False,
+    "dueling": False,
+    "n_step": 1,
+    "priority_exponent": 0.0,
+    "noisy": False,
+    "distribution": "none",
+}
+
+
+@functools.cache
+def losses(**overrides):
+    """Of a short training, [num_updates]."""
+    config = rainbow.Config(
+        num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,)
+    )
+    config = dataclasses.replace(config, total_timesteps=64 + 8 + 40, **overrides)
+    return np.asarray(
+        jit_quickly(rainbow.make_train(config))(jax.random.key(0))["metrics"]["td_loss"]
+    )
+
+
+@pytest.mark.parametrize("part", [slow(part) for part in OFF])
+def test_each_part_can_be_switched_off_alone(part):
+    without, whole = losses(**{part: OFF[part]}), losses()
+    assert np.isfinite(without).all() and (
+        len(without) != len(whole) or not np.allclose(without, whole)
+    )
+
+
+@pytest.mark.parametrize(
+    "v_min, v_max, least, most", [(-60, -30, 0.99, 1.01), (30, 60, 0.99, 1.01), (-40, 40, 0.0, 0.1)]
+)
+def test_support_edge_tells_of_a_support_that_misses_the_returns(v_min, v_max, least, most):
+    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
+    _, _, metrics, _ = learn(
+        env_params=env_params, num_updates=60, v_min=float(v_min), v_max=float(v_max)
+    )
+    assert least <= metrics["support_edge"][-1] <= most
+
+
+@pytest.mark.slow
+def test_floats_are_mapped_over():
+    config = rainbow.Config(
+        num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,)
+    )
+    config = dataclasses.replace(config, total_timesteps=64 + 8 + 40)
+    names = {"v_min": (0.0, -5.0), "v_max": (100.0, 9.0), "noisy_std": (0.5, 0.1)}
+    grid = dataclasses.replace(
+        config, **{name: jnp.array(values) for name, values in names.items()}
+    )
+    axes = jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, grid)
+    run = lambda config, key: rainbow.make_train(config)(key)["metrics"]["td_loss"]  # noqa: E731
+    found = jit_quickly(jax.vmap(run, (axes, None)))(grid, jax.random.key(0))
+    for i in range(2):
+        one = dataclasses.replace(config, **{name: values[i] for name, values in names.items()})
+        np.testing.assert_allclose(found[i], jit_quickly(run)(one, jax.random.key(0)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("script", [apex_dqn, rainbow])
+def test_the_replay_does_not_depend_on_gamma(script):
+    """An agent of a population that gets another gamma uses it for all that it has stored."""
+
+    def replay(gamma):
+        config = script.Config(num_envs=4, learning_starts=64, buffer_size=64, gamma=gamma)
+        return jit_quickly(script.make_learner(config)[0])(jax.random.key(0)).replay
+
+    jax.tree.map(np.testing.assert_array_equal, replay(0.9), replay(0.5))
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ({"num_atoms": 1}, "num_atoms = 1: must be at least 2"),
+        ({"total_timesteps": 2000}, "total_timesteps = 2000: the warm-up and one update take 2048"),
+        ({"buffer_size": 15}, "buffer_size = 15: one update adds 16"),
+        ({"n_step": 0}, "n_step = 0: must be at least 1"),
+        ({"target_update_interval": 0}, "target_update_interval = 0: must be at least 1"),
+    ],
+)
+def test_configs_that_cannot_train(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        rainbow.make_learner(dataclasses.replace(rainbow.Config(), **overrides))

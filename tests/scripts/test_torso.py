@@ -1,0 +1,288 @@
+"""What comes before the dense layers where observations are images, in all scripts with discrete
+actions.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys  # registers the environments, of which Brightness shows pictures
+from flax.traverse_util import flatten_dict
+from support.compilation import jit_quickly
+from support.tiers import slow
+
+import apex_dqn
+import dqn
+import evolve_objective
+import ppo
+import ppo_rnn
+import pqn
+import rainbow
+from onejit.engine.evaluation import policy_of
+
+SCRIPTS = [ppo, dqn, pqn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
+CONVOLUTIONS = {
+    "flat": (),
+    "grid": ((16, 3, 1),),  # the default: Young & Tian 2019 (arXiv 1903.03176)
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
+}
+# features of an image [84, 84, 1]
+LARGE = {"flat": 84 * 84, "grid": 82 * 82 * 16, "nature": 7 * 7 * 64}
+CLASSIC = {"flat": 63 * 63 * 3, "grid": 61 * 61 * 16, "nature": 4 * 4 * 64}  # of one [63, 63, 3]
+SIZES = {  # settings of short trainings; a script takes the fields that its Config has
+    "num_envs": 8,
+    "num_steps": 8,
+    "inner_envs": 8,
+    "inner_steps": 8,
+    "update_epochs": 2,
+    "num_minibatches": 2,
+    "buffer_size": 512,
+    "batch_size": 32,
+    "learning_starts": 64,
+    "target_update_interval": 8,
+    "gradient_steps": 2,
+    "population_size": 2,
+    "inner_seeds": 1,
+    "num_generations": 1,
+    "drift_size": 2,
+    "n_step": 1,
+    "cell_size": 8,
+    "hidden_sizes": (8,),
+    "activation": "relu",
+    "lr": 1e-3,
+    "anneal_lr": False,
+    "exploration_fraction": 0.1,
+    "normalize_obs": False,
+    "normalize_reward": False,
+    "actor_sync_interval": 2,
+    "fitness_episodes": 4,
+}
+each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+
+
+def make_config(script, torso="nature", num_updates=1, image=(), **overrides):
+    fields = {field.name for field in dataclasses.fields(script.Config)}
+    settings = {name: value for name, value in SIZES.items() if name in fields}
+    settings |= {"env_name": "Brightness", "env_params": dict(image)}
+    settings["convolutions"] = CONVOLUTIONS[torso]
+    config = script.Config(**settings | overrides)
+    envs, steps = (getattr(config, name, 8) for name in ("num_envs", "num_steps"))
+    envs, steps = (
+        (config.inner_envs, config.inner_steps) if script is evolve_objective else (envs, steps)
+    )
+    steps = num_updates * envs * steps + getattr(config, "warmup_timesteps", 0)
+    return dataclasses.replace(config, total_timesteps=steps)
+
+
+def kernels(script, config) -> set[tuple[int, ...]]:
+    agent = jax.eval_shape(script.make_learner(config)[0], jax.random.key(0)).agent["params"]
+    return {leaf.shape for leaf in jax.tree.leaves(agent) if leaf.ndim == 2}
+
+
+def network(script, config):
+    """`apply(params, obs [B, H, W, C]) -> [B, ...]` and its parameters."""
+    env, env_params = script.make_env(config)
+    obs, _ = env.reset(jax.random.key(0), env_params)
+    if script is not ppo_rnn:
+        if hasattr(script, "make_networks"):
+            made, _ = script.make_networks(config, env, env_params)
+        else:
+            made = script.make_network(config, env, env_params)
+
+        def apply(params, obs):
+            output = made.apply(params, obs)
+            return getattr(output, "logits", output)  # an actor's output is a distribution
+
+        return apply, jit_quickly(made.init)(jax.random.key(0), obs[None])
+    body, first = script.make_networks(config, env, env_params)[0], jnp.ones((1, 2), bool)
+    memory, obs = jnp.zeros((2, config.cell_size)), jnp.stack([obs, obs])[None]
+    params = jit_quickly(body.init)(jax.random.key(0), memory, obs, first)
+    return lambda params, obs: body.apply(params, memory, obs[None], first)[0], params
+
+
+# --- the convolutions ---
+
+
+@pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1)])
+# the stride divides some of them
+@pytest.mark.parametrize("shape", [(84, 84, 4), (63, 50, 3), (9, 11, 2)])
+def test_a_dense_layer_on_patches_is_a_convolution(size, stride, shape):
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, 3, *shape)), rng.normal(size=(size, size, shape[-1], 5))
+    blocks = size // stride
+    dense = kernel.reshape(blocks, stride, blocks, stride, shape[-1], 5).transpose(0, 2, 1, 3, 4, 5)
+    ours = ppo.patches(jnp.asarray(x), size, stride) @ dense.reshape(-1, 5)
+    names = jax.lax.conv_dimension_numbers((6, *shape), kernel.shape, ("NHWC", "HWIO", "NHWC"))
+    theirs = jax.lax.conv_general_dilated(
+        jnp.asarray(x.reshape(6, *shape)),
+        jnp.asarray(kernel),
+        (stride, stride),
+        "VALID",
+        dimension_numbers=names,
+    )
+    np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-3, atol=1e-3)
+
+
+@each_script
+@pytest.mark.parametrize("torso", ["flat", "grid", "nature"])
+def test_shapes(script, torso):
+    expected = {"flat": set(), "grid": {(9, 16)}, "nature": {(64, 32), (512, 64), (576, 64)}}[torso]
+    found = kernels(script, make_config(script, torso))
+    assert expected | {(LARGE[torso], 8)} <= found and not found & {
+        (size, 8) for size in {*LARGE.values()} - {LARGE[torso]}
+    }
+    found = kernels(
+        script, make_config(script, torso, image={"size": 63, "channels": 3, "dtype": "float32"})
+    )
+    assert (CLASSIC[torso], 8) in found
+
+
+@each_script
+def test_the_smallest_images(script):
+    assert script.Config().convolutions == CONVOLUTIONS["grid"]
+    assert (64, 8) in kernels(script, make_config(script, "nature", image={"size": 36}))
+    assert (16, 8) in kernels(script, make_config(script, "grid", image={"size": 3}))
+    with pytest.raises(ValueError, match=r"convolutions: 3 x 3, stride 1, on \(2, 2\)"):
+        kernels(script, make_config(script, "nature", image={"size": 35}))
+    with pytest.raises(ValueError, match=r"convolutions: 3 x 3, stride 1, on \(2, 2\)"):
+        kernels(script, make_config(script, "grid", image={"size": 2}))
+
+
+@each_script
+def test_a_stride_divides_the_size(script):
+    config = dataclasses.replace(make_config(script), convolutions=((16, 3, 2),))
+    with pytest.raises(ValueError, match=r"convolutions: 3 x 3, stride 2, on \(84, 84\)"):
+        kernels(script, config)
+
+
+@each_script
+def test_vectors_and_state_numbers_have_no_convolutions(script):
+    for name in ("CartPole-v1", "FrozenLake-misc"):
+        found = [kernels(script, make_config(script, torso, env_name=name)) for torso in LARGE]
+        assert found[0] == found[1] == found[2]
+
+
+# --- bytes ---
+
+
+def scanned(jaxpr):
+    """What the scans of a program stack up."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield from (leaf.aval for leaf in equation.outvars[equation.params["num_carry"] :])
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            yield from scanned(inner) if hasattr(inner, "eqns") else ()
+
+
+@each_script
+@pytest.mark.parametrize("torso", [slow("flat"), "nature"])
+def test_bytes_are_stored_as_bytes(script, torso):
+    """In rollouts and in replay buffers. Normalized ones are floats, as the policy saw them."""
+    init, update = script.make_learner(make_config(script, torso))
+    state = jax.eval_shape(init, jax.random.key(0))
+    stored = [*jax.tree.leaves(state), *scanned(jax.make_jaxpr(update)(state).jaxpr)]
+    images = [leaf for leaf in stored if leaf.shape[-3:] == (84, 84, 1)]
+    # fewer are statistics
+    images = [leaf for leaf in images if math.prod(leaf.shape[:-3]) >= 8]
+    assert max(math.prod(leaf.shape[:-3]) for leaf in images) >= 64  # rollouts
+    assert all(leaf.dtype == jnp.uint8 for leaf in images)
+
+
+@each_script
+@pytest.mark.parametrize("torso", [slow("flat"), slow("grid"), "nature"])
+def test_bytes_are_divided_by_255(script, torso):
+    x = np.random.default_rng(0).integers(0, 256, (2, 40, 40, 1), np.uint8)
+    more = {"layer_norm": False} if script is pqn else {}  # it makes up for any factor
+    configs = [
+        make_config(script, torso, image={"size": 40, "dtype": dtype}, **more)
+        for dtype in ("uint8", "float32")
+    ]
+    (of_bytes, params), (of_floats, _) = (network(script, config) for config in configs)
+    found = of_bytes(params, jnp.asarray(x))
+    np.testing.assert_allclose(
+        found, of_floats(params, jnp.asarray(x / 255, jnp.float32)), rtol=1e-4, atol=1e-5
+    )
+    assert np.abs(found - of_floats(params, jnp.asarray(x, jnp.float32))).max() > 1e-3
+
+
+def test_numbers_that_are_stored_in_a_byte_are_not_divided():
+    """`buffer_dtype` says how to store them: 0 and 1 stay 0 and 1."""
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 2, (2, 10, 10, 4)), jnp.float32)
+    for script in (ppo, dqn, apex_dqn, rainbow):
+        config = make_config(script, "grid", env_name="Breakout-MinAtar", buffer_dtype="int8")
+        apply, params = network(script, config)
+        plain, _ = network(script, dataclasses.replace(config, buffer_dtype=""))
+        np.testing.assert_array_equal(apply(params, x), plain(params, x))
+        np.testing.assert_array_equal(apply(params, x.astype(jnp.int8)), plain(params, x))
+
+
+@pytest.mark.parametrize(
+    "script", [ppo, dqn, apex_dqn, rainbow], ids=lambda script: script.__name__
+)
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_no_other_type_is_needed_to_store_bytes(script, dtype):
+    with pytest.raises(ValueError, match=f"buffer_dtype = {dtype}: "):
+        script.make_learner(make_config(script, buffer_dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"observe": (3,)}, {"observe_previous": True}],
+    ids=lambda value: next(iter(value)),
+)
+def test_entries_of_images_are_vectors(overrides):
+    size = 1 if "observe" in overrides else 84 * 84 + 2 + 1
+    assert (size, 8) in kernels(ppo_rnn, make_config(ppo_rnn, "grid", **overrides))
+
+
+# --- learning ---
+
+
+@pytest.mark.parametrize(
+    ("script", "num_updates", "overrides"),
+    [
+        slow(ppo, 12, {}),
+        slow(dqn, 25, {"num_steps": 1, "target_update_interval": 8}),
+        slow(pqn, 12, {}),
+        slow(apex_dqn, 25, {"num_steps": 1}),
+        slow(rainbow, 25, {"num_steps": 1, "distribution": "none"}),
+        slow(ppo_rnn, 12, {}),
+        slow(evolve_objective, 12, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_learns_from_pictures(script, num_updates, overrides):
+    """The bright half tells the right action.
+
+    Training changes the kernels of all layers, convolutions included.
+    """
+    config = make_config(script, num_updates=num_updates, **overrides)
+    initial = jit_quickly(lambda key: script.make_learner(config)[0](key).agent["params"])(
+        jax.random.key(0)
+    )
+    out = jit_quickly(script.make_train(config))(jax.random.key(0))
+    start, act = policy_of(script, config)
+    agent, picture = out["runner_state"].agent, toys.Brightness().picture
+    assert [int(act(agent, start(), picture(sign))[0]) for sign in (-1, 1)] == [0, 1]
+    initial, learned = flatten_dict(initial), flatten_dict(agent["params"])
+    # episodes of one step teach the memory itself nothing
+    layers = [path for path in initial if path[-1] == "kernel"]
+    assert len(layers) >= 5 and all(
+        np.abs(initial[path] - learned[path]).max() > 1e-4 for path in layers
+    )
+
+
+def test_acting_and_the_loss_see_the_same_pictures():
+    """Else the ratio is not 1 before any gradient step."""
+    for script in (ppo, ppo_rnn):
+        config = make_config(
+            script, update_epochs=1, num_minibatches=1, num_updates=2, image={"size": 36}
+        )
+        metrics = jit_quickly(script.make_train(config))(jax.random.key(0))["metrics"]
+        np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)

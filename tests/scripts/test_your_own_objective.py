@@ -1,0 +1,191 @@
+"""docs/your_own_objective.md: its diff applies to ppo.py, is short, is the objective that it says,
+and trains.
+"""
+
+import csv
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.compilation import jit_quickly
+from support.files import ROOT
+from support.small import small_config
+from support.trees import assert_close
+
+import ppo
+from onejit.script import load
+
+PAGE = (ROOT / "docs" / "your_own_objective.md").read_text()
+DIFF = re.search(r"(?s)```diff\n(.*?)```", PAGE)[1]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """The copy of ppo.py that the page makes: `cp`, then its diff by `git apply`."""
+    folder = tmp_path_factory.mktemp("spo")
+    (folder / "spo.py").write_text((ROOT / "ppo.py").read_text())
+    (folder / "spo.diff").write_text(DIFF)
+    done = subprocess.run(
+        ["git", "apply", "spo.diff"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "spo.py"
+
+
+@pytest.fixture(scope="module")
+def spo(file):
+    return load.load_script(file)
+
+
+def changed(sign: str) -> list[str]:
+    return [
+        line
+        for line in DIFF.splitlines()
+        if line.startswith(sign) and not line.startswith(sign * 3)
+    ]
+
+
+def test_the_diff_is_short_and_applies(file):
+    assert 0 < len(changed("+")) == len(changed("-")) < 10
+    assert max(map(len, file.read_text().splitlines())) <= 120
+
+
+def test_blocks_are_left_as_they_are(file):
+    check = [sys.executable, ROOT / "tools" / "sync_blocks.py", "--check", file]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def plain_loss(log_prob, old_log_prob, advantage, clip_eps):
+    """The negated objective of SPO, one sample after the other."""
+    total, mean, std = 0.0, np.mean(advantage), np.std(advantage)
+    for new, old, raw in zip(log_prob, old_log_prob, advantage, strict=True):
+        ratio, a = np.exp(new - old), (raw - mean) / std
+        total += ratio * a - abs(a) / (2 * clip_eps) * (ratio - 1) ** 2
+    return -total / len(advantage)
+
+
+@pytest.mark.parametrize("clip_eps", [0.1, 0.2, 0.7])
+def test_objective_and_its_gradient_against_numpy(spo, clip_eps):
+    rng = np.random.default_rng(0)
+    log_prob, old_log_prob = rng.normal(-1, 0.3, size=(2, 32))
+    advantage = rng.normal(1, 2, size=32)
+    loss, metrics = spo.policy_loss(
+        *map(jnp.asarray, (log_prob, old_log_prob, advantage)), clip_eps
+    )
+    np.testing.assert_allclose(
+        loss, plain_loss(log_prob, old_log_prob, advantage, clip_eps), rtol=1e-4
+    )
+    assert metrics.keys() == {"policy_loss", "approx_kl", "clip_fraction"}
+    gradient = jax.grad(
+        lambda x: spo.policy_loss(x, jnp.asarray(old_log_prob), jnp.asarray(advantage), clip_eps)[0]
+    )
+    for i, each in enumerate(gradient(jnp.asarray(log_prob))):
+        up, down = (
+            plain_loss(log_prob + h * np.eye(32)[i], old_log_prob, advantage, clip_eps)
+            for h in (1e-5, -1e-5)
+        )
+        np.testing.assert_allclose(each, (up - down) / 2e-5, rtol=1e-3, atol=1e-5)
+
+
+def test_the_best_ratio_is_one_plus_or_minus_epsilon(spo):
+    """The gradient leads there from both sides, also from beyond the clip range, where that of PPO
+    is zero.
+    """
+    eps, advantage = 0.2, jnp.array([1.0, -1.0])  # as they are normalized
+
+    def slopes(script, ratio):  # of the loss by each log-probability
+        log_prob = jnp.log(jnp.asarray(ratio))
+        return jax.grad(
+            lambda log_prob: script.policy_loss(log_prob, jnp.zeros(2), advantage, eps)[0]
+        )(log_prob)
+
+    np.testing.assert_allclose(slopes(spo, [1 + eps, 1 - eps]), 0.0, atol=1e-6)
+    first, back = slopes(spo, [1.0, 1.0]), slopes(spo, [1.5, 0.5])
+    assert first[0] < 0 < first[1] and back[0] > 0 > back[1]
+    assert (slopes(ppo, [1.5, 0.5]) == 0).all()
+    np.testing.assert_allclose(first, slopes(ppo, [1.0, 1.0]), rtol=1e-5)
+
+
+@pytest.mark.slow  # compiles two whole trainings
+def test_a_coefficient_falls_with_the_updates(tmp_path):
+    """With the schedule, the first update equals PPO's, and the second one has a smaller bonus."""
+    diff = re.search(r"(?s)## A coefficient with a schedule.*?```diff\n(.*?)```", PAGE)[1]
+    text = (ROOT / "ppo.py").read_text()
+    for old, new in re.findall(r"(?m)^-(.*)\n((?:^\+.*\n)+)", diff):
+        assert text.count(f"{old}\n") == 1, old
+        text = text.replace(f"{old}\n", re.sub(r"(?m)^\+", "", new))
+    (tmp_path / "ppo_schedule.py").write_text(text)
+    script = load.load_script(tmp_path / "ppo_schedule.py")
+    settings = {"ent_coef": 0.5, "lr": 0.01, "anneal_lr": False}
+    config = small_config(script, **settings)
+    assert config.num_updates >= 2
+    out, other = (
+        jit_quickly(module.make_train(small_config(module, **settings)))(jax.random.key(0))
+        for module in (script, ppo)
+    )
+    loss, others = (run["metrics"]["policy_loss"] for run in (out, other))
+    np.testing.assert_allclose(loss[0], others[0], rtol=1e-5)
+    params, other_params = (jax.tree.leaves(run["runner_state"].params) for run in (out, other))
+    assert any((a != b).any() for a, b in zip(params, other_params, strict=True))
+
+
+def test_it_trains_and_is_not_ppo(spo):
+    keys = jax.random.split(jax.random.key(0), 2)
+    out = jit_quickly(jax.vmap(spo.make_train(small_config(spo, lr=0.05))))(keys)
+    other = jit_quickly(jax.vmap(ppo.make_train(small_config(ppo, lr=0.05))))(keys)
+    assert all(
+        np.isfinite(out["metrics"][name]).all() for name in ("policy_loss", "value_loss", "entropy")
+    )
+    with pytest.raises(AssertionError):
+        assert_close({"metrics": out["metrics"], "runner_state": other["runner_state"]}, other)
+
+
+def test_the_page_reports_other_seeds_than_it_tuned_with_and_shows_the_figure():
+    sweeps = re.findall(r"(?m)^onejit sweep [ps]po.py .*", PAGE)
+    trainings = re.findall(r"(?m)^python [ps]po.py --config runs/.*", PAGE)
+    assert len(sweeps) == 2 and len(trainings) == 2
+    assert not any("--seed " in each for each in sweeps) and all(
+        "--seed 1 " in each for each in trainings
+    )
+    assert all(int(re.search(r"--num-seeds (\d+)", each)[1]) >= 16 for each in trainings)
+    picture = re.search(r"!\[.*\]\((.*)\)", PAGE)[1]
+    assert (ROOT / "docs" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_tools_run_it(file, tmp_path):
+    def run(*words):
+        command = [sys.executable, *map(str, words)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    small = ["--total-timesteps", 4096, "--num-seeds", 2]
+    run(
+        "-m",
+        "onejit",
+        "sweep",
+        file,
+        "--lr",
+        1e-3,
+        1e-2,
+        "--clip-eps",
+        0.2,
+        0.4,
+        *small,
+        "--run-dir",
+        "sweep",
+    )
+    with (tmp_path / "sweep" / "results.csv").open() as table:
+        assert len(list(csv.DictReader(table))) == 8
+    best = ["--config", "sweep/best.yaml", "--seed", 1]
+    run("-m", "onejit", "train", file, *best, *small, "--run-dir", "spo")
+    run(ROOT / "ppo.py", *best, *small, "--run-dir", "ppo")
+    compared = run("-m", "onejit", "compare", "spo", "ppo", "--out", "compared")
+    assert "spo > ppo" in compared or "ppo > spo" in compared
+    assert (tmp_path / "compared" / "compare.png").exists()

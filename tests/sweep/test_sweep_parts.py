@@ -1,0 +1,516 @@
+"""Sweeps on several machines: `--part`, `--merge`, and `--storage` with a study of Optuna's."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+from safetensors.numpy import load_file
+from support.files import ROOT
+from support.refusals import assert_sweep_refuses
+from support.tiers import slow
+from support.trees import assert_same
+
+from onejit import sweep
+from onejit.engine import compilation
+from onejit.sweep import pictures, search, storage
+from onejit.sweep import request as sweep_request
+
+SMALL = [
+    "q_learning_gridworld",
+    "--num-steps=200",
+    "--total-timesteps=2000",
+    "--height=4",
+    "--width=6",
+    "--start",
+    "3",
+    "5",
+    "--epsilon=0.3",
+    "--max-steps-in-episode=50",
+    "--num-seeds=2",
+]
+SWEEP = [*SMALL, "--random-starts", "True", "False", "--lr", "0.01", "0.1", "0.5", "1e30"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_results():
+    """No pictures: most of a small sweep's time goes into them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("draw_curves", "draw_returns", "draw_heat_map"):
+            patch.setattr(pictures, name, lambda *args: args[-1].write(b"picture"))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slices_of_two_runs():
+    """Slices of the same size in all sweeps, whose runs can then agree bit for bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compilation, "largest_slice", lambda compile_size, *_: compile_size(2))
+        yield
+
+
+def metrics_of(run_dir: Path) -> dict:
+    return dict(np.load(run_dir / "metrics.npz"))
+
+
+def rows_of(run_dir: Path) -> list[dict]:
+    return list(csv.DictReader((run_dir / "results.csv").open()))
+
+
+def record_of(run_dir: Path) -> dict:
+    return json.loads((run_dir / "run.json").read_text())
+
+
+# --- parts ---
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return sweep.main([*SWEEP, f"--run-dir={tmp_path_factory.mktemp('whole') / 'run'}"])
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Three parts of 8 trials: 2, 3 and 3."""
+    folder = tmp_path_factory.mktemp("parts")
+    return [
+        sweep.main([*SWEEP, f"--part={part}/3", f"--run-dir={folder / str(part)}"])
+        for part in (1, 2, 3)
+    ]
+
+
+@pytest.mark.slow
+def test_parts_share_the_trials(parts):
+    """In the order of compile groups, so that the first and the last part compile one."""
+    trials = [sorted({int(row["trial"]) for row in rows_of(part)}) for part in parts]
+    assert trials == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert [len(record_of(part)["slices"]) for part in parts] == [1, 2, 1]
+    assert [record_of(part)["num_trials"] for part in parts] == [2, 3, 3]
+
+
+@pytest.mark.parametrize("number", [3, slow(1), slow(5), slow(8)])
+def test_trials_do_not_depend_on_the_number_of_parts(number):
+    words = [*SMALL, "--random-starts", "True", "False", "--lr", "uniform", "0.1", "1"]
+    words += ["--samples=4"]
+    everything = sweep.read_request(words, None)
+    found = []
+    for part in range(1, number + 1):
+        request = sweep.read_request([*words, f"--part={part}/{number}"], None)
+        assert request.trials == everything.trials
+        for group in sweep_request.groups_of_part(request):
+            found += group.trials
+    assert found == [i for group in sweep_request.make_groups(everything) for i in group.trials]
+
+
+@pytest.mark.slow
+def test_merged_parts_are_as_one_sweep(whole, parts, tmp_path, capsys):
+    """Tables, best.yaml, metrics and agents: the same bits, and the same files."""
+    capsys.readouterr()
+    merged = sweep.main(["--merge", parts[2], parts[0], parts[1], "--run-dir", tmp_path / "run"])
+    assert f"results in {merged}" in capsys.readouterr().out
+    for name in ("results.csv", "table.txt", "best.yaml", "config.yaml", f"{SMALL[0]}.py"):
+        assert (merged / name).read_bytes() == (whole / name).read_bytes()
+    assert_same(metrics_of(merged), metrics_of(whole))
+    for path in whole.glob("agents/*/agent.safetensors"):
+        assert_same(load_file(path), load_file(merged / path.relative_to(whole)))
+    names = {path.relative_to(merged) for path in merged.rglob("*")}
+    assert names ^ {path.relative_to(whole) for path in whole.rglob("*")} <= {Path(".lock")}
+    record = record_of(merged)
+    assert record["steps_done"] == record["steps_total"] == record_of(whole)["steps_total"]
+    assert record["num_trials"] == 8 and "finished" in record
+    assert not list(tmp_path.glob("*.merging"))
+
+
+@pytest.mark.slow
+def test_a_merged_sweep_is_finished(parts, tmp_path, capsys):
+    merged = sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
+    sweep.main(["--resume", merged])
+    assert "there is nothing left to do" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_merge_refuses(whole, parts, tmp_path, capfd):
+    def changed(number, change):
+        copy = shutil.copytree(parts[number], tmp_path / f"changed-{len(list(tmp_path.iterdir()))}")
+        record = record_of(copy)
+        change(record)
+        (copy / "run.json").write_text(json.dumps(record))
+        return copy
+
+    def edit(name, value):
+        return lambda record: record["words"].__setitem__(record["words"].index(name) + 1, value)
+
+    other_script = changed(1, lambda record: record.update(sha256="0"))
+    other_seed = changed(1, lambda record: record["words"].extend(["--seed", "1"]))
+    other_number = changed(1, edit("--part", "2/4"))
+    not_finished = changed(1, lambda record: record.pop("finished"))
+    first, second, third = parts
+    new = ["--run-dir", tmp_path / "new"]
+    for dirs, words in [
+        ([], "merge: needs RUN_DIR"),
+        ([first, third], "part 2/3 is missing"),
+        ([first, second, second, third], "part 2/3 is given twice"),
+        ([first, other_script, third], "different scripts"),
+        ([first, other_seed, third], "different sweeps --seed"),
+        ([first, other_number, third], "of 3 and of 4 parts"),
+        ([first, not_finished, third], "has not finished --resume"),
+        ([first, whole, third], "is not a part of a sweep --part"),
+        ([first, tmp_path / "none", third], "is not a run directory"),
+        ([*parts, "--run-dir", first], "already exists"),
+        ([*parts, "--seed", "1"], "--seed is not a flag"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            sweep.main(["--merge", *dirs, *([] if "--run-dir" in dirs else new)])
+        message = capfd.readouterr().err
+        assert stop.value.code == 2
+        assert message.count("\n") == 1 and message.startswith("onejit sweep: error: "), message
+        for word in words.split():
+            assert word in message, message
+        assert not (tmp_path / "new").exists() and not (tmp_path / "new.merging").exists()
+
+
+@pytest.mark.slow
+def test_a_merge_that_was_killed_can_be_repeated(parts, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", interrupt_at(Path.replace, tmp_path / "run"))
+        sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
+    assert not (tmp_path / "run").exists()
+    sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
+    assert "finished" in record_of(tmp_path / "run")
+
+
+def interrupt_at(replace, target):
+    def interrupting(self, other):
+        if Path(other) == target:
+            raise KeyboardInterrupt
+        return replace(self, other)
+
+    return interrupting
+
+
+# --- a study that several sweeps share ---
+
+OPTUNA = [*SMALL, "--lr", "log-uniform", "1e-4", "1", "--optuna=tpe", "--samples=6", "--batch=3"]
+
+
+def study_of(name: str):
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.load_study(study_name="onejit", storage=storage.open_storage(name))
+
+
+def states_of(name: str) -> list[str]:
+    return [trial.state.name for trial in study_of(name).trials]
+
+
+def begun(words):
+    """The request of a new sweep, with its record but without training."""
+    return sweep.read_request(words, None)
+
+
+def train(request, stop_after: int | None = None) -> None:
+    """Give each proposal a return, as if it had been trained. Stops in the batch `stop_after`."""
+    for number, group in enumerate(search.propose_groups(request)):
+        if number == stop_after:
+            return
+        request.groups.append(group)
+        for trial in group.trials:
+            distance = abs(np.log10(request.trials[trial]["lr"]) + 2)
+            request.returns[trial] = np.full(2, -distance)
+
+
+@pytest.fixture(params=["journal", slow("sqlite")])
+def shared(request, tmp_path):
+    """A file, and the URL of a database."""
+    if request.param == "journal":
+        return str(tmp_path / "study.log")
+    return f"sqlite:///{tmp_path / 'study.db'}"
+
+
+def test_two_sweeps_share_a_study(shared):
+    """Each trains batches of its own, and no two trials are the same."""
+    requests = [begun([*OPTUNA, f"--storage={shared}"]) for _ in range(2)]
+    for request in requests:
+        train(request)
+    trials = [trial["lr"] for request in requests for trial in request.trials]
+    assert len(set(trials)) == 12
+    study = study_of(shared)
+    assert sorted(trial.params["lr"] for trial in study.trials) == sorted(trials)
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+    for trial in study.trials:
+        assert trial.value == pytest.approx(-abs(np.log10(trial.params["lr"]) + 2))
+    assert [request.record["numbers"] for request in requests] == [[*range(6)], [*range(6, 12)]]
+
+
+def test_trials_of_a_sweep_that_died_are_failed(shared, monkeypatch):
+    """When its lease has ended, and not before."""
+    dead = begun([*OPTUNA, f"--storage={shared}"])
+    train(dead, stop_after=1)
+    assert states_of(shared) == ["COMPLETE"] * 3 + ["RUNNING"] * 3
+    train(begun([*OPTUNA, f"--storage={shared}"]))
+    assert states_of(shared) == ["COMPLETE"] * 3 + ["RUNNING"] * 3 + ["COMPLETE"] * 6
+    monkeypatch.setattr(storage, "LEASE", 0.2)
+    time.sleep(0.3)
+    train(begun([*OPTUNA, f"--storage={shared}"]))
+    assert states_of(shared) == ["COMPLETE"] * 3 + ["FAIL"] * 3 + ["COMPLETE"] * 12
+
+
+def test_a_lease_is_renewed(shared, monkeypatch):
+    monkeypatch.setattr(storage, "LEASE", 0.5)
+    train(begun([*OPTUNA, f"--storage={shared}"]))
+    study = study_of(shared)
+    with storage.holding_lease(study, "me"):
+        first = study.user_attrs["me"]
+        time.sleep(0.4)
+        assert study.user_attrs["me"] > first
+    last = study.user_attrs["me"]
+    time.sleep(0.2)
+    assert study.user_attrs["me"] == last
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("study.log", "{}/study.log"),
+        ("sqlite:///study.db", "sqlite:///{}/study.db"),
+        ("sqlite:////db/study.db", "sqlite:////db/study.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("postgresql://user:word@host/rl", "postgresql://user:word@host/rl"),
+    ],
+)
+def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypatch):
+    """`--resume` in another folder made a second, empty study."""
+    monkeypatch.chdir(tmp_path)
+    request = begun([*OPTUNA, "--storage", given])
+    assert request.options.storage == expected.format(tmp_path)
+    monkeypatch.chdir("/")
+    again = sweep_request.make_request(request.script, request.record["words"], "")
+    assert again.options.storage == request.options.storage
+
+
+def test_a_lock_of_a_killed_sweep(tmp_path, monkeypatch):
+    """Optuna waited for ever for a lock that was left on a relative path in another folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/study.log").touch()
+    Path("runs/study.log.lock").symlink_to("runs/study.log")
+    train(begun([*OPTUNA, "--storage=runs/study.log"]))
+    assert states_of("runs/study.log") == ["COMPLETE"] * 6
+
+
+def test_a_storage_that_is_away(shared, monkeypatch):
+    """For a moment: the sweep goes on. For longer than a lease: one line."""
+    failures = [OSError("no route to host")] * 2
+    ask = optuna.Study.ask
+
+    def ask_or_fail(self, *args):
+        if failures:
+            raise failures.pop()
+        return ask(self, *args)
+
+    monkeypatch.setattr(storage, "LEASE", 5.0)
+    monkeypatch.setattr(optuna.Study, "ask", ask_or_fail)
+    train(begun([*OPTUNA, f"--storage={shared}"]))
+    assert states_of(shared) == ["COMPLETE"] * 6
+    failures += [OSError("no route to host")] * 1000
+    monkeypatch.setattr(storage, "LEASE", 0.1)
+    with pytest.raises(OSError, match=r"away \(no route to host\); --resume continues"):
+        train(begun([*OPTUNA, f"--storage={shared}"]))
+
+
+def test_a_study_names_what_was_proposed(shared):
+    """Optuna's own tools show its parameters: 1 - gamma is none of the name gamma."""
+    words = ["--gamma", "one-minus-log-uniform", "0.9", "0.999"]
+    request = begun([*OPTUNA, *words, f"--storage={shared}"])
+    train(request)
+    for trial, values in zip(study_of(shared).trials, request.trials, strict=True):
+        assert set(trial.params) == {"lr", "one_minus_gamma"}
+        assert trial.user_attrs["gamma"] == values["gamma"] == 1 - trial.params["one_minus_gamma"]
+        assert 0.9 <= values["gamma"] <= 0.999
+
+
+def test_passwords_are_not_printed():
+    for name in ("sqlite:///a.db", "study.log", "a@b/study.log"):
+        assert sweep_request.without_password(name) == name
+    for user in ("me:SECRET@", "me:SEC/RET@", "me:SEC@RET@", "SECRET@"):
+        name = f"nodb://{user}host/rl?password=SECRET"
+        assert sweep_request.without_password(name) == "nodb://host/rl"
+        with pytest.raises(ValueError, match="storage = nodb://host/rl: cannot be opened") as error:
+            storage.open_storage(name)
+        assert "SEC" not in str(error.value)
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_a_resumed_sweep_tells_its_results(shared, is_failed, monkeypatch):
+    """Each result is told once, even if its trial was marked as failed in the meantime."""
+    request = begun([*OPTUNA, f"--storage={shared}"])
+    train(request, stop_after=1)
+    if is_failed:
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "LEASE", 0.0)
+            storage.fail_expired(study_of(shared))
+    for _ in range(2):
+        resumed = request._replace(trials=[], groups=[], returns={})
+        train(resumed)
+        study = study_of(shared)
+        complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
+        assert sorted(trial.params["lr"] for trial in complete) == sorted(
+            trial["lr"] for trial in resumed.trials
+        )
+        assert len(study.trials) == (9 if is_failed else 6)
+    for trial in complete:
+        assert trial.value == pytest.approx(-abs(np.log10(trial.params["lr"]) + 2))
+
+
+def test_a_resumed_sweep_tells_which_trials_stopped(shared):
+    """With --halving: pruned trials, with the update at which they stopped."""
+    words = [*OPTUNA, f"--storage={shared}", "--halving=3", "--rungs=2"]
+    request = begun(words)
+
+    def train_rungs(request, stop):
+        for group in search.propose_groups(request):
+            if stop and group.trials[-1] >= 3:
+                return
+            request.groups.append(group)
+            for trial in group.trials:
+                request.returns[trial] = np.full(2, float(trial))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search.halving, "any_episode", lambda *_: True)
+        train_rungs(request, stop=True)
+        train_rungs(request._replace(trials=[], groups=[], returns={}), stop=False)
+    trials = [trial for trial in study_of(shared).trials if trial.state != TrialState.FAIL]
+    assert sorted((trial.state.name, trial.value) for trial in trials) == [
+        ("COMPLETE", 2.0),
+        ("COMPLETE", 5.0),
+        ("PRUNED", 0.0),
+        ("PRUNED", 1.0),
+        ("PRUNED", 3.0),
+        ("PRUNED", 4.0),
+    ]
+
+
+def test_a_study_belongs_to_one_sweep(tmp_path):
+    name = str(tmp_path / "study.log")
+    train(begun([*OPTUNA, f"--storage={name}"]))
+    train(begun([*OPTUNA, f"--storage={name}", "--seed=3"]))  # may differ
+    for change, field in [("--num-seeds=3", "num_seeds"), ("--gamma=0.8", "gamma")]:
+        words = [word for word in OPTUNA if not change.startswith(word.split("=")[0])]
+        with pytest.raises(ValueError, match=f"belongs to a sweep with another {field}"):
+            train(begun([*words, change, f"--storage={name}"]))
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ([*SWEEP, "--part=5/4"], "part = 5/4: 1/4 to 4/4"),
+        ([*SWEEP, "--part=0/4"], "part = 0/4: 1/4 to 4/4"),
+        ([*SWEEP, "--part=1"], "part = 1: I/N"),
+        ([*SWEEP, "--part=one/two"], "part = one/two: I/N"),
+        ([*SWEEP, "--part=1/9"], "part = 1/9: 8 trials"),
+        ([*SWEEP, "--part=1/2", "--halving=2"], "part = 1/2: --halving"),
+        ([*OPTUNA, "--part=1/2"], "part = 1/2: --optuna"),
+        ([*SWEEP, "--storage=study.log"], "storage = study.log: --optuna"),
+        ([*OPTUNA, "--storage=/nowhere/at/all/study.log"], "storage = /nowhere cannot be opened"),
+        ([*OPTUNA, "--storage=nodb://host/x"], "storage = nodb://host/x: cannot be opened"),
+        ([*OPTUNA, "--storage="], "storage"),
+    ],
+)
+def test_refuses(args, words, tmp_path, capfd):
+    assert_sweep_refuses(args, words, tmp_path / "run", capfd)
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_study(tmp_path):
+    """One is killed in its first batch. The other ends, and the study keeps no running trial."""
+    study = tmp_path / "study.log"
+    command = [sys.executable, "-m", "onejit", "sweep", *OPTUNA, f"--storage={study}"]
+    longer = ["--total-timesteps=2000000", "--checkpoint-interval=0.5"]
+    command = [word for word in command if not word.startswith("--total-timesteps")] + longer
+    processes = []
+    for name in ("killed", "left-alone"):
+        words = [*command, f"--run-dir={tmp_path / name}"]
+        processes.append(subprocess.Popen(words, start_new_session=True))
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "killed").glob("unfinished/*/*/checksums.json")):
+        assert time.monotonic() < deadline and processes[0].poll() is None
+        time.sleep(0.05)
+    os.killpg(processes[0].pid, signal.SIGKILL)
+    assert processes[0].wait() == -signal.SIGKILL
+    assert processes[1].wait(timeout=300) == 0
+    assert states_of(str(study)).count("COMPLETE") == 6
+    sweep.main(["--resume", tmp_path / "killed"])
+    assert states_of(str(study)).count("COMPLETE") == 12
+    assert "RUNNING" not in states_of(str(study))
+    rates = [row["lr"] for name in ("killed", "left-alone") for row in rows_of(tmp_path / name)]
+    assert len(set(rates)) == 12
+
+
+# --- docs/clusters.md ---
+
+PROGRAMS = {
+    "onejit": f'exec {sys.executable} -m onejit "$@"',
+    "scontrol": 'echo "$@" >> $CALLS',
+    # sends SIGTERM to the program when it trains, if STOP_IN is its run directory
+    "srun": """
+"$@" &
+if [ -n "$STOP_IN" ]; then
+    until ls $STOP_IN/unfinished/* > /dev/null 2>&1; do sleep 0.1; done
+    sleep 1
+    kill -TERM $!
+fi
+wait $!
+""",
+}
+
+
+@pytest.mark.slow
+def test_job_scripts(tmp_path):
+    """As they are written, with small programs in place of SLURM's and a small script."""
+    for name, text in PROGRAMS.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/bash\n{text}\n")
+        program.chmod(0o755)
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    of_parts, of_merge, of_requeue, of_study = re.findall(
+        r"(?ms)^```text\n(#!/bin/bash.*?)^```", page
+    )
+    calls = tmp_path / "calls"
+
+    def submit(text, **variables):
+        text = text.replace("/shared", str(tmp_path)).replace("/8 ", "/2 ").replace("..8}", "..2}")
+        text = text.replace("--num-seeds 16", "--num-seeds 2").replace(
+            "--samples 64", "--samples 8"
+        )
+        steps = "2000000" if "ppo-long" in text else "2000"
+        small = f"sweep q_learning_gridworld --num-steps 200 --total-timesteps {steps} "
+        (tmp_path / "job.sh").write_text(text.replace("sweep ppo ", small))
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        environment = os.environ | {"PATH": path, "CALLS": str(calls)} | variables
+        return subprocess.run(["bash", tmp_path / "job.sh"], env=environment, timeout=500)
+
+    for task in ("1", "2"):
+        assert submit(of_parts, SLURM_ARRAY_TASK_ID=task).returncode == 0
+    assert submit(of_merge).returncode == 0
+    assert len(rows_of(tmp_path / "sweeps" / "ppo" / "all")) == 8 * 2
+
+    run_dir = tmp_path / "sweeps" / "ppo-long"
+    submit(of_requeue, SLURM_JOB_ID="7", STOP_IN=str(run_dir))
+    assert calls.read_text() == "requeue 7\n"
+    assert 0 < record_of(run_dir)["steps_done"] < record_of(run_dir)["steps_total"]
+    submit(of_requeue, SLURM_JOB_ID="7")
+    assert calls.read_text() == "requeue 7\n" and "finished" in record_of(run_dir)
+
+    for task in ("1", "2"):
+        assert submit(of_study, SLURM_ARRAY_TASK_ID=task).returncode == 0
+    assert states_of(str(tmp_path / "sweeps" / "tpe.log")) == ["COMPLETE"] * 32

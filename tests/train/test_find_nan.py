@@ -1,0 +1,224 @@
+"""`onejit train --find-nan`: the first update and the first operation that is not finite."""
+
+import contextlib
+import importlib
+import inspect
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.files import ROOT
+from support.small import field_names, small_config
+from support.tiers import slow
+
+from onejit import train
+from onejit.envs import host
+from onejit.report import list as list_runs
+from onejit.train import find_nan
+
+SMALL = ["q_learning_gridworld", "--max-steps-in-episode=50", "--num-steps=100", "--goal", 4, 5]
+SIZES = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "buffer_size", "batch_size")
+SIZES += ("learning_starts",)
+SMALL += ["--total-timesteps=2000", "--num-seeds=2", "--eval-episodes=0"]
+
+
+def log_of(x):
+    return jnp.log(x).sum()
+
+
+def ratio(x):
+    return (x / x).sum()
+
+
+def masked(x):
+    """Its value is finite where x is 0, but its gradient is not."""
+    return jnp.where(x > 0.0, jnp.sqrt(x), 0.0).sum()
+
+
+def masked_value(x):
+    """Finite: what is not finite is not selected."""
+    return jnp.where(x > 0.0, jnp.log(x), 0.0).sum()
+
+
+def of_a_loss(loss):
+    def update(state, _=None):
+        return state | {"loss": loss(state["x"])}, {}
+
+    return update
+
+
+def of_a_gradient(loss):
+    def update(state, _=None):
+        return state | {"x": state["x"] - jax.grad(loss)(state["x"])}, {}
+
+    return update
+
+
+def over_steps(loss):
+    """The third step fails: a scan in a scan, one of them backwards, within a jit and a cond."""
+
+    def inner(carry, x):
+        return carry + jax.lax.cond(x > -1.0, loss, jnp.sum, x), x
+
+    def outer(carry, rows):
+        total, _ = jax.lax.scan(inner, carry, rows, reverse=True)
+        return total, total
+
+    @jax.jit
+    def update(state, _=None):
+        rows = jnp.stack([jnp.ones(2), jnp.ones(2), state["x"], jnp.ones(2)])
+        total, totals = jax.lax.scan(outer, 0.0, rows)
+        unused = jnp.log(-1.0 - rows)  # NaN that nothing depends on
+        state = state | {"x": state["x"] + 0.0 * total, "totals": totals}
+        return state, {"unused": unused.mean()}
+
+    return update
+
+
+def trace(update):
+    state = {"x": jnp.array([1.0, 0.0]), "loss": jnp.zeros(()), "totals": jnp.zeros(4)}
+    script = SimpleNamespace(make_learner=lambda config: (None, update))
+    return find_nan.trace_update(script, None, state)
+
+
+@pytest.mark.parametrize(
+    ("update", "value", "function"),
+    [
+        (of_a_loss(log_of), "infinity", log_of),
+        (of_a_loss(ratio), "NaN", ratio),
+        (of_a_gradient(log_of), "infinity", log_of),
+        (of_a_gradient(masked), "NaN", masked),
+        (over_steps(ratio), "NaN", ratio),
+        (over_steps(log_of), "infinity", log_of),
+    ],
+)
+def test_the_first_operation_is_named_with_its_line(update, value, function):
+    origin = trace(update)
+    lines, first = inspect.getsourcelines(function)
+    if origin.value == "NaN" and value == "infinity":
+        origin = origin.cause  # such as 0 times infinity
+    file, number, name = origin.frames[0]
+    assert (file, name) == (__file__, function.__name__)
+    assert first <= number < first + len(lines)
+    assert origin.value == value
+    assert f"line {number}, in {name}" in find_nan.describe(origin)
+
+
+def test_what_is_not_selected_is_not_blamed():
+    assert trace(of_a_loss(masked_value)) is None
+
+
+def test_a_gradient_is_called_one():
+    assert "a gradient" in find_nan.describe(trace(of_a_gradient(masked)))
+
+
+BROKEN = """
+
+learner_of_the_script = make_learner
+
+
+def make_learner(config):
+    init, update = learner_of_the_script(config)
+
+    def with_broken_metrics(state, _=None):
+        state, metrics = update(state)
+        episodes = metrics["episodes"]
+        mine = jnp.sqrt(-1.0 * episodes)
+        return state, metrics | {"mine": mine, "wins": jnp.where(episodes > 0, 1.0, jnp.nan)}
+
+    return init, with_broken_metrics
+"""
+
+
+def test_a_metric_that_is_nan_although_episodes_ended(tmp_path, capsys):
+    """All parameters are finite. The end of the run, the search and the list say it."""
+    script = tmp_path / "broken.py"
+    script.write_text((ROOT / "q_learning_gridworld.py").read_text() + BROKEN)
+    run_dir = tmp_path / "runs" / "broken"
+    train.main([script, *SMALL[1:], "--find-nan", f"--run-dir={run_dir}"])
+    said = capsys.readouterr().out
+    assert "mine: NaN in 2 of 2 seeds, first in update" in said and "wins" not in said
+    assert "first: NaN by the operation sqrt" in said and "metrics.mine: NaN in 1 place" in said
+    list_runs.main(tmp_path / "runs")
+    assert ", mine NaN" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("find_nan") / "run"
+    with pytest.raises(SystemExit) as stopped:
+        train.main([*SMALL, "--lr=1e4", f"--run-dir={run_dir}"])
+    assert stopped.value.code == 1  # all seeds have diverged
+    return run_dir
+
+
+def test_a_run_that_diverged(diverged, capsys):
+    files = {path: path.stat().st_mtime_ns for path in diverged.rglob("*") if path.name != ".lock"}
+    train.main(["--find-nan", diverged])
+    told = capsys.readouterr().out
+    assert re.search(
+        r"seed [01]: the first update with a value that is not finite is \d+ of 20", told
+    )
+    assert "q_learning_gridworld.py, line" in told
+    assert "    q: " in told
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+
+
+def test_a_run_that_is_finite(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    train.main([*SMALL, f"--run-dir={run_dir}", "--find-nan"])
+    assert "first update" not in capsys.readouterr().out  # no seed has diverged
+    train.main(["--find-nan", run_dir])
+    assert "all values are finite" in capsys.readouterr().out
+
+
+ENVS = {"ppo": "BlowsUpDiscrete"}
+LINES = {"reward": "reward = reward * jnp.sqrt", "observation": "obs = obs * jnp.sqrt"}
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        slow("ppo", "reward"),
+        slow("ppo_continuous", "observation"),
+        slow("sac", "reward"),  # in the warm-up
+        slow("td3", "observation"),
+    ],
+)
+def test_what_an_environment_breaks(name, what, tmp_path, capsys):
+    """The operation is named with its line in the environment, wherever the script uses it."""
+    script = importlib.import_module(name)
+    config = small_config(script, num_updates=20)
+    flags = [f"--env-name=toys:{ENVS.get(name, 'BlowsUpContinuous')}", "--env-params", "what", what]
+    for field in SIZES:
+        if field in field_names(script):
+            flags += [f"--{field.replace('_', '-')}", getattr(config, field)]
+    flags += ["--hidden-sizes", 8]
+    run_dir = tmp_path / "run"
+    options = ["--num-seeds=2", "--eval-episodes=0", f"--run-dir={run_dir}"]
+    with contextlib.suppress(SystemExit):
+        train.main([name, *flags, *options])
+    capsys.readouterr()
+    train.main(["--find-nan", run_dir])
+    told = capsys.readouterr().out
+    assert re.search(r"seed [01]: the first update with a value that is not finite is \d+ of", told)
+    assert re.search(
+        "first(, before all updates)?: NaN by the operation sqrt, an observation", told
+    )
+    assert f"BlowsUpContinuous.step_env: {LINES[what]}" in told
+
+
+def test_environments_outside_of_jax_are_refused(diverged, monkeypatch, capsys):
+    monkeypatch.setattr(find_nan.loop, "holds", lambda tree, kind: kind is host.HostState)
+    with pytest.raises(SystemExit) as stopped:
+        train.main(["--find-nan", diverged])
+    assert stopped.value.code == 2
+    assert "find_nan: environments outside of JAX" in capsys.readouterr().err
+
+
+def test_flags_of_several_hosts_are_refused(diverged, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--find-nan", diverged, "--num-processes", "2"])
+    assert "num_processes" in capsys.readouterr().err

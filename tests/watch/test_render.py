@@ -1,0 +1,619 @@
+"""`onejit render`: which agents play what, the pictures, and the page in a browser."""
+
+import base64
+import ctypes.util
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from types import SimpleNamespace
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from safetensors.numpy import save_file
+from support.files import ROOT
+from support.tiers import slow
+
+import q_learning_gridworld
+from onejit import __main__, train
+from onejit.base import statistics
+from onejit.run.agents import read_agents
+from onejit.script import command_line
+from onejit.watch import figures, formats, render
+from onejit.watch.adapters import Episode, adapter_of
+from onejit.watch.formats import check_formats
+
+rng = np.random.default_rng(0)
+
+
+def frames_of_gif(path) -> list[np.ndarray]:
+    with Image.open(path) as picture:
+        frames = []
+        for i in range(picture.n_frames):
+            picture.seek(i)
+            frames.append(np.asarray(picture.convert("RGB")))
+        return frames
+
+
+def forget_scripts():
+    """As in a new process: no script of a run has been imported yet."""
+    for name in [name for name in sys.modules if name.startswith("script_")]:
+        del sys.modules[name]
+
+
+def run(*args):
+    forget_scripts()
+    return command_line.parse(render.main, list(map(str, args)))
+
+
+def harm_agents(path, change):
+    """Rewrites a file of agents as `change(arrays)`."""
+    arrays, metadata = read_agents(path)
+    save_file(
+        {name: np.ascontiguousarray(each) for name, each in change(arrays).items()}, path, metadata
+    )
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """Five agents that have learned little, so that they differ; each step costs 1."""
+    args = ["q_learning_gridworld", "--total-timesteps=1500", "--num-steps=300", "--lr=0.5"]
+    cliff = [x for column in range(1, 9) for x in (3, column)]
+    args += ["--height=4", "--width=10", "--start", 3, 0, "--goal", 3, 9, "--cliff", *cliff]
+    args += [
+        "--random-starts=True",
+        "--cliff-terminates=True",
+        "--step-reward=-1",
+        "--goal-reward=-1",
+    ]
+    args += ["--max-steps-in-episode=40"]
+    path = tmp_path_factory.mktemp("render") / "run"
+    return train.main(
+        [*args, "--num-seeds=5", "--seed=1", "--eval-episodes=3", f"--run-dir={path}"]
+    )
+
+
+@pytest.fixture
+def copied(run_dir, tmp_path):
+    """A copy that may be harmed."""
+    return shutil.copytree(run_dir, tmp_path / "copy")
+
+
+@pytest.fixture
+def refuses(capsys):
+    def check(args, *words):
+        forget_scripts()
+        with pytest.raises(SystemExit) as stop:
+            __main__.main(["render", *map(str, args)])
+        said = capsys.readouterr().err
+        assert (
+            stop.value.code == 2
+            and said.count("\n") == 1
+            and said.startswith("onejit render: error: ")
+        )
+        for word in words:
+            assert word in said, said
+
+    return check
+
+
+# --- who plays, and what ---
+
+
+def test_agents_are_ranked_and_named():
+    """By greedy returns where there are any; an agent without a finite return is the worst."""
+    evaluation = np.array([[6, 7], [0, 9], [5, np.nan], [4, 1], [9, 7]])
+    metrics = {
+        "episodes": np.ones((5, 10)),
+        "episodic_return": np.repeat([[3.0], [2.0], [1.0], [4.0], [np.inf]], 10, 1),
+    }
+    found, by = statistics.rank_agents(metrics)
+    assert found.tolist() == [4, 2, 1, 0, 3] and "end of training" in by
+    lost = np.arange(5) == 4  # the best, of parameters that are not finite
+    assert statistics.rank_agents(metrics | {"evaluation": evaluation}, lost)[0].tolist()[:2] == [
+        2,
+        4,
+    ]
+    found, by = statistics.rank_agents(metrics | {"evaluation": evaluation})
+    assert found.tolist() == [2, 3, 1, 0, 4] and "greedy" in by
+    assert render.choose_agents(["best", "median", "worst", "3", "4"], found) == {
+        "best_agent4": 4,
+        "worst_agent2": 2,
+        "agent3": 3,
+        "median_agent1": 1,
+    }
+    assert render.choose_agents(["best", "median", "worst"], found[:2]) == {
+        "best_agent3": 3,
+        "worst_agent2": 2,
+    }
+    assert render.choose_agents(["best", "median", "worst"], np.array([0])) == {"best_agent0": 0}
+
+
+@pytest.mark.parametrize("episode", [slow(0), 2])
+def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys, episode):
+    written = run(run_dir, "--out", tmp_path, "--episode", episode)
+    evaluation = np.load(run_dir / "evaluation.npy")
+    order = np.argsort(evaluation.mean(axis=1), kind="stable")
+    assert len(set(evaluation.mean(axis=1))) > 2, "agents that are alike show nothing"
+    assert [path.name for path in written] == [
+        f"best_agent{order[4]}.gif",
+        f"worst_agent{order[0]}.gif",
+        f"median_agent{order[2]}.gif",
+    ]
+    said = re.findall(
+        r"agent(\d): return (\S+) in (\d+) steps",
+        capsys.readouterr().out.replace("agent ", "agent"),
+    )
+    assert len(said) == 3
+    for (agent, total, steps), path in zip(said, written, strict=True):
+        assert float(total) == pytest.approx(evaluation[int(agent), episode], rel=1e-3)
+        frames = frames_of_gif(path)
+        assert len(frames) == int(steps)  # each shows its own step in the title
+        assert frames[0].std() > 5
+    assert len({total for _, total, _ in said}) > 1
+
+
+def test_a_run_of_a_script_itself(copied, capsys):
+    """It has no run.json, script, checkpoints or evaluation.
+
+    The agents play the episodes of an evaluation, by onejit's script.
+    """
+    shutil.rmtree(copied / "checkpoints")
+    for name in ("run.json", "evaluation.npy", "q_learning_gridworld.py"):
+        (copied / name).unlink()
+    (path,) = run(copied, "--agents", "worst", "--max-steps", 3, "--formats", "gif")
+    final = statistics.final_return(np.load(copied / "metrics.npz"))
+    assert (
+        path == copied / "render" / f"worst_agent{final.argmin()}.gif"
+        and len(frames_of_gif(path)) == 3
+    )
+    said = capsys.readouterr().out
+    assert "the return at the end of training" in said
+    assert (
+        f"{copied} has no copy of its script; {ROOT / 'q_learning_gridworld.py'} is used instead"
+        in said
+    )
+
+
+def test_neither_checkpoints_nor_replay_are_read(copied):
+    shutil.rmtree(copied / "checkpoints")
+    assert run(copied, "--agents", 0, "--max-steps", 1)
+
+
+def test_only_the_runs_own_copy_of_the_script_is_executed(copied, tmp_path, monkeypatch, refuses):
+    """Not the file that it was copied from, nor one of its name in the working directory.
+
+    If edited, with --force.
+    """
+    script, args = copied / "q_learning_gridworld.py", [copied, "--agents", 0, "--max-steps", 1]
+    other = tmp_path / script.name
+    other.write_text("raise RuntimeError('this is not the script of the run')")
+    record = json.loads((copied / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps(record | {"path": str(other)}))
+    monkeypatch.chdir(tmp_path)
+    assert run(*args)
+    script.write_text(script.read_text() + "\nEDITED = True\n")
+    refuses(args, f"{script}: has been edited since the run began; --force")
+    shutil.rmtree(copied / "render")
+    assert run(*args, "--force")
+    used = [each for each in sys.modules.values() if getattr(each, "__file__", None) == str(script)]
+    assert used[-1].EDITED and (copied / "render").is_dir()
+
+
+ENVIRONMENT = """
+import gymnax
+from gymnax.environments.bsuite.catch import Catch
+
+if "Elsewhere-v0" not in gymnax.registered_envs:
+    gymnax.register("Elsewhere-v0", Catch)
+"""
+
+
+def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
+    """The run has a copy of it, and the module that lies where `render` is started is another."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "env_of_a_test.py").write_text(ENVIRONMENT)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1"
+    small += " --update-epochs 1 --hidden-sizes 8"
+    run_dir = train.main(
+        [
+            "ppo",
+            "--env-name=env_of_a_test:Elsewhere-v0",
+            *small.split(),
+            "--num-seeds=1",
+            "--eval-episodes=0",
+        ]
+    ).absolute()
+    del sys.modules["env_of_a_test"]
+    (project / "env_of_a_test.py").write_text("raise AssertionError('another experiment')")
+    (path,) = run(run_dir)
+    assert path == run_dir / "render" / "best_agent0.gif" and len(frames_of_gif(path)) > 5
+    copy = run_dir / "modules" / "env_of_a_test.py"
+    assert sys.modules.pop("env_of_a_test").__file__ == str(copy)
+
+
+def test_best_agents_of_the_training(copied, capsys, refuses):
+    """Each seed's best agent, ranked by what it reached then, plays what was measured then."""
+    refuses(
+        [copied, "--best"], f"best: {copied} has no best_agent.safetensors", "--eval-interval N"
+    )
+    shutil.copy(copied / "agent.safetensors", copied / "best_agent.safetensors")
+    harm_agents(
+        copied / "agent.safetensors",  # not those that play
+        lambda arrays: {name: each[::-1] for name, each in arrays.items()},
+    )
+    returns = np.array([[1.0, np.nan], [4.0, 0.0], [3.0, 2.0], [0.0, 5.0], [np.nan, np.nan]])
+    np.savez(copied / "evaluations.npz", timesteps=np.arange(2), returns=returns)
+    written = run(copied, "--best", "--max-steps", 1)
+    names = ["best_agent3.gif", "worst_agent4.gif", "median_agent2.gif"]
+    assert [path.name for path in written] == names and written[0].parent == copied / "render_best"
+    said = re.findall(r"agent(\d): return (\S+) in", capsys.readouterr().out)
+    evaluation = np.load(copied / "evaluation.npy")[:, 0]
+    assert [agent for agent, _ in said] == ["3", "4", "2"] and len(set(evaluation)) > 1
+    for agent, total in said:
+        assert float(total) == pytest.approx(evaluation[int(agent)], rel=1e-3)
+
+
+def test_one_agent_needs_no_metrics(copied):
+    """As those of agents/ in the repository."""
+    for name in ("metrics.npz", "evaluation.npy"):
+        (copied / name).unlink()
+    harm_agents(
+        copied / "agent.safetensors",
+        lambda arrays: {name: each[:1] for name, each in arrays.items()},
+    )
+    (path,) = run(copied, "--max-steps", 1)
+    assert path.name == "best_agent0.gif"
+
+
+def test_agents_that_do_not_fit_the_script(copied, refuses):
+    """As after a change of the networks: without a check, an index into a smaller table is silently
+    the last one.
+    """
+    path = copied / "agent.safetensors"
+    ((name, table),) = read_agents(path)[0].items()
+    harm_agents(path, lambda arrays: {name: table[:, :-1]})
+    refuses(
+        [copied],
+        f"{path}: does not fit {copied / 'q_learning_gridworld.py'}: "
+        f"{name} is (39, 4), but (40, 4)",
+    )
+    harm_agents(path, lambda arrays: {"another": table})
+    refuses([copied], f"{path}: does not fit", "another is (40, 4), but missing")
+
+
+def test_a_run_of_an_older_script(copied):
+    """What its config.yaml lacks is at its default."""
+    settings = yaml.safe_load((copied / "config.yaml").read_text())
+    del settings["q_init"]
+    (copied / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert run(copied, "--agents", 0, "--max-steps", 1)
+
+
+# --- pictures ---
+
+
+def test_grid_world_by_pixels():
+    config = q_learning_gridworld.Config(
+        height=3, width=4, start=(2, 0), goal=(0, 3), walls=((1, 1),), cliff=((2, 2),)
+    )
+    env = q_learning_gridworld.GridWorld(config)
+    states = q_learning_gridworld.GridState(cell=np.array([8, 4]), time=np.arange(2))
+    first, second = figures.grid_world_frames(env, states, np.zeros(2), range(2))
+    blue, dark, red = (31, 119, 180), (77, 77, 77), (222, 120, 110)
+
+    # of a part of the picture, by eighths of the width and of the height
+    def share(frame, color, rows, columns):
+        height, width = frame.shape[:2]
+        part = frame[
+            int(rows[0] * height) : int(rows[1] * height),
+            int(columns[0] * width) : int(columns[1] * width),
+        ]
+        return (np.abs(part.astype(int) - color).max(axis=-1) < 3).mean()
+
+    assert (
+        share(first, blue, (0.7, 1), (0, 0.25))
+        > 0.02
+        > 0.01
+        > share(second, blue, (0.75, 1), (0, 0.25))
+    )
+    assert share(second, blue, (0.4, 0.7), (0, 0.25)) > 0.02
+    assert (
+        share(first, dark, (0.4, 0.7), (0.25, 0.5)) > 0.5
+        and share(first, red, (0.7, 1), (0.5, 0.75)) > 0.5
+    )
+
+
+def test_channels_of_a_grid_have_colors():
+    obs = np.zeros((2, 4, 4, 3))
+    obs[0, 0, 0, 0] = obs[0, 1, 1, 1] = obs[1, 2, 2, 2] = obs[1, 2, 2, 0] = 1
+    first, second = figures.grid_frames("title", obs, np.zeros(2), range(2))
+    cell = (first == 0).all(axis=-1).sum() / 14  # pixels of one; 14 of the 16 are black
+
+    def colors(frame):
+        values, counts = np.unique(frame.reshape(-1, 3), axis=0, return_counts=True)
+        return {
+            tuple(value)
+            for value, count in zip(values.tolist(), counts, strict=True)
+            if count > cell / 2
+        }
+
+    white, black = (255, 255, 255), (0, 0, 0)
+    assert len(colors(first) - {white, black}) == 2 and len(colors(second) - {white, black}) == 1
+    assert not colors(first) & colors(second) - {white, black}, (
+        "the last channel has a color of its own, and is on top"
+    )
+
+
+def test_images_are_shown_as_they_are():
+    """Three channels are colors. Of stacked images the newest is shown."""
+
+    def color_of(obs):
+        (frame,) = figures.grid_frames("title", obs, np.zeros(1), range(1))
+        return tuple(frame[len(frame) // 2, len(frame) // 2].tolist())
+
+    image = np.broadcast_to(np.array([200, 100, 50], np.uint8), (1, 4, 4, 3))
+    assert color_of(image) == (200, 100, 50)
+    stack = np.broadcast_to(np.array([200, 100, 50, 150], np.uint8), (1, 4, 4, 4))
+    assert color_of(stack) == (150, 150, 150)
+    assert color_of(np.full((1, 4, 4), 150, np.uint8)) == (150, 150, 150)
+    marks = np.zeros((1, 4, 4, 3))
+    marks[..., 1] = 1
+    assert color_of(marks.astype(np.uint8)) == color_of(marks)  # a grid of zeros and ones
+
+
+def test_bytes_stay_bytes():
+    env = SimpleNamespace(
+        observe=lambda key, state, action, params: jnp.full((4, 4, 3), state, jnp.uint8),
+        observation_space=lambda params: None,
+    )
+    obs = figures.observe_all(env, None, jnp.arange(3))
+    assert obs.dtype == np.uint8 and obs.shape == (3, 4, 4, 3)
+
+
+def test_bars_show_the_observation():
+    obs = np.array([[0.0, 1.0], [1.0, 0.0]])
+    first, second = figures.bar_frames("title", obs, np.zeros(2), range(2))
+    blue = [
+        (np.abs(frame.astype(int) - (31, 119, 180)).max(axis=-1) < 3) for frame in (first, second)
+    ]
+    middles = [np.flatnonzero(each.any(axis=0)).mean() for each in blue]
+    assert middles[0] > middles[1] + first.shape[1] / 4
+
+
+@pytest.mark.parametrize(
+    "name", ["Pendulum-v1", "Catch-bsuite", "FrozenLake-misc", "DeepSea-bsuite"]
+)
+def test_gymnax_environments(name, monkeypatch):
+    for variable in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
+        monkeypatch.setenv(variable, "dummy")
+    if name == "Pendulum-v1":
+        pytest.importorskip("pygame")
+    env, params = gymnax.make(name)
+
+    def step(carry, key):
+        _, state, reward, *_ = env.step(key, carry, env.action_space(params).sample(key), params)
+        return state, (carry, reward)
+
+    @jax.jit
+    def play(key):
+        return jax.lax.scan(
+            step, env.reset(key, params)[1], jax.random.split(jax.random.key(2), 6)
+        )[1]
+
+    states, rewards = play(jax.random.key(1))
+    rewards = np.asarray(rewards)
+    frames, seconds = render.frames_of(
+        SimpleNamespace(env_name=name), env, params, jax.device_get(states), rewards
+    )
+    frames = list(frames())
+    assert len(frames) == 6 and 0.01 < seconds < 0.2
+    assert len({frame.shape for frame in frames}) == 1 and frames[0].dtype == np.uint8
+    below_title = frames[0].shape[0] // 6
+    assert any((frame[below_title:] != frames[0][below_title:]).sum() > 100 for frame in frames), (
+        "nothing moves"
+    )
+
+
+def test_nothing_but_bodies_needs_mujoco():
+    """MUJOCO_GL may name a library that is missing; then MuJoCo cannot be imported."""
+    code = """
+import sys
+sys.modules["mujoco"] = None
+import gymnax
+from onejit.script import errors
+from onejit.share import export
+from onejit.watch import render
+from onejit.watch import adapters
+from onejit.watch import formats
+adapter = adapters.adapter_of(gymnax.make("Catch-bsuite")[0])
+formats.check_formats((), adapter)
+assert errors.similar_environment("CartPol-v1") == "; did you mean CartPole-v1?"
+assert "brax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_mp4(tmp_path, monkeypatch):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    # odd sizes, which H.264 does not have
+    frames = [np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)]
+    monkeypatch.chdir(tmp_path)
+    with open("lr:0.1.mp4", "wb") as file:  # no protocol of ffmpeg's
+        formats.save_mp4(lambda: iter(frames), 0.1, file)
+    reader = imageio_ffmpeg.read_frames(str(tmp_path / "lr:0.1.mp4"))
+    about = next(reader)
+    assert (about["size"], about["fps"], about["codec"]) == ((46, 32), 10, "h264")
+    means = [np.frombuffer(frame, np.uint8).reshape(32, 46, 3)[:30, :44].mean() for frame in reader]
+    np.testing.assert_allclose(means, 20 * np.arange(10), atol=4)
+
+
+@pytest.mark.parametrize(("package", "form", "env_name"), [
+    ("pygame", "gif", "CartPole-v1"), ("imageio_ffmpeg", "mp4", "Catch-bsuite")
+])  # fmt: skip
+def test_packages_for_pictures_that_are_not_there(package, form, env_name, monkeypatch):
+    """Said before anything is played."""
+    env, _ = gymnax.make(env_name)
+    assert check_formats((form,), adapter_of(env)) == (form,)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ValueError,
+        match=f"needs {package.replace('_', '-')}; pip install {package.replace('_', '-')}",
+    ):
+        check_formats((form,), adapter_of(env))
+    assert check_formats(("gif",), adapter_of(gymnax.make("Breakout-MinAtar")[0]))
+
+
+# --- the page ---
+
+
+@pytest.fixture
+def pendulum():
+    """Brax's inverted pendulum, and three states of it without the compilation of a reset."""
+    from brax import envs
+    from brax.base import Transform
+
+    env = envs.get_environment("inverted_pendulum", backend="spring")
+    links = len(env.sys.link_names)
+    rot = np.tile([1.0, 0.0, 0.0, 0.0], (3, links, 1))
+    return env, SimpleNamespace(x=Transform(rng.normal(size=(3, links, 3)), rot))
+
+
+def test_page(pendulum, tmp_path):
+    """It names the episode, says that it needs the network, and holds the states in real time."""
+    env, states = pendulum
+    adapter = adapter_of(SimpleNamespace(env=env))
+    assert check_formats((), adapter) == ("gif", "html")
+    brax_state = SimpleNamespace(pipeline_state=states)
+    episode = Episode("inverted_pendulum", None, SimpleNamespace(brax=brax_state), np.zeros(3))
+    formats.save_episode("html", tmp_path / "page", "a <title> & </script>", adapter, episode)
+    page = (tmp_path / "page").read_text()
+    heading = "a &lt;title&gt; &amp; &lt;/script&gt; (the viewer needs the network)"
+    assert f"<title>{heading}</title>" in page and f"{heading}</p>" in page
+    system = json.loads(zlib.decompress(base64.b64decode(re.search(r'system = "(.+?)"', page)[1])))
+    assert system["opt"]["timestep"] == pytest.approx(float(env.dt))
+    positions = [state["pos"] for state in system["states"]["x"]]
+    np.testing.assert_allclose(positions, states.x.pos, atol=1e-5)
+
+
+# --- what it refuses ---
+
+
+def test_bad_input(run_dir, tmp_path, refuses):
+    refuses([tmp_path / "none"], "none: is not a run directory")
+    refuses([run_dir, "--agents", "best", "5"], "agents: 5 is neither", "0 to 4")
+    refuses([run_dir, "--agents", "good"], "agents: good")
+    refuses([run_dir, "--agents"], "agents: must be best, median, worst")
+    refuses([run_dir, "--episode=4294967296"], "episode = 4294967296: must be below")
+    refuses([run_dir, "--formats", "html"], "formats: html is for brax")
+    refuses([run_dir, "--formats", "bmp"], "--formats")
+    refuses([run_dir, "--episode=-1"], "episode = -1")
+    refuses([run_dir, "--max-steps=-1"], "max_steps = -1")
+    assert not (run_dir / "render").exists()
+
+
+def test_runs_that_are_damaged(copied, refuses):
+    config = (copied / "config.yaml").read_text()
+    (copied / "config.yaml").write_text(config + "\nnum_envs: 4\n")
+    refuses([copied], "config.yaml: is not a config of")
+    (copied / "config.yaml").write_text(config)
+    record, script = (
+        json.loads((copied / "run.json").read_text()),
+        copied / "q_learning_gridworld.py",
+    )
+
+    def write_script(source):
+        script.write_text(source)
+        changed = {"sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
+        (copied / "run.json").write_text(json.dumps(record | changed))
+
+    write_script("import nothing_of_this_name")
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
+        run(copied)
+    write_script("Config = 1")
+    refuses([copied], "is not a training script", "it has no make_learner")
+    (copied / "run.json").write_text(json.dumps(record))
+    shutil.copy(ROOT / script.name, script)
+    (copied / "metrics.npz").write_bytes((copied / "metrics.npz").read_bytes()[:100])
+    refuses([copied], "metrics.npz: cannot be read")
+    agent = copied / "agent.safetensors"
+    agent.write_bytes(agent.read_bytes()[:100])
+    refuses([copied], "agent.safetensors: cannot be read")
+    agent.unlink()
+    refuses([copied], "agent.safetensors: does not exist")
+    (copied / "run.json").write_text("{")
+    refuses([copied], "run.json: cannot be read")
+
+
+def test_output_that_cannot_be_written(run_dir, refuses):
+    args = [run_dir, "--agents", 0, "--max-steps", 1]
+    refuses([*args, "--out", run_dir / "config.yaml"], "config.yaml", "cannot be written")
+
+
+# --- brax, as people run it ---
+
+
+@pytest.fixture(scope="module")
+def brax_run(tmp_path_factory):
+    """GIF, MP4 and HTML of an inverted pendulum."""
+    folder = tmp_path_factory.mktemp("brax")
+    config = "--env-name=inverted_pendulum --total-timesteps=16384 --num-seeds=2 --run-dir=run"
+    for command in (
+        [str(ROOT / "ppo_continuous.py"), *config.split()],
+        ["-m", "onejit", "render", "run", "--formats", "gif", "html", "mp4"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=folder,
+            env=os.environ | {"MUJOCO_GL": ""},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        if "cannot draw without a screen" in done.stderr and not ctypes.util.find_library("OSMesa"):
+            pytest.skip(done.stderr)
+        assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_brax_pictures(brax_run):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    names = sorted(
+        path.name.split("_")[0] + path.suffix for path in (brax_run / "render").iterdir()
+    )
+    assert names == ["best.gif", "best.html", "best.mp4", "worst.gif", "worst.html", "worst.mp4"]
+    for path in (brax_run / "render").glob("*.gif"):
+        frames = frames_of_gif(path)
+        assert len(frames) > 3 and frames[0].shape == (360, 480, 3)
+        for frame in (frames[0], frames[-1]):
+            assert (frame[40:] > 60).any(axis=-1).mean() > 0.005, (
+                "there is no body on the black background"
+            )
+        assert (frames[0][40:].astype(int) - frames[-1][40:] != 0).any(axis=-1).sum() > 200, (
+            "nothing moves"
+        )
+        about, *film = imageio_ffmpeg.read_frames(str(path.with_suffix(".mp4")))
+        assert about["size"] == (480, 360) and len(film) == len(frames)
+
+
+def test_a_sweep_is_not_rendered(tmp_path):
+    """The message says where the runs of its trials are."""
+    (tmp_path / "run.json").write_text(
+        '{"settings": {"script": "ppo", "num_seeds": 1, "seed": 0}, "kind": "sweep"}'
+    )
+    with pytest.raises(ValueError, match="is a sweep") as refused:
+        render.main(tmp_path)
+    assert str(tmp_path / "agents") in str(refused.value)

@@ -1,0 +1,175 @@
+"""Additions to `mkdocs build`: links out of docs/, links of function names, equations."""
+
+import ast
+import html
+import re
+from pathlib import Path
+from posixpath import normpath
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+from mkdocs.structure.toc import get_toc
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDRESS = (
+    ""  # of the repository's files in the web, such as https://github.com/USER/onejit/blob/main
+)
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+FENCE = re.compile(r"(?ms)^```.*?^```")
+SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
+
+
+def target(written: str) -> str:
+    """The path from the root that a link of a page leads to; empty if it leads elsewhere."""
+    path = normpath(f"docs/{written}")
+    there = "://" not in written and not path.startswith("..") and (ROOT / path).exists()
+    return path if there else ""
+
+
+def source_page(name: str) -> str:
+    return f"source/{name}.py.md"
+
+
+def link_out(match: re.Match) -> str:
+    """A link to a file outside of docs/: scripts have a page, others an address or their path."""
+    text, written, anchor = match.groups()
+    path = target(written)
+    if not path or path.startswith("docs/"):
+        return match[0]
+    if path == "README.md":
+        return f"[{text}](index.md{anchor or ''})"
+    if path.removesuffix(".py") in SCRIPTS:
+        return f"[{text}]({source_page(path.removesuffix('.py'))})"
+    return f"[{text}]({ADDRESS}/{path})" if ADDRESS else f"`{path}`"
+
+
+def outside_of_fences(change, markdown: str) -> str:
+    """Apply `change` to the parts of a page that are no code."""
+    fences = FENCE.findall(markdown)
+    parts = [change(part) for part in FENCE.split(markdown)]
+    return "".join(part + fence for part, fence in zip(parts, [*fences, ""], strict=True))
+
+
+def lines_of(path: Path) -> dict[tuple[str, ...], int]:
+    """The lines of functions and classes, by `(name,)` and by `(name, a function around it)`."""
+    found = {}
+
+    def visit(node, around):
+        for child in ast.iter_child_nodes(node):
+            inner = isinstance(child, (ast.FunctionDef, ast.ClassDef))
+            if inner:
+                for key in [(child.name,), *((child.name, outer) for outer in around)]:
+                    found.setdefault(key, child.lineno)
+            visit(child, [*around, child.name] if inner else around)
+
+    visit(ast.parse(path.read_text()), [])
+    return found
+
+
+def link_functions(markdown: str) -> str:
+    """In tables with a column `function`, each name of a function becomes a link to its line.
+
+    The function is one of the script that the last heading `## SCRIPT.py` names. The links are
+    HTML, because mkdocs does not know the anchors of lines and would warn.
+    """
+    known = {}
+    source = ""
+    column = None
+    lines = markdown.split("\n")
+
+    def link(match):
+        line = known.get((match[1], match[2]) if match[2] else (match[1],))
+        if not line:
+            return match[0]
+        rest = f" in `{match[2]}`" if match[2] else ""
+        return f'<a href="{source}#__codelineno-0-{line}">`{match[1]}`</a>{rest}'
+
+    for i, text in enumerate(lines):
+        heading = re.match(r"## (\w+)\.py", text)
+        if heading and heading[1] in SCRIPTS:
+            known = lines_of(ROOT / f"{heading[1]}.py")
+            source = f"source/{heading[1]}.py.html"
+        cells = re.split(r"(?<!\\)\|", text)
+        if not text.startswith("|"):
+            column = None
+        elif column is None:
+            column = next((j for j, cell in enumerate(cells) if cell.strip() == "function"), -1)
+        elif column > 0:
+            cells[column] = re.sub(r"`(\w+)`(?: in `(\w+)`)?", link, cells[column])
+            lines[i] = "|".join(cells)
+    return "\n".join(lines)
+
+
+def on_files(files, config):
+    """Add a page for each script."""
+    for name in SCRIPTS:
+        head = f"---\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {name}.py\n\n"
+        text = (ROOT / f"{name}.py").read_text()
+        page = f'{head}````{{.python linenums="1"}}\n{text}\n````\n'
+        files.append(File.generated(config, source_page(name), content=page))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links out of docs/, and links of function names."""
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+    return link_functions(outside_of_fences(lambda text: LINK.sub(link_out, text), markdown))
+
+
+def mathml(tex: str, display: str) -> str:
+    return convert(html.unescape(tex).strip(), display=display)
+
+
+def headings(content: str):
+    """Of a notebook's page, code in headings included."""
+    found, tokens = (
+        re.findall(r'(?s)<h([12]) id="([^"]+)">(.*?)<a class="anchor-link"', content),
+        [],
+    )
+    for level, name, text in found:
+        token = {
+            "level": int(level),
+            "id": name,
+            "name": re.sub("<[^>]+>", "", text),
+            "children": [],
+        }
+        (tokens[0]["children"] if level == "2" and tokens else tokens).append(token)
+    return get_toc(tokens)
+
+
+def link_of_notebook(match: re.Match) -> str:
+    """As `link_out`, in HTML. Pages of the site have the suffix .html."""
+    written, anchor, text = match.groups()
+    path = target(written)
+    if not path:
+        return match[0]
+    if path.startswith("docs/"):
+        page = re.sub(r"\.(md|ipynb)$", ".html", written)
+    elif path.removesuffix(".py") in SCRIPTS:
+        page = source_page(path.removesuffix(".py")).replace(".md", ".html")
+    elif ADDRESS:
+        page = f"{ADDRESS}/{path}"
+    else:
+        return f"<code>{path}</code>"
+    return f'<a href="{page}{anchor or ""}">{text}</a>'
+
+
+def on_page_content(content, page, config, files):
+    """Equations as MathML; pictures that open in full size; of notebooks, the links too."""
+    if page.file.src_uri.endswith(".ipynb"):
+        page.toc = headings(content)
+        text = re.compile(r"(?s)(<div[^>]*jp-RenderedMarkdown[^>]*>)(.*?)(</div>)")
+        equation = re.compile(r"(?<![\w$\\])\$([^$<]+)\$(?![\w$])")
+        link = re.compile(r'(?s)<a href="([^"#]+)(#[^"]*)?">(.*?)</a>')
+
+        def rendered(match):
+            inner = equation.sub(lambda each: mathml(each[1], "inline"), match[2])
+            return match[1] + link.sub(link_of_notebook, inner) + match[3]
+
+        return text.sub(rendered, content)
+    content = re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', content)
+    found = re.compile(r'(?s)<(div|span) class="arithmatex">(?:\\\[|\\\()(.*?)(?:\\\]|\\\))</\1>')
+    return found.sub(
+        lambda each: mathml(each[2], {"div": "block", "span": "inline"}[each[1]]), content
+    )
