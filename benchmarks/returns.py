@@ -83,9 +83,9 @@ def can_continue(name: str, command: list[str], run_dir: Path) -> bool:
     record = read_record(run_dir)
     script = ROOT / f"{name.partition('/')[0]}.py"
     return (
-        record["command"].partition(" --run-dir")[0] == shlex.join(command)
-        and record["sha256"] == hashlib.sha256(script.read_bytes()).hexdigest()
-        and not has_changed({"row": name, "settings": record["settings"]})
+        (record.command or "").partition(" --run-dir")[0] == shlex.join(command)
+        and record.sha256 == hashlib.sha256(script.read_bytes()).hexdigest()
+        and not has_changed({"row": name, "settings": record.settings})
     )
 
 
@@ -119,7 +119,7 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
         "peak_memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
     if resumes:  # what was spent before is known of the training alone
-        training["seconds"] = sum(read_record(run_dir)["seconds"].values())
+        training["seconds"] = sum(dataclasses.astuple(read_record(run_dir).seconds))
         training["processor_seconds"] = None
     return training
 
@@ -238,7 +238,7 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
     if row["environment"] in GYMNASIUM:
         row["gymnasium_return"] = stored(play_in_gymnasium(script, config, agents, seed), lost)
     for key in ("started", "device", "versions", "commit", "settings"):
-        row[key] = record[key]
+        row[key] = getattr(record, key)
     commit = row["commit"].removesuffix("-dirty")
     if not commit:  # a copy without git
         row["commit"] = origin.commit()

@@ -213,7 +213,7 @@ def show(value, low, high) -> str:
 
 
 def summarize(name: str, returns, lost=None) -> dict:
-    """Print statistics over seeds, and return them for run.json.
+    """Print statistics over seeds, and return the numbers for run.json.
 
     `returns`, and `lost` if diverged: [num_seeds]. Seeds that diverged or have no return count as
     -inf in the interquartile mean. The mean and the worst agent leave them out, and the number of
@@ -250,7 +250,7 @@ def summarize(name: str, returns, lost=None) -> dict:
     record["not_finite"] = int((~good).sum())
     record["diverged"] = int(lost.sum())
     record["no_episode"] = int(silent.sum())
-    return {name: record}
+    return record
 
 
 # --- several methods: `samples` are arrays [seeds, ...], one for each environment ---

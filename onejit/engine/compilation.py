@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
+from onejit.base.clock import Clock
 from onejit.base.text import plural
 from onejit.engine import evaluation
 from onejit.engine.devices import shardings, smallest_slice
@@ -276,13 +277,13 @@ def compile_slices(
     total: int,
     size: int | None,
     memory_gib: float | None,
-    seconds: dict,
+    clock: Clock,
     step: int | None = None,
 ):
     """`(program, description)` for `total` runs in slices of `size`.
 
     By default they are the largest slices that fit in memory, multiples of `step`, which by default
-    keeps all devices busy. Adds the time to `seconds` {"compile"}. Raises ValueError.
+    keeps all devices busy. Adds the time to `clock`. Raises ValueError.
     """
     begun = time.perf_counter()
     memory = free_memory(memory_gib)
@@ -291,7 +292,7 @@ def compile_slices(
     else:
         program = largest_slice(compile_size, total, step or smallest_slice(total), memory)
     took = time.perf_counter() - begun
-    seconds["compile"] += took
+    clock.compile += took
     slices = plural(number_of_slices(total, program.size), "slice")
     if program.size < total:
         slices = f"{slices} of at most {program.size}"

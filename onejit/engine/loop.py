@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import onejit.engine.devices  # noqa: F401 - before JAX starts
+from onejit.base.clock import Clock
 from onejit.base.signals import Stopped
 from onejit.engine.checkpoints import restore, save
 from onejit.engine.hosts import agree, is_first, latest
@@ -191,7 +192,7 @@ def train_slice(
     before_save=nothing,
     after_save=nothing,
     caught=(),
-    seconds: dict | None = None,
+    clock: Clock | None = None,
 ):
     """Train a slice from its last checkpoint, or from the start, to the end. Returns its `carry`.
 
@@ -203,13 +204,12 @@ def train_slice(
     returns [size, episodes] of an evaluation after them, or None. It writes a checkpoint every
     `interval` seconds unless `interval` is 0, and one at the end if `save_last` is set. Process 0
     decides when, because clocks differ. A signal in `caught` ends training with a checkpoint and
-    raises `Stopped`. The times are added to `seconds` {"train", "evaluate"}.
+    raises `Stopped`. The times are added to `clock`.
 
     A program with an exchange has the current `floats` in its carry. After every
     `program.exchange_interval` updates, `program.exchange` changes the carry.
     """
-    if seconds is None:
-        seconds = {"train": 0.0, "evaluate": 0.0}
+    clock = clock or Clock()
     on_devices = {}
     for name, values in floats.items():
         on_devices[name] = jax.device_put(np.asarray(values, np.float32), program.sharding)
@@ -234,8 +234,8 @@ def train_slice(
         returns = None
         if eval_interval and last % eval_interval == 0:
             returns = evaluate(program, carry, last // eval_interval - 1)
-        seconds["train"] += ended - begun
-        seconds["evaluate"] += time.perf_counter() - ended
+        clock.train += ended - begun
+        clock.evaluate += time.perf_counter() - ended
         if is_first():
             watch(done, last, metrics, returns)
         if program.exchange is not None and last % program.exchange_interval == 0:

@@ -33,7 +33,7 @@ from onejit.base.files import write, write_picture
 from onejit.base.text import align
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics
-from onejit.run.record import is_of_main, kind_of, read_record, share_of_main
+from onejit.run.record import Record, is_of_main, read_record, share_of_main
 from onejit.script.configs import OF_THE_TASK, task_of
 
 
@@ -53,17 +53,17 @@ class Run(NamedTuple):
 # --- runs ---
 
 
-def read_returns(path: str, kind: str, record: dict):
+def read_returns(path: str, kind: str, record: Record):
     """The return of each agent, -inf if its parameters are not finite, and the number of updates.
 
-    A training that was stopped was meant to have the record's "total_updates". Raises ValueError.
+    A training that was stopped was meant to have the record's `total_updates`. Raises ValueError.
     """
-    total_updates = record.get("total_updates")
+    total_updates = record.total_updates
     metrics = load_metrics(path)
     agents, _ = read_agents(Path(path) / "agent.safetensors")
     if kind == "final":
         returns = statistics.final_return(metrics, total_updates)
-        few = statistics.few_episodes(metrics, record["settings"], total_updates)
+        few = statistics.few_episodes(metrics, record.settings, total_updates)
         for line in statistics.warning_of_few(few):
             print(f"{path}: {line}")
     elif "evaluation" in metrics:
@@ -92,7 +92,7 @@ def read_run(argument: str, kind: str) -> Run:
     """The run of `DIR` or `LABEL=DIR`. Raises ValueError."""
     label, path = split_label(argument)
     record = read_record(path)
-    if kind_of(record) == "sweep":
+    if record.kind == "sweep":
         raise ValueError(
             f"{path}: is a sweep, whose trials are compared in its results.csv; give runs"
         )
@@ -102,7 +102,7 @@ def read_run(argument: str, kind: str) -> Run:
         agents = f"agents {lost} of {len(returns)}"
         print(f"{path}: {agents} diverged or have no return; they count as the worst")
 
-    settings = dict(record["settings"])
+    settings = dict(record.settings)
     if is_of_main(path):
         share = share_of_main(path, settings)
         if share < 1.0:
@@ -114,9 +114,9 @@ def read_run(argument: str, kind: str) -> Run:
     for agent, value in enumerate(returns):
         values[seed, agent] = float(value) if np.isfinite(value) else -np.inf
     marks = {
-        "the text of the script": record.get("sha256"),
+        "the text of the script": record.sha256,
         "the number of updates": num_updates,
-        "how a population was used": record.get("population"),
+        "how a population was used": record.population,
     }
     return Run(path, settings, label, task, values, marks)
 

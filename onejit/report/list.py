@@ -19,7 +19,7 @@ from onejit.base.text import align
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics
 from onejit.run.lock import is_locked
-from onejit.run.record import is_of_main, kind_of, read_record, share_of_main
+from onejit.run.record import Record, is_of_main, read_record, share_of_main
 from onejit.script.configs import task_of
 
 AGENTS = "agent.safetensors"
@@ -50,19 +50,19 @@ def changed(run_dir: Path) -> float:
     return max(path.stat().st_mtime for path in paths if path.is_file())
 
 
-def is_finished(run_dir: Path, record: dict) -> bool:
+def is_finished(run_dir: Path, record: Record) -> bool:
     if is_of_main(run_dir):
-        return share_of_main(run_dir, record["settings"]) == 1.0
-    return "finished" in record
+        return share_of_main(run_dir, record.settings) == 1.0
+    return record.finished is not None
 
 
-def share_done(run_dir: Path, record: dict) -> str:
+def share_done(run_dir: Path, record: Record) -> str:
     """The progress at the last checkpoint, or at the end of a script's own `main`."""
     if is_of_main(run_dir):
-        return f"{100 * share_of_main(run_dir, record['settings']):.0f} %"
-    if not record.get("steps_total"):
+        return f"{100 * share_of_main(run_dir, record.settings):.0f} %"
+    if not record.steps_total:
         return "-"
-    return f"{100 * record['steps_done'] / record['steps_total']:.0f} %"
+    return f"{100 * record.steps_done / record.steps_total:.0f} %"
 
 
 def describe(run_dir: Path) -> list[str]:
@@ -78,14 +78,14 @@ def describe(run_dir: Path) -> list[str]:
 def describe_record(run_dir: Path) -> list[str]:
     """The cells between the path of a run and its age."""
     record = read_record(run_dir)
-    settings = record["settings"]
+    settings = record.settings
     if is_finished(run_dir, record):
         state = "finished"
         done = "100 %"
     else:
         state = "running" if is_locked(run_dir) else "stopped"
         done = share_done(run_dir, record)
-    if kind_of(record) == "sweep":
+    if record.kind == "sweep":
         final_return = "a sweep"
     elif state == "finished" or is_of_main(run_dir):
         final_return = show_returns(run_dir, record)
@@ -96,13 +96,13 @@ def describe_record(run_dir: Path) -> list[str]:
     return [settings["script"], task, seeds, state, done, final_return]
 
 
-def show_returns(run_dir: Path, record: dict) -> str:
+def show_returns(run_dir: Path, record: Record) -> str:
     """Mean and worst return, and the metrics that are NaN although episodes ended.
 
     For a run of a script's own `main` they come from its metrics.
     """
-    numbers = record.get("final return")
-    broken = record.get("broken_metrics", [])
+    numbers = record.final_return
+    broken = record.broken_metrics
     if numbers is None:
         metrics = load_metrics(run_dir)
         agents, _ = read_agents(run_dir / AGENTS)

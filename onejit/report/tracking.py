@@ -10,14 +10,15 @@ import numpy as np
 
 from onejit.base import statistics
 from onejit.engine.hosts import is_first
+from onejit.run.record import Record
 
 # the packages that they need
 TRACKERS = {"tensorboard": ["tensorboardX"], "trackio": ["trackio"], "wandb": ["wandb"]}
 
 
-def digest_of_run(run_dir: Path, record: dict, name: str) -> str:
+def digest_of_run(run_dir: Path, record: Record, name: str) -> str:
     """16 letters that another run has not."""
-    place = f"{run_dir.absolute()} {record['started']} {name}"
+    place = f"{run_dir.absolute()} {record.started} {name}"
     return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
@@ -69,9 +70,9 @@ class TensorBoard(NoTracker):
 class ExperimentTracker(NoTracker):
     """A run of Trackio or Weights & Biases. Raises OSError if it cannot be started."""
 
-    def __init__(self, track: str, run_dir: Path, record: dict, name: str):
+    def __init__(self, track: str, run_dir: Path, record: Record, name: str):
         library = importlib.import_module(track)
-        settings = record["settings"]
+        settings = record.settings
         words = [run_dir.name, *name.split()]
         digest = digest_of_run(run_dir, record, name)  # the same on resume
         if track == "trackio":  # on this machine unless TRACKIO_SPACE_ID is set
@@ -118,7 +119,7 @@ def check_login(track: str | None) -> None:
         raise ValueError(f"track = wandb: needs a login: {advice} ({error})") from error
 
 
-def open_tracker(track: str | None, run_dir: Path, record: dict, name: str, steps_done: int):
+def open_tracker(track: str | None, run_dir: Path, record: Record, name: str, steps_done: int):
     """The tracker of a slice or trial `name`, which has done so many steps. Raises OSError."""
     if not track or not is_first():
         return NoTracker()

@@ -15,7 +15,7 @@ from flax.traverse_util import unflatten_dict
 
 from onejit.base.files import reading
 from onejit.run.agents import read_agents
-from onejit.run.record import kind_of, read_record
+from onejit.run.record import Record, read_record
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, read_flags
 from onejit.script.load import find_script, import_from, known_scripts, load_script
@@ -30,36 +30,36 @@ def read_config(script, file: Path):
         raise ValueError(f"{file}: is not a config of {script.__file__}: {error}") from error
 
 
-def copy_of_script(run_dir, record: dict, force: bool = False) -> Path | None:
+def copy_of_script(run_dir, record: Record, force: bool = False) -> Path | None:
     """The copy of the script in the run directory, or None.
 
     Raises ValueError if it was edited, unless `force`.
     """
-    name = str(record["settings"]["script"])
+    name = str(record.settings["script"])
     copy = Path(run_dir, f"{name}.py")
     is_bare = Path(name).name == name  # no path to another folder
     if not is_bare or not local_modules.is_inside(copy, run_dir):
         return None
-    if not force and hashlib.sha256(copy.read_bytes()).hexdigest() != record.get("sha256"):
+    if not force and hashlib.sha256(copy.read_bytes()).hexdigest() != record.sha256:
         raise ValueError(
             f"{copy}: has been edited since the run began; --force uses the edited script"
         )
     return copy
 
 
-def find_other_script(run_dir, record: dict, force: bool, trust: bool) -> Path:
+def find_other_script(run_dir, record: Record, force: bool, trust: bool) -> Path:
     """The script of a run directory that has no copy of it, as a script's own `main` leaves it.
 
     It is onejit's script of this name. With `trust` it may be any other file. Raises ValueError,
     also if run.json has the hash of another version, unless `force`.
     """
-    name = str(record["settings"]["script"])
+    name = str(record.settings["script"])
     if name in known_scripts() and not trust:
         path = known_scripts()[name]
     else:
         path = find_script(name)
         local_modules.check_trust(run_dir, f"its script, {path}", trust)
-    expected = record.get("sha256")
+    expected = record.sha256
     if expected and not force and local_modules.hash_of(path.read_bytes()) != expected:
         raise ValueError(
             f"{run_dir}: the copy of its script is missing, and {path} is another version of it; "
@@ -68,7 +68,7 @@ def find_other_script(run_dir, record: dict, force: bool, trust: bool) -> Path:
     return path
 
 
-def script_of(run_dir, record: dict, force: bool = False, trust: bool = False):
+def script_of(run_dir, record: Record, force: bool = False, trust: bool = False):
     """Import a run's script and the user's own modules, from their copies in the run directory.
 
     If there is no copy of the script, a message names the script that is used instead. `force`
@@ -82,7 +82,7 @@ def script_of(run_dir, record: dict, force: bool = False, trust: bool = False):
         print(f"{run_dir} has no copy of its script; {path} is used instead")
         return load_script(path)
     if trust:
-        import_from(*[folder for folder in record.get("folders", []) if Path(folder).is_dir()])
+        import_from(*[folder for folder in record.folders if Path(folder).is_dir()])
     return load_script(copy)
 
 
@@ -97,7 +97,7 @@ def load_run(run_dir, force: bool = False, file: str = "agent.safetensors", trus
     since the run began, and `trust` executes files outside of the run directory. Raises ValueError.
     """
     record = read_record(run_dir)
-    if kind_of(record) == "sweep":
+    if record.kind == "sweep":
         raise ValueError(
             f"{run_dir}: is a sweep; its best trials are runs, in {Path(run_dir) / 'agents'}"
         )

@@ -1,5 +1,6 @@
 """run.json: what a run is, and how far it has come."""
 
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -7,10 +8,12 @@ import math
 import os
 import shlex
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import yaml
 
+from onejit.base.clock import Clock
 from onejit.base.cores import number_of_cores
 from onejit.base.files import reading, write
 from onejit.base.packages import versions
@@ -20,41 +23,132 @@ from onejit.script.configs import plain
 from onejit.script.load import git, source_of
 from onejit.script.steps import total_steps
 
+Kind = Literal["train", "sweep", "trial", "script"]
+SPELLED = {"final_return": "final return", "greedy_return": "greedy return"}  # in run.json
+
+
+@dataclasses.dataclass
+class Record:
+    """run.json: what a run is, and how far it has come.
+
+    What a kind of run does not have is empty here, and not written.
+    """
+
+    settings: dict[str, Any]  # the config, script, num_seeds and seed
+    # who made it; "trial" are agents that a sweep kept, "script" is a script's own `main`
+    kind: Kind = "script"
+    command: str | None = None
+    started: str | None = None
+    device: str | None = None
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    random_keys: str | None = None  # JAX's kind of them
+    commit: str | None = None
+    path: str | None = None  # of the script
+    sha256: str | None = None
+    # where the script may import modules from
+    folders: list[str] = dataclasses.field(default_factory=list)
+    modules: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of the user's own
+    seconds: Clock = dataclasses.field(default_factory=Clock)
+    steps_done: int = 0
+    steps_total: int = 0
+    finished: str | None = None  # the time
+
+    # of `onejit train`
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    slice: int | None = None  # seeds in a slice
+    steps_per_second: float | None = None
+
+    # results of agents
+    final_return: dict[str, Any] | None = None
+    greedy_return: dict[str, Any] | None = None
+    broken_metrics: list[str] = dataclasses.field(default_factory=list)
+
+    # of `onejit sweep`
+    words: list[str] = dataclasses.field(default_factory=list)  # its command line
+    num_trials: int = 0
+    slices: list[int] = dataclasses.field(default_factory=list)  # their sizes, by program
+    owner: str | None = None  # of trials in a storage
+    numbers: list[int] = dataclasses.field(default_factory=list)  # of the trials in the study
+    proposed: list[dict] = dataclasses.field(default_factory=list)  # by Optuna
+    merged: list[str] = dataclasses.field(default_factory=list)  # the parts
+
+    # of a population: the best agent and its floats over time, or what is replayed of them
+    winner: dict[str, int] = dataclasses.field(default_factory=dict)
+    schedule: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    # {"of": run directory, "schedule": ...}
+    replay: dict[str, Any] = dataclasses.field(default_factory=dict)
+    replay_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    # of a trial
+    trial: int | None = None
+    rung: int | None = None
+    num_updates: int | None = None
+    total_updates: int | None = None
+    population: str | None = None  # how it was used
+
+    others: dict[str, Any] = dataclasses.field(default_factory=dict)  # of another version
+
+    @classmethod
+    def of_stored(cls, stored: dict) -> "Record":
+        """The record of what run.json holds."""
+        stored = dict(stored)
+        settings = stored["settings"]
+        names = ["script", "num_seeds", "seed", *settings]
+        values: dict[str, Any] = {"settings": {name: settings[name] for name in names}}
+        values["seconds"] = Clock(**stored.pop("seconds", {}))
+        for field in dataclasses.fields(cls):
+            spelled = SPELLED.get(field.name, field.name)
+            if spelled in stored and field.name not in ("settings", "others"):
+                values[field.name] = stored.pop(spelled)
+        del stored["settings"]
+        return cls(**values, others=stored)
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether a sweep replays what a population has found."""
+        return bool(self.replay)
+
+    def to_store(self) -> dict:
+        """What run.json holds."""
+        empty = Record(settings={})
+        values = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "others" and value != getattr(empty, field.name):
+                values[SPELLED.get(field.name, field.name)] = value
+        if self.steps_total:
+            values["steps_done"] = self.steps_done
+        if self.kind in ("train", "sweep") or self.seconds != empty.seconds:
+            values["seconds"] = dataclasses.asdict(self.seconds)
+        return values | self.others
+
 
 def now() -> str:
     return f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
 
 
-def make_record(kind: str, script, config, options, command: list[str]) -> dict:
-    """The contents of run.json when a run begins. `kind` is "train" or "sweep"."""
+def make_record(kind: Kind, script, config, options, command: list[str]) -> Record:
+    """The record of a run of `onejit train` or `onejit sweep` that begins."""
     import jax
 
     path = Path(script.__file__).resolve()
     settings = {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed}
     cores = plural(number_of_cores(), "CPU core")
-    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}, {cores}"
     commit = git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")  # no tag
-    return {
-        "kind": kind,
-        "settings": settings | plain(config),
-        "command": shlex.join(["onejit", *command]),
-        "started": now(),
-        "device": device,
-        "versions": versions(),
-        "random_keys": jax.config.jax_default_prng_impl,  # pyright: ignore[reportAttributeAccessIssue]
-        "commit": commit.strip(),
-        "path": str(path),
-        "sha256": hashlib.sha256(source_of(script)).hexdigest(),
-        "folders": [str(path.parent), os.getcwd()],  # where the script may import modules from
-        "seconds": {"compile": 0.0, "train": 0.0, "evaluate": 0.0},
-        "steps_done": 0,
-        "steps_total": total_steps(config, options.num_seeds),
-    }
-
-
-def kind_of(record: dict) -> str:
-    """Who made a run: "train", "sweep", "trial" for an agent that a sweep kept, or "script"."""
-    return record.get("kind", "script")
+    return Record(
+        kind=kind,
+        settings=settings | plain(config),
+        command=shlex.join(["onejit", *command]),
+        started=now(),
+        device=f"{jax.device_count()} x {jax.devices()[0].device_kind}, {cores}",
+        versions=versions(),
+        random_keys=jax.config.jax_default_prng_impl,  # pyright: ignore[reportAttributeAccessIssue]
+        commit=commit.strip(),
+        path=str(path),
+        sha256=hashlib.sha256(source_of(script)).hexdigest(),
+        folders=[str(path.parent), os.getcwd()],
+        steps_total=total_steps(config, options.num_seeds),
+    )
 
 
 def as_json(tree):
@@ -68,12 +162,20 @@ def as_json(tree):
     return tree
 
 
-def write_record(run_dir: Path, record: dict) -> None:
-    write(run_dir / "run.json", json.dumps(as_json(record), indent=2, allow_nan=False))
+def write_record(run_dir: Path, record: Record) -> None:
+    text = json.dumps(as_json(record.to_store()), indent=2, allow_nan=False)
+    write(run_dir / "run.json", text)
 
 
-def read_record(run_dir) -> dict:
-    """Read run.json. `settings` are the config, script, num_seeds and seed. Raises ValueError.
+def read_stored(run_dir) -> dict:
+    """What run.json holds. Raises ValueError."""
+    file = Path(run_dir) / "run.json"
+    with reading(file):
+        return dict(json.loads(file.read_text()))
+
+
+def read_record(run_dir) -> Record:
+    """Read run.json. Raises ValueError.
 
     A script's own `main` writes no run.json. The record of its run has `settings` alone, from other
     files.
@@ -82,14 +184,12 @@ def read_record(run_dir) -> dict:
     file = run_dir / "run.json"
     if not file.is_file():
         return record_of_main(run_dir)
+    stored = read_stored(run_dir)
     with reading(file):
-        record = json.loads(file.read_text())
-        stored = record["settings"]
-        names = ["script", "num_seeds", "seed", *stored]
-        return record | {"settings": {name: stored[name] for name in names}}
+        return Record.of_stored(stored)
 
 
-def record_of_main(run_dir: Path) -> dict:
+def record_of_main(run_dir: Path) -> Record:
     """The record of a run of a script's own `main`. Raises ValueError."""
     agents = run_dir / "agent.safetensors"
     if not agents.is_file():
@@ -104,7 +204,8 @@ def record_of_main(run_dir: Path) -> dict:
             "num_seeds": len(next(iter(arrays.values()))),
             "seed": int(metadata["seed"]),
         }
-        return {"settings": as_json(settings | yaml.safe_load(config.read_text()))}
+        settings |= yaml.safe_load(config.read_text())
+        return Record(settings={name: as_json(value) for name, value in settings.items()})
 
 
 def planned_updates(settings: dict) -> int | None:

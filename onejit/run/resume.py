@@ -9,7 +9,7 @@ import tyro
 from onejit.base.packages import versions
 from onejit.engine.hosts import is_first
 from onejit.run.lock import holding
-from onejit.run.record import kind_of, read_record
+from onejit.run.record import Record, read_record, read_stored
 from onejit.script import command_line
 from onejit.script.command_line import Hosts
 
@@ -33,18 +33,18 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     command_line.check_options(given)
     run_dir = Path(words[0])
     record = read_record(run_dir)
-    if kind_of(record) != kind:
+    if record.kind != kind:
         raise ValueError(
             f"resume: {words[0]} was not started by onejit {kind}, and has no checkpoints"
         )
-    missing = [name for name in ("versions", "seconds") if name not in record]
+    missing = [name for name in ("versions", "seconds") if name not in read_stored(run_dir)]
     if missing:
         raise ValueError(f"{run_dir / 'run.json'}: is damaged, it lacks {missing[0]}")
     until_the_end.enter_context(holding(run_dir))
     # again: another process may have just finished the run
     record = read_record(run_dir)
     if is_first():
-        warn_of_changed_versions(record["versions"])
+        warn_of_changed_versions(record.versions)
     return run_dir, record, given
 
 
@@ -59,12 +59,12 @@ def warn_of_changed_versions(old: dict) -> None:
         print(f"resume: note: {text}", file=sys.stderr)
 
 
-def check_random_numbers(record: dict) -> None:
+def check_random_numbers(record: Record) -> None:
     """Raise ValueError if JAX's kind of random keys is another than when the run began."""
     import jax
 
     now = jax.config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
-    before = record.get("random_keys", now)  # a run of a script's own `main` does not say it
+    before = record.random_keys or now  # a run of a script's own `main` does not say it
     if before != now:
         raise ValueError(
             f"resume: the run has keys of kind {before}, and this process {now}; "

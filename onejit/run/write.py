@@ -9,7 +9,7 @@ import yaml
 from onejit.base.files import write, write_picture
 from onejit.run.agents import save_agents
 from onejit.run.learning_curve import draw_learning_curve
-from onejit.run.record import write_record
+from onejit.run.record import Record, write_record
 from onejit.script import local_modules
 from onejit.script.configs import plain, write_config
 from onejit.script.load import git, source_of
@@ -44,7 +44,7 @@ def write_inputs(run_dir: Path, config, script, modules: dict[str, bytes]) -> No
         write(run_dir / "script.diff", diff)
 
 
-def begin_run(run_dir: Path, config, record: dict, script, modules: dict[str, bytes]) -> None:
+def begin_run(run_dir: Path, config, record: Record, script, modules: dict[str, bytes]) -> None:
     """Write all that a run needs to be resumed; run.json is the last file. Raises OSError."""
     write_inputs(run_dir, config, script, modules)
     write_record(run_dir, record)

@@ -133,13 +133,13 @@ def is_inside(path: Path, run_dir) -> bool:
     return path.is_file() and path.resolve().is_relative_to(Path(run_dir).resolve())
 
 
-def read_copies(run_dir, record: dict, force: bool = False) -> dict[str, bytes]:
+def read_copies(run_dir, record, force: bool = False) -> dict[str, bytes]:
     """`{path: source}` of the copies of a run.
 
     Raises ValueError if a copy is missing, or if it was edited, unless `force`.
     """
     sources = {}
-    for path, expected in record.get("modules", {}).items():
+    for path, expected in record.modules.items():
         copy = Path(run_dir, FOLDER, path)
         if not is_inside(copy, run_dir):
             raise ValueError(f"{copy}: the copy of a module of this run is missing")
@@ -152,7 +152,7 @@ def read_copies(run_dir, record: dict, force: bool = False) -> dict[str, bytes]:
     return sources
 
 
-def import_copies(run_dir, record: dict, force: bool = False) -> None:
+def import_copies(run_dir, record, force: bool = False) -> None:
     """Import the copies of a run's modules, so that no other files of their names are imported.
 
     Raises ValueError as `read_copies` does, or if this process has imported another file of a name.
@@ -171,12 +171,12 @@ def import_copies(run_dir, record: dict, force: bool = False) -> None:
             )
 
 
-def names_of_copies(record: dict) -> list[str]:
+def names_of_copies(record) -> list[str]:
     """The modules of which a run directory has copies."""
-    return [name_of(path) for path in record.get("modules", {})]
+    return [name_of(path) for path in record.modules]
 
 
-def check_environment(run_dir, record: dict, env_name: str, trust: bool) -> None:
+def check_environment(run_dir, record, env_name: str, trust: bool) -> None:
     """Raise ValueError if an environment is in a module outside of the run directory.
 
     With `trust` it is named, and may be imported from the folders that run.json names.
@@ -184,7 +184,7 @@ def check_environment(run_dir, record: dict, env_name: str, trust: bool) -> None
     module = module_of(env_name)
     if not module or is_of_onejit(module) or module in names_of_copies(record):
         return
-    folders = [folder for folder in record.get("folders", []) if Path(folder).is_dir()]
+    folders = [folder for folder in record.folders if Path(folder).is_dir()]
     places = ", ".join([*folders, "the installed packages"])
     check_trust(run_dir, f"the module {module} of env_name, from {places}", trust)
     import_from(*folders)

@@ -9,6 +9,7 @@ import numpy as np
 import yaml
 
 from onejit.base import statistics
+from onejit.run.record import Record
 from onejit.script import local_modules
 
 AGAIN = """To train them again from the files in this folder:
@@ -125,16 +126,16 @@ def import_of(name: str) -> str:
     return IMPORT_BY_PATH.format(file=f"{name}.py")
 
 
-def make_table(record: dict) -> str:
+def make_table(record: Record) -> str:
     """The returns of run.json as Markdown."""
     rows = [
         "| return | mean over seeds (95 % interval) | worst agent | seeds |",
         "|---|---|---|---|",
     ]
-    for name in ("final return", "greedy return"):
-        if name not in record:
+    returns = {"final return": record.final_return, "greedy return": record.greedy_return}
+    for name, numbers in returns.items():
+        if numbers is None:
             continue
-        numbers = record[name]
         mean = []
         for key in ("mean", "mean_low", "mean_high"):
             mean.append(math.nan if numbers[key] is None else numbers[key])
@@ -149,9 +150,9 @@ def mean_reward(returns: np.ndarray) -> str:
     return f"{returns.mean():.2f} +/- {returns.std():.2f}"
 
 
-def front_matter(record: dict, shown: Shown) -> str:
+def front_matter(record: Record, shown: Shown) -> str:
     """Metadata that a model hub reads: tags, licence and the mean return of the agent."""
-    settings = record["settings"]
+    settings = record.settings
     env_name = settings["env_name"].rpartition(":")[2]  # without the module that it is in
     front = {
         "library_name": "onejit",
@@ -175,9 +176,9 @@ def front_matter(record: dict, shown: Shown) -> str:
     return yaml.safe_dump(front, sort_keys=False)
 
 
-def sentences_on_episodes(record: dict, shown: Shown) -> str:
+def sentences_on_episodes(record: Record, shown: Shown) -> str:
     """What the two kinds of +/- mean, and of how many seeds and episodes."""
-    seeds = record["settings"]["num_seeds"]
+    seeds = record.settings["num_seeds"]
     text = "One agent was trained, so there is no interval over seeds."
     if is_chosen(record):
         text = "A sweep has chosen the agents by returns: another training may return less."
@@ -195,56 +196,56 @@ def sentences_on_episodes(record: dict, shown: Shown) -> str:
     return text
 
 
-def note_of_module(record: dict) -> str:
+def note_of_module(record: Record) -> str:
     """A note for the model card if the environment is in a module that the folder lacks."""
-    module = local_modules.module_of(record["settings"]["env_name"])
+    module = local_modules.module_of(record.settings["env_name"])
     if not module or module in local_modules.names_of_copies(record):
         return ""
     return f" The environment needs the module `{module}`."
 
 
-def section_on_playing(record: dict, shown: Shown) -> str:
+def section_on_playing(record: Record, shown: Shown) -> str:
     """How to download and play the agent, if the folder goes to a hub."""
     if shown.repo is None:
         return ""
     count = len(shown.returns) or 16
-    script = record["settings"]["script"]
+    script = record.settings["script"]
     return PLAY.format(script=script, repo=shown.repo, agent=shown.agent, count=count)
 
 
-def is_replay(record: dict) -> bool:
-    return str(record.get("population", "")).startswith("a replay")
+def is_replay(record: Record) -> bool:
+    return (record.population or "").startswith("a replay")
 
 
-def is_chosen(record: dict) -> bool:
+def is_chosen(record: Record) -> bool:
     """Whether a sweep has chosen the agents by their returns."""
-    return record.get("kind") == "trial" and not is_replay(record)
+    return record.kind == "trial" and not is_replay(record)
 
 
-def origin_of(record: dict) -> str:
+def origin_of(record: Record) -> str:
     if is_replay(record):
         return "with a schedule that a sweep has found"
     return "chosen by a sweep" if is_chosen(record) else "each from its own random seed"
 
 
-def command_to_train_again(record: dict) -> str:
+def command_to_train_again(record: Record) -> str:
     """It is left out for agents that the config alone does not make."""
-    was_stopped = record.get("num_updates") != record.get("total_updates")
-    if "population" in record or was_stopped:
+    was_stopped = record.num_updates != record.total_updates
+    if record.population is not None or was_stopped:
         return ""
-    settings = record["settings"]
+    settings = record.settings
     return AGAIN.format(
-        set_path="PYTHONPATH=modules " if record.get("modules") else "",
+        set_path="PYTHONPATH=modules " if record.modules else "",
         file=shlex.quote(f"{settings['script']}.py"),
         num_seeds=settings["num_seeds"],
         seed=settings["seed"],
     )
 
 
-def model_card(record: dict, shown: Shown) -> str:
-    settings = record["settings"]
-    has_modules = bool(record.get("modules"))
-    versions = [f"{name} {version}" for name, version in record["versions"].items()]
+def model_card(record: Record, shown: Shown) -> str:
+    settings = record.settings
+    has_modules = bool(record.modules)
+    versions = [f"{name} {version}" for name, version in record.versions.items()]
     return CARD.format(
         front=front_matter(record, shown),
         script=settings["script"],
@@ -257,8 +258,8 @@ def model_card(record: dict, shown: Shown) -> str:
         episodes=sentences_on_episodes(record, shown),
         pictures=shown.pictures,
         play=section_on_playing(record, shown),
-        commit=record.get("commit") or "unknown",
-        device=record.get("device") or "unknown",
+        commit=record.commit or "unknown",
+        device=record.device or "unknown",
         versions=", ".join(versions),
         license=shown.license,
         note=note_of_module(record),

@@ -1,13 +1,14 @@
 """The folder that `onejit export` writes for a model hub."""
 
 import contextlib
+import dataclasses
 import io
 import shutil
 from pathlib import Path
 
 from onejit.base.files import write
 from onejit.run.directory import copy_of_script
-from onejit.run.record import write_record
+from onejit.run.record import Record, write_record
 from onejit.script import local_modules
 from onejit.share.card import Shown, model_card
 
@@ -22,21 +23,21 @@ COPIED = (
 )
 
 
-def check_finished(run_dir: Path, record: dict, force: bool) -> None:
+def check_finished(run_dir: Path, record: Record, force: bool) -> None:
     """Raise ValueError unless a run of `onejit train` has finished and has its script."""
-    if "final return" not in record or "finished" not in record:
+    if record.final_return is None or record.finished is None:
         raise ValueError(f"run_dir = {run_dir}: is not a finished run of onejit train")
     if copy_of_script(run_dir, record, force) is None:
         raise ValueError(f"run_dir = {run_dir}: has no copy of its script")
 
 
-def copy_files(run_dir: Path, record: dict, folder: Path) -> None:
+def copy_files(run_dir: Path, record: Record, folder: Path) -> None:
     """Copy the files of a run, and the user's own modules."""
     for name in COPIED:
         if (run_dir / name).is_file():
             shutil.copy(run_dir / name, folder / name)
-    private = ("command", "path", "folders")  # paths on this machine, passwords of databases
-    public = {name: value for name, value in record.items() if name not in private}
+    # without paths on this machine and passwords of databases
+    public = dataclasses.replace(record, command=None, path=None, folders=[])
     write_record(folder, public)
     modules = local_modules.read_copies(run_dir, record, force=True)  # checked by `load_run`
     local_modules.write_copies(folder, modules)
@@ -63,7 +64,7 @@ def replay(run_dir: Path, agent: int, folder: Path, force: bool, trust: bool) ->
 
 def write_folder(
     run_dir: Path,
-    record: dict,
+    record: Record,
     script,
     shown: Shown,
     out: Path,

@@ -66,7 +66,7 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     """
     options = request.options
     record = request.record
-    num_trials = record["num_trials"]
+    num_trials = record.num_trials
     if is_new:
         until_the_end.enter_context(holding(request.run_dir, is_new=True))
     hosts.only_first(tracking.check_login, options.track)
@@ -83,12 +83,12 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
         steps_total = halving.plan(request, groups)
     else:
         steps_total = sum(group.steps(len(group.trials) * options.num_seeds) for group in groups)
-    record["steps_done"] = 0  # slices on disk are counted again
-    record["steps_total"] = steps_total
+    record.steps_done = 0  # slices on disk are counted again
+    record.steps_total = steps_total
     if is_new:
         env_names = dict.fromkeys(env_name_of(group.config) for group in groups)
         modules = local_modules.read_sources(request.script, env_names)
-        record["modules"] = local_modules.hashes_of(modules)
+        record.modules = local_modules.hashes_of(modules)
         hosts.only_first(
             begin_run,
             request.run_dir,
@@ -123,7 +123,7 @@ def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, cau
         else:
             execution.run_groups(request, groups, bar, caught)
     except Exception as error:
-        nothing_begun = is_new and not request.record["slices"]
+        nothing_begun = is_new and not request.record.slices
         if nothing_begun and not isinstance(error, Stopped):
             hosts.only_first(remove, request.run_dir)
         raise
@@ -160,7 +160,7 @@ def main(words) -> Path:
         failures_in_one_line(TOOL),
     ):
         go_on = f"{TOOL} --resume {run_dir} continues"
-        bar = progress_bar(request.record["steps_total"], disable=not hosts.is_first())
+        bar = progress_bar(request.record.steps_total, disable=not hosts.is_first())
         with (
             stopping(TOOL, go_on),
             catching_signals(f"{TOOL}: stopped at once; {go_on}") as caught,

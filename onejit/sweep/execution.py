@@ -1,5 +1,6 @@
 """Training of the groups of a sweep, slice by slice."""
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ def compile_group(request: Request, group: Group, number: int, progress) -> comp
     Raises ValueError.
     """
     floats = float_names(request)
-    sizes = request.record["slices"]
+    sizes = request.record.slices
     num_runs = len(group.trials) * request.options.num_seeds
     all_updates = group.config.num_updates
     program, description = compilation.compile_slices(
@@ -51,7 +52,7 @@ def compile_group(request: Request, group: Group, number: int, progress) -> comp
         total=num_runs,
         size=sizes[number] if number < len(sizes) else None,
         memory_gib=request.options.memory,
-        seconds=request.record["seconds"],
+        clock=request.record.seconds,
     )
     if number == len(sizes):
         sizes.append(program.size)
@@ -78,7 +79,7 @@ def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> N
     programs = {}  # {rung: program} of the config
     numbers = {}  # {rung: number of the program} of the config
     num_programs = 0
-    sizes = request.record["slices"]
+    sizes = request.record.slices
     for index, group in enumerate(groups):
         if request.groups and request.groups[-1].config != group.config:
             programs.clear()  # free their memory before the next one compiles
@@ -137,7 +138,7 @@ def count_finished_slice(
 
 
 def count(request: Request, progress, steps: int, restored: bool = False) -> None:
-    request.record["steps_done"] += steps
+    request.record.steps_done += steps
     if restored:
         count_restored(progress, steps)
     else:
@@ -198,7 +199,7 @@ def train_slice(
             begin=progress.unpause,
             before_save=partial(write_record, request.run_dir, request.record),
             caught=caught,
-            seconds=request.record["seconds"],
+            clock=request.record.seconds,
         )
     state = carry["runner_state"]
     running = jax.jit(loop.running_episodes)(state)
@@ -285,7 +286,7 @@ def note_returns(request: Request, group: Group, first: int, returns) -> list[in
 def track(request: Request, group: Group, trial: int) -> None:
     """Track a trial as a run of TensorBoard or W&B, with a point for each rung. Raises OSError."""
     config = config_of(request, trial)
-    record = request.record | {"settings": request.record["settings"] | plain(config)}
+    record = dataclasses.replace(request.record, settings=request.record.settings | plain(config))
     name = f"trial-{trial}"
     done = timesteps_until(config, group.first_update) if group.first_update else 0
     tracker = tracking.open_tracker(request.options.track, request.run_dir, record, name, done)

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+from onejit.base.clock import Clock
 from onejit.run.directory import load_metrics, new_run_dir, script_of
 from onejit.run.lock import holding
-from onejit.run.record import kind_of, read_record
+from onejit.run.record import Record, read_record
 from onejit.run.write import write_inputs
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of
@@ -47,31 +48,31 @@ class MergeOptions:
 # --- which parts there are ---
 
 
-def flags_of_sweep(record: dict) -> dict[str, list[str]]:
+def flags_of_sweep(record: Record) -> dict[str, list[str]]:
     """The flags of the whole sweep that a part belongs to."""
-    flags = split_flags(record["words"])
+    flags = split_flags(record.words)
     return {name: words for name, words in flags.items() if name not in OF_A_PART}
 
 
-def part_of(run_dir: Path, record: dict) -> tuple[int, int]:
+def part_of(run_dir: Path, record: Record) -> tuple[int, int]:
     """`(I, N)` of a part that has finished. Raises ValueError."""
     flags = {}
-    if kind_of(record) == "sweep":
-        flags = split_flags(record["words"])
+    if record.kind == "sweep":
+        flags = split_flags(record.words)
     if "part" not in flags:
         raise ValueError(f"merge: {run_dir} is not a part of a sweep, which --part makes")
-    if "finished" not in record:
+    if record.finished is None:
         raise ValueError(
             f"merge: {run_dir} has not finished; onejit sweep --resume {run_dir} continues it"
         )
     return read_part(flags["part"][0])
 
 
-def check_same_sweep(record: dict, other: dict, about: str) -> None:
+def check_same_sweep(record: Record, other: Record, about: str) -> None:
     """Raise ValueError if two parts differ in more than their trials."""
     about = f"merge: {about} are parts of different sweeps"
     for name, what in SAME.items():
-        if record.get(name) != other.get(name):
+        if getattr(record, name) != getattr(other, name):
             raise ValueError(f"{about}, with different {what}")
     flags = flags_of_sweep(record)
     other_flags = flags_of_sweep(other)
@@ -80,7 +81,7 @@ def check_same_sweep(record: dict, other: dict, about: str) -> None:
             raise ValueError(f"{about}, with different --{name.replace('_', '-')}")
 
 
-def check_parts(run_dirs: list[Path], records: list[dict]) -> None:
+def check_parts(run_dirs: list[Path], records: list[Record]) -> None:
     """Raise ValueError unless these are all parts of one sweep."""
     parts = []
     for run_dir, record in zip(run_dirs, records, strict=True):
@@ -119,18 +120,19 @@ def read_trials(request: Request, run_dir: Path) -> dict[int, dict]:
     return trials
 
 
-def merged_record(records: list[dict], run_dirs: list[Path], words: list[str]) -> dict:
+def merged_record(records: list[Record], run_dirs: list[Path], words: list[str]) -> Record:
     """The record of the whole sweep."""
-    record = dict(records[0])
-    record["words"] = join_flags(flags_of_sweep(record))
-    record["command"] = shlex.join(["onejit", "sweep", "--merge", *words])
-    record["merged"] = [str(run_dir) for run_dir in run_dirs]
-    for name in ("steps_done", "steps_total", "num_trials"):
-        record[name] = sum(other[name] for other in records)
-    seconds = [other["seconds"] for other in records]
-    record["seconds"] = {name: sum(other[name] for other in seconds) for name in seconds[0]}
-    del record["slices"]
-    return record
+    return dataclasses.replace(
+        records[0],
+        words=join_flags(flags_of_sweep(records[0])),
+        command=shlex.join(["onejit", "sweep", "--merge", *words]),
+        merged=[str(run_dir) for run_dir in run_dirs],
+        steps_done=sum(record.steps_done for record in records),
+        steps_total=sum(record.steps_total for record in records),
+        num_trials=sum(record.num_trials for record in records),
+        seconds=sum([record.seconds for record in records], start=Clock()),
+        slices=[],
+    )
 
 
 def main(words: list[str]) -> Path:
@@ -147,7 +149,7 @@ def main(words: list[str]) -> Path:
 
     record = merged_record(records, run_dirs, words)
     script = script_of(run_dirs[0], record, given.force, given.trust)
-    request = make_request(script, record["words"], description="")
+    request = make_request(script, record.words, description="")
     for trial in range(len(request.trials)):
         env_name = env_name_of(config_of(request, trial))
         local_modules.check_environment(run_dirs[0], record, env_name, given.trust)

@@ -7,7 +7,6 @@ holds whole populations, because agents of different slices cannot exchange.
 import dataclasses
 import shutil
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -89,7 +88,7 @@ def exchange_of(request: Request) -> Exchange:
 
 def number_of_runs(request: Request) -> int:
     """Agents of all populations, or of a replay."""
-    if "replay" in request.record:
+    if request.record.is_replay:
         return request.options.num_seeds
     return request.options.num_seeds * required(request.options.samples)
 
@@ -133,8 +132,8 @@ def describe(request: Request) -> str:
     """The populations, or the replay, in one line."""
     options = request.options
     devices = plural(len(jax.devices()), "device")
-    if "replay" in request.record:
-        return f"replay of {request.record['replay']['of']}: {options.num_seeds} seeds on {devices}"
+    if request.record.is_replay:
+        return f"replay of {request.record.replay['of']}: {options.num_seeds} seeds on {devices}"
     populations = plural(options.num_seeds, "population")
     interval = required(options.exploit_interval)
     timesteps = interval * steps_of(request.config)
@@ -153,10 +152,10 @@ def read_replay(words: list[str], command: list[str]) -> Request:
     given = command_line.parse(ReplayOptions, words[1:], prog="onejit sweep --replay")
     command_line.check_options(given)
     record = read_record(sweep_dir)
-    if "schedule" not in record:
+    if not record.schedule:
         raise ValueError(f"replay: {sweep_dir} is no sweep with --pbt that has finished")
     script = script_of(sweep_dir, record, given.force, given.trust)
-    request = make_request(script, record["words"], description="")
+    request = make_request(script, record.words, description="")
     env_name = env_name_of(request.config)
     local_modules.check_environment(sweep_dir, record, env_name, given.trust)
     seed = request.options.seed + 1 if given.seed is None else given.seed
@@ -167,8 +166,8 @@ def read_replay(words: list[str], command: list[str]) -> Request:
         "seed": seed,
         "checkpoint_interval": given.checkpoint_interval,
     }
-    request.record["replay"] = {"of": str(sweep_dir), "schedule": record["schedule"]}
-    request.record["replay_options"] = replayed  # for --resume
+    request.record.replay = {"of": str(sweep_dir), "schedule": record.schedule}
+    request.record.replay_options = replayed  # for --resume
     options = dataclasses.replace(
         request.options, run_dir=given.run_dir, memory=given.memory, **replayed
     )
@@ -183,12 +182,12 @@ def compile_populations(request: Request, progress) -> compilation.Program:
     """The program of a slice. A resumed sweep keeps its size. Raises ValueError."""
     config = request.config
     names = float_names(request)
-    sizes = request.record["slices"]
+    sizes = request.record.slices
     exchange = exchange_of(request)
     total = number_of_runs(request)
-    if "replay" in request.record:
+    if request.record.is_replay:
         step = smallest_slice(total)
-        schedule = request.record["replay"]["schedule"]
+        schedule = request.record.replay["schedule"]
         first = remember
         change = partial(follow_schedule, schedule, exchange.interval)
     else:
@@ -207,7 +206,7 @@ def compile_populations(request: Request, progress) -> compilation.Program:
         step=step,
         size=sizes[0] if sizes else None,
         memory_gib=request.options.memory,
-        seconds=request.record["seconds"],
+        clock=request.record.seconds,
     )
     if not sizes:
         sizes.append(program.size)
@@ -261,8 +260,8 @@ def first_floats(request: Request, runs: np.ndarray) -> dict:
     """The floats of each run at the start: {field: [runs]}."""
     floats = {}
     for name in float_names(request):
-        if "replay" in request.record:
-            first_value = request.record["replay"]["schedule"][name][0]
+        if request.record.is_replay:
+            first_value = request.record.replay["schedule"][name][0]
             floats[name] = np.full(len(runs), first_value)
         else:
             floats[name] = np.array([request.trials[run][name] for run in runs])
@@ -273,7 +272,7 @@ def runs_of_slice(request: Request, first: int, number: int) -> np.ndarray:
     """The runs of a slice. The last population, or the last seed, fills up the slice."""
     runs = np.arange(first, first + number)
     total = number_of_runs(request)
-    if "replay" in request.record:
+    if request.record.is_replay:
         return np.minimum(runs, total - 1)
     size = required(request.options.samples)
     return np.where(runs < total, runs, total - size + runs % size)
@@ -282,7 +281,7 @@ def runs_of_slice(request: Request, first: int, number: int) -> np.ndarray:
 def train(request: Request, progress, caught) -> None:
     """Train all slices. Raises ValueError, OSError, Stopped."""
     total = number_of_runs(request)
-    sizes = request.record["slices"]
+    sizes = request.record.slices
     done = hosts.only_first(first_runs_done, request.run_dir)
     program = None
     if not sizes or set(range(0, total, sizes[0])) - set(done):
@@ -319,7 +318,7 @@ def train_slice(request: Request, program, first: int, last: int, progress, caug
         returns = statistics.mean_return(metrics)[: last - first]
         notes = [plural(last - first, "agent")]
         exchanges = min(last_update // program.exchange_interval, number_of_exchanges)
-        if "replay" not in request.record:
+        if not request.record.is_replay:
             notes.append(f"exchange {exchanges} of {number_of_exchanges}")
         notes.append(note_of_returns(progress, returns))
         progress.set_postfix_str(", ".join(filter(None, notes)), refresh=False)
@@ -342,12 +341,11 @@ def train_slice(request: Request, program, first: int, last: int, progress, caug
             begin=progress.unpause,
             before_save=partial(write_record, request.run_dir, request.record),
             caught=caught,
-            seconds=request.record["seconds"],
+            clock=request.record.seconds,
         )
-    begun = time.perf_counter()
     agents = carry["runner_state"].agent
-    returns = np.asarray(program.evaluate(agents, carry["population"]["key"]))
-    request.record["seconds"]["evaluate"] += time.perf_counter() - begun
+    with request.record.seconds.measuring("evaluate"):
+        returns = np.asarray(program.evaluate(agents, carry["population"]["key"]))
     arrays = hosts.fetch((carry["metrics"], carry["population"], agents))
     metrics, population, agent = jax.tree.map(lambda leaf: leaf[: last - first], arrays)
     hosts.only_first(

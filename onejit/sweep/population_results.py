@@ -290,10 +290,10 @@ def write_population(request: Request) -> bool:
     write_pictures(request, populations, population, agent)
 
     record = request.record
-    record["greedy return"] = numbers
-    record["winner"] = {"population": population, "agent": agent}
-    record["schedule"] = schedule_of(populations, population, agent)
-    record["finished"] = now()
+    record.greedy_return = numbers
+    record.winner = {"population": population, "agent": agent}
+    record.schedule = schedule_of(populations, population, agent)
+    record.finished = now()
     write_record(run_dir, record)
     delete_slices(run_dir)
     print((run_dir / "table.txt").read_text(), end="")
@@ -315,7 +315,7 @@ def write_pictures(request: Request, populations: Populations, population: int, 
     ]
     begins = [timesteps_until(config, 0), *ends[:-1]]
     script_name = Path(request.script.__file__).stem
-    task = task_of(request.record["settings"])
+    task = task_of(request.record.settings)
     title = f"{script_name} on {task}, population {population}, the best of {len(populations.rank)}"
     draw = partial(
         pictures.draw_population,
@@ -339,7 +339,7 @@ def write_replay(request: Request) -> bool:
     arrays, agents = collect(request)
     evaluation = arrays.pop(EVALUATION)
     metrics = {name: v for name, v in arrays.items() if not name.startswith(OF_POPULATION)}
-    schedule = request.record["replay"]["schedule"]
+    schedule = request.record.replay["schedule"]
     interval = required(request.options.exploit_interval)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
@@ -354,9 +354,9 @@ def write_replay(request: Request) -> bool:
     trained = {"metrics": metrics, "agent": agent, "evaluation": evaluation}
     about = {"population": f"a replay of the schedule {schedule}"}
     written = write_run(request, "replay", with_floats(request, last), about, trained)
-    for name in ("final return", "greedy return"):
-        request.record[name] = written[name]
-    request.record["finished"] = now()
+    request.record.final_return = written.final_return
+    request.record.greedy_return = written.greedy_return
+    request.record.finished = now()
     write_record(run_dir, request.record)
     delete_slices(run_dir)
     lost = statistics.diverged(agent)
@@ -373,6 +373,6 @@ def delete_slices(run_dir: Path) -> None:
 
 def write_results(request: Request) -> bool:
     """Write and show all results. Returns whether an agent is left that has not diverged."""
-    if "replay" in request.record:
+    if request.record.is_replay:
         return write_replay(request)
     return write_population(request)

@@ -14,7 +14,7 @@ from onejit.engine import hosts
 from onejit.report.tracking import TRACKERS
 from onejit.run import resume
 from onejit.run.directory import new_run_dir, script_of
-from onejit.run.record import make_record
+from onejit.run.record import Record, make_record
 from onejit.run.resume import check_random_numbers
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, field_names, field_of, read_flags
@@ -108,7 +108,7 @@ class Request(NamedTuple):
     run_dir: Path
     swept: dict  # {field: its words on the command line}
     trials: list  # a {swept field: value} per trial; Optuna's are added when they are proposed
-    record: dict  # run.json
+    record: Record  # run.json
     groups: list[Group]  # groups that have started
     # {trial: final return of each seed}, -inf if not finite, NaN if not known yet; on process 0
     returns: dict
@@ -308,19 +308,17 @@ def read_request(
 
     run_dir, record, given = resume.read_resumed(words, "sweep", ResumeOptions, until_the_end)
     check_random_numbers(record)
-    if "finished" in record:
+    if record.finished is not None:
         shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
     script = script_of(run_dir, record, given.force, given.trust)
-    request = make_request(script, record["words"], description)
+    request = make_request(script, record.words, description)
     trials = [config_of(request, trial) for trial in range(len(request.trials))]
     for env_name in dict.fromkeys(map(env_name_of, [request.config, *trials])):
         local_modules.check_environment(run_dir, record, env_name, given.trust)
     memory = given.memory or request.options.memory
-    options = dataclasses.replace(
-        request.options, memory=memory, **record.get("replay_options", {})
-    )
+    options = dataclasses.replace(request.options, memory=memory, **record.replay_options)
     return request._replace(options=options, run_dir=run_dir, record=record)
 
 
@@ -348,7 +346,7 @@ def make_request(script, words: list[str], description: str | None) -> Request:
             samples *= options.num_seeds
         trials = make_trials(script, swept, samples, options.seed)
     check_part(len(trials), options)
-    record = {"words": join_flags(flags)}
+    record = Record(settings={}, words=join_flags(flags))
     return Request(script, config, options, options.run_dir, swept, trials, record, [], {})
 
 
@@ -359,15 +357,15 @@ def begin_record(request: Request, command: list[str]) -> Request:
     run_dir = request.run_dir or new_run_dir(script, request.config, prefix="sweep-")
     run_dir = Path(hosts.agree(str(run_dir)))
     record = make_record("sweep", script, request.config, options, command)
-    record |= request.record
-    record["slices"] = []
+    record.words = request.record.words
+    record.replay = request.record.replay
+    record.replay_options = request.record.replay_options
     if options.storage:
-        record["owner"] = hosts.agree(uuid.uuid4().hex)
-        record["numbers"] = []  # of the trials in the study
+        record.owner = hosts.agree(uuid.uuid4().hex)
     if options.optuna:
-        record["num_trials"] = options.samples
+        record.num_trials = required(options.samples)
     else:
-        record["num_trials"] = sum(len(group.trials) for group in groups_of_part(request))
+        record.num_trials = sum(len(group.trials) for group in groups_of_part(request))
     return request._replace(run_dir=run_dir, record=record)
 
 

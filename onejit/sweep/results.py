@@ -17,7 +17,7 @@ from onejit import train
 from onejit.base import statistics
 from onejit.base.files import reading, write, write_picture
 from onejit.base.text import align
-from onejit.run.record import now, write_record
+from onejit.run.record import Record, now, write_record
 from onejit.run.write import begin_run
 from onejit.script import local_modules
 from onejit.script.configs import OF_THE_TASK, plain, write_config
@@ -245,16 +245,19 @@ def keep_agents_of(request: Request, result: Result) -> None:
     write_run(request, f"trial-{trial}", result.config, about, trained)
 
 
-def write_run(request: Request, name: str, config, about: dict, trained: dict) -> dict:
+def write_run(request: Request, name: str, config, about: dict, trained: dict) -> Record:
     """Write agents as a run of `onejit train` to `agents/NAME`. Returns its record.
 
     `trained` is what `train.train` returns, and `about` is added to the record. Raises OSError.
     """
-    record = {name: request.record[name] for name in KEPT if name in request.record}
-    record["kind"] = "trial"
-    record["settings"] = request.record["settings"] | plain(config)
-    record["path"] = str(request.run_dir / Path(request.script.__file__).name)
-    record |= about
+    kept = {name: getattr(request.record, name) for name in KEPT}
+    record = Record(
+        kind="trial",
+        settings=request.record.settings | plain(config),
+        path=str(request.run_dir / Path(request.script.__file__).name),
+        **kept,
+        **about,
+    )
 
     run_dir = request.run_dir / "agents" / name
     modules = local_modules.read_copies(request.run_dir, record, force=True)  # checked at the start
@@ -325,7 +328,7 @@ def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[st
     for suffix, (task, ranked) in pictured.items():
         write_pictures(request, ranked, task, suffix)
 
-    request.record["finished"] = now()
+    request.record.finished = now()
     write_record(run_dir, request.record)
     return tables
 

@@ -95,7 +95,7 @@ def tell(request: Request, study, index: int, proposal) -> None:
     value = float(statistics.interquartile_mean(request.returns[index]))
     update = stopped_at(request, index)
     if request.options.storage:
-        number = request.record["numbers"][index]
+        number = request.record.numbers[index]
         if proposal is None or not storage.is_running(study, number):
             storage.tell_again(study, number, value, update)
             return
@@ -115,14 +115,15 @@ def propose_groups(request: Request):
     options = request.options
     samples = required(options.samples)
     trials = request.trials
-    known = request.record.setdefault("proposed", [])
+    known = request.record.proposed
     studies = []  # the study, on process 0
     asked = []  # Optuna's trials, on process 0
     only_first(lambda: studies.append(storage.retry(make_study, request)))
     space = make_space(request) if is_first() else {}
     with contextlib.ExitStack() as until_the_end:
         if is_first() and options.storage:
-            until_the_end.enter_context(storage.holding_lease(studies[0], request.record["owner"]))
+            owner = required(request.record.owner)
+            until_the_end.enter_context(storage.holding_lease(studies[0], owner))
         while len(trials) < samples:
             first = len(trials)
             size = min(options.batch, samples - first)

@@ -66,7 +66,7 @@ def common(request: Request) -> dict:
     swept = {name: " ".join(words) for name, words in request.swept.items()}
     fixed = {name: value for name, value in settings.items() if name not in swept}
     values = fixed | swept | {name: getattr(options, name) for name in names}
-    values["script"] = request.record["sha256"]
+    values["script"] = request.record.sha256
     return json.loads(json.dumps(values))  # as the storage returns it
 
 
@@ -97,7 +97,7 @@ def open_study(request: Request, sampler):
 
 def seed_of(request: Request) -> int:
     """A seed of the sampler that no other sweep of the study has, nor this one before."""
-    text = f"{request.options.seed} {request.record['owner']} {len(request.record['proposed'])}"
+    text = f"{request.options.seed} {request.record.owner} {len(request.record.proposed)}"
     return zlib.crc32(text.encode())
 
 
@@ -139,8 +139,8 @@ def fail_expired(study) -> None:
 def own(request: Request, trials: list) -> None:
     """Note to whom new trials belong, in the study and in the record."""
     for trial in trials:
-        trial.set_user_attr(OWNER, request.record["owner"])
-    request.record["numbers"] += [trial.number for trial in trials]
+        trial.set_user_attr(OWNER, request.record.owner)
+    request.record.numbers += [trial.number for trial in trials]
 
 
 # --- trials of a sweep that was resumed, or whose lease has ended ---

@@ -22,7 +22,6 @@ import math
 import re
 import shutil
 import sys
-import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -45,7 +44,7 @@ from onejit.run import resume
 from onejit.run.agents import save_agents
 from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.lock import holding
-from onejit.run.record import make_record, now, write_record
+from onejit.run.record import Record, make_record, now, write_record
 from onejit.run.resume import check_random_numbers
 from onejit.run.write import begin_run, save_results
 from onejit.script import command_line, local_modules
@@ -110,7 +109,7 @@ class Request(NamedTuple):
     config: Any
     options: Any  # of `onejit train`, or of a sweep
     run_dir: Path
-    record: dict  # run.json
+    record: Record  # run.json
 
 
 def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
@@ -139,7 +138,7 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
     command = ["train", name, *words]
     record = make_record("train", script, config, options, command)
-    record["options"] = {name: getattr(options, name) for name in KEPT}
+    record.options = {name: getattr(options, name) for name in KEPT}
     return Request(script, config, options, run_dir, record)
 
 
@@ -152,18 +151,18 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     env_name = env_name_of(config)
     local_modules.check_environment(run_dir, record, env_name, given.trust)
     options = Options(
-        num_seeds=record["settings"]["num_seeds"],
-        seed=record["settings"]["seed"],
+        num_seeds=record.settings["num_seeds"],
+        seed=record.settings["seed"],
         run_dir=run_dir,
-        **record["options"],
+        **record.options,
     )
     if given.total_timesteps is not None:
         steps = whole_number("total_timesteps", given.total_timesteps)
-        config = extend(script, config, steps, is_finished="finished" in record)
-        record.pop("finished", None)
-    record["settings"]["total_timesteps"] = config.total_timesteps
-    record["steps_total"] = total_steps(config, options.num_seeds)
-    if "finished" in record and (run_dir / "agent.safetensors").exists():
+        config = extend(script, config, steps, is_finished=record.finished is not None)
+        record.finished = None
+    record.settings["total_timesteps"] = config.total_timesteps
+    record.steps_total = total_steps(config, options.num_seeds)
+    if record.finished is not None and (run_dir / "agent.safetensors").exists():
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
     return Request(script, config, options, run_dir, record)
@@ -232,7 +231,7 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
     options = request.options
     record = request.record
     hosts.only_first(tracking.check_login, options.track)
-    size = record.get("slice")  # a resumed run keeps its slices, and therefore its numbers
+    size = record.slice  # a resumed run keeps its slices, and therefore its numbers
     if not size:
         until_the_end.enter_context(holding(request.run_dir, is_new=True))
     program, description = compilation.compile_slices(
@@ -240,14 +239,14 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
         total=options.num_seeds,
         size=size,
         memory_gib=options.memory,
-        seconds=record["seconds"],
+        clock=record.seconds,
     )
     if size:
         hosts.only_first(write_extended, request)
     else:
-        record["slice"] = program.size
+        record.slice = program.size
         modules = local_modules.read_sources(script, [env_name_of(config)])
-        record["modules"] = local_modules.hashes_of(modules)
+        record.modules = local_modules.hashes_of(modules)
         hosts.only_first(begin_run, request.run_dir, config, record, script, modules)
     if hosts.is_first():
         updates = f"{config.num_updates} updates of {steps_of(config)} steps"
@@ -263,7 +262,7 @@ def train_one_slice(request: Request, program, first: int, progress, caught) -> 
     config = request.config
     options = request.options
     record = request.record
-    seconds = record["seconds"]
+    clock = record.seconds
     steps = steps_of(config)
     warmup_timesteps = getattr(config, "warmup_timesteps", 0)
     seeds = range(first, min(first + program.size, options.num_seeds))
@@ -296,7 +295,7 @@ def train_one_slice(request: Request, program, first: int, progress, caught) -> 
                 note = f"return {values['episodic_return/mean']:.4g}"
                 progress.set_postfix_str(note, refresh=False)
             updates_done = first * config.num_updates + last_update * len(seeds)
-            record["steps_done"] = updates_done * steps
+            record.steps_done = updates_done * steps
             progress.update((last_update - first_update) * len(seeds) * steps)
             warn_of_days(progress)
 
@@ -314,28 +313,27 @@ def train_one_slice(request: Request, program, first: int, progress, caught) -> 
                 before_save=tracker.flush,
                 after_save=partial(write_record, request.run_dir, record),
                 caught=caught,
-                seconds=seconds,
+                clock=clock,
             )
         finally:
             tracker.close()
 
-    begun = time.perf_counter()
-    runner_state = carry["runner_state"]
-    part: dict[str, Any] = {
-        "metrics": hosts.fetch(carry["metrics"]),
-        "agent": hosts.fetch(runner_state.agent),
-    }
-    if program.evaluate is not None:
-        # the last checkpoint is written, and an evaluation may take long
-        text = f"{TOOL}: stopped in the evaluation; {TOOL} --resume {request.run_dir} continues"
-        number = hosts.latest(caught)
-        if number:
-            raise Stopped(number)
-        with ending_at_once(text):
-            part["evaluation"] = np.asarray(program.evaluate(runner_state.agent))
-    if "evaluation" in carry:
-        part["during"] = hosts.fetch(carry["evaluation"])
-    seconds["evaluate"] += time.perf_counter() - begun
+    with clock.measuring("evaluate"):
+        runner_state = carry["runner_state"]
+        part: dict[str, Any] = {
+            "metrics": hosts.fetch(carry["metrics"]),
+            "agent": hosts.fetch(runner_state.agent),
+        }
+        if program.evaluate is not None:
+            # the last checkpoint is written, and an evaluation may take long
+            text = f"{TOOL}: stopped in the evaluation; {TOOL} --resume {request.run_dir} continues"
+            number = hosts.latest(caught)
+            if number:
+                raise Stopped(number)
+            with ending_at_once(text):
+                part["evaluation"] = np.asarray(program.evaluate(runner_state.agent))
+        if "evaluation" in carry:
+            part["during"] = hosts.fetch(carry["evaluation"])
     return jax.tree.map(lambda leaf: leaf[: len(seeds)], part), runner_state
 
 
@@ -349,7 +347,7 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
     """
     num_seeds = request.options.num_seeds
     record = request.record
-    bar = progress_bar(record["steps_total"], disable=not hosts.is_first())
+    bar = progress_bar(record.steps_total, disable=not hosts.is_first())
     parts = []
     go_on = f"{TOOL}: stopped at once; {TOOL} --resume {request.run_dir} continues"
     with bar as progress, catching_signals(go_on) as caught:
@@ -357,10 +355,10 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
             runner_state = None  # free the memory of the previous slice
             part, runner_state = train_one_slice(request, program, first, progress, caught)
             parts.append(part)
-    seconds = record["seconds"]["train"]
+    seconds = record.seconds.train
     if hosts.is_first() and seconds:
-        record["steps_per_second"] = record["steps_done"] / seconds
-        speed = f"{record['steps_per_second']:,.0f} steps/s over all seeds"
+        record.steps_per_second = record.steps_done / seconds
+        speed = f"{record.steps_per_second:,.0f} steps/s over all seeds"
         print(f"trained in {seconds:.1f} s, {speed}")
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
     if len(parts) > 1 or jax.process_count() > 1:
@@ -384,7 +382,7 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
     record = request.record
     metrics = trained["metrics"]
     agents = trained["agent"]
-    returns = {"final return": statistics.final_return(metrics, config.num_updates)}
+    final_returns = statistics.final_return(metrics, config.num_updates)
 
     folder = run_dir / "results.partial"
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
@@ -394,7 +392,6 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
         save_evaluations(request, trained["during"], folder)
     if "evaluation" in trained:
         np.save(folder / "evaluation.npy", trained["evaluation"])
-        returns["greedy return"] = trained["evaluation"].mean(axis=1)
     if runner_state is not None:
         report(script, config, runner_state, folder)
     for path in folder.iterdir():
@@ -404,24 +401,26 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
     folder.rmdir()
 
     lost = statistics.diverged(agents)
-    for name, values in returns.items():
-        record |= statistics.summarize(name, values, lost)
+    record.final_return = statistics.summarize("final return", final_returns, lost)
+    if "evaluation" in trained:
+        greedy_returns = trained["evaluation"].mean(axis=1)
+        record.greedy_return = statistics.summarize("greedy return", greedy_returns, lost)
     for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):
         print(f"final return: {line}")
-    record |= note_broken_metrics(metrics)
-    record["finished"] = now()
+    record.broken_metrics = note_broken_metrics(metrics)
+    record.finished = now()
     write_record(run_dir, record)
     print(f"results in {run_dir}")
     return not lost.all()
 
 
-def note_broken_metrics(metrics: dict) -> dict:
-    """Print which metrics are NaN although episodes ended, and return their names for run.json."""
+def note_broken_metrics(metrics: dict) -> list[str]:
+    """Print which metrics are NaN although episodes ended, and return their names."""
     broken = statistics.broken_metrics(metrics)
     for name, where in broken.items():
         seeds = f"{where.any(axis=1).sum()} of {len(where)} seeds"
         print(f"{name}: NaN in {seeds}, first in update {where.any(axis=0).argmax() + 1}")
-    return {"broken_metrics": sorted(broken)} if broken else {}
+    return sorted(broken)
 
 
 def report(script, config, runner_state, folder: Path) -> None:
@@ -486,7 +485,7 @@ def main(words) -> Path:
         is_broken = statistics.diverged(trained["agent"]).any()
         is_broken |= bool(statistics.broken_metrics(trained["metrics"]))
         if request.options.find_nan and is_broken:
-            size = request.record["slice"]
+            size = request.record.slice
             with stopping(TOOL, f"results are in {run_dir}"), errors_in_one_line(TOOL):
                 find_nan.search(request.script, request.config, request.options, run_dir, size)
     if not is_any_left:

@@ -20,6 +20,7 @@ import numpy as np
 import tyro
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
+from onejit.base.clock import Clock
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import open_checkpoints, restore
@@ -455,7 +456,7 @@ def search(script, config, options, run_dir, size: int | None) -> bool:
         total=options.num_seeds,
         size=size,
         memory_gib=options.memory,
-        seconds={"compile": 0.0},
+        clock=Clock(),
     )
     if loop.holds(program.abstract["runner_state"], host.HostState):
         raise ValueError(
@@ -487,13 +488,13 @@ def main(words) -> Path:
         config = read_config(script, run_dir / "config.yaml")
         env_name = env_name_of(config)
         local_modules.check_environment(run_dir, record, env_name, given.trust)
-        settings = record["settings"]
+        settings = record.settings
         options = Options(
             num_seeds=settings["num_seeds"],
             seed=settings["seed"],
             run_dir=run_dir,
             memory=given.memory,
-            **record["options"],
+            **record.options,
         )
-        search(script, config, options, run_dir, record.get("slice"))
+        search(script, config, options, run_dir, record.slice)
     return run_dir

@@ -176,7 +176,7 @@ def main(
     check_agents(script, config, weights, run_dir / file)
     order, criterion = rank(run_dir, weights, best)
     chosen = choose_agents(agents, order)
-    seed = read_record(run_dir)["settings"]["seed"]
+    seed = read_record(run_dir).settings["seed"]
     numbers = np.array(list(chosen.values()))
     keys = jax.vmap(partial(evaluation.evaluation_keys, seed, episode + 1))(numbers)[:, episode]
     played = play(script, config, state_at(weights, numbers), keys)

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from onejit import __main__
 from onejit.base import statistics
 from onejit.report import compare
+from onejit.run.record import Record
 
 rng = np.random.default_rng(0)
 
@@ -288,9 +289,9 @@ def test_runs_that_differ_in_more_than_the_seed_are_two_methods(tmp_path, first,
 def test_a_trial_that_was_stopped_counts_the_episodes_that_its_sweep_counted(tmp_path):
     """A tenth of the updates that it was meant to have: 10 of 100, and so all that it has."""
     folder = make_run(tmp_path / "a", [0.0, 10.0])
-    record = {"settings": {}}
+    record = Record(settings={})
     assert compare.read_returns(folder, "final", record)[0].tolist() == [0.0, 10.0]
-    record["total_updates"] = 100
+    record.total_updates = 100
     assert compare.read_returns(folder, "final", record)[0].tolist() == [900.0, 901.0]
 
 

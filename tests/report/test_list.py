@@ -15,7 +15,7 @@ from onejit import __main__, train
 from onejit.report import compare
 from onejit.report import list as list_runs
 from onejit.run.lock import lock
-from onejit.run.record import make_record, planned_updates
+from onejit.run.record import make_record, planned_updates, write_record
 from onejit.script.configs import plain, write_config
 
 
@@ -142,8 +142,8 @@ def test_progress_counts_the_steps_of_all_updates(script, tmp_path):
     """In evolve_objective `total_timesteps` is of one of the many trainings in a generation."""
     config = small_config(script, num_updates=8)
     record = make_record("train", script, config, train.Options(num_seeds=3), [])
-    record["steps_done"] = 3 * 2 * config.num_envs * config.num_steps
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    record.steps_done = 3 * 2 * config.num_envs * config.num_steps
+    write_record(tmp_path, record)
     assert list_runs.describe(tmp_path)[4:6] == ["stopped", "25 %"]
 
 

@@ -30,7 +30,7 @@ QUICKLY = ("q_learning_gridworld_8x12", "ppo_catch")
 def test_an_agent_plays_as_its_card_says(name):
     folder = ROOT / "agents" / name
     card, record = json.loads((folder / "card.json").read_text()), read_record(folder)
-    assert card["script"] == record["settings"]["script"] and record["settings"]["num_seeds"] == 1
+    assert card["script"] == record.settings["script"] and record.settings["num_seeds"] == 1
     script, config, agents = load_run(folder)
     render.check_agents(script, config, agents, folder)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(agents))

@@ -20,6 +20,7 @@ from onejit.base import files, text
 from onejit.engine import compilation
 from onejit.engine.checkpoints import open_checkpoints, save
 from onejit.report import compare
+from onejit.run.record import Record
 from onejit.run.resume import check_random_numbers
 from onejit.script import command_line, load, other_names
 from onejit.share import card
@@ -257,10 +258,10 @@ def test_a_missing_login_is_found_before_anything_is_compiled(tool, tmp_path, mo
 
 
 def test_other_random_keys_are_refused():
-    check_random_numbers({})  # of a script's own `main`
-    check_random_numbers({"random_keys": "threefry2x32"})
+    check_random_numbers(Record(settings={}))  # of a script's own `main`
+    check_random_numbers(Record(settings={}, random_keys="threefry2x32"))
     with pytest.raises(ValueError, match="set JAX_DEFAULT_PRNG_IMPL=rbg"):
-        check_random_numbers({"random_keys": "rbg"})
+        check_random_numbers(Record(settings={}, random_keys="rbg"))
 
 
 @pytest.mark.parametrize(

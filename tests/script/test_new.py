@@ -52,7 +52,7 @@ def test_a_copy_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_dir = train.main([path.name, *TINY, "--run-dir=runs/mine"])
     for folder in ("own", run_dir):
-        assert read_record(folder)["settings"]["script"] == "my_algorithm"
+        assert read_record(folder).settings["script"] == "my_algorithm"
     assert (run_dir / "my_algorithm.py").read_bytes() == path.read_bytes()
 
 

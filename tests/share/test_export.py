@@ -19,7 +19,7 @@ from onejit import __main__, train
 from onejit.base import statistics
 from onejit.engine import evaluation
 from onejit.run.directory import load_metrics, load_run
-from onejit.run.record import read_record
+from onejit.run.record import read_stored
 from onejit.share import export
 from onejit.watch import render
 
@@ -101,7 +101,7 @@ def test_the_card(run_dir, folder):
 
 def test_the_card_of_agents_that_a_sweep_has_chosen(copied, tmp_path):
     """Another training returns less, and the config alone does not repeat it."""
-    record = read_record(copied)
+    record = read_stored(copied)
     chosen = {"kind": "trial", "population": "the best agents"}
     (copied / "run.json").write_text(json.dumps(record | chosen))
     text = (export.main(copied, tmp_path / "out", video=False) / "README.md").read_text()

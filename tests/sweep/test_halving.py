@@ -462,7 +462,7 @@ def stop_at(monkeypatch):
 
         def count_and_stop(request, progress, done, **options):
             count(request, progress, done, **options)
-            if request.record["steps_done"] >= steps and not sent:
+            if request.record.steps_done >= steps and not sent:
                 sent.append(os.kill(os.getpid(), signal.SIGTERM))
 
         monkeypatch.setattr(execution, "count", count_and_stop)

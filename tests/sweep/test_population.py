@@ -440,7 +440,7 @@ def stop_at(monkeypatch):
 
         def count_and_stop(request, progress, done, **options):
             count(request, progress, done, **options)
-            if request.record["steps_done"] >= updates * 16 * 200 and not sent:
+            if request.record.steps_done >= updates * 16 * 200 and not sent:
                 sent.append(os.kill(os.getpid(), signal.SIGTERM))
 
         monkeypatch.setattr(population, "count", count_and_stop)

@@ -43,6 +43,7 @@ from onejit.engine.progress import Lines
 from onejit.report import list as list_runs
 from onejit.run.directory import load_metrics, load_run
 from onejit.run.lock import is_locked
+from onejit.run.record import Record
 from onejit.script import command_line, load
 from onejit.sweep import execution, pictures, results, search
 from onejit.sweep import request as sweep_request
@@ -415,7 +416,7 @@ def fake_sweep(tmp_path, monkeypatch):
         ]
         options = sweep.Options(num_seeds=len(returns[0]))
         request = sweep_request.Request(
-            script, config, options, tmp_path, swept, trials, {"settings": {}}, [], {}
+            script, config, options, tmp_path, swept, trials, Record(settings={}), [], {}
         )
         for number, group in enumerate(sweep_request.make_groups(request)):
             request.groups.append(group)
@@ -640,7 +641,7 @@ def test_config_file(tmp_path):
     assert request.trials == [{"lr": 0.1}, {"lr": 0.2}]
     assert request.config.num_steps == 50 and request.config.hidden_sizes == (8, 8)
     assert dict(request.config.env_params) == {"max_steps_in_episode": 9}
-    words = request.record["words"]
+    words = request.record.words
     assert "--config" not in words and sweep.read_request(["ppo", *words], None)[:2] == request[:2]
 
 
@@ -921,7 +922,7 @@ def stop_at(monkeypatch):
 
         def count_and_stop(request, progress, done, **how):
             count(request, progress, done, **how)
-            if request.record["steps_done"] >= steps and not sent:
+            if request.record.steps_done >= steps and not sent:
                 sent.append(os.kill(os.getpid(), number))
 
         monkeypatch.setattr(execution, "count", count_and_stop)
@@ -1122,7 +1123,7 @@ def test_optuna_chooses_listed_values():
 
 def test_optuna_resumed_with_another_version(tmp_path):
     request = sweep.read_request([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
-    request.record["proposed"] = [{"lr": 0.1, "gamma": 0.9}] * 4
+    request.record.proposed = [{"lr": 0.1, "gamma": 0.9}] * 4
     with pytest.raises(ValueError, match="has its version changed"):
         next(search.propose_groups(request))
 

@@ -248,7 +248,7 @@ def test_two_sweeps_share_a_study(shared):
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
     for trial in study.trials:
         assert trial.value == pytest.approx(-abs(np.log10(trial.params["lr"]) + 2))
-    assert [request.record["numbers"] for request in requests] == [[*range(6)], [*range(6, 12)]]
+    assert [request.record.numbers for request in requests] == [[*range(6)], [*range(6, 12)]]
 
 
 def test_trials_of_a_sweep_that_died_are_failed(shared, monkeypatch):
@@ -293,7 +293,7 @@ def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypat
     request = begun([*OPTUNA, "--storage", given])
     assert request.options.storage == expected.format(tmp_path)
     monkeypatch.chdir("/")
-    again = sweep_request.make_request(request.script, request.record["words"], "")
+    again = sweep_request.make_request(request.script, request.record.words, "")
     assert again.options.storage == request.options.storage
 
 

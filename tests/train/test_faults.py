@@ -38,7 +38,7 @@ from onejit.engine import checkpoints
 from onejit.engine.checkpoints import open_checkpoints, restore, save
 from onejit.run.directory import load_metrics, load_run
 from onejit.run.lock import holding
-from onejit.run.record import read_record
+from onejit.run.record import Record, read_record
 from onejit.run.write import begin_run, write_inputs
 from onejit.script import load, local_modules
 from onejit.script.configs import write_config
@@ -186,7 +186,7 @@ def test_the_modules_of_a_run_are_copied_and_its_copies_are_used(project, capsys
     run_dir = train.main(["mine.py", *SMALL, "--run-dir=run"]).absolute()
     record = read_record(run_dir)
     copied = {name for name in FILES if name != "not_imported_by_mine.py"}
-    assert set(record["modules"]) == copied
+    assert set(record.modules) == copied
     for name in copied:
         assert (run_dir / "modules" / name).read_text() == FILES[name]
 
@@ -440,7 +440,7 @@ def test_a_run_directory_that_is_a_volume_or_a_link(small_disk, tmp_path):
             raise StopIteration
         assert not any(run_dir.iterdir())
         with holding(run_dir, is_new=True):
-            begin_run(run_dir, script.Config(), {}, script, {})
+            begin_run(run_dir, script.Config(), Record(settings={}), script, {})
         assert (run_dir / "run.json").is_file()
         with pytest.raises(ValueError, match="already exists"), holding(run_dir, True):
             pass
@@ -708,7 +708,7 @@ def test_a_training_goes_on_without_a_reader(tmp_path):
     process.stdout.close()
     process.stderr.close()
     assert process.wait(timeout=120) == 0
-    assert "finished" in read_record(tmp_path / "run")
+    assert read_record(tmp_path / "run").finished
 
 
 # --- mistakes ---

@@ -44,7 +44,7 @@ from onejit.run import lock as run_lock
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_run
 from onejit.run.lock import is_locked
-from onejit.run.record import make_record, read_record, write_record
+from onejit.run.record import Record, make_record, read_record, write_record
 from onejit.run.write import save_results
 from onejit.script import command_line, configs, load
 
@@ -231,7 +231,7 @@ def test_record_of_the_commit(tmp_path):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def recorded():
-        return make_record("train", script, script.Config(), train.Options(), [])["commit"]
+        return make_record("train", script, script.Config(), train.Options(), []).commit
 
     path = shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "copied_for_its_commit.py")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "-am", "b", "v1"]):
@@ -364,7 +364,7 @@ def test_load_run(script, finished, by_main, tmp_path):
         assert all(
             isinstance(leaf, np.ndarray) and len(leaf) == 4 for leaf in jax.tree.leaves(agents)
         )
-        settings = read_record(run_dir)["settings"]
+        settings = read_record(run_dir).settings
         assert (settings["script"], settings["num_seeds"], settings["seed"]) == (
             "q_learning_gridworld",
             4,
@@ -1276,13 +1276,13 @@ def test_tags_of_wandb_are_short_enough(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     name = f"{'warehouse_' * 8}:Warehouse-v3"
     settings = {"script": "dqn" * 30, "env_name": name, "num_seeds": 4}
-    tracking.open_tracker("wandb", tmp_path, {"settings": settings, "started": ""}, "", 0)
+    tracking.open_tracker("wandb", tmp_path, Record(settings=settings, started=""), "", 0)
     assert started[0][1].endswith("Warehouse-v3")
 
 
 def test_a_record_is_json(tmp_path):
     """It holds no Infinity."""
-    record = {"settings": {"script": "ppo", "clip": math.inf, "sizes": (1, math.nan)}}
+    record = Record(settings={"script": "ppo", "clip": math.inf, "sizes": (1, math.nan)})
     write_record(tmp_path, record)
 
     def refuse(name):
@@ -1321,7 +1321,7 @@ def test_trackio(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
     monkeypatch.setenv("TRACKIO_PROJECT", "mine")
     settings = {"script": "dqn", "env_name": "CartPole-v1", "num_seeds": 4}
-    record = {"settings": settings, "started": "2026-11-26 09:00:00"}
+    record = Record(settings=settings, started="2026-11-26 09:00:00")
     for step in (2000, 2400):
         tracker = tracking.open_tracker("trackio", tmp_path / "run", record, "trial-1", 0)
         tracker.log(step, {"episodic_return/mean": 1.0})
@@ -1389,9 +1389,7 @@ def test_seeds_that_diverged_are_not_left_out(bad, capsys):
     mean, low, high = middle_interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
     assert mean == (2.0 + 3 + 4 + 5) / 4 and low <= mean <= high
     lost = np.array([False, True, False, False])
-    record = statistics.summarize("final return", np.array([bad, 9.0, 1.0, 2.0]), lost)[
-        "final return"
-    ]
+    record = statistics.summarize("final return", np.array([bad, 9.0, 1.0, 2.0]), lost)
     assert (
         record["interquartile_mean"] is None and record["low"] is None and record["not_finite"] == 2
     )

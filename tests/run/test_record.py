@@ -1,0 +1,71 @@
+"""run.json as a `Record`: what is written is read again, also what another version has written."""
+
+import json
+
+import pytest
+
+from onejit.base.clock import Clock
+from onejit.run.record import Record, read_record, write_record
+
+SETTINGS = {"script": "ppo", "num_seeds": 2, "seed": 0, "env_name": "CartPole-v1", "lr": 0.1}
+STORED = {
+    "train": {
+        "kind": "train",
+        "settings": SETTINGS,
+        "command": "onejit train ppo",
+        "versions": {"python": "3.11"},
+        "seconds": {"compile": 1.0, "train": 2.0, "evaluate": 3.0},
+        "steps_done": 0,
+        "steps_total": 100,
+        "options": {"eval_episodes": 16},
+        "slice": 2,
+        "final return": {"mean": 1.0},
+        "finished": "now",
+    },
+    "replay": {
+        "kind": "sweep",
+        "settings": SETTINGS,
+        "words": ["--lr", "0.1"],
+        "num_trials": 4,
+        "slices": [4],
+        "seconds": {"compile": 1.0, "train": 0.0, "evaluate": 0.0},
+        "replay": {"of": "runs/found", "schedule": {"lr": [0.1, 0.2]}},
+    },
+    "trial": {"kind": "trial", "settings": SETTINGS, "trial": 0, "rung": 1, "sha256": "12"},
+    "another version": {"kind": "trial", "settings": SETTINGS, "unheard_of": {"a": [1]}},
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_what_is_read_is_written_again(kind, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(STORED[kind]))
+    record = read_record(tmp_path)
+    assert record.is_replay == (kind == "replay")
+    write_record(tmp_path, record)
+    assert json.loads((tmp_path / "run.json").read_text()) == STORED[kind]
+
+
+def test_what_identifies_a_run_comes_first(tmp_path):
+    write_record(tmp_path, Record(settings={"lr": 0.1, "seed": 0, "script": "ppo", "num_seeds": 2}))
+    assert list(read_record(tmp_path).settings) == ["script", "num_seeds", "seed", "lr"]
+
+
+@pytest.mark.parametrize("damage", ["[]", "{}", '{"settings": {}}', '{"settings": 5}', "{"])
+def test_a_damaged_record_is_named(damage, tmp_path):
+    (tmp_path / "run.json").write_text(damage)
+    with pytest.raises(ValueError, match=f"{tmp_path}/run.json: cannot be read"):
+        read_record(tmp_path)
+
+
+def test_times_of_parts_are_added():
+    whole = sum([Clock(compile=1.0), Clock(compile=2.0, evaluate=3.0)], start=Clock())
+    assert whole == Clock(compile=3.0, train=0.0, evaluate=3.0)
+
+
+def test_a_clock_counts_what_ended_well():
+    clock = Clock()
+    with clock.measuring("train"):
+        pass
+    with pytest.raises(KeyError), clock.measuring("evaluate"):
+        raise KeyError
+    assert clock.train > 0 and clock.evaluate == 0 and clock.compile == 0
