@@ -22,6 +22,7 @@ from onejit.engine import evaluation
 from onejit.engine.devices import shardings, smallest_slice
 from onejit.engine.memory import GIB, free_memory, memory_of, program_bytes
 from onejit.script import local_modules
+from onejit.script.contract import Script
 from onejit.script.environment import check_observations
 from onejit.script.errors import about_the_config
 
@@ -55,13 +56,13 @@ class Program(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def make_learner(script, config):
+def make_learner(script: Script, config):
     """`(init, update)` of a script, made once: an environment may take seconds."""
     init, update = script.make_learner(config)
     return jax.jit(init), jax.jit(update)  # both are traced once
 
 
-def training_functions(script, config, names):
+def training_functions(script: Script, config, names):
     """`start` and `advance` as in a script's `main`.
 
     Each run may have its own values of the float fields `names`. The functions carry
@@ -135,7 +136,7 @@ def over_one(function):
     return call
 
 
-def without_warm_up(script, config):
+def without_warm_up(script: Script, config):
     """The config with the shortest warm-up that its script takes."""
     if not hasattr(config, "learning_starts"):
         return config
@@ -157,7 +158,7 @@ def start_with_evaluation(start, make_evaluation, floats, key_data):
 # --- compilation ---
 
 
-def compile_slice(script, config, names, size: int, options=None) -> Program:
+def compile_slice(script: Script, config, names, size: int, options=None) -> Program:
     """Compile the training of `size` runs, with the fields `names` traced.
 
     `options` adds the evaluation. They have `seed`, `eval_episodes` and `eval_interval`. Raises

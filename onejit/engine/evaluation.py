@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from onejit.script.contract import Script
 from onejit.script.environment import unwrap
 
 SHORTENING = ("episodic_life", "reward_clip")  # EnvPool's options for training on Atari
@@ -77,7 +78,7 @@ def without_resets(env, env_params):
     return copied(env)
 
 
-def policy_of(script, config):
+def policy_of(script: Script, config):
     """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)` of any script.
 
     The `make_policy` of a script without memory returns `act(agent, obs) -> action` alone.
@@ -92,7 +93,7 @@ def policy_of(script, config):
     return tuple, act
 
 
-def make_episode(script, config):
+def make_episode(script: Script, config):
     """`begin(key)`, `step(agent, playing) -> (playing, Step)` and `end(playing) -> 0.0`.
 
     They play a greedy episode of one agent. The policy and the environment are the script's.
@@ -148,7 +149,7 @@ def make_episode(script, config):
     return begin, step, end
 
 
-def make_player(script, config):
+def make_player(script: Script, config):
     """`play(agents, keys) -> (returns, lengths)`: greedy episodes of agents [n, ...].
 
     The keys, returns and lengths are [n, episodes]. All episodes are stepped together until the
@@ -173,7 +174,7 @@ def make_player(script, config):
     return play
 
 
-def make_recorder(script, config, num_steps: int):
+def make_recorder(script: Script, config, num_steps: int):
     """`record(agent, key) -> Step` [num_steps, ...]: a greedy episode of one agent for pictures."""
     begin, step, end = make_episode(script, config)
 
@@ -198,7 +199,7 @@ def evaluation_keys(seed: int, episodes: int, agent):
     return jax.random.split(key, episodes)
 
 
-def greedy_returns(script, config, options):
+def greedy_returns(script: Script, config, options):
     """`evaluate(agents, numbers) -> returns`: [n, ...] and [n] to [n, eval_episodes].
 
     The numbers are those of the agents among all seeds of the run.
@@ -215,7 +216,9 @@ def greedy_returns(script, config, options):
     return evaluate
 
 
-def evaluate(script, config, agents, agent: int | None = None, episodes: int = 16) -> np.ndarray:
+def evaluate(
+    script: Script, config, agents, agent: int | None = None, episodes: int = 16
+) -> np.ndarray:
     """Returns [num_seeds, episodes] of greedy episodes of all agents, as `load_run` returns them.
 
     If `agent` is given, the returns [episodes] of this agent alone. All agents play the same

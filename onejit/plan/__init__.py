@@ -40,6 +40,7 @@ from onejit.plan.program import (
 )
 from onejit.script import command_line
 from onejit.script.configs import plain
+from onejit.script.contract import Script
 from onejit.script.errors import about_the_config
 from onejit.script.load import load_script
 
@@ -98,7 +99,7 @@ def read_gpu(name: str) -> GPU:
     )
 
 
-def compiler(script, config, description: str):
+def compiler(script: Script, config, description: str):
     """`compile_size(num_seeds)` for the GPU in the description. Raises ValueError."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     if not any(map(importlib.util.find_spec, plugins)):
@@ -146,7 +147,7 @@ def most_seeds(compile_size, tried: dict, limit: float) -> int:
 # --- the plan ---
 
 
-def place_of(instruction: Instruction, script) -> str:
+def place_of(instruction: Instruction, script: Script) -> str:
     """The two innermost functions in the script that an instruction stems from, if any."""
     frames = [frame for frame in instruction.frames if frame[0] == script.__file__]
     frames = frames or instruction.frames
@@ -163,7 +164,7 @@ def operation_of(instruction: Instruction) -> str:
     return instruction.op_name.rpartition("while/body/")[2].removeprefix("closed_call/")
 
 
-def describe_loop(loop: Loop, script, seconds) -> dict:
+def describe_loop(loop: Loop, script: Script, seconds) -> dict:
     """A loop in bytes and seconds, of one run of its body with inner loops; `own` without them."""
     name = "whole training"
     if loop.at is not None:
@@ -189,7 +190,7 @@ def environment_steps_at_a_time(config, loop: Loop) -> int:
     return max(1, config.num_updates * config.num_steps // loop.runs)
 
 
-def describe_steps(loops: list[Loop], script, config, seconds) -> dict:
+def describe_steps(loops: list[Loop], script: Script, config, seconds) -> dict:
     """The loops around a step of the environment and around a gradient step."""
     environment = step_loop(loops, is_of_environment)
     if environment is None:  # a script without `env.step`
@@ -208,7 +209,7 @@ def describe_steps(loops: list[Loop], script, config, seconds) -> dict:
     return steps
 
 
-def make_plan(script, config, options: Options, memory_gib: float | None) -> dict:
+def make_plan(script: Script, config, options: Options, memory_gib: float | None) -> dict:
     """The plan that `--json` writes, in bytes and seconds. `memory_gib`: of the GPU to use.
 
     Raises ValueError.

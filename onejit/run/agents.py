@@ -9,9 +9,10 @@ from safetensors import safe_open
 from safetensors.numpy import save as as_safetensors
 
 from onejit.base.files import reading
+from onejit.script.contract import Script
 
 
-def save_agents(agents, script, seed: int, path: Path) -> None:
+def save_agents(agents, script: Script, seed: int, path: Path) -> None:
     """Write agents [num_seeds, ...]. The file says from which script and seed they are."""
     arrays = {}
     for name, leaf in flatten_dict(agents, sep=".").items():

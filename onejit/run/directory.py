@@ -18,10 +18,11 @@ from onejit.run.agents import read_agents
 from onejit.run.record import Record, read_record
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, read_flags
+from onejit.script.contract import Script
 from onejit.script.load import find_script, import_from, known_scripts, load_script
 
 
-def read_config(script, file: Path):
+def read_config(script: Script, file: Path):
     """Read config.yaml as the script's command line does. Raises ValueError."""
     try:
         words = read_flags(script, ["--config", str(file)])
@@ -68,7 +69,7 @@ def find_other_script(run_dir, record: Record, force: bool, trust: bool) -> Path
     return path
 
 
-def script_of(run_dir, record: Record, force: bool = False, trust: bool = False):
+def script_of(run_dir, record: Record, force: bool = False, trust: bool = False) -> Script:
     """Import a run's script and the user's own modules, from their copies in the run directory.
 
     If there is no copy of the script, a message names the script that is used instead. `force`
@@ -123,7 +124,7 @@ def load_metrics(run_dir) -> dict:
     return metrics
 
 
-def new_run_dir(script, config, prefix: str = "") -> Path:
+def new_run_dir(script: Script, config, prefix: str = "") -> Path:
     """The default directory of a run: runs/SCRIPT/ENVIRONMENT-TIME-NUMBER."""
     env_name = config.env_name.rpartition(":")[2]
     number = secrets.token_hex(4)  # in containers the numbers of processes are alike

@@ -20,6 +20,7 @@ from onejit.base.packages import versions
 from onejit.base.text import plural
 from onejit.run.agents import read_agents
 from onejit.script.configs import plain
+from onejit.script.contract import Script
 from onejit.script.load import git, source_of
 from onejit.script.steps import total_steps
 
@@ -127,7 +128,7 @@ def now() -> str:
     return f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
 
 
-def make_record(kind: Kind, script, config, options, command: list[str]) -> Record:
+def make_record(kind: Kind, script: Script, config, options, command: list[str]) -> Record:
     """The record of a run of `onejit train` or `onejit sweep` that begins."""
     import jax
 

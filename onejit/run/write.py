@@ -12,10 +12,11 @@ from onejit.run.learning_curve import draw_learning_curve
 from onejit.run.record import Record, write_record
 from onejit.script import local_modules
 from onejit.script.configs import plain, write_config
+from onejit.script.contract import Script
 from onejit.script.load import git, source_of
 
 
-def save_results(script, config, seed: int, agents, metrics: dict, folder: Path) -> None:
+def save_results(script: Script, config, seed: int, agents, metrics: dict, folder: Path) -> None:
     """Write config.yaml, metrics.npz, agent.safetensors and learning_curve.png. Raises OSError.
 
     `metrics` {name: [num_seeds, num_updates]} and `agents` [num_seeds, ...] are NumPy arrays.
@@ -28,7 +29,7 @@ def save_results(script, config, seed: int, agents, metrics: dict, folder: Path)
     write_picture(folder / "learning_curve.png", draw)
 
 
-def write_inputs(run_dir: Path, config, script, modules: dict[str, bytes]) -> None:
+def write_inputs(run_dir: Path, config, script: Script, modules: dict[str, bytes]) -> None:
     """Write config.yaml, the script and the user's modules. Raises OSError.
 
     `script.diff` holds the changes of the script since the commit in run.json, unless it was edited
@@ -44,7 +45,9 @@ def write_inputs(run_dir: Path, config, script, modules: dict[str, bytes]) -> No
         write(run_dir / "script.diff", diff)
 
 
-def begin_run(run_dir: Path, config, record: Record, script, modules: dict[str, bytes]) -> None:
+def begin_run(
+    run_dir: Path, config, record: Record, script: Script, modules: dict[str, bytes]
+) -> None:
     """Write all that a run needs to be resumed; run.json is the last file. Raises OSError."""
     write_inputs(run_dir, config, script, modules)
     write_record(run_dir, record)

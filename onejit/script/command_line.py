@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from onejit.script.configs import field_names, field_of, read_flags
+from onejit.script.contract import Script
 from onejit.script.other_names import suggest
 
 NARROWEST = 40  # columns of a terminal: with few of them, tyro's --help does not end
@@ -105,7 +106,7 @@ def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
     return words[0], hosts, words[1:]
 
 
-def without_clashes(options, script):
+def without_clashes(options, script: Script):
     """The dataclass `options`, where a flag that the script has, too, is `--onejit-NAME`."""
     renamed = []
     for field in dataclasses.fields(options):
@@ -152,7 +153,9 @@ def check_options(options) -> None:
             raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
 
 
-def parse_with(script, words: list[str], options, description: str | None, prog: str = "onejit"):
+def parse_with(
+    script: Script, words: list[str], options, description: str | None, prog: str = "onejit"
+):
     """`(config, options, hosts)` from the flags of a script, of `options` and of `Hosts`.
 
     `--help` begins with `prog`, such as "onejit train", and the name of the script.

@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from onejit.base.files import write
+from onejit.script.contract import Script
 from onejit.script.other_names import suggest
 
 
@@ -20,7 +21,7 @@ def plain(config) -> dict:
     return values
 
 
-def field_names(script) -> list[str]:
+def field_names(script: Script) -> list[str]:
     return [field.name for field in dataclasses.fields(script.Config)]
 
 
@@ -49,7 +50,7 @@ def as_words(value) -> list[str]:
     return [word for part in value for word in as_words(part)]
 
 
-def flags_of_yaml(file: str, script, known: list[str]) -> list[str]:
+def flags_of_yaml(file: str, script: Script, known: list[str]) -> list[str]:
     """The flags that mean the same as a YAML file. `known` are all fields and options.
 
     Raises ValueError, which names the file.
@@ -76,7 +77,7 @@ def as_whole_number(word: str) -> str:
     return word
 
 
-def read_flags(script, words: list[str], *options) -> list[str]:
+def read_flags(script: Script, words: list[str], *options) -> list[str]:
     """The flags of a command line, where `--config FILE.yaml` may stand anywhere.
 
     The flags of the file come first, and all other flags override them. `--flag=value` becomes two

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import yaml
 
 from onejit.script import local_modules
+from onejit.script.contract import Script
 from onejit.script.other_names import suggest
 
 
@@ -28,7 +29,7 @@ def expected_kind(value, default) -> str | None:
     return "a whole number" if is_whole else "a number"
 
 
-def check_env_params(script, config) -> None:
+def check_env_params(script: Script, config) -> None:
     """Raise ValueError if `env_params` has an unknown name, or a value unlike the default."""
     if not getattr(config, "env_params", None):
         return
@@ -52,7 +53,7 @@ def check_env_params(script, config) -> None:
             raise ValueError(f"env_params: {key} = {value}: must be {expected}")
 
 
-def check_observations(script, config) -> None:
+def check_observations(script: Script, config) -> None:
     """Raise ValueError if an environment of a user's module observes what it does not declare."""
     module = local_modules.module_of(getattr(config, "env_name", ""))
     if not module or local_modules.is_of_onejit(module):

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 
 from onejit.base.text import nearest, printable
 from onejit.script.configs import plain
+from onejit.script.contract import Script
 from onejit.script.environment import check_env_params
 from onejit.script.local_modules import is_of_the_user
 
@@ -90,7 +91,7 @@ def exit_as_diverged(tool: str, run_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def about_the_config(script, config):
+def about_the_config(script: Script, config):
     """Turn what a script raises for a config into one line, if its message names a field.
 
     All other exceptions keep their traceback, with a note of the fields that are not the defaults.
@@ -113,7 +114,7 @@ def about_the_config(script, config):
         raise
 
 
-def changed_fields(script, config) -> str:
+def changed_fields(script: Script, config) -> str:
     """The fields of a config that are not the defaults, as `NAME = VALUE, ...`."""
     default = script.Config()
     changed = [

@@ -9,13 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 from onejit.base.signals import raising_interrupts
 from onejit.base.text import nearest
+from onejit.script import contract
+from onejit.script.contract import Script
 
 PACKAGE = Path(__file__).resolve().parent.parent
 ROOT = PACKAGE.parent
-CONTRACT = ("Config", "make_learner", "make_train", "make_policy", "make_env")
 
 
 def known_scripts() -> dict[str, Path]:
@@ -26,7 +28,7 @@ def known_scripts() -> dict[str, Path]:
     return {path.stem: path for path in sorted(paths)}
 
 
-def is_own_script(script) -> bool:
+def is_own_script(script: Script) -> bool:
     """Whether a script is one that comes with onejit, no copy of it."""
     path = Path(script.__file__).resolve()
     return known_scripts().get(path.stem) == path
@@ -67,7 +69,7 @@ def loaded_module(path: Path):
     return None
 
 
-def load_script(name):
+def load_script(name) -> Script:
     """Import a script, such as `ppo`, `ppo.py` or `path/to/mine.py`.
 
     For `env_name: MODULE:NAME`, the script's folder and the working directory are added to
@@ -78,7 +80,7 @@ def load_script(name):
     module = loaded_module(path)
     if module is None:
         module = execute(path, name)
-    missing = [part for part in CONTRACT if not hasattr(module, part)]
+    missing = [part for part in contract.NAMES if not hasattr(module, part)]
     if missing:
         sys.modules.pop(module_name(path), None)
         raise ValueError(
@@ -87,7 +89,7 @@ def load_script(name):
     if not dataclasses.is_dataclass(module.Config):
         sys.modules.pop(module_name(path), None)
         raise ValueError(f"script = {name}: its Config must be a dataclass")
-    return module
+    return cast(Script, module)
 
 
 def execute(path: Path, name):
@@ -115,7 +117,7 @@ def execute(path: Path, name):
     return module
 
 
-def source_of(script) -> bytes:
+def source_of(script: Script) -> bytes:
     """The text of a script as it was imported."""
     source = getattr(script, "SOURCE", None)
     return source or Path(script.__file__).read_bytes()

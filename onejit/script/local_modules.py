@@ -14,6 +14,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from onejit.script.contract import Script
 from onejit.script.load import PACKAGE, import_from, known_scripts, source_of
 
 FOLDER = "modules"
@@ -89,7 +90,7 @@ def with_packages(name: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
 
 
-def read_sources(script, env_names) -> dict[str, bytes]:
+def read_sources(script: Script, env_names) -> dict[str, bytes]:
     """`{path: source}` of the user's own modules that a script and its environments import.
 
     Imports the modules of the environments, `MODULE:NAME`, and raises what this raises.

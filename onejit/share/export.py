@@ -21,6 +21,7 @@ from onejit.engine import evaluation
 from onejit.run import hub
 from onejit.run.directory import load_run
 from onejit.run.record import read_record
+from onejit.script.contract import Script
 from onejit.share import folder as folders
 from onejit.share import policy as policies
 from onejit.share.card import Shown
@@ -54,7 +55,7 @@ def choose_seeds(wanted: str, run_dir: Path, agents) -> tuple[list[int], str]:
     return [seed], reason
 
 
-def write_policies(script, config, agents, form: str, paths: dict[int, Path]) -> list[Path]:
+def write_policies(script: Script, config, agents, form: str, paths: dict[int, Path]) -> list[Path]:
     """Write the policies of seeds, `paths` {seed: path}. Raises ValueError."""
     for seed, path in paths.items():
         policy = policies.make_policy(script, config, agents, seed)

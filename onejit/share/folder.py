@@ -10,6 +10,7 @@ from onejit.base.files import write
 from onejit.run.directory import copy_of_script
 from onejit.run.record import Record, write_record
 from onejit.script import local_modules
+from onejit.script.contract import Script
 from onejit.share.card import Shown, model_card
 
 COPIED = (
@@ -65,7 +66,7 @@ def replay(run_dir: Path, agent: int, folder: Path, force: bool, trust: bool) ->
 def write_folder(
     run_dir: Path,
     record: Record,
-    script,
+    script: Script,
     shown: Shown,
     out: Path,
     video: bool,

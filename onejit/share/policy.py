@@ -16,6 +16,7 @@ from gymnax.environments import spaces
 from onejit.base.files import write
 from onejit.base.packages import check_packages
 from onejit.engine.evaluation import policy_of
+from onejit.script.contract import Script
 from onejit.script.environment import unwrap
 
 PACKAGES = {"stablehlo": ["flatbuffers"], "onnx": ["onnx", "onnx_ir", "onnxruntime"]}
@@ -58,7 +59,7 @@ def to_bounds(space, action):
     return jnp.clip(low + unit * (high - low), low, high)
 
 
-def make_policy(script, config, agents, seed: int) -> Policy:
+def make_policy(script: Script, config, agents, seed: int) -> Policy:
     """The greedy policy of one of `agents` [num_seeds, ...]. Raises ValueError."""
     env, env_params = script.make_env(config)
     space = unwrap(env).action_space(env_params)

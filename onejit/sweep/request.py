@@ -18,6 +18,7 @@ from onejit.run.record import Record, make_record
 from onejit.run.resume import check_random_numbers
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, field_names, field_of, read_flags
+from onejit.script.contract import Script
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of
 from onejit.sweep.values import DISTRIBUTIONS, is_float, is_swept, make_trials
@@ -102,7 +103,7 @@ class Group(NamedTuple):
 class Request(NamedTuple):
     """What the command line requests. Lists and dicts collect what the sweep has done so far."""
 
-    script: Any
+    script: Script
     config: Any  # the values of the fields that are not swept
     options: Options
     run_dir: Path
@@ -170,7 +171,7 @@ def check_given_once(words: list[str]) -> None:
             raise ValueError(f"{flag}: is given twice")
 
 
-def check_options(script, swept: dict[str, list[str]], options: Options) -> None:
+def check_options(script: Script, swept: dict[str, list[str]], options: Options) -> None:
     """Raise ValueError if options do not fit together."""
     if not swept:
         raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
@@ -258,7 +259,7 @@ def check_halving(swept: dict[str, list[str]], options: Options) -> None:
         )
 
 
-def check_population(script, swept: dict[str, list[str]], options: Options) -> None:
+def check_population(script: Script, swept: dict[str, list[str]], options: Options) -> None:
     """Raise ValueError if options of --pbt do not fit together."""
     if not options.pbt:
         if options.exploit_interval is not None:
@@ -322,7 +323,7 @@ def read_request(
     return request._replace(options=options, run_dir=run_dir, record=record)
 
 
-def make_request(script, words: list[str], description: str | None) -> Request:
+def make_request(script: Script, words: list[str], description: str | None) -> Request:
     """The request of a command line, without its directory. Raises ValueError."""
     swept = {}
     others = {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from onejit.script import command_line
+from onejit.script.contract import Script
 
 DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
 
@@ -17,21 +18,21 @@ class NoOptions:
     """No options beside the fields of the script."""
 
 
-def holds_several(script, name: str) -> bool:
+def holds_several(script: Script, name: str) -> bool:
     return isinstance(getattr(script.Config(), name), (tuple, Mapping))
 
 
-def is_float(script, name: str) -> bool:
+def is_float(script: Script, name: str) -> bool:
     return isinstance(getattr(script.Config(), name), float)
 
 
-def is_swept(script, name: str, words: list[str]) -> bool:
+def is_swept(script: Script, name: str, words: list[str]) -> bool:
     if holds_several(script, name):  # several words are one value: --hidden-sizes 64 64
         return len(words) > 1 and any("," in word for word in words)
     return len(words) > 1 or (len(words) == 1 and words[0] in DISTRIBUTIONS)
 
 
-def read_values(script, name: str, words: list[str]) -> list:
+def read_values(script: Script, name: str, words: list[str]) -> list:
     """Read words of the command line as values of a field, as the script reads them.
 
     Raises ValueError.
@@ -46,7 +47,7 @@ def read_values(script, name: str, words: list[str]) -> list:
     return values
 
 
-def read_distribution(script, name: str, words: list[str]) -> tuple[str, float, float]:
+def read_distribution(script: Script, name: str, words: list[str]) -> tuple[str, float, float]:
     """`(kind, low, high)`. Raises ValueError."""
     kind, *bounds = words
     if not is_float(script, name):
@@ -63,7 +64,7 @@ def read_distribution(script, name: str, words: list[str]) -> tuple[str, float, 
     return kind, low, high
 
 
-def draw(script, name: str, words: list[str], samples: int, rng) -> np.ndarray:
+def draw(script: Script, name: str, words: list[str], samples: int, rng) -> np.ndarray:
     """`samples` values of a distribution. Raises ValueError."""
     kind, low, high = read_distribution(script, name, words)
     return from_uniform(kind, low, high, rng.random_sample(samples))
@@ -78,7 +79,9 @@ def from_uniform(kind: str, low: float, high: float, unit):
     return 1.0 - (1.0 - high) * ((1.0 - low) / (1.0 - high)) ** unit
 
 
-def make_trials(script, swept: dict[str, list[str]], samples: int | None, seed: int) -> list[dict]:
+def make_trials(
+    script: Script, swept: dict[str, list[str]], samples: int | None, seed: int
+) -> list[dict]:
     """All combinations of the listed values, each with all drawn points. Raises ValueError."""
     # its stream never changes: a resumed sweep draws the same values
     rng = np.random.RandomState(seed)

@@ -49,6 +49,7 @@ from onejit.run.resume import check_random_numbers
 from onejit.run.write import begin_run, save_results
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, write_config
+from onejit.script.contract import Script
 from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of, total_steps
@@ -105,7 +106,7 @@ class ResumeOptions:
 class Request(NamedTuple):
     """What the command line requests."""
 
-    script: Any
+    script: Script
     config: Any
     options: Any  # of `onejit train`, or of a sweep
     run_dir: Path
@@ -175,7 +176,7 @@ def whole_number(name: str, value: float) -> int:
     return int(value)
 
 
-def extend(script, config, total_timesteps: int, is_finished: bool):
+def extend(script: Script, config, total_timesteps: int, is_finished: bool):
     """`config` with more steps. Raises ValueError if this would change the updates.
 
     The config may already have them, if an extension of the run was killed.
@@ -197,7 +198,7 @@ def extend(script, config, total_timesteps: int, is_finished: bool):
     return longer
 
 
-def describe_update(script, config) -> str:
+def describe_update(script: Script, config) -> str:
     """The compiled program of an update, without references to lines of the script."""
     init, update = script.make_learner(config)
     lowered = jax.jit(update).lower(jax.eval_shape(init, jax.random.key(0)))
@@ -423,12 +424,13 @@ def note_broken_metrics(metrics: dict) -> list[str]:
     return sorted(broken)
 
 
-def report(script, config, runner_state, folder: Path) -> None:
+def report(script: Script, config, runner_state, folder: Path) -> None:
     """The script's own figures, if any. A mistake in them costs no results. Raises OSError."""
-    if not hasattr(script, "report"):
+    script_report = getattr(script, "report", None)
+    if script_report is None:
         return
     try:
-        script.report(config, runner_state, folder)
+        script_report(config, runner_state, folder)
     except OSError:
         raise
     except Exception:

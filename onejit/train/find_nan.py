@@ -29,6 +29,7 @@ from onejit.run.directory import read_config, script_of
 from onejit.run.resume import check_random_numbers
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of
+from onejit.script.contract import Script
 from onejit.script.steps import timesteps_until
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "distrax", "tensorflow_probability", "chex")
@@ -382,7 +383,7 @@ def trace(function, arg, before: list) -> Origin | None:
     return None
 
 
-def trace_update(script, config, state, broken=()) -> Origin | None:
+def trace_update(script: Script, config, state, broken=()) -> Origin | None:
     """The Origin of what is not finite after an update of one seed, and was finite before it.
 
     `broken` are the metrics that are NaN.
@@ -396,13 +397,13 @@ def trace_update(script, config, state, broken=()) -> Origin | None:
     return trace(results, state, before=[*jax.tree.leaves(state), *[0.0] * len(broken)])
 
 
-def trace_init(script, config, key) -> Origin | None:
+def trace_init(script: Script, config, key) -> Origin | None:
     """The Origin of what is not finite before the first update, such as in a warm-up."""
     init, _ = script.make_learner(config)
     return trace(init, key, before=[0.0] * len(jax.tree.leaves(jax.eval_shape(init, key))))
 
 
-def search_slice(script, config, options, run_dir, program, first: int) -> str | None:
+def search_slice(script: Script, config, options, run_dir, program, first: int) -> str | None:
     """What was found in the slice from the seed `first` on, or None."""
     seeds = range(first, min(first + program.size, options.num_seeds))
     trained = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
@@ -445,7 +446,7 @@ def search_slice(script, config, options, run_dir, program, first: int) -> str |
     return text
 
 
-def search(script, config, options, run_dir, size: int | None) -> bool:
+def search(script: Script, config, options, run_dir, size: int | None) -> bool:
     """Print what was found; False if all seeds stay finite. Raises ValueError and OSError."""
     from onejit.envs import host  # not at the top: it starts JAX, which must be after `connect`
 

@@ -41,6 +41,7 @@ from onejit.engine import evaluation
 from onejit.run import hub
 from onejit.run.directory import load_metrics, load_run
 from onejit.run.record import read_record
+from onejit.script.contract import Script
 from onejit.script.environment import unwrap
 from onejit.watch import formats as render_formats
 from onejit.watch.adapters import Episode, Film, adapter_of
@@ -50,7 +51,7 @@ from onejit.watch.figures import state_at
 # --- agents ---
 
 
-def check_agents(script, config, agents, path: Path) -> None:
+def check_agents(script: Script, config, agents, path: Path) -> None:
     """Raise ValueError if arrays of `path` [num_seeds, ...] do not fit the script's networks."""
     init, _ = script.make_learner(config)
     expected: Any = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
@@ -104,7 +105,7 @@ def choose_agents(wanted, order) -> dict[str, int]:
 # --- episodes ---
 
 
-def play(script, config, agents, keys):
+def play(script: Script, config, agents, keys):
     """A greedy episode of each of `agents` [n, ...], with its key of `keys` [n].
 
     Returns `[(states before each step, rewards), ...]`, both [T].

@@ -46,7 +46,7 @@ from onejit.run.directory import load_run
 from onejit.run.lock import is_locked
 from onejit.run.record import Record, make_record, read_record, write_record
 from onejit.run.write import save_results
-from onejit.script import command_line, configs, load
+from onejit.script import command_line, configs, contract, load
 
 SMALL = [
     "q_learning_gridworld",
@@ -421,7 +421,7 @@ def test_file_that_is_no_script(tmp_path):
     )
     with pytest.raises(ValueError, match="is not a training script, it has no make_policy"):
         load.load_script(str(tmp_path / "older.py"))
-    names = [f"def {name}(): pass" for name in load.CONTRACT if name != "Config"]
+    names = [f"def {name}(): pass" for name in contract.NAMES if name != "Config"]
     (tmp_path / "plain.py").write_text("\n".join(["class Config: pass", *names]))
     with pytest.raises(ValueError, match="its Config must be a dataclass"):
         load.load_script(str(tmp_path / "plain.py"))
