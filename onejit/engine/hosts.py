@@ -1,6 +1,7 @@
 """Several processes that train together: joining them, and agreeing on values."""
 
 import json
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -89,7 +90,7 @@ def fetch(tree) -> dict:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def latest(values: list) -> int:
+def latest(values: Sequence[int]) -> int:
     """The first of `values` on any process, or 0."""
     own = values[0] if values else 0
     return int(np.max(multihost_utils.process_allgather(np.int32(own))))

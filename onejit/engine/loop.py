@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import onejit.engine.devices  # noqa: F401 - before JAX starts
-from onejit.base.clock import Clock
 from onejit.base.signals import Stopped
-from onejit.engine.checkpoints import restore, save
+from onejit.engine.checkpoints import open_checkpoints, restore, save
 from onejit.engine.hosts import agree, is_first, latest
+from onejit.engine.job import Job
 
 KEY = 2**31 + 4  # what the key of new episodes is folded from: no training uses it
 
@@ -124,8 +124,8 @@ def make_reader(program):
     return read
 
 
-def restore_or_start(program, floats, key_data, manager, end: int, earlier=None):
-    """`(carry, number of updates done)` from the last checkpoint, from `earlier`, or the start.
+def restore_or_start(program, job: Job, floats: dict, manager, end: int):
+    """`(carry, number of updates done)` from the last checkpoint, or as the job starts.
 
     Environments outside of JAX begin new episodes, unless `end` updates are done.
     """
@@ -135,13 +135,11 @@ def restore_or_start(program, floats, key_data, manager, end: int, earlier=None)
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
     if done:
         carry = restore(manager, done, program)
-    elif earlier is not None:
-        carry, done = earlier(program)
     else:
-        return program.start(floats, jax.device_put(key_data, program.sharding)), 0
-    if done < end and holds(program.abstract["runner_state"], host.HostState):
+        carry, done = job.start(program, floats)
+    if 0 < done < end and holds(program.abstract["runner_state"], host.HostState):
         state = carry["runner_state"]
-        carry["runner_state"] = with_new_episodes(program, state, floats, key_data, done)
+        carry["runner_state"] = with_new_episodes(program, state, floats, job.key_data, done)
     return carry, done
 
 
@@ -164,66 +162,36 @@ def end_of_chunk(program, done: int, chunk: int, end: int, eval_interval: int) -
     return last
 
 
-def evaluate(program, carry: dict, index: int) -> np.ndarray:
+def evaluate(program, job: Job, carry: dict, index: int) -> np.ndarray:
     """The returns [size, episodes] of evaluation number `index`, which the carry remembers."""
+    returns = job.evaluate(program, carry)
     agents = carry["runner_state"].agent
-    returns = program.evaluate(agents)
     carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, index)
     return np.asarray(returns)
 
 
-def nothing() -> None:
-    pass
+def train(program, job: Job, manager):
+    """Train a job from its last checkpoint, or from its start, to its end. Returns its carry.
 
+    Process 0 decides when a checkpoint is written, because clocks differ. A signal ends training
+    with a checkpoint and raises `Stopped`.
 
-def train_slice(
-    program,
-    floats: dict,
-    key_data,
-    manager,
-    watch,
-    *,
-    last_update: int | None = None,
-    earlier=None,
-    interval: float = 60.0,
-    save_last: bool = False,
-    eval_interval: int = 0,
-    begin=nothing,
-    before_save=nothing,
-    after_save=nothing,
-    caught=(),
-    clock: Clock | None = None,
-):
-    """Train a slice from its last checkpoint, or from the start, to the end. Returns its `carry`.
-
-    The end is the update `last_update` if that is given. `earlier(program)` returns the carry and
-    the number of its updates to start from, if the runs have been trained in other slices before.
-    `floats` {name: [size]} and `key_data` [size, words] are NumPy arrays. `begin()` is called
-    before the first update. After each chunk of about a second, process 0 calls
-    `watch(first, last, metrics, returns)` with the metrics of updates [first, last), and with the
-    returns [size, episodes] of an evaluation after them, or None. It writes a checkpoint every
-    `interval` seconds unless `interval` is 0, and one at the end if `save_last` is set. Process 0
-    decides when, because clocks differ. A signal in `caught` ends training with a checkpoint and
-    raises `Stopped`. The times are added to `clock`.
-
-    A program with an exchange has the current `floats` in its carry. After every
+    A program with an exchange has the current floats in its carry. After every
     `program.exchange_interval` updates, `program.exchange` changes the carry.
     """
-    clock = clock or Clock()
-    on_devices = {}
-    for name, values in floats.items():
-        on_devices[name] = jax.device_put(np.asarray(values, np.float32), program.sharding)
-    floats = on_devices
+    floats = {}
+    for name, values in job.floats.items():
+        floats[name] = jax.device_put(np.asarray(values, np.float32), program.sharding)
 
-    end = program.num_updates if last_update is None else last_update
-    carry, done = restore_or_start(program, floats, key_data, manager, end, earlier)
+    end = program.num_updates if job.last_update is None else job.last_update
+    carry, done = restore_or_start(program, job, floats, manager, end)
     read = make_reader(program)
     chunk = 1
     saved_at = time.perf_counter()
-    begin()
+    job.on_begin()
     while done < end:
         begun = time.perf_counter()
-        last = end_of_chunk(program, done, chunk, end, eval_interval)
+        last = end_of_chunk(program, done, chunk, end, job.eval_interval)
         length = last - done
         if program.exchange is not None:
             floats = carry["population"]["floats"]
@@ -232,28 +200,39 @@ def train_slice(
         metrics = read(carry["metrics"], done, last)
         ended = time.perf_counter()
         returns = None
-        if eval_interval and last % eval_interval == 0:
-            returns = evaluate(program, carry, last // eval_interval - 1)
-        clock.train += ended - begun
-        clock.evaluate += time.perf_counter() - ended
+        if job.eval_interval and last % job.eval_interval == 0:
+            returns = evaluate(program, job, carry, last // job.eval_interval - 1)
+        job.clock.train += ended - begun
+        job.clock.evaluate += time.perf_counter() - ended
         if is_first():
-            watch(done, last, metrics, returns)
+            job.on_chunk(done, last, metrics, returns)
         if program.exchange is not None and last % program.exchange_interval == 0:
             carry = jax.block_until_ready(program.exchange(carry, last))
 
         done = last
         now = time.perf_counter()
-        stop = latest(caught)
-        is_time = stop > 0 or 0 < interval <= now - saved_at
-        due = save_last if done == end else is_time
+        stop = latest(job.caught)
+        is_time = stop > 0 or 0 < job.checkpoint_interval <= now - saved_at
+        due = job.save_last if done == end else is_time
         chunk, due = agree([length_of_next_chunk(length, ended - begun), due])
         if due:
             if is_first():
-                before_save()
+                job.before_save()
             save(manager, done, carry)
             if is_first():
-                after_save()
+                job.after_save()
             saved_at = time.perf_counter()
         if stop and done < end:
             raise Stopped(stop)
     return carry
+
+
+def run(program, job: Job):
+    """Train a job, whose last checkpoint is continued, and finish it."""
+    with open_checkpoints(job.folder, keep=2) as manager:
+        job.open(manager.latest_step() or 0)
+        try:
+            carry = train(program, job, manager)
+        finally:
+            job.close()
+    return job.finish(program, carry)

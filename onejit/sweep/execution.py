@@ -16,12 +16,12 @@ from onejit.base.files import write
 from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
-from onejit.engine.checkpoints import damage_of, open_checkpoints
-from onejit.engine.progress import count_restored, note_of_returns
+from onejit.engine.checkpoints import damage_of
 from onejit.report import tracking
 from onejit.run.record import write_record
 from onejit.script.configs import plain
-from onejit.script.steps import steps_of, timesteps_until
+from onejit.script.steps import timesteps_until
+from onejit.sweep import jobs
 from onejit.sweep.gather import gather
 from onejit.sweep.ranking import best_trials, last_groups, rank_trials
 from onejit.sweep.request import Group, Request, config_of, float_names
@@ -106,11 +106,12 @@ def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> N
             stop = hosts.latest(caught)
             if stop:
                 raise Stopped(stop)
-            trained = train_slice(
-                request, group, programs[group.rung], first, last, name, progress, caught
-            )
+            program = programs[group.rung]
+            job = trials_of_slice(request, group, program, range(first, last), name, progress)
+            job.caught = caught
+            trained = loop.run(program, job)
             hosts.only_first(finish_slice, request, group, *trained, first, name, progress)
-            del trained
+            del trained, program
 
 
 def first_runs_done(request: Request, group: Group, index: int) -> list[int]:
@@ -131,82 +132,73 @@ def count_finished_slice(
     request: Request, group: Group, first: int, last: int, name: str, progress
 ) -> None:
     """Count a slice that an earlier session has trained."""
-    count(request, progress, group.steps(last - first), restored=True)
+    jobs.count(request, progress, group.steps(last - first), restored=True)
     file = request.run_dir / "slices" / f"{name}.npz"
     stored = read_slice(file, [FINAL_RETURN])
     note_returns(request, group, first, stored[FINAL_RETURN])
 
 
-def count(request: Request, progress, steps: int, restored: bool = False) -> None:
-    request.record.steps_done += steps
-    if restored:
-        count_restored(progress, steps)
-    else:
-        progress.update(steps)
+@dataclasses.dataclass(kw_only=True)
+class Trials(jobs.Slice):
+    """Runs of a group: some of its trials, each with all seeds."""
+
+    group: Group
+    runs: np.ndarray  # numbers of the runs in the group; the last one fills up the slice: [size]
+    trials: list[int]  # of these runs
+
+    def start(self, program, floats):
+        before = self.group.before
+        if before is None:
+            return super().start(program, floats)
+        num_seeds = self.request.options.num_seeds
+        position = {trial: i for i, trial in enumerate(self.request.groups[before].trials)}
+        wanted = np.array([position[trial] for trial in self.trials]) * num_seeds
+        wanted += self.runs % num_seeds
+        return gather(self.request.run_dir, before, self.first_update, wanted, program)
+
+    def notes(self, last_update):
+        if not self.request.options.halving:
+            return []
+        return [f"rung {self.group.rung + 1}, {plural(len(self.group.trials), 'trial')}"]
+
+    def finish(self, program, carry):
+        """Metrics, agents and running episodes, NumPy arrays [last - first, ...]."""
+        state = carry["runner_state"]
+        running = jax.jit(loop.running_episodes)(state)
+        arrays = hosts.fetch((carry["metrics"], state.agent, running))
+        number = self.last - self.first
+        metrics, agent, running = jax.tree.map(lambda leaf: leaf[:number], arrays)
+        metrics = {name: values[:, : self.last_update] for name, values in metrics.items()}
+        return metrics, agent, running
 
 
-def train_slice(
-    request: Request, group: Group, program, first: int, last: int, name: str, progress, caught
-) -> tuple:
-    """Train the runs [first, last) of a group.
-
-    Returns metrics, agents and running episodes, NumPy arrays [last - first, ...].
-    """
-    options = request.options
-    num_runs = len(group.trials) * options.num_seeds
-    steps = (last - first) * steps_of(group.config)  # of an update
-    # the last run fills up the slice
-    run = np.minimum(np.arange(first, first + program.size), num_runs - 1)
-    trials = [group.trials[i] for i in run // options.num_seeds]
+def trials_of_slice(request: Request, group: Group, program, runs: range, name: str, progress):
+    """The job of the runs of a slice, without its signals."""
+    num_seeds = request.options.num_seeds
+    num_runs = len(group.trials) * num_seeds
+    numbers = np.minimum(np.arange(runs.start, runs.start + program.size), num_runs - 1)
+    trials = [group.trials[i] for i in numbers // num_seeds]
     floats = {}
-    for name_of_field in float_names(request):
-        floats[name_of_field] = [request.trials[trial][name_of_field] for trial in trials]
-    keys = loop.seed_keys(options)[run % options.num_seeds]
-
-    def watch(first_update, last_update, metrics, _):
-        returns = statistics.mean_return(metrics)[: last - first]
-        notes = []
-        if options.halving:
-            notes.append(f"rung {group.rung + 1}, {plural(len(group.trials), 'trial')}")
-        notes.append(note_of_returns(progress, returns))
-        progress.set_postfix_str(", ".join(filter(None, notes)), refresh=False)
-        count(request, progress, (last_update - first_update) * steps)
-
-    earlier = None
-    if group.before is not None:
-        position = {trial: i for i, trial in enumerate(request.groups[group.before].trials)}
-        wanted = np.array([position[trial] for trial in trials]) * options.num_seeds
-        wanted += run % options.num_seeds
-        earlier = partial(gather, request.run_dir, group.before, group.first_update, wanted)
-
-    with open_checkpoints(request.run_dir / "unfinished" / name, keep=2) as manager:
-        done = manager.latest_step() or 0
-        if done:
-            count(request, progress, (done - group.first_update) * steps, restored=True)
-            if hosts.is_first():
-                updates = f"{done} of {group.num_updates} updates of the next slice"
-                progress.write(f"resume: {updates} are done", file=sys.stdout)
-        carry = loop.train_slice(
-            program,
-            floats,
-            keys,
-            manager,
-            watch,
-            last_update=group.num_updates,
-            earlier=earlier,
-            interval=options.checkpoint_interval,
-            save_last=group.num_updates < program.num_updates,  # for the next rung
-            begin=progress.unpause,
-            before_save=partial(write_record, request.run_dir, request.record),
-            caught=caught,
-            clock=request.record.seconds,
-        )
-    state = carry["runner_state"]
-    running = jax.jit(loop.running_episodes)(state)
-    arrays = hosts.fetch((carry["metrics"], state.agent, running))
-    metrics, agent, running = jax.tree.map(lambda leaf: leaf[: last - first], arrays)
-    metrics = {name: values[:, : group.num_updates] for name, values in metrics.items()}
-    return metrics, agent, running
+    for field in float_names(request):
+        floats[field] = [request.trials[trial][field] for trial in trials]
+    return Trials(
+        folder=request.run_dir / "unfinished" / name,
+        key_data=loop.seed_keys(request.options)[numbers % num_seeds],
+        floats=floats,
+        last_update=group.num_updates,
+        checkpoint_interval=request.options.checkpoint_interval,
+        save_last=group.num_updates < program.num_updates,  # for the next rung
+        clock=request.record.seconds,
+        request=request,
+        config=group.config,
+        first=runs.start,
+        last=runs.stop,
+        first_update=group.first_update,
+        progress=progress,
+        group=group,
+        runs=numbers,
+        trials=trials,
+    )
 
 
 def finish_slice(

@@ -16,20 +16,18 @@ import tyro
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save as as_safetensors
 
-from onejit.base import statistics
 from onejit.base.files import write
 from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, evaluation, hosts, loop
-from onejit.engine.checkpoints import open_checkpoints
 from onejit.engine.devices import smallest_slice
 from onejit.engine.memory import program_bytes
-from onejit.engine.progress import note_of_returns
 from onejit.run.directory import new_run_dir, script_of
 from onejit.run.record import read_record, write_record
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of
 from onejit.script.steps import steps_of, timesteps_until, total_steps
+from onejit.sweep import jobs
 from onejit.sweep.exchange import (
     KEY,
     OF_REPLAY,
@@ -39,7 +37,6 @@ from onejit.sweep.exchange import (
     first_population,
     follow_schedule,
 )
-from onejit.sweep.execution import count
 from onejit.sweep.request import Request, begin_record, float_names, make_request, required
 from onejit.sweep.slice_files import finished_slices, runs_of, slice_name
 from onejit.sweep.values import read_distribution
@@ -290,12 +287,12 @@ def train(request: Request, progress, caught) -> None:
         last = min(first + sizes[0], total)
         if first in done:
             steps = total_steps(request.config, last - first)
-            count(request, progress, steps, restored=True)
+            jobs.count(request, progress, steps, restored=True)
             continue
         stop = hosts.latest(caught)
         if stop:
             raise Stopped(stop)
-        train_slice(request, program, first, last, progress, caught)
+        loop.run(program, agents_of_slice(request, program, first, last, progress, caught))
 
 
 def first_runs_done(run_dir: Path) -> list[int]:
@@ -303,53 +300,59 @@ def first_runs_done(run_dir: Path) -> list[int]:
     return [runs_of(file)[0] for file in finished_slices(run_dir, 0)]
 
 
-def train_slice(request: Request, program, first: int, last: int, progress, caught) -> None:
-    """Train and evaluate the runs [first, last), and write their files."""
-    config = request.config
-    options = request.options
-    runs = runs_of_slice(request, first, program.size)
-    options_of_all_runs = dataclasses.replace(options, num_seeds=number_of_runs(request))
-    keys = loop.seed_keys(options_of_all_runs)[runs]
-    steps = (last - first) * steps_of(config)  # of an update
-    number_of_exchanges = config.num_updates // program.exchange_interval - 1
-    name = slice_name(0, first, last)
+@dataclasses.dataclass(kw_only=True)
+class Agents(jobs.Slice):
+    """Whole populations, or seeds of a replay."""
 
-    def watch(first_update, last_update, metrics, _):
-        returns = statistics.mean_return(metrics)[: last - first]
-        notes = [plural(last - first, "agent")]
-        exchanges = min(last_update // program.exchange_interval, number_of_exchanges)
-        if not request.record.is_replay:
-            notes.append(f"exchange {exchanges} of {number_of_exchanges}")
-        notes.append(note_of_returns(progress, returns))
-        progress.set_postfix_str(", ".join(filter(None, notes)), refresh=False)
-        count(request, progress, (last_update - first_update) * steps)
+    exchange_interval: int
 
-    with open_checkpoints(request.run_dir / "unfinished" / name, keep=2) as manager:
-        done = manager.latest_step() or 0
-        if done:
-            count(request, progress, done * steps, restored=True)
-            if hosts.is_first():
-                updates = f"{done} of {config.num_updates} updates of the next slice"
-                progress.write(f"resume: {updates} are done", file=sys.stdout)
-        carry = loop.train_slice(
-            program,
-            first_floats(request, runs),
-            keys,
-            manager,
-            watch,
-            interval=options.checkpoint_interval,
-            begin=progress.unpause,
-            before_save=partial(write_record, request.run_dir, request.record),
-            caught=caught,
-            clock=request.record.seconds,
+    def notes(self, last_update):
+        notes = [plural(self.last - self.first, "agent")]
+        number = self.config.num_updates // self.exchange_interval - 1
+        exchanges = min(last_update // self.exchange_interval, number)
+        if not self.request.record.is_replay:
+            notes.append(f"exchange {exchanges} of {number}")
+        return notes
+
+    def evaluate(self, program, carry):
+        return program.evaluate(carry["runner_state"].agent, carry["population"]["key"])
+
+    def finish(self, program, carry):
+        """Evaluate the agents, and write the files of the slice."""
+        with self.clock.measuring("evaluate"):
+            returns = np.asarray(self.evaluate(program, carry))
+        agents = carry["runner_state"].agent
+        arrays = hosts.fetch((carry["metrics"], carry["population"], agents))
+        number = self.last - self.first
+        metrics, population, agent = jax.tree.map(lambda leaf: leaf[:number], arrays)
+        hosts.only_first(
+            finish_slice,
+            self.request,
+            self.folder.name,
+            metrics,
+            population,
+            agent,
+            returns[:number],
         )
-    agents = carry["runner_state"].agent
-    with request.record.seconds.measuring("evaluate"):
-        returns = np.asarray(program.evaluate(agents, carry["population"]["key"]))
-    arrays = hosts.fetch((carry["metrics"], carry["population"], agents))
-    metrics, population, agent = jax.tree.map(lambda leaf: leaf[: last - first], arrays)
-    hosts.only_first(
-        finish_slice, request, name, metrics, population, agent, returns[: last - first]
+
+
+def agents_of_slice(request: Request, program, first: int, last: int, progress, caught) -> Agents:
+    """The job of the runs [first, last)."""
+    runs = runs_of_slice(request, first, program.size)
+    options_of_all_runs = dataclasses.replace(request.options, num_seeds=number_of_runs(request))
+    return Agents(
+        folder=request.run_dir / "unfinished" / slice_name(0, first, last),
+        key_data=loop.seed_keys(options_of_all_runs)[runs],
+        floats=first_floats(request, runs),
+        checkpoint_interval=request.options.checkpoint_interval,
+        caught=caught,
+        clock=request.record.seconds,
+        request=request,
+        config=request.config,
+        first=first,
+        last=last,
+        progress=progress,
+        exchange_interval=program.exchange_interval,
     )
 
 

@@ -36,7 +36,7 @@ from onejit.base.packages import check_packages
 from onejit.base.signals import Stopped, catching_signals, ending_at_once, stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
-from onejit.engine.checkpoints import open_checkpoints
+from onejit.engine.job import Job
 from onejit.engine.progress import count_restored, progress_bar, warn_of_days
 from onejit.report import tracking
 from onejit.report.tracking import TRACKERS
@@ -52,7 +52,7 @@ from onejit.script.configs import env_name_of, write_config
 from onejit.script.contract import Script
 from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
 from onejit.script.load import load_script
-from onejit.script.steps import steps_of, total_steps
+from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.train import find_nan
 
 TOOL = "onejit train"
@@ -255,87 +255,114 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
     return program
 
 
-def train_one_slice(request: Request, program, first: int, progress, caught) -> tuple:
-    """Train and evaluate the slice from the seed `first` on.
+@dataclasses.dataclass(kw_only=True)
+class Seeds(Job):
+    """Seeds of a run that train in one program."""
 
-    Returns a dict of NumPy arrays [seeds, ...] on every process, see `train`, and the runner state.
-    """
-    config = request.config
-    options = request.options
-    record = request.record
-    clock = record.seconds
-    steps = steps_of(config)
-    warmup_timesteps = getattr(config, "warmup_timesteps", 0)
-    seeds = range(first, min(first + program.size, options.num_seeds))
-    # the last seed fills up a slice
-    trained_seeds = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
-    keys = loop.seed_keys(options)[trained_seeds]
-    if program.evaluate is not None:
-        numbers = jax.device_put(trained_seeds.astype(np.int32), program.sharding)
-        evaluate = program.evaluate
-        program = program._replace(evaluate=lambda agents: evaluate(agents, numbers))
-    name = "" if program.size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
+    request: Request
+    name: str  # of the slice; empty if it has all seeds
+    seeds: range
+    numbers: Any  # of the agents among all seeds, on their devices: [size]
+    progress: Any
+    tracker: Any = None
 
-    with open_checkpoints(request.run_dir / "checkpoints" / name, keep=2) as manager:
-        done = manager.latest_step() or 0
+    @property
+    def config(self):
+        return self.request.config
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of all seeds in an update."""
+        return len(self.seeds) * steps_of(self.config)
+
+    def open(self, done):
         if done and hosts.is_first():
-            which = f"seeds {first} to {seeds.stop - 1}"
-            progress.write(f"{which}: {done} of {config.num_updates} updates are done")
-        count_restored(progress, done * len(seeds) * steps)
-        tracker = tracking.open_tracker(
-            options.track, request.run_dir, record, name, warmup_timesteps + done * steps
+            which = f"seeds {self.seeds.start} to {self.seeds.stop - 1}"
+            self.progress.write(f"{which}: {done} of {self.config.num_updates} updates are done")
+        count_restored(self.progress, done * self.steps)
+        self.tracker = tracking.open_tracker(
+            self.request.options.track,
+            self.request.run_dir,
+            self.request.record,
+            self.name,
+            timesteps_until(self.config, done),
         )
 
-        def watch(first_update, last_update, metrics, returns):
-            metrics = {name: values[: len(seeds)] for name, values in metrics.items()}
-            if returns is not None:
-                returns = returns[: len(seeds)]
-            values = tracking.curves(metrics, seeds, returns, options.track_seeds)
-            tracker.log(warmup_timesteps + last_update * steps, values)
-            if "episodic_return/mean" in values:
-                note = f"return {values['episodic_return/mean']:.4g}"
-                progress.set_postfix_str(note, refresh=False)
-            updates_done = first * config.num_updates + last_update * len(seeds)
-            record.steps_done = updates_done * steps
-            progress.update((last_update - first_update) * len(seeds) * steps)
-            warn_of_days(progress)
+    def on_begin(self):
+        self.progress.unpause()
 
-        try:
-            carry = loop.train_slice(
-                program,
-                {},
-                keys,
-                manager,
-                watch,
-                interval=options.checkpoint_interval,
-                save_last=True,
-                eval_interval=options.eval_interval,
-                begin=progress.unpause,
-                before_save=tracker.flush,
-                after_save=partial(write_record, request.run_dir, record),
-                caught=caught,
-                clock=clock,
-            )
-        finally:
-            tracker.close()
+    def on_chunk(self, first, last, metrics, returns):
+        number = len(self.seeds)
+        metrics = {name: values[:number] for name, values in metrics.items()}
+        if returns is not None:
+            returns = returns[:number]
+        values = tracking.curves(metrics, self.seeds, returns, self.request.options.track_seeds)
+        self.tracker.log(timesteps_until(self.config, last), values)
+        if "episodic_return/mean" in values:
+            note = f"return {values['episodic_return/mean']:.4g}"
+            self.progress.set_postfix_str(note, refresh=False)
+        updates_done = self.seeds.start * self.config.num_updates + last * number
+        self.request.record.steps_done = updates_done * steps_of(self.config)
+        self.progress.update((last - first) * self.steps)
+        warn_of_days(self.progress)
 
-    with clock.measuring("evaluate"):
+    def evaluate(self, program, carry):
+        return program.evaluate(carry["runner_state"].agent, self.numbers)
+
+    def before_save(self):
+        self.tracker.flush()
+
+    def after_save(self):
+        write_record(self.request.run_dir, self.request.record)
+
+    def close(self):
+        self.tracker.close()
+
+    def finish(self, program, carry):
+        """A dict of NumPy arrays [seeds, ...] on every process, see `train`, and the runner state.
+
+        The agents are evaluated.
+        """
         runner_state = carry["runner_state"]
-        part: dict[str, Any] = {
-            "metrics": hosts.fetch(carry["metrics"]),
-            "agent": hosts.fetch(runner_state.agent),
-        }
-        if program.evaluate is not None:
-            # the last checkpoint is written, and an evaluation may take long
-            text = f"{TOOL}: stopped in the evaluation; {TOOL} --resume {request.run_dir} continues"
-            number = hosts.latest(caught)
-            if number:
-                raise Stopped(number)
-            with ending_at_once(text):
-                part["evaluation"] = np.asarray(program.evaluate(runner_state.agent))
-        if "evaluation" in carry:
-            part["during"] = hosts.fetch(carry["evaluation"])
-    return jax.tree.map(lambda leaf: leaf[: len(seeds)], part), runner_state
+        with self.clock.measuring("evaluate"):
+            part: dict[str, Any] = {
+                "metrics": hosts.fetch(carry["metrics"]),
+                "agent": hosts.fetch(runner_state.agent),
+            }
+            if program.evaluate is not None:
+                # the last checkpoint is written, and an evaluation may take long
+                go_on = f"{TOOL} --resume {self.request.run_dir} continues"
+                number = hosts.latest(self.caught)
+                if number:
+                    raise Stopped(number)
+                with ending_at_once(f"{TOOL}: stopped in the evaluation; {go_on}"):
+                    part["evaluation"] = np.asarray(self.evaluate(program, carry))
+            if "evaluation" in carry:
+                part["during"] = hosts.fetch(carry["evaluation"])
+        return jax.tree.map(lambda leaf: leaf[: len(self.seeds)], part), runner_state
+
+
+def seeds_from(request: Request, program, first: int, progress, caught) -> Seeds:
+    """The slice from the seed `first` on."""
+    options = request.options
+    seeds = range(first, min(first + program.size, options.num_seeds))
+    # the last seed fills up a slice
+    numbers = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
+    name = "" if program.size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
+    return Seeds(
+        folder=request.run_dir / "checkpoints" / name,
+        key_data=loop.seed_keys(options)[numbers],
+        checkpoint_interval=options.checkpoint_interval,
+        save_last=True,
+        eval_interval=options.eval_interval,
+        caught=caught,
+        clock=request.record.seconds,
+        request=request,
+        name=name,
+        seeds=seeds,
+        numbers=jax.device_put(numbers.astype(np.int32), program.sharding),
+        progress=progress,
+    )
 
 
 def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
@@ -354,7 +381,8 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
     with bar as progress, catching_signals(go_on) as caught:
         for first in range(0, num_seeds, program.size):
             runner_state = None  # free the memory of the previous slice
-            part, runner_state = train_one_slice(request, program, first, progress, caught)
+            job = seeds_from(request, program, first, progress, caught)
+            part, runner_state = loop.run(program, job)
             parts.append(part)
     seconds = record.seconds.train
     if hosts.is_first() and seconds:

@@ -28,7 +28,8 @@ import ppo
 import rainbow
 from onejit import train
 from onejit.base import signals
-from onejit.engine import checkpoints, compilation, evaluation, loop
+from onejit.engine import compilation, evaluation, loop
+from onejit.engine.job import Job
 from onejit.envs.adapter import register
 from onejit.envs.host import batch as host
 from onejit.envs.host import cuda
@@ -454,15 +455,16 @@ def test_resume_begins_new_episodes(tmp_path, capsys):
     key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
     seen = []
 
-    def watch(first, last, metrics, returns):
-        seen.append(last)
+    class Watched(Job):
+        def on_chunk(self, first, last, metrics, returns):
+            seen.append(last)
 
-    with checkpoints.open_checkpoints(tmp_path / "checkpoints", keep=2) as manager:
-        with pytest.raises(signals.Stopped):
-            loop.train_slice(program, {}, key_data, manager, watch, caught=[15])
-        assert 0 < seen[-1] < config.num_updates
-        host.close_all()  # as in another process
-        carry = loop.train_slice(program, {}, key_data, manager, watch)
+    job = Watched(folder=tmp_path / "checkpoints", key_data=key_data)
+    with pytest.raises(signals.Stopped):
+        loop.run(program, dataclasses.replace(job, caught=[15]))
+    assert 0 < seen[-1] < config.num_updates
+    host.close_all()  # as in another process
+    carry = loop.run(program, job)
     assert seen[-1] == config.num_updates
     assert "new episodes begin" in capsys.readouterr().err
     assert np.isfinite(carry["metrics"]["value_loss"]).all()
@@ -476,17 +478,14 @@ def test_resume_does_not_warm_up_again(tmp_path):
     program = compilation.compile_slice(dqn, config, [], 1)
     key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
 
-    def watch(first, last, metrics, returns):
-        pass
-
-    with checkpoints.open_checkpoints(tmp_path / "checkpoints", keep=2) as manager:
-        with pytest.raises(signals.Stopped):
-            loop.train_slice(program, {}, key_data, manager, watch, caught=[15])
-        done = len(Echo.calls) - config.warmup_rollouts * config.num_steps
-        assert 0 < done < config.num_updates * config.num_steps
-        host.close_all()  # as in another process
-        Echo.calls.clear()
-        loop.train_slice(program, {}, key_data, manager, watch)
+    job = Job(folder=tmp_path / "checkpoints", key_data=key_data)
+    with pytest.raises(signals.Stopped):
+        loop.run(program, dataclasses.replace(job, caught=[15]))
+    done = len(Echo.calls) - config.warmup_rollouts * config.num_steps
+    assert 0 < done < config.num_updates * config.num_steps
+    host.close_all()  # as in another process
+    Echo.calls.clear()
+    loop.run(program, job)
     shortest = config.num_steps  # of dqn: one rollout
     assert len(Echo.calls) == config.num_updates * config.num_steps - done + shortest
 
@@ -501,14 +500,11 @@ def test_no_transition_of_several_steps_spans_a_resume(script, tmp_path):
     program = compilation.compile_slice(script, config, [], 1)
     key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
 
-    def watch(first, last, metrics, returns):
-        pass
-
-    with checkpoints.open_checkpoints(tmp_path / "checkpoints", keep=2) as manager:
-        with pytest.raises(signals.Stopped):
-            loop.train_slice(program, {}, key_data, manager, watch, caught=[15])
-        host.close_all()  # as in another process
-        carry = loop.train_slice(program, {}, key_data, manager, watch)
+    job = Job(folder=tmp_path / "checkpoints", key_data=key_data)
+    with pytest.raises(signals.Stopped):
+        loop.run(program, dataclasses.replace(job, caught=[15]))
+    host.close_all()  # as in another process
+    carry = loop.run(program, job)
     state = carry["runner_state"]
     count = int(state.rollout_count[0])
     obs = np.asarray(state.replay.obs[0, :count]).reshape(-1, 3)

@@ -25,7 +25,7 @@ from onejit import sweep
 from onejit.base import statistics
 from onejit.engine import compilation
 from onejit.script import load
-from onejit.sweep import execution, gather, halving, pictures, ranking, search, slice_files
+from onejit.sweep import execution, gather, halving, jobs, pictures, ranking, search, slice_files
 
 SMALL = [
     "q_learning_gridworld",
@@ -457,7 +457,7 @@ def stop_at(monkeypatch):
     """A function that sends this process a signal when so many steps are done."""
 
     def arrange(steps):
-        count = execution.count
+        count = jobs.count
         sent = []
 
         def count_and_stop(request, progress, done, **options):
@@ -465,7 +465,7 @@ def stop_at(monkeypatch):
             if request.record.steps_done >= steps and not sent:
                 sent.append(os.kill(os.getpid(), signal.SIGTERM))
 
-        monkeypatch.setattr(execution, "count", count_and_stop)
+        monkeypatch.setattr(jobs, "count", count_and_stop)
 
     return arrange
 

@@ -27,7 +27,7 @@ from onejit import sweep
 from onejit.base import statistics
 from onejit.engine import compilation, progress
 from onejit.script import load
-from onejit.sweep import execution, population, population_results
+from onejit.sweep import jobs, population, population_results
 from onejit.sweep.exchange import Exchange, exchange_agents, first_population, own_fields, perturb
 
 SMALL = [
@@ -435,7 +435,7 @@ def stop_at(monkeypatch):
     """A function that sends this process a signal when so many updates of all agents are done."""
 
     def arrange(updates):
-        count = execution.count
+        count = jobs.count
         sent = []
 
         def count_and_stop(request, progress, done, **options):
@@ -443,7 +443,7 @@ def stop_at(monkeypatch):
             if request.record.steps_done >= updates * 16 * 200 and not sent:
                 sent.append(os.kill(os.getpid(), signal.SIGTERM))
 
-        monkeypatch.setattr(population, "count", count_and_stop)
+        monkeypatch.setattr(jobs, "count", count_and_stop)
 
     return arrange
 

@@ -45,7 +45,7 @@ from onejit.run.directory import load_metrics, load_run
 from onejit.run.lock import is_locked
 from onejit.run.record import Record
 from onejit.script import command_line, load
-from onejit.sweep import execution, pictures, results, search
+from onejit.sweep import execution, jobs, pictures, results, search
 from onejit.sweep import request as sweep_request
 from onejit.sweep.values import make_trials
 from onejit.watch import render
@@ -822,7 +822,7 @@ def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
 
     The program of a group is gone before the next one compiles.
     """
-    run_dir, seen, programs, train_slice = tmp_path / "run", [], [], loop.train_slice
+    run_dir, seen, programs, run = tmp_path / "run", [], [], loop.run
 
     def look(size, config):
         gc.collect()
@@ -840,10 +840,10 @@ def test_groups_compile_one_after_the_other(tmp_path, monkeypatch):
 
     def remember(program, *args, **how):
         programs.append(weakref.ref(program.advance))
-        return train_slice(program, *args, **how)
+        return run(program, *args, **how)
 
     compiled_in_order(monkeypatch, look)
-    monkeypatch.setattr(loop, "train_slice", remember)
+    monkeypatch.setattr(loop, "run", remember)
     sweep.main(
         [
             SMALL[0],
@@ -918,14 +918,14 @@ def stop_at(monkeypatch):
     """A function that sends this process a signal when so many steps are done."""
 
     def arrange(number, steps):
-        count, sent = execution.count, []
+        count, sent = jobs.count, []
 
         def count_and_stop(request, progress, done, **how):
             count(request, progress, done, **how)
             if request.record.steps_done >= steps and not sent:
                 sent.append(os.kill(os.getpid(), number))
 
-        monkeypatch.setattr(execution, "count", count_and_stop)
+        monkeypatch.setattr(jobs, "count", count_and_stop)
 
     return arrange
 

@@ -35,8 +35,8 @@ from support.trees import assert_same
 from onejit import __main__, sweep, train
 from onejit.base import statistics
 from onejit.engine import compilation, devices, evaluation, hosts, loop
-from onejit.engine.checkpoints import open_checkpoints
 from onejit.engine.evaluation import evaluation_keys, policy_of
+from onejit.engine.job import Job
 from onejit.engine.memory import GIB, cgroup_memory, program_bytes
 from onejit.engine.progress import progress_bar
 from onejit.report import tracking
@@ -457,8 +457,7 @@ def test_slices_that_fit(script, tmp_path, capsys):
     metrics, agents = metrics_of(run_dir), agents_of(run_dir)
     assert len(np.unique(metrics["q_value"][:, -1])) == 7
     seven = compilation.compile_slice(script, config, [], 7, options)
-    with open_checkpoints(tmp_path / "none", keep=1) as manager:
-        carry = loop.train_slice(seven, {}, loop.seed_keys(options), manager, lambda *_: None)
+    carry = loop.run(seven, Job(folder=tmp_path / "none", key_data=loop.seed_keys(options)))
     assert_agree(metrics, hosts.fetch(carry["metrics"]))
     whole = flatten_dict(hosts.fetch(carry["runner_state"].agent), sep=".")
     assert {name: leaf.shape for name, leaf in whole.items()} == {
