@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 CONSTRAIN := -c constraints.txt
 RUN := $(VENV)/bin/python
-# Python compiles what is imported, when it is imported first.
+# Python compiles what is imported, when it is imported first, and keeps it.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(RUN) -m pip install --quiet --no-compile $(CONSTRAIN)
 ARGS ?=
 
@@ -13,13 +14,16 @@ ARGS ?=
 run: $(VENV)/.installed  ## train with the defaults; make run ARGS="--env-name Pendulum-v1" passes flags
 	$(RUN) ppo_continuous.py $(ARGS)
 
-test: $(VENV)/.installed-dev  ## run the linter and the fast tests
+test: $(VENV)/.installed-dev  ## run the linter, the checker of types and the fast tests
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check --quiet .
+	$(RUN) -m basedpyright --pythonpath $(RUN)
 	$(RUN) -m pytest $(ARGS)
 
-test-all: $(VENV)/.installed-dev  ## run the linter and all tests, including slow tests
+test-all: $(VENV)/.installed-dev  ## run the linter, the checker of types and all tests, including slow tests
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check --quiet .
+	$(RUN) -m basedpyright --pythonpath $(RUN)
 	$(RUN) -m pytest -m "" $(ARGS)
 
 newest:  ## run the fast tests with the newest versions of all packages, in a new environment

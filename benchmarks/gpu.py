@@ -17,7 +17,7 @@ The lanes run in this order:
 - checks: whether a training that was stopped and resumed equals an uninterrupted one, whether
   copies between the host and the GPU change anything, returns here and on a CPU, unrolled loops,
   and physics in full precision and in TF32;
-- rows: rows of docs/results.md that need a GPU. `--keep` copies them to benchmarks/results/.
+- rows: rows of benchmarks/RESULTS.md that need a GPU. `--keep` copies them to benchmarks/results/.
 
 Each result is written into the folder --out as soon as it is there, and a later call does what is
 left, also on another machine that has this folder: compiled programs lie in it too. Nothing starts
@@ -304,7 +304,7 @@ def program_of(job: Job, options):
     agents = int(agents)
     if options.small:
         steps = 2 * SPEED_ROWS[row].divisor
-        steps += 10_000 * (row == "dqn")  # its warm-up
+        steps += {"dqn": 10_000, "sac": 256, "td3": 256}.get(row, 0)  # the warm-up
     elif job.lane == "headline":
         steps, _ = HEADLINE[row, agents]
     else:

@@ -62,7 +62,7 @@ def copies(_, options) -> dict:
 
 
 def returns(name: str, options) -> dict:
-    """Final returns of a row's agents here, and of the same row in docs/results.md."""
+    """Final returns of a row's agents here, and of the same row in benchmarks/RESULTS.md."""
     script, flags = load(name)
     seeds = 2 if options.small else page.ROWS[name]
     with tempfile.TemporaryDirectory() as folder:

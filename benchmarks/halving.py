@@ -3,7 +3,7 @@
     python benchmarks/halving.py ppo/cartpole_fast
     python benchmarks/halving.py ppo/breakout sac/pendulum dqn/acrobot
     python benchmarks/halving.py ppo/breakout --rungs 3    # one more row, without a full sweep
-    python benchmarks/halving.py --render    # only the table in docs/halving.md
+    python benchmarks/halving.py --render    # only the table in dev/sweeps.md
 
 An argument is a config. Both sweeps draw the same 64 trials from wide ranges and train them with
 the same 4 seeds. The winner of each sweep is then trained with 16 other seeds. The table has the
@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT)]
 from onejit import files, statistics
 
 RESULTS = ROOT / "benchmarks" / "results" / "halving.json"
-PAGE = ROOT / "docs" / "halving.md"
+PAGE = ROOT / "dev" / "sweeps.md"
 
 LR = ["log-uniform", "1e-5", "1e-1"]
 GAMMA = ["--gamma", "one-minus-log-uniform", "0.9", "0.999"]
@@ -157,7 +157,7 @@ def main():
         "--results",
         type=Path,
         default=RESULTS,
-        help="JSON file for the results; docs/halving.md shows only the default file",
+        help="JSON file for the results; dev/sweeps.md shows only the default file",
     )
     parser.add_argument("--render", action="store_true", help="only write the page")
     args = parser.parse_args()

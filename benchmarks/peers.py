@@ -8,7 +8,7 @@ seeds' keys that returns the seconds it took.
 
 Peers run from their own files. What newer packages took from them is put back: gymnax's five-value
 step, `jax.tree_map`, and W&B and hydra. JaxMARL's log for W&B is left out. On CPUs Flax's
-orthogonal initialization, which can hang under `vmap` there (docs/hangs.md), is replaced by the
+orthogonal initialization, which can hang under `vmap` there (dev/hangs.md), is replaced by the
 scripts' own. PureJaxRL's dqn.py gives each seed the same key by mistake: here each has its own.
 """
 
@@ -618,20 +618,26 @@ def run_pgx_example(module, keys, iterations: int) -> float:
 # --- PyTorch and sbx, as processes; EnvPool ---
 
 
-def cleanrl_process(options, file: str, steps: int, *flags) -> Timed:
-    """A file of CleanRL: the seconds of its training, from the speed that it prints."""
+def run_cleanrl(options, file: str, steps: int, *flags) -> str:
+    """What a file of CleanRL prints."""
     script = options.cleanrl / "cleanrl" / file
     command = [options.cleanrl_python, script, "--no-cuda", *flags, "--total-timesteps", str(steps)]
     env = os.environ | {"PYTHONPATH": str(options.cleanrl)}  # its files import cleanrl_utils
+    with tempfile.TemporaryDirectory() as folder:  # for what it writes
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=folder, env=env
+        )
+    return done.stdout
 
-    def run(keys):
-        with tempfile.TemporaryDirectory() as folder:  # for what it writes
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=True, cwd=folder, env=env
-            )
-        return steps / float(re.findall(r"SPS: (\d+)", done.stdout)[-1])
 
-    return Timed(run)
+def cleanrl_seconds(printed: str, steps: int) -> float:
+    """The seconds of a training, from the speed that CleanRL prints."""
+    return steps / float(re.findall(r"SPS: (\d+)", printed)[-1])
+
+
+def cleanrl_process(options, file: str, steps: int, *flags) -> Timed:
+    """A file of CleanRL: the seconds of its training."""
+    return Timed(lambda keys: cleanrl_seconds(run_cleanrl(options, file, steps, *flags), steps))
 
 
 def ppo_torch(options, steps):

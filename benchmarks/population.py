@@ -3,7 +3,7 @@
     python benchmarks/population.py ppo/cartpole_fast
     python benchmarks/population.py ppo/breakout ppo_continuous/pendulum ppo/acrobot
     python benchmarks/population.py dqn/cartpole    # copied replays against kept ones
-    python benchmarks/population.py --render        # only the table in docs/population.md
+    python benchmarks/population.py --render        # only the table in dev/sweeps.md
 
 An argument is a config. Its rows are trained from seed 2000. No tuning has seen this
 seed, except for ppo/acrobot: its tuning began with the winners of the random search below.
@@ -38,7 +38,7 @@ from returns import greedy_returns
 from onejit import files, run_directory, statistics
 
 RESULTS = ROOT / "benchmarks" / "results" / "population.json"
-PAGE = ROOT / "docs" / "population.md"
+PAGE = ROOT / "dev" / "sweeps.md"
 FIRST_SEED = 2000
 EPISODES = 16
 
@@ -183,7 +183,7 @@ def main():
         "--results",
         type=Path,
         default=RESULTS,
-        help="JSON file for the results; docs/population.md shows only the default file",
+        help="JSON file for the results; dev/sweeps.md shows only the default file",
     )
     parser.add_argument("--render", action="store_true", help="only write the page")
     args = parser.parse_args()

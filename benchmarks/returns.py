@@ -1,4 +1,4 @@
-"""Train the configs over many seeds, and write what they reach into docs/results.md.
+"""Train the configs over many seeds, and write what they reach into benchmarks/RESULTS.md.
 
     python benchmarks/returns.py ppo/cartpole dqn/cartpole   # rows by name, SCRIPT/CONFIG
     python benchmarks/returns.py ppo/breakout@1e7            # the config with --total-timesteps 1e7
@@ -45,9 +45,9 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
+import guide
 import origin
 import returns_page as page
-import script_lists
 from returns_page import DATA, ROWS
 
 from onejit import configs, evaluation, files, run_directory, scripts, statistics, text
@@ -467,7 +467,7 @@ def main():
             num_seeds = options.num_seeds or ROWS[name]
             measure_and_keep(name, num_seeds, options.script_changed)
     page.render()
-    script_lists.write()  # the returns in README.md
+    guide.write()
 
 
 if __name__ == "__main__":

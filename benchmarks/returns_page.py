@@ -1,4 +1,4 @@
-"""Write docs/results.md and its figures from what benchmarks/returns.py measured.
+"""Write benchmarks/RESULTS.md and its figures from what benchmarks/returns.py measured.
 
 returns.yaml has the rows, thresholds and published scores, returns_page.yaml the sentences. A row
 is a dict, as it is kept in benchmarks/results/.
@@ -27,7 +27,7 @@ FIRST_SEED = 2000  # tuning uses seeds below 1000
 PLANS_FILE = MEASURED / "plans.json"
 PEERS_FILE = MEASURED / "peers.json"
 PUBLISHED_CURVES = json.loads((ROOT / "benchmarks" / "published_curves.json").read_text())
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "benchmarks" / "RESULTS.md"
 FIGURES = ROOT / "docs" / "figures"
 
 DATA = yaml.safe_load((ROOT / "benchmarks" / "returns.yaml").read_text())
@@ -618,7 +618,7 @@ def figure_name(environment: str) -> str:
 
 
 def page(rows: list[dict], plans: dict) -> str:
-    """docs/results.md from what was measured and planned."""
+    """RESULTS.md from what was measured and planned."""
     parts = [TEXT["intro"], summary(rows), TEXT["reading"]]
     for environment, of_it in by_environment(rows).items():
         parts += [f"## {environment}", table(of_it)]
@@ -626,7 +626,9 @@ def page(rows: list[dict], plans: dict) -> str:
             for row in of_it:
                 if row["row"] in remarks:
                     parts.append(f"{row['row']}: {remarks[row['row']]}")
-        parts.append(f"![return over steps on {environment}](figures/{figure_name(environment)})")
+        parts.append(
+            f"![return over steps on {environment}](../docs/figures/{figure_name(environment)})"
+        )
     if PEERS_FILE.exists():
         peers = json.loads(PEERS_FILE.read_text())
         parts += ["## The peers' own code", TEXT["with_peers"], peers_table(peers)]
@@ -648,16 +650,6 @@ def page(rows: list[dict], plans: dict) -> str:
 
 def versions(row: dict) -> str:
     return ", ".join(f"{name} {row['versions'][name]}" for name in ("jax", "gymnax", "brax"))
-
-
-def show_return(row: dict) -> str:
-    """Steps, mean and worst seed of the return to quote first, as README.md shows them."""
-    kind = kinds(row)[0]
-    values = values_of(row, kind)
-    mean = statistics.show_number(mean_of(values)[0])
-    greedy = ", greedy" if kind == "greedy_return" else ""
-    steps = number(row["total_timesteps"])
-    return f"{steps} steps{greedy}: {mean}, worst {values.min():.4g}"
 
 
 def cost(row: dict, total_timesteps: float) -> str:
@@ -731,7 +723,7 @@ def update_configs(rows: list[dict], plans: dict) -> dict[Path, str]:
 
 
 def render() -> None:
-    """Write docs/results.md, its figures, and the costs in configs."""
+    """Write RESULTS.md, its figures, the costs in configs, and the numbers of the guide."""
     rows = read_rows()
     for path, config in update_configs(rows, read_plans()).items():
         path.write_text(config)

@@ -26,7 +26,7 @@ The contestants are `jit(vmap(train))` of both on one device, as a peer's own RE
 seeds of both are also spread over all devices, as `main` and onejit train do it. Compilation is not
 counted, but its time is shown. A ratio compares equal devices: it is the median over neighbouring
 trainings, with the least and the largest. A contestant that calls LAPACK and could hang
-(docs/hangs.md) is refused. CleanRL runs in a Python of its own and reports its speed itself. Writes
+(dev/hangs.md) is refused. CleanRL runs in a Python of its own and reports its speed itself. Writes
 speed.json, speed.md and speed.png into the directory --out; rows that were measured before stay in
 them.
 """
@@ -130,7 +130,7 @@ def compile_for(train, keys, num_devices=1):
     compiled = lowered.compile()
     seconds = time.perf_counter() - begun
     if "lapack" in lowered.as_text():  # on GPUs it has other names, and does not hang
-        raise RuntimeError("a contestant calls LAPACK and could hang: docs/hangs.md")
+        raise RuntimeError("a contestant calls LAPACK and could hang: dev/hangs.md")
     return compiled, seconds
 
 

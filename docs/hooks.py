@@ -3,41 +3,51 @@
 import ast
 import html
 import re
-from pathlib import Path, PurePosixPath
-from posixpath import normpath, relpath
+from pathlib import Path
+from posixpath import normpath
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 from mkdocs.structure.toc import get_toc
 
 ROOT = Path(__file__).resolve().parent.parent
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash"}
-LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+ADDRESS = (
+    ""  # of the repository's files in the web, such as https://github.com/USER/onejit/blob/main
+)
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(?ms)^```.*?^```")
+SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
 
 
-def targets(text: str, folder: str):
-    """Links of a page in `folder`: `(as written, anchor, path from the root)`."""
-    for match in LINK.finditer(FENCE.sub("", text)):
-        path = normpath(f"{folder}/{match[1]}")
-        if "://" not in match[1] and not path.startswith("..") and (ROOT / path).exists():
-            yield match[1], match[2] or "", path
+def target(written: str) -> str:
+    """The path from the root that a link of a page leads to; empty if it leads elsewhere."""
+    path = normpath(f"docs/{written}")
+    there = "://" not in written and not path.startswith("..") and (ROOT / path).exists()
+    return path if there else ""
 
 
-def is_in_site(path: str) -> bool:
-    """Whether mkdocs shows the file without help: all of docs/ but the programs in it."""
-    return path.startswith("docs/") and not path.startswith("docs/make/")
+def source_page(name: str) -> str:
+    return f"source/{name}.py.md"
 
 
-def page_of(path: str) -> str:
-    """The page of the site, from its root, that shows a file or a folder of the repository."""
+def link_out(match: re.Match) -> str:
+    """A link to a file outside of docs/: scripts have a page, others an address or their path."""
+    text, written, anchor = match.groups()
+    path = target(written)
+    if not path or path.startswith("docs/"):
+        return match[0]
     if path == "README.md":
-        return "index.md"
-    if is_in_site(path):
-        return path.removeprefix("docs/")
-    if path.endswith(".md"):
-        return path
-    return f"source/{path}.md" if (ROOT / path).is_file() else f"source/{path}/files.md"
+        return f"[{text}](index.md{anchor or ''})"
+    if path.removesuffix(".py") in SCRIPTS:
+        return f"[{text}]({source_page(path.removesuffix('.py'))})"
+    return f"[{text}]({ADDRESS}/{path})" if ADDRESS else f"`{path}`"
+
+
+def outside_of_fences(change, markdown: str) -> str:
+    """Apply `change` to the parts of a page that are no code."""
+    fences = FENCE.findall(markdown)
+    parts = [change(part) for part in FENCE.split(markdown)]
+    return "".join(part + fence for part, fence in zip(parts, [*fences, ""], strict=True))
 
 
 def lines_of(path: Path) -> dict[tuple[str, ...], int]:
@@ -56,12 +66,16 @@ def lines_of(path: Path) -> dict[tuple[str, ...], int]:
     return found
 
 
-def link_functions(markdown: str, script: Path, source: str) -> str:
+def link_functions(markdown: str) -> str:
     """In tables with a column `function`, each name of a function becomes a link to its line.
 
-    The links are HTML, because mkdocs does not know the anchors of lines and would warn.
+    The function is one of the script that the last heading `## SCRIPT.py` names. The links are
+    HTML, because mkdocs does not know the anchors of lines and would warn.
     """
-    known, column, lines = lines_of(script), None, markdown.split("\n")
+    known = {}
+    source = ""
+    column = None
+    lines = markdown.split("\n")
 
     def link(match):
         line = known.get((match[1], match[2]) if match[2] else (match[1],))
@@ -71,6 +85,10 @@ def link_functions(markdown: str, script: Path, source: str) -> str:
         return f'<a href="{source}#__codelineno-0-{line}">`{match[1]}`</a>{rest}'
 
     for i, text in enumerate(lines):
+        heading = re.match(r"## (\w+)\.py", text)
+        if heading and heading[1] in SCRIPTS:
+            known = lines_of(ROOT / f"{heading[1]}.py")
+            source = f"source/{heading[1]}.py.html"
         cells = re.split(r"(?<!\\)\|", text)
         if not text.startswith("|"):
             column = None
@@ -82,63 +100,21 @@ def link_functions(markdown: str, script: Path, source: str) -> str:
     return "\n".join(lines)
 
 
-def shown(path: str) -> str:
-    """A file of the repository as the text of a page, a folder as a list of its files."""
-    file = ROOT / path
-    if path.endswith(".md"):
-        return file.read_text()
-    head = f"---\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {path}\n\n"
-    if file.is_file():
-        try:
-            language = LANGUAGES.get(file.suffix, "text")
-            text = file.read_text(encoding="utf-8")
-            return f'{head}````{{.{language} linenums="1"}}\n{text}\n````\n'
-        except UnicodeDecodeError:  # a picture, or weights
-            return f"{head}{file.stat().st_size:,} bytes, not text.\n"
-    files = sorted(each.name for each in file.iterdir() if each.is_file())
-    here = f"source/{path}"
-    return head + "".join(
-        f"- [{name}]({relpath(page_of(f'{path}/{name}'), here)})\n" for name in files
-    )
-
-
 def on_files(files, config):
-    """Add a page for each file outside of docs/ that a page links to."""
-    pages = [file for file in files if file.src_uri.endswith((".md", ".ipynb"))]
-    waiting = [
-        path
-        for file in pages
-        for *_, path in targets(file.content_string, f"docs/{file.src_uri}/..")
-    ]
-    done = set()
-    while waiting:
-        path = waiting.pop()
-        if path in done or is_in_site(path) or path == "README.md":
-            continue
-        done.add(path)
-        files.append(File.generated(config, page_of(path), content=shown(path)))
-        if path.endswith(".md"):
-            waiting += [each for *_, each in targets(shown(path), str(PurePosixPath(path).parent))]
-        elif (ROOT / path).is_dir():
-            waiting += [f"{path}/{each.name}" for each in (ROOT / path).iterdir() if each.is_file()]
+    """Add a page for each script."""
+    for name in SCRIPTS:
+        head = f"---\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {name}.py\n\n"
+        text = (ROOT / f"{name}.py").read_text()
+        page = f'{head}````{{.python linenums="1"}}\n{text}\n````\n'
+        files.append(File.generated(config, source_page(name), content=page))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links to files of the repository become links to their pages."""
-    uri = page.file.src_uri
-    if uri.startswith("source/"):
+    """Links out of docs/, and links of function names."""
+    if page.file.src_uri.startswith("source/"):
         return markdown
-    folder = f"docs/{uri}/.." if (ROOT / "docs" / uri).exists() else str(PurePosixPath(uri).parent)
-    for written, anchor, path in set(targets(markdown, folder)):
-        new = relpath(page_of(path), str(PurePosixPath(uri).parent))
-        markdown = markdown.replace(f"]({written}{anchor})", f"]({new}{anchor})")
-    script = ROOT / f"{Path(uri).stem}.py"
-    return (
-        link_functions(markdown, script, f"source/{script.name}.html")
-        if script.exists()
-        else markdown
-    )
+    return link_functions(outside_of_fences(lambda text: LINK.sub(link_out, text), markdown))
 
 
 def mathml(tex: str, display: str) -> str:
@@ -162,23 +138,37 @@ def headings(content: str):
     return get_toc(tokens)
 
 
+def link_of_notebook(match: re.Match) -> str:
+    """As `link_out`, in HTML. Pages of the site have the suffix .html."""
+    written, anchor, text = match.groups()
+    path = target(written)
+    if not path:
+        return match[0]
+    if path.startswith("docs/"):
+        page = re.sub(r"\.(md|ipynb)$", ".html", written)
+    elif path.removesuffix(".py") in SCRIPTS:
+        page = source_page(path.removesuffix(".py")).replace(".md", ".html")
+    elif ADDRESS:
+        page = f"{ADDRESS}/{path}"
+    else:
+        return f"<code>{path}</code>"
+    return f'<a href="{page}{anchor or ""}">{text}</a>'
+
+
 def on_page_content(content, page, config, files):
-    """Equations as MathML; of notebooks, which are pages already, the links too."""
+    """Equations as MathML; pictures that open in full size; of notebooks, the links too."""
     if page.file.src_uri.endswith(".ipynb"):
-        for written, anchor, path in set(
-            targets(page.file.content_string, f"docs/{page.file.src_uri}/..")
-        ):
-            new = relpath(page_of(path), str(PurePosixPath(page.file.src_uri).parent))
-            new = re.sub(r"\.(md|ipynb)$", ".html", new)
-            content = content.replace(f'href="{written}{anchor}"', f'href="{new}{anchor}"')
         page.toc = headings(content)
         text = re.compile(r"(?s)(<div[^>]*jp-RenderedMarkdown[^>]*>)(.*?)(</div>)")
-        found = re.compile(r"(?<![\w$\\])\$([^$<]+)\$(?![\w$])")
+        equation = re.compile(r"(?<![\w$\\])\$([^$<]+)\$(?![\w$])")
+        link = re.compile(r'(?s)<a href="([^"#]+)(#[^"]*)?">(.*?)</a>')
 
-        def equations(match):
-            return match[1] + found.sub(lambda each: mathml(each[1], "inline"), match[2]) + match[3]
+        def rendered(match):
+            inner = equation.sub(lambda each: mathml(each[1], "inline"), match[2])
+            return match[1] + link.sub(link_of_notebook, inner) + match[3]
 
-        return text.sub(equations, content)
+        return text.sub(rendered, content)
+    content = re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', content)
     found = re.compile(r'(?s)<(div|span) class="arithmatex">(?:\\\[|\\\()(.*?)(?:\\\]|\\\))</\1>')
     return found.sub(
         lambda each: mathml(each[2], {"div": "block", "span": "inline"}[each[1]]), content

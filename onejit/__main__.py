@@ -19,7 +19,7 @@ import os
 import re
 import sys
 
-COMMANDS = re.findall(r"(?m)^    onejit (\w+)", __doc__)
+COMMANDS = re.findall(r"(?m)^    onejit (\w+)", __doc__ or "")
 WITH_FLAGS_OF_SCRIPTS = ("train", "sweep", "plan")
 
 
@@ -94,7 +94,7 @@ def main(words=None) -> None:
     except SystemExit as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
             sys.stdout.flush()
-            os._exit(error.code)  # a normal exit would wait for compiled code that still runs
+            os._exit(130)  # a normal exit would wait for compiled code that still runs
         raise
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import typing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -72,7 +72,7 @@ def mistake(event, command, words: list[str]) -> str | None:
     return f"{name_and_value}: {reason}"
 
 
-def parse(command, words: list[str], **options):
+def parse(command, words: list[str], **options: Any):
     """`tyro.cli` that raises a ValueError, which names the flag, for a wrong flag."""
 
     def refuse(event):
@@ -151,7 +151,7 @@ def check_options(options) -> None:
             raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
 
 
-def parse_with(script, words: list[str], options, description: str, prog: str = "onejit"):
+def parse_with(script, words: list[str], options, description: str | None, prog: str = "onejit"):
     """`(config, options, hosts)` from the flags of a script, of `options` and of `Hosts`.
 
     `--help` begins with `prog`, such as "onejit train", and the name of the script.
@@ -161,8 +161,8 @@ def parse_with(script, words: list[str], options, description: str, prog: str = 
     options = without_clashes(options, script)
 
     def command(
-        config: tyro.conf.FlagConversionOff[script.Config] = script.Config(),  # noqa: B008
-        options: options = options(),  # noqa: B008
+        config: tyro.conf.FlagConversionOff[script.Config] = script.Config(),  # noqa: B008  # pyright: ignore[reportInvalidTypeForm]
+        options: options = options(),  # noqa: B008  # pyright: ignore[reportInvalidTypeForm]
         hosts: Hosts = Hosts(),
     ):
         return config, options, hosts

@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from onejit import run_directory, statistics
 from onejit.files import write, write_picture
@@ -350,40 +351,48 @@ def table(rows: list[dict]) -> str:
 
 
 def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
-    """One statistic: a bar over the interval, a line at the value.
+    """One statistic: a bar over the interval, a line at the value, the name above them.
 
     Methods or pairs stand from top to bottom.
     """
-    labels = []
-    for height, row in enumerate(rows):
-        color = "0.5" if row["versus"] else f"C{height % 10}"
+    for place, row in enumerate(rows):
+        color = "0.5" if row["versus"] else f"C{place % 10}"
         if np.isfinite([row["low"], row["high"]]).all():
-            axes.barh(height, row["high"] - row["low"], 0.6, row["low"], color=color, alpha=0.5)
+            axes.barh(place, row["high"] - row["low"], 0.4, row["low"], color=color, alpha=0.5)
         if np.isfinite(row["value"]):
-            axes.vlines(row["value"], height - 0.3, height + 0.3, color="black", linewidth=2)
-        against = f"\nagainst {row['versus']}" if row["versus"] else ""
-        labels.append(row["method"] + against)
-    axes.set_yticks(range(len(rows)), labels)
+            axes.vlines(row["value"], place - 0.2, place + 0.2, color="black", linewidth=2)
+        text = f"{row['method']} > {row['versus']}" if row["versus"] else row["method"]
+        if len(text) > 42:  # wider than the panel
+            text = text.replace(" > ", "\n> ")
+        where = {"transform": axes.get_yaxis_transform(), "verticalalignment": "bottom"}
+        white = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+        axes.text(0.0, place - 0.26, text, fontsize=9, bbox=white, **where)
+    axes.set_yticks([])
     axes.use_sticky_edges = False  # leave a margin between bars and the frame
     axes.margins(x=0.08)
-    axes.set_ylim(max(len(rows), 2) - 0.4, -0.6)
-    is_probability = name == "probability of improvement"
-    if rows[0]["versus"]:  # neither is better here
-        axes.axvline(0.5 if is_probability else 0.0, color="0.4", linestyle=":")
-    axes.set(title=name, xlabel="probability" if is_probability else unit)
+    axes.spines[["left", "top", "right"]].set_visible(False)
     axes.grid(axis="x", alpha=0.3)
+    is_probability = name == "probability of improvement"
+    if is_probability:
+        axes.axvline(0.5, color="0.4", linestyle=":")  # neither is better here
+        axes.set_xlim(-0.04, 1.04)
+    axes.set_title(name, fontsize=11)
+    axes.set_xlabel("probability" if is_probability else unit)
 
 
 def draw(rows: list[dict], title: str, unit: str, file) -> None:
-    """A panel for each statistic."""
+    """Panels for the interquartile mean and, with several methods, for each pair of them."""
     panels = defaultdict(list)
     for row in rows:
-        panels[row["statistic"]].append(row)
-    heights = [1.2 + 0.45 * len(of_panel) for of_panel in panels.values()]
-    figure = Figure(figsize=(7, 0.4 + sum(heights)), layout="constrained")
-    grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
-    for axes, (name, of_panel) in zip(grid[:, 0], panels.items(), strict=True):
+        if row["statistic"] in ("interquartile mean", "probability of improvement"):
+            panels[row["statistic"]].append(row)
+    most = max(2, *map(len, panels.values()))
+    layout = ConstrainedLayoutEngine(w_pad=0.12)
+    figure = Figure(figsize=(7, 1.2 + 0.55 * most), layout=layout)
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (name, of_panel) in zip(grid, panels.items(), strict=True):
         draw_panel(axes, name, of_panel, unit)
+        axes.set_ylim(most - 0.6, -0.75)
     figure.suptitle(title)
     figure.savefig(file, format="png", dpi=150)
 
@@ -467,8 +476,7 @@ def main(
 
     out = out or new_folder()
     write(out / "compare.csv", as_csv(rows))
-    drawn = [row for row in joint if row["statistic"] != "worst seed"]  # it has no interval
     unit = "score" if scale else "return"
-    write_picture(out / "compare.png", partial(draw, drawn, title, unit))
+    write_picture(out / "compare.png", partial(draw, joint, title, unit))
     print(f"\nresults in {out}")
     return out

@@ -20,7 +20,7 @@ from flax.core import FrozenDict
 from onejit import evaluation, local_modules
 from onejit.devices import shardings, smallest_slice
 from onejit.errors import about_the_config
-from onejit.memory import GIB, free_memory, program_bytes
+from onejit.memory import GIB, free_memory, memory_of, program_bytes
 from onejit.text import plural
 
 
@@ -127,6 +127,7 @@ def check_final_observation(env, env_params, name: str) -> None:
     """Warn if `final_observation` is not `obs` in a step that ends no episode.
 
     The scripts then take `obs`, but at a time limit they need a transformed `final_observation`.
+    Raises ValueError if its shape or dtype is another.
     """
     while type(env).__name__ != "StandardStep":  # which hides what is inside
         if not hasattr(env, "_env"):
@@ -134,15 +135,28 @@ def check_final_observation(env, env_params, name: str) -> None:
         env = env._env
     env = env._env
 
-    @jax.jit
     def step(key):
         action = env.action_space(env_params).sample(key)
         _, state = env.reset(key, env_params)
         obs, _, _, terminated, truncated, info = env.step(key, state, action, env_params)
-        equal = jax.tree.map(jnp.array_equal, obs, info["final_observation"])
-        return terminated | truncated | jax.tree.reduce(jnp.logical_and, equal)
+        return obs, info["final_observation"], terminated | truncated
 
-    if not jnp.all(step(jax.random.key(0))):
+    key = jax.random.key(0)
+    obs, final_obs, _ = jax.eval_shape(step, key)
+    for x, final in zip(jax.tree.leaves(obs), jax.tree.leaves(final_obs), strict=True):
+        if (x.shape, x.dtype) != (final.shape, final.dtype):
+            raise ValueError(
+                f"env_name = {name}: final_observation has shape {final.shape} and dtype "
+                f"{final.dtype}, but obs {x.shape} and {x.dtype}; a wrapper must transform both"
+            )
+
+    @jax.jit
+    def is_right(key):
+        obs, final_obs, done = step(key)
+        equal = jax.tree.map(jnp.array_equal, obs, final_obs)
+        return done | jax.tree.reduce(jnp.logical_and, equal)
+
+    if not jnp.all(is_right(key)):
         print(
             f"onejit: warning: env_name = {name}: final_observation is not obs in a step that ends "
             "no episode; a wrapper must transform both, or values at time limits are wrong",
@@ -249,7 +263,7 @@ def compile_slice(script, config, names, size: int, options=None) -> Program:
     check_agent(abstract["runner_state"].agent)
     start = lowered_start.compile()
     advance = lowered_advance.compile()
-    held = start.memory_analysis().output_size_in_bytes  # bytes of the carry on each device
+    held = memory_of(start).output_size_in_bytes  # bytes of the carry on each device
     needed = max(program_bytes(start), program_bytes(advance))
 
     evaluate = None

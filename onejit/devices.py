@@ -24,7 +24,7 @@ def use_all_cores() -> None:
 
 
 def use_compilation_cache() -> None:
-    if jax.config.jax_compilation_cache_dir:
+    if jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         return
     # Not the scripts' directory: JAX can limit only a directory that had this limit from the start.
     folder = os.path.expanduser(f"~/.cache/onejit/limited-{platform.node()}")

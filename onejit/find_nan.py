@@ -70,7 +70,7 @@ def path_of(path) -> str:
 
 
 @jax.jit
-def counts(state, agent, metrics):
+def counts(state, agent, metrics) -> dict:
     """How many entries of each seed are NaN, {path: [seeds]}, and infinite in what was learned.
 
     A metric may be NaN in an update in which no episode ended.
@@ -90,7 +90,7 @@ def counts(state, agent, metrics):
     return found
 
 
-def count_bad(carry) -> dict[str, np.ndarray]:
+def count_bad(carry) -> dict:
     state = carry["runner_state"]
     found = counts(state, state.agent, carry["metrics"])
     return {name: hosts.fetch(count) for name, count in found.items()}
@@ -163,7 +163,7 @@ def evaluate(jaxpr, consts, args, wanted):
     return jax.jit(jaxpr_as_fun(ClosedJaxpr(outputs, consts)))(*args)
 
 
-def flags_of(jaxpr, consts, args) -> dict:
+def flags_of(jaxpr, consts, args) -> tuple:
     """For each variable of a level, {kind: whether an entry is NaN, or infinite}.
 
     Also for the cases of each `select_n`: whether a selected entry is.
@@ -258,8 +258,9 @@ def look_into(jaxpr, consts, args, eqn, output, kind, flags, names, frames):
     elif eqn.primitive.name == "cond":
         branch = eqn.params["branches"][int(np.clip(inputs[0], 0, len(eqn.params["branches"]) - 1))]
         found = find_origin(branch.jaxpr, branch.consts, inputs[1:], output, kind, names, frames)
-    elif inner_of(eqn):
-        found = find_origin(*inner_of(eqn), inputs, output, kind, names, frames)
+    elif inner := inner_of(eqn):
+        inner_jaxpr, inner_consts = inner
+        found = find_origin(inner_jaxpr, inner_consts, inputs, output, kind, names, frames)
     if found:
         return found
     cause = None

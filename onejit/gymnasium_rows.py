@@ -111,18 +111,21 @@ class Process:
                 stdout=subprocess.PIPE,
                 env=os.environ | {"JAX_PLATFORMS": "cpu"},  # JAX would take the GPU's memory
             )
+        assert self.process.stdin and self.process.stdout
+        self.requests = self.process.stdin
+        self.answers = self.process.stdout
         self.send(cloudpickle.dumps(args))
 
     def send(self, request) -> None:
         try:
-            pickle.dump(request, self.process.stdin)
-            self.process.stdin.flush()
+            pickle.dump(request, self.requests)
+            self.requests.flush()
         except OSError as error:
             raise RuntimeError(f"a process of the environment has ended: {error!r}") from error
 
     def receive(self):
         try:
-            is_done, result = pickle.load(self.process.stdout)
+            is_done, result = pickle.load(self.answers)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise RuntimeError(f"a process of the environment has ended: {error!r}") from error
         if not is_done:
@@ -138,7 +141,7 @@ class Process:
 
     def end(self) -> None:
         """Let the environments close, without waiting for it."""
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.requests, self.answers):
             with contextlib.suppress(OSError):
                 pipe.close()
 

@@ -225,7 +225,7 @@ class Actions:
                 f"env_name: actions of {space} are neither one number nor a vector of real "
                 f"numbers: see {WRAPPERS}.TransformAction"
             )
-        largest = np.finfo(space.dtype).max / 2
+        largest = np.finfo(space.low.dtype).max / 2
         with np.errstate(over="ignore"):
             low = np.asarray(space.low, np.float32)
             high = np.asarray(space.high, np.float32)

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -70,12 +71,17 @@ def free_memory(limit_gib: float | None) -> float:
     return GIB * float(np.min(multihost_utils.process_allgather(np.float32(free / GIB))))
 
 
+def memory_of(compiled) -> Any:
+    """What XLA has planned for a program."""
+    return compiled.memory_analysis()
+
+
 def program_bytes(compiled, held: int = 0) -> int:
     """Bytes on each device while the program runs, as XLA has planned it.
 
     `held` is the least size of its arguments.
     """
-    stats = compiled.memory_analysis()
+    stats = memory_of(compiled)
     arguments = max(held, stats.argument_size_in_bytes)
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return arguments + results + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes

@@ -23,9 +23,15 @@ from onejit.text import align, nearest
 DOCSTRING = re.compile(r'^""".*?"""', re.DOTALL | re.MULTILINE)  # a header of comments precedes it
 
 
+def docstring_of(text: str) -> str:
+    """A script's docstring in its quotes, empty if it has none."""
+    found = DOCSTRING.search(text)
+    return found[0] if found else ""
+
+
 def summary(text: str) -> str:
     """The first sentence of a script's docstring."""
-    docstring = DOCSTRING.search(text)[0].strip('"')
+    docstring = docstring_of(text).strip('"')
     return re.split(r"\.\s", docstring, maxsplit=1)[0].replace("\n", " ")
 
 
@@ -34,7 +40,7 @@ def renamed(text: str, old: str, new: str) -> str:
 
     The docstring names the original, and its commands start the copy.
     """
-    docstring = DOCSTRING.search(text)[0]
+    docstring = docstring_of(text)
     mine = re.sub(rf"\bpython {old}\.py", f"python {new}.py", docstring.removeprefix('"""'))
     title = f'"""{new}: say here what it does. It began as a copy of onejit\'s {old}.py.'
     return text.replace(docstring, f"{title}\n\n{mine}", 1)

@@ -1,5 +1,6 @@
 """Installed packages: versions that a run records, and packages that an option needs."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -14,10 +15,10 @@ RECORDED = {
 def versions() -> dict:
     """The versions of Python and of the packages that a training may depend on."""
     installed = {}
-    for distribution in importlib.metadata.distributions():
-        if distribution.name in RECORDED:
-            installed[distribution.name] = distribution.version
-    return {"python": sys.version.split()[0], **dict(sorted(installed.items()))}
+    for name in sorted(RECORDED):  # to read what all packages say of themselves takes a while
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return {"python": sys.version.split()[0], **installed}
 
 
 def check_packages(option: str, names, flags: str = "") -> None:

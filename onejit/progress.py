@@ -37,7 +37,7 @@ class Lines(tqdm):
 
     @property
     def format_dict(self) -> dict:
-        return super().format_dict | {"elapsed": self.last_print_t - self.start_t}
+        return {**super().format_dict, "elapsed": self.last_print_t - self.start_t}
 
     def show(self):
         self.written = self.last_print_t

@@ -44,7 +44,10 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     if not words or words[0].startswith("-"):
         raise ValueError("resume: needs RUN_DIR, the run to continue")
 
-    def command(given: options = options(), hosts: Hosts = Hosts()):  # noqa: B008
+    def command(
+        given: options = options(),  # noqa: B008  # pyright: ignore[reportInvalidTypeForm]
+        hosts: Hosts = Hosts(),  # noqa: B008
+    ):
         return given
 
     given = command_line.parse(command, words[1:], config=(tyro.conf.OmitArgPrefixes,))

@@ -81,7 +81,7 @@ def make_record(kind: str, script, config, options, command: list[str]) -> dict:
         "started": now(),
         "device": device,
         "versions": versions(),
-        "random_keys": jax.config.jax_default_prng_impl,
+        "random_keys": jax.config.jax_default_prng_impl,  # pyright: ignore[reportAttributeAccessIssue]
         "commit": commit.strip(),
         "path": str(path),
         "sha256": hashlib.sha256(source_of(script)).hexdigest(),
@@ -96,7 +96,7 @@ def check_random_numbers(record: dict) -> None:
     """Raise ValueError if JAX's kind of random keys is another than when the run began."""
     import jax
 
-    now = jax.config.jax_default_prng_impl
+    now = jax.config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
     before = record.get("random_keys", now)  # a run of a script's own `main` does not say it
     if before != now:
         raise ValueError(

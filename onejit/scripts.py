@@ -1,7 +1,8 @@
-"""Scripts: finding and importing them. docs/contract.md says what a script defines."""
+"""Scripts: finding and importing them. docs/python.md says what a script defines."""
 
 import dataclasses
 import hashlib
+import importlib.machinery
 import importlib.util
 import os
 import shutil
@@ -92,14 +93,16 @@ def load_script(name):
 def execute(path: Path, name):
     """Import a file. An exception of the user's own file keeps its traceback."""
     own_name = module_name(path)
-    spec = importlib.util.spec_from_file_location(own_name, path)
+    loader = importlib.machinery.SourceFileLoader(own_name, str(path))
+    spec = importlib.util.spec_from_file_location(own_name, path, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module
     # what is executed; a user may edit the file while a run compiles
-    module.SOURCE = path.read_bytes()
+    vars(module)["SOURCE"] = source = path.read_bytes()
     try:
         with raising_interrupts():
-            exec(spec.loader.source_to_code(module.SOURCE, path), vars(module))
+            exec(loader.source_to_code(source, path), vars(module))
     except BaseException as error:
         del sys.modules[own_name]
         if not isinstance(error, Exception):  # Ctrl-C

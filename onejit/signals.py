@@ -40,7 +40,7 @@ def stopping(tool: str, go_on: str):
     raise SystemExit(code) from cause
 
 
-def numbers_to_catch() -> list[int]:
+def numbers_to_catch() -> list[signal.Signals]:
     """SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under `nohup`."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

@@ -185,7 +185,7 @@ def diverged(agent) -> np.ndarray:
     return ~np.all(finite, axis=0)
 
 
-def rank_agents(metrics, diverged=False) -> tuple[np.ndarray, str]:
+def rank_agents(metrics, diverged: np.ndarray | bool = False) -> tuple[np.ndarray, str]:
     """Agents from worst to best, and the criterion.
 
     First come agents without an episode, or `diverged` [agents].

@@ -39,7 +39,10 @@ class TensorBoard(NoTracker):
 
     def __init__(self, folder: Path, steps_done: int):
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.event_pb2 import (
+            Event,  # pyright: ignore[reportAttributeAccessIssue]
+            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+        )
 
         folder.mkdir(parents=True, exist_ok=True)
         self.writer = EventsWriter(str(folder / "events"))
@@ -49,7 +52,7 @@ class TensorBoard(NoTracker):
         self.writer.write_event(Event(step=steps_done + 1, session_log=restart))
 
     def log(self, step, values):
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboardX.summary import scalar
 
         for tag, value in values.items():

@@ -110,7 +110,7 @@ class Request(NamedTuple):
 
     script: Any
     config: Any
-    options: Options
+    options: Any  # of `onejit train`, or of a sweep
     run_dir: Path
     record: dict  # run.json
 
@@ -215,8 +215,9 @@ def describe_update(script, config) -> str:
     """The compiled program of an update, without references to lines of the script."""
     init, update = script.make_learner(config)
     lowered = jax.jit(update).lower(jax.eval_shape(init, jax.random.key(0)))
-    text = lowered.compile().as_text()
-    program = text[re.search(r"(?m)^(%|ENTRY)", text).start() :]
+    text = lowered.compile().as_text() or ""
+    first = re.search(r"(?m)^(%|ENTRY)", text)
+    program = text[first.start() :] if first else text
     return re.sub(r", metadata=\{.*?\}", "", program)
 
 
@@ -333,7 +334,7 @@ def train_one_slice(request: Request, program, first: int, progress, caught) -> 
 
     begun = time.perf_counter()
     runner_state = carry["runner_state"]
-    part = {
+    part: dict[str, Any] = {
         "metrics": hosts.fetch(carry["metrics"]),
         "agent": hosts.fetch(runner_state.agent),
     }

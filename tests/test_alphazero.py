@@ -292,6 +292,7 @@ def test_rollout_ends_begins_and_is_bootstrapped():
     assert np.ptp(values) > 0.01
 
 
+@pytest.mark.slow  # the twin covers it
 def test_moves_of_self_play_are_sampled(monkeypatch):
     """By `sample_by_visits` in the first `sampled_moves` moves of a game, and by the search after
     them.

@@ -123,7 +123,7 @@ class Twin:
         network_key, game_key, match_key, self.key = jax.random.split(rng, 4)
         game_keys = jax.random.split(game_key, config.num_envs)
         self.games = [self.init_game(key) for key in game_keys]
-        self.params = self.network.init(network_key, stack(self.games).observation)
+        self.params = jax.jit(self.network.init)(network_key, stack(self.games).observation)
         self.optimizer = Adam(self.params)
         self.update_count = 0
 

@@ -225,7 +225,8 @@ def test_priorities_are_of_the_transitions_that_they_stand_beside():
     np.testing.assert_allclose(apex_dqn.total_priority(state.tree), priorities.sum(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("seeds", [slow(1), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2])
 def test_replay_is_written_in_place(seeds):
     """The compiled loop has no copy of an array of the replay's size."""
     config = apex_dqn.Config(num_envs=8, batch_size=8, buffer_size=8 * 12_345, learning_starts=100)
@@ -341,6 +342,7 @@ def test_observations_of_all_kinds(name):
     assert np.isfinite(out["metrics"]["td_loss"]).all()
 
 
+@pytest.mark.slow
 def test_training_without_hidden_layers_and_with_the_largest_exponent():
     config = apex_dqn.Config(
         hidden_sizes=(), priority_exponent=100.0, num_envs=8, learning_starts=100, batch_size=16
@@ -365,6 +367,7 @@ def test_configs_that_cannot_train(overrides, message):
         apex_dqn.make_learner(dataclasses.replace(apex_dqn.Config(), **overrides))
 
 
+@pytest.mark.slow
 def test_nothing_is_bootstrapped_after_a_termination():
     """Not even 0 times NaN: every step ends an episode, and the target network is broken."""
     config = apex_dqn.Config(

@@ -57,7 +57,7 @@ class Twin:
 
         params_key, env_key, tail_key, warmup_key, self.key = jax.random.split(rng, 5)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        self.params = self.network.init(params_key, jnp.array(self.environments.obs))
+        self.params = jax.jit(self.network.init)(params_key, jnp.array(self.environments.obs))
         self.target_params = self.params
         self.actor_params = self.params
         self.optimizer = Adam(self.params, max_norm=config.max_grad_norm)

@@ -131,6 +131,7 @@ def run_gpu(*words) -> str:
     return subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_a_measurement_on_a_gpu_tried_on_a_cpu(tmp_path):
     words = ["speed/ppo/2/script", "--small", "--out", tmp_path]
     run_gpu(*words)

@@ -10,6 +10,7 @@ import itertools
 import sys
 import typing
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ import toys
 from flax.traverse_util import flatten_dict
 from support.compilation import jit_quickly
 from support.small import field_names, origin, shifted_config, small_config
-from support.training import seed_keys, train, trained
+from support.training import seed_keys, traced, trained
 from support.trees import arrays, assert_close, assert_same
 
 from onejit import evaluation
@@ -31,25 +32,28 @@ CONTRACT = ["Config", "make_learner", "make_train", "make_policy", "make_env", "
 
 @functools.cache
 def start(script):
+    """The state of each seed, at the start of its training."""
     init, _ = script.make_learner(shifted_config(script))
-    return jit_quickly(jax.vmap(init))
+    return list(map(jit_quickly(init), seed_keys()))
 
 
 @functools.cache
 def chunk(script, length):
     _, update = script.make_learner(shifted_config(script))
-    return jit_quickly(jax.vmap(lambda state: jax.lax.scan(update, state, None, length)))
+    return jit_quickly(lambda state: jax.lax.scan(update, state, None, length))
 
 
 def train_in_chunks(script, lengths):
-    state, pieces = start(script)(seed_keys()), []
-    for length in lengths:
-        state, metrics = chunk(script, length)(state)
-        pieces.append(metrics)
-    return {
-        "runner_state": state,
-        "metrics": jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *pieces),
-    }
+    """Each seed alone, without `vmap`, and with static floats."""
+    runs = []
+    for state in start(script):
+        pieces = []
+        for length in lengths:
+            state, metrics = chunk(script, length)(state)
+            pieces.append(metrics)
+        metrics = jax.tree.map(lambda *xs: np.concatenate(xs), *pieces)
+        runs.append({"runner_state": state, "metrics": metrics})
+    return stack(runs)
 
 
 @functools.cache
@@ -60,30 +64,19 @@ def train_alone(script):
 @functools.cache
 def alone(script):
     """A run for each seed, one after the other."""
-    return stack(train_alone(script)(key) for key in seed_keys())
+    return stack([train_alone(script)(key) for key in seed_keys()])
 
 
 def stack(trees):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    """Arrays of NumPy: JAX would compile a program for each shape."""
+    leaves = [np.stack(leaves) for leaves in zip(*map(arrays, trees), strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(trees[0]), leaves)
 
 
-def lowered(program) -> str:
-    """A program that trains, as CPUs are given it."""
-    return program.trace(seed_keys()).lower(lowering_platforms=("cpu",)).as_text()
-
-
-@functools.cache
-def traced(script):
-    """One program for every value of the floats, and the list that grows by one with each trace of
-    it.
-    """
-    traces = []
-
-    def run(config, rng):
-        traces.append(config)
-        return script.make_train(config)(rng)
-
-    return jit_quickly(run), traces
+def lowered(script, program) -> str:
+    """A program of `traced`, as CPUs are given it."""
+    trace = program.trace(shifted_config(script), seed_keys())
+    return trace.lower(lowering_platforms=("cpu",)).as_text()
 
 
 @functools.cache
@@ -198,7 +191,7 @@ def test_fields_that_begin_anew_with_an_episode(script):
 
 
 def test_losses_are_finite_and_parameters_change(script):
-    out, before = trained(script), start(script)(seed_keys())
+    out, before = trained(script), stack(start(script))
     for name in set(out["metrics"]) - {"episodic_return", "episodic_length"}:
         assert np.isfinite(out["metrics"][name]).all(), name
     assert all(np.isfinite(leaf).all() for leaf in arrays(out["runner_state"].agent))
@@ -212,7 +205,7 @@ def test_training_calls_no_lapack(script):
     """On CPUs its batched calls block threads of XLA's pool while they wait for others of it:
     programs can hang.
     """
-    program = lowered(train(script))
+    program = lowered(script, traced(script)[0])
     assert "stablehlo" in program and "lapack" not in program
 
 
@@ -229,7 +222,7 @@ def test_statistics_of_episodes(script):
 
 def test_seeds_differ(script):
     out = trained(script)
-    for tree in (out["runner_state"].agent, out["metrics"], start(script)(seed_keys())):
+    for tree in (out["runner_state"].agent, out["metrics"], stack(start(script))):
         for i, j in itertools.combinations(range(4), 2):
             assert any(
                 not np.array_equal(leaf[i], leaf[j], equal_nan=True) for leaf in arrays(tree)
@@ -237,7 +230,8 @@ def test_seeds_differ(script):
 
 
 def test_same_seed_repeats_bit_for_bit(script):
-    assert_same(train(script)(seed_keys()), trained(script))
+    run, _ = traced(script)
+    assert_same(run(shifted_config(script), seed_keys()), trained(script))
 
 
 @pytest.mark.common
@@ -245,7 +239,8 @@ def test_same_config_makes_the_same_program(script):
     """Nothing in it comes from a clock, from Python's or NumPy's random numbers, or from an
     object's address.
     """
-    assert lowered(train(script)) == lowered(train.__wrapped__(script))
+    program, again = traced(script)[0], traced.__wrapped__(script)[0]
+    assert lowered(script, program) == lowered(script, again)
 
 
 @pytest.mark.common
@@ -253,7 +248,13 @@ def test_together_as_alone(script):
     assert_close(trained(script), alone(script))
 
 
-def test_whole_as_in_chunks(script):
+@pytest.mark.common
+def test_alone_as_in_chunks(script):
+    assert_close(alone(script), train_in_chunks(script, (3, 3)))
+
+
+def test_whole_together_with_traced_floats_as_in_chunks_alone_with_static_ones(script):
+    """If it fails, the tests marked `common` say which of the three differences it is."""
     assert_close(trained(script), train_in_chunks(script, (3, 3)))
 
 
@@ -284,7 +285,8 @@ def test_the_annealed_rate_stays_at_0(script):
     """
     if "anneal_lr" not in field_names(script) or "num_generations" in field_names(script):
         pytest.skip("no rate is annealed over its updates")
-    state = trained(script)["runner_state"]
+    first = jit_quickly(partial(jax.tree.map, lambda leaf: leaf[0]))
+    state = first(trained(script)["runner_state"])
     for _ in range(2):
         before, (state, _) = state, chunk(script, 3)(state)
     assert_same(before.params, state.params)
@@ -316,31 +318,26 @@ def test_trains_with_64_bits(script):
 # --- floats that are traced ---
 
 
-def test_alone_with_traced_floats_as_together_with_static_ones(script):
-    run, _ = traced(script)
-    assert_close(stack(run(shifted_config(script), key) for key in seed_keys()), trained(script))
-
-
 @pytest.mark.common
 def test_traced_floats_as_static_ones(script):
-    run, _ = traced(script)
-    assert_close(stack(run(shifted_config(script), key) for key in seed_keys()), alone(script))
+    together = jit_quickly(jax.vmap(script.make_train(shifted_config(script))))
+    assert_close(trained(script), together(seed_keys()))
 
 
 def test_a_new_float_does_not_retrace(script):
     run, traces = traced(script)
     for config in (shifted_config(script), small_config(script)):
-        run(config, seed_keys()[0])
+        run(config, seed_keys())
     assert len(traces) == 1
 
 
 def test_no_float_is_ignored(script):
     run, config = traced(script)[0], shifted_config(script)
-    usual = arrays(run(config, seed_keys()[0]))
+    usual = arrays(trained(script))
     elsewhere = ["shaping_fraction"]  # only some environments shape rewards: tests/test_mappo.py
     for name in (name for name in field_names(script, float) if name not in elsewhere):
         other = arrays(
-            run(dataclasses.replace(config, **{name: getattr(config, name) / 1e6}), seed_keys()[0])
+            run(dataclasses.replace(config, **{name: getattr(config, name) / 1e6}), seed_keys())
         )
         assert any(a.tobytes() != b.tobytes() for a, b in zip(usual, other, strict=True)), name
 
@@ -390,23 +387,23 @@ def test_a_learner_makes_no_random_key_and_keeps_all_types(script, monkeypatch):
 # --- policies: played by the tools, through the contract ---
 
 
-@functools.cache
-def toy_agents(script):
-    """Four agents at the start of their training."""
-    init, _ = script.make_learner(toy_config(script))
-    return jit_quickly(jax.vmap(lambda key: init(key).agent))(seed_keys())
-
-
 def play(script, config):
     """`agents [4, ...], keys [N] -> steps [4, N, 12, ...]`"""
     record = evaluation.make_recorder(script, config, num_steps=12)
-    return jit_quickly(jax.vmap(jax.vmap(record, (None, 0)), (0, None)))
+    return jax.vmap(jax.vmap(record, (None, 0)), (0, None))
 
 
 @functools.cache
 def toy_episodes(script):
-    """Two episodes of each of them: [4, 2, 12]."""
-    return play(script, toy_config(script))(toy_agents(script), seed_keys()[:2])
+    """Two episodes of each of four agents at the start of their training: [4, 2, 12]."""
+    config = toy_config(script)
+    init, _ = script.make_learner(config)
+
+    @jit_quickly
+    def start_and_play(keys):
+        return play(script, config)(jax.vmap(init)(keys).agent, keys[:2])
+
+    return start_and_play(seed_keys())
 
 
 def test_agent_is_a_nested_dict_of_arrays(script):
@@ -440,9 +437,10 @@ def test_policy_is_greedy(script):
     assert len(np.unique(actions)) > 1
 
 
+@pytest.mark.common
 def test_policy_on_the_script_s_environment(script):
     key, other = seed_keys()[:2]
-    episode = play(script, shifted_config(script))(
+    episode = jit_quickly(play(script, shifted_config(script)))(
         trained(script)["runner_state"].agent, jnp.stack([key, other, key])
     )
     assert episode.valid.shape == episode.reward.shape and episode.valid.shape[:2] == (4, 3)

@@ -4,6 +4,7 @@ It acts, explores and replays as the twin of sac.py.
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -59,11 +60,10 @@ class Twin(sac.Twin):
     b1 = 0.5  # of Adam for the networks, but not for the entropy coefficient
 
     def init_networks(self, actor_key, critic_key, obs) -> None:
-        actor = self.actor.init(actor_key, obs, training=True)
-        critics = [
-            self.critic.init(key, obs, self.noise, training=True)
-            for key in jax.random.split(critic_key, 2)
-        ]
+        init_actor = jax.jit(partial(self.actor.init, training=True))
+        init_critic = jax.jit(partial(self.critic.init, training=True))
+        actor = init_actor(actor_key, obs)
+        critics = [init_critic(key, obs, self.noise) for key in jax.random.split(critic_key, 2)]
         self.actor_params = actor["params"]
         self.actor_stats = actor["batch_stats"]
         self.critic_params = [critic["params"] for critic in critics]

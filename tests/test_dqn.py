@@ -54,7 +54,7 @@ def test_epsilon_by_hand():
     )
 
 
-@pytest.mark.parametrize("num_envs, num_steps", [(3, 5), (16, 1)])
+@pytest.mark.parametrize("num_envs, num_steps", [(3, 5), slow(16, 1)])
 def test_epsilon_falls_in_the_updates(num_envs, num_steps):
     config = dqn.Config(
         num_envs=num_envs, num_steps=num_steps, total_timesteps=1000, learning_starts=100
@@ -94,7 +94,7 @@ def target_updates(num_envs, num_steps, rollout_counts):
     return jit_quickly(jax.vmap(changes, (None, 0)))(state, rollout_counts + 1)  # one of warm-up
 
 
-@pytest.mark.parametrize("num_envs, num_steps", [(1, 1), (3, 1), (7, 2), (10, 1), (64, 4)])
+@pytest.mark.parametrize("num_envs, num_steps", [slow(1, 1), (3, 1), (7, 2), slow(10, 1), (64, 4)])
 def test_target_network_counts_environment_steps(num_envs, num_steps):
     """It is due where an update passed a multiple of 30 steps, and in each update of more steps."""
     rollout_size = num_envs * num_steps
@@ -112,7 +112,7 @@ def test_target_network_beyond_two_to_the_31_steps():
     assert (steps_between < 28).sum() <= 1
 
 
-@pytest.mark.parametrize("tau", [1.0, 0.3])
+@pytest.mark.parametrize("tau", [slow(1.0), 0.3])
 def test_polyak_factor(tau):
     """Every update is due: the target network moves by `tau` to the parameters learned in it."""
     config = dqn.Config(
@@ -260,6 +260,7 @@ def test_value_of_a_constant_reward():
     np.testing.assert_allclose(metrics["q_value"][-1], 1.0, atol=0.05)
 
 
+@pytest.mark.slow  # as does the one of a truncated episode
 def test_value_depends_on_the_observation():
     *_, q = learn(env_params={"length": 1, "reward": "sign"})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[1.0] * 3, [-1.0] * 3], atol=0.05)
@@ -267,7 +268,7 @@ def test_value_depends_on_the_observation():
 
 @pytest.mark.parametrize(
     "settings",
-    [slow({"double": False}), {"tau": 0.3}],
+    [slow({"double": False}), slow({"tau": 0.3})],
     ids=str,
 )
 def test_value_is_discounted(settings):
@@ -276,6 +277,7 @@ def test_value_is_discounted(settings):
     np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
 
 
+@pytest.mark.slow  # the twin covers it
 def test_value_depends_on_the_action():
     config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
     np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
@@ -307,7 +309,11 @@ def test_termination_is_not_bootstrapped():
 
 @pytest.mark.parametrize(
     "name, stored",
-    [("FrozenLake-misc", jnp.int32), ("Catch-bsuite", jnp.float32), slow("Breakout-MinAtar", bool)],
+    [
+        ("FrozenLake-misc", jnp.int32),
+        slow("Catch-bsuite", jnp.float32),
+        slow("Breakout-MinAtar", bool),
+    ],
 )
 def test_observations_of_all_kinds(name, stored):
     """A number, a matrix, a grid with channels, of which bools are exact."""
@@ -341,6 +347,7 @@ def test_network_without_hidden_layers(script):
     np.testing.assert_allclose(b - zero, 2 * (a - zero), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_without_hidden_layers():
     config = dqn.Config(hidden_sizes=(), total_timesteps=300, learning_starts=200, buffer_size=300)
     out = jit_quickly(dqn.make_train(config))(jax.random.key(0))

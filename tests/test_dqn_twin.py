@@ -45,7 +45,7 @@ class Twin:
 
         params_key, env_key, warmup_key, self.key = jax.random.split(rng, 4)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        self.params = self.network.init(params_key, jnp.array(self.environments.obs))
+        self.params = jax.jit(self.network.init)(params_key, jnp.array(self.environments.obs))
         self.target_params = self.params
         self.optimizer = Adam(self.params)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))

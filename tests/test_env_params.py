@@ -327,6 +327,25 @@ def test_a_wrapper_that_forgets_the_final_observation_is_named(capsys):
         assert (f"warning: env_name = {name}: final_observation is not obs" in said) == warned
 
 
+class Twice(Shift):
+    """Observes everything twice, but not in `final_observation`."""
+
+    def reset(self, key, params=None):
+        obs, state = self._env.reset(key, params)
+        return jnp.stack([obs, obs]), state
+
+    def step(self, key, state, action, params=None):
+        obs, *others = self._env.step(key, state, action, params)
+        return jnp.stack([obs, obs]), *others
+
+
+def test_a_final_observation_of_another_shape_is_refused():
+    gymnax.register("Twice", lambda: Twice(toys.ToyDiscrete()))
+    env, env_params = ppo.make_env(ppo.Config(env_name="Twice"))
+    with pytest.raises(ValueError, match=r"env_name = Twice: final_observation has shape \(\d+,\)"):
+        compilation.check_final_observation(env, env_params, "Twice")
+
+
 @pytest.mark.parametrize("script", [ppo, ppo_rnn], ids=["ppo", "ppo_rnn"])
 def test_rewards_and_ends_of_other_shapes_and_dtypes(script):
     gymnax.register("Odd", OddStep)

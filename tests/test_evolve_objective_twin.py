@@ -121,7 +121,10 @@ class Twin:
         keys = jax.random.split(rng, 6)
         actor_key, critic_key, weights_key, es_key, obs_key, self.key = keys
         obs, _ = env.reset(obs_key, env_params)
-        self.params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
+        self.params = {
+            "actor": jax.jit(actor.init)(actor_key, obs),
+            "critic": jax.jit(critic.init)(critic_key, obs),
+        }
         hidden = jax.random.normal(weights_key, (8, config.drift_size)) / np.sqrt(8)
         self.drift = {"hidden": hidden, "output": jnp.zeros(config.drift_size)}
         self.strategy = Open_ES(

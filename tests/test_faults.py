@@ -1,5 +1,5 @@
 """Faults that cost work or execute what they should not: damaged checkpoints, modules that change,
-foreign run directories, signals, and an output that nobody reads. docs/faults.md lists them.
+foreign run directories, signals, and an output that nobody reads. dev/faults.md lists them.
 """
 
 import dataclasses

@@ -56,6 +56,7 @@ def environment(tmp_path_factory):
     cache = os.path.join(os.environ["JAX_COMPILATION_CACHE_DIR"], "headers")
     return mine | {
         "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_COMPILATION_CACHE_MAX_SIZE": os.environ.get("JAX_COMPILATION_CACHE_MAX_SIZE", "-1"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         "JAX_NUM_CPU_DEVICES": "1",
         # the packages are compiled for all scripts once

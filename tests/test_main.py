@@ -338,7 +338,7 @@ def test_agents_of_a_run_are_those_of_make_train(script, finished):
         assert file.metadata() == {"run": f"script: {script.__name__}\nseed: 0\n"}
 
 
-@pytest.mark.common("ppo_continuous", "ppo_rnn", "q_learning_gridworld")
+@pytest.mark.common
 def test_loaded_agent_acts(script, finished):
     config = shifted_config(script)
     env, env_params = script.make_env(config)

@@ -87,8 +87,8 @@ class Twin:
         obs = stack(self.obs)
         sequence = (self.no_memory(), jax.tree.map(lambda x: x[None], obs), self.first[None])
         self.params = {
-            "actor": self.actor.init(actor_key, *sequence),
-            "critic": self.critic.init(critic_key, *sequence),
+            "actor": jax.jit(self.actor.init)(actor_key, *sequence),
+            "critic": jax.jit(self.critic.init)(critic_key, *sequence),
         }
         self.optimizer = Adam(self.params, eps=1e-5, max_norm=config.max_grad_norm)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))

@@ -157,7 +157,7 @@ def test_training_is_the_same_in_other_units(script):
 
 @pytest.mark.parametrize(
     "script",
-    [ppo, ppo_continuous, reppo, slow(dpo_continuous), slow(ppo_rnn)],
+    [slow(ppo), ppo_continuous, reppo, slow(dpo_continuous), slow(ppo_rnn)],
     ids=lambda script: script.__name__,
 )
 def test_rewards_are_clipped(script):

@@ -2,6 +2,7 @@
 repository's root.
 """
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from packaging.version import Version
 from support.files import ROOT, SCRIPTS, repository_files
 
 import onejit
+from onejit import packages
 from onejit.__main__ import COMMANDS, main
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -120,3 +122,13 @@ def test_help_starts_quickly_and_lists_the_commands(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert all(f"onejit {name}" in done.stdout for name in COMMANDS)
+
+
+def test_versions_of_all_installed_packages_are_recorded():
+    """A distribution may be called Navix."""
+    installed = {}
+    for distribution in importlib.metadata.distributions():
+        installed.setdefault(distribution.name.lower(), distribution.version)
+    recorded = packages.versions()
+    assert recorded.pop("python") == sys.version.split()[0]
+    assert recorded == {name: installed[name] for name in packages.RECORDED if name in installed}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from onejit import learning_curve, statistics
+from onejit import compare, learning_curve, statistics
 from onejit.sweep import pictures
 
 
@@ -68,3 +68,39 @@ def test_labels_of_a_logarithmic_axis_do_not_overlap(values):
             boxes.append((box.x0, box.x1))
     assert len(boxes) >= 2
     assert all(before[1] < after[0] for before, after in itertools.pairwise(sorted(boxes)))
+
+
+def test_a_heat_map_has_a_cell_for_each_trial(monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: figures.append(figure))
+    ranked = [
+        types.SimpleNamespace(values={"lr": lr, "gamma": gamma}, interquartile_mean=mean)
+        for lr, gamma, mean in [(0.1, 0.9, 2), (0.1, 0.99, 1), (1.0, 0.9, 3), (1.0, 0.99, -np.inf)]
+    ]
+    for trials in (ranked, ranked[:3]):  # a grid, and no grid
+        pictures.draw_heat_map(trials, "title", "file")
+    cells, points = (figure.axes[0] for figure in figures)
+    assert [text.get_text() for text in cells.texts] == ["2", "1", "3", "not finite"]
+    places = {text.get_text(): text.get_position() for text in cells.texts}
+    assert places["2"] == (0.5, 0.5) and places["not finite"] == (1.5, 1.5)
+    assert [label.get_text() for label in cells.get_xticklabels()] == ["0.1", "1"]
+    assert not points.texts and len(points.collections[0].get_offsets()) == 3
+
+
+def test_the_picture_of_a_comparison_has_two_panels(monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: figures.append(figure))
+    interval = {"value": 0.6, "low": 0.5, "high": 0.7}
+    mean = {"statistic": "interquartile mean", "versus": ""} | interval
+    median = {"statistic": "median", "versus": ""} | interval
+    pair = {"statistic": "probability of improvement", "versus": "b"} | interval
+    rows = [row | {"method": name} for name in ("a", "b") for row in (mean, median)]
+    compare.draw([*rows, pair | {"method": "a"}], "title", "return", "file")
+    compare.draw(rows[:2], "title", "return", "file")
+    panels = [
+        [(axes.get_title(), [text.get_text() for text in axes.texts]) for axes in figure.axes]
+        for figure in figures
+    ]
+    means = ("interquartile mean", ["a", "b"])
+    assert panels[0] == [means, ("probability of improvement", ["a > b"])]
+    assert panels[1] == [("interquartile mean", ["a"])]

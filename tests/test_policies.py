@@ -1,4 +1,4 @@
-"""Policies as files: they act as `act` does, in Gymnasium, by the programs of docs/deploy.md.
+"""Policies as files: they act as `act` does, in Gymnasium, by the programs of docs/agents.md.
 
 The programs run in processes that cannot import onejit.
 """
@@ -27,7 +27,7 @@ from onejit.scripts import load_script
 pytest.importorskip("flatbuffers", reason="flatbuffers is not installed: it is in the extra export")
 gymnasium = pytest.importorskip("gymnasium")
 CARTPOLE = ROOT / "agents" / "ppo_cartpole"
-PAGE = (ROOT / "docs" / "deploy.md").read_text()
+PAGE = (ROOT / "docs" / "agents.md").read_text()
 
 
 def run_program(name, folder, *words):

@@ -72,8 +72,8 @@ class Twin:
 
     def init_networks(self, actor_key, critic_key, obs) -> None:
         self.params = {
-            "actor": self.actor.init(actor_key, obs),
-            "critic": self.critic.init(critic_key, obs),
+            "actor": jax.jit(self.actor.init)(actor_key, obs),
+            "critic": jax.jit(self.critic.init)(critic_key, obs),
         }
         self.optimizer = Adam(self.params, eps=1e-5, max_norm=self.config.max_grad_norm)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))

@@ -45,9 +45,9 @@ def make_network(config):
 
     def init(key, hidden, obs, first):
         return {
-            "body": body.init(key, hidden, obs, first),
-            "actor": actor.init(key, hidden),
-            "critic": critic.init(key, hidden),
+            "body": jax.jit(body.init)(key, hidden, obs, first),
+            "actor": jax.jit(actor.init)(key, hidden),
+            "critic": jax.jit(critic.init)(key, hidden),
         }
 
     def apply(params, hidden, obs, first):

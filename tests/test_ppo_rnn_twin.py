@@ -66,9 +66,9 @@ class Twin(ppo.Twin):
         self.first = np.ones(config.num_envs, bool)
         self.memory = np.zeros((config.num_envs, config.cell_size), np.float32)
         self.params = {
-            "body": self.body.init(body_key, self.memory, obs[None], self.first[None]),
-            "actor": self.actor.init(actor_key, self.memory),
-            "critic": self.critic.init(critic_key, self.memory),
+            "body": jax.jit(self.body.init)(body_key, self.memory, obs[None], self.first[None]),
+            "actor": jax.jit(self.actor.init)(actor_key, self.memory),
+            "critic": jax.jit(self.critic.init)(critic_key, self.memory),
         }
         self.optimizer = twin.Adam(self.params, eps=1e-5, max_norm=config.max_grad_norm)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))

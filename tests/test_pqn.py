@@ -84,7 +84,7 @@ def test_network_against_numpy(name, layer_norm):
     config = pqn.Config(env_name=name, layer_norm=layer_norm, hidden_sizes=(7, 6))
     network = pqn.make_network(config, *pqn.make_env(config))
     x = np.random.default_rng(0).random((5, *network.obs_space.shape))
-    params = network.init(jax.random.key(0), x)
+    params = jax.jit(network.init)(jax.random.key(0), x)
     params = jax.tree.map(
         lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params
     )

@@ -44,7 +44,7 @@ class Twin:
         self.network = script.make_network(config, env, self.environments.env_params)
         params_key, env_key, self.key = jax.random.split(rng, 3)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        self.params = self.network.init(params_key, jnp.array(self.environments.obs))
+        self.params = jax.jit(self.network.init)(params_key, jnp.array(self.environments.obs))
         self.radam = optax.scale_by_radam()  # arXiv 1908.03265
         self.radam_state = self.radam.init(self.params)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))

@@ -116,7 +116,7 @@ def test_killed_and_resumed(script, whole, how, tmp_path):
     assert not list(run_dir.rglob("*tmp*")), "what was being written at the kill is still there"
 
 
-@pytest.mark.common("ppo", "ppo_rnn")
+@pytest.mark.common("ppo_rnn")  # it carries most
 def test_every_script_resumes(script, tmp_path):
     """What each carries comes back from a checkpoint bit for bit, replay, statistics, optimizer,
     keys, and can play.

@@ -154,7 +154,7 @@ def noisy_network(**overrides):
     config = dataclasses.replace(rainbow.Config(hidden_sizes=(6, 5)), **overrides)
     network = rainbow.make_network(config, *rainbow.make_env(config))
     obs = jax.random.normal(jax.random.key(1), (3, 4))
-    return network, network.init(jax.random.key(0), obs), obs
+    return network, jax.jit(network.init)(jax.random.key(0), obs), obs
 
 
 def noise_of(key, params):
@@ -261,6 +261,12 @@ def test_policy_is_silent_and_greedy():
 # --- training ---
 
 
+@functools.cache
+def train():
+    """One program for all configs that differ in floats alone."""
+    return jit_quickly(lambda config, key: rainbow.make_train(config)(key))
+
+
 def learn(num_updates=400, env_params=(), **overrides):
     """Train one agent: its final state and metrics, and a function from observations to the values
     of actions.
@@ -286,7 +292,7 @@ def learn(num_updates=400, env_params=(), **overrides):
         hidden_sizes=(16, 16),
     )
     config = dataclasses.replace(config, **overrides)
-    out = jit_quickly(rainbow.make_train(config))(jax.random.key(0))
+    out = train()(config, jax.random.key(0))
     network, support = (
         rainbow.make_network(config, *rainbow.make_env(config)),
         rainbow.make_support(config),

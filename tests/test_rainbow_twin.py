@@ -67,7 +67,7 @@ class Twin(apex.Twin):
         self.outputs = jax.jit(self.noisy_outputs)
         params_key, env_key, tail_key, warmup_key, self.key = jax.random.split(rng, 5)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        self.params = self.network.init(params_key, jnp.array(self.environments.obs))
+        self.params = jax.jit(self.network.init)(params_key, jnp.array(self.environments.obs))
         self.target_params = self.params
         self.optimizer = Adam(self.params, eps=1.5e-4, max_norm=config.max_grad_norm)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))

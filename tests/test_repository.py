@@ -199,6 +199,8 @@ def test_sync_command(tmp_path):
 
 def test_every_script_is_in_the_list_and_all_that_is_made_of_it_is_current():
     assert sorted(script_lists.SCRIPTS) == [file.stem for file in SCRIPTS]
+    for_tasks = set().union(*script_lists.DATA["tasks"].values())
+    assert for_tasks == set(script_lists.SCRIPTS), "README.md does not name all scripts"
     assert not script_lists.not_current(), "run `python tools/script_lists.py`"
 
 

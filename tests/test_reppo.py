@@ -110,7 +110,7 @@ def test_hl_gauss_of_a_support_without_width_is_finite():
 def test_critic_reads_the_mean_of_its_bins_and_begins_near_0(v_min, v_max, num_bins):
     critic = reppo.Critic((64, 64), "swish", num_bins, v_min, v_max)
     obs, action = jax.random.normal(jax.random.key(0), (2, 100, 3))
-    params = critic.init(jax.random.key(1), obs, action)
+    params = jax.jit(critic.init)(jax.random.key(1), obs, action)
     logits, q = critic.apply(params, obs, action)
     assert logits.shape == (100, num_bins) and q.shape == (100,)
     np.testing.assert_allclose(q, 0.0, atol=1e-3 * (v_max - v_min))
@@ -130,7 +130,7 @@ def test_hidden_layers_are_normalized():
     """A scale of the inputs makes no difference where no bias has been learned."""
     net = reppo.Mlp((16, 16), 4, "swish")
     x = jax.random.normal(jax.random.key(0), (10, 5)) + 1.0
-    params = net.init(jax.random.key(1), x)
+    params = jax.jit(net.init)(jax.random.key(1), x)
     np.testing.assert_allclose(
         net.apply(params, 100 * x), net.apply(params, x), rtol=1e-3, atol=1e-5
     )

@@ -51,9 +51,11 @@ class Twin(ppo.Twin):
 
     def init_networks(self, actor_key, critic_key, obs) -> None:
         config = self.config
-        self.critic_params = self.critic.init(critic_key, obs, jnp.zeros((config.num_envs, 2)))
+        self.critic_params = jax.jit(self.critic.init)(
+            critic_key, obs, jnp.zeros((config.num_envs, 2))
+        )
         self.policy_params = {
-            "actor": self.actor.init(actor_key, obs),
+            "actor": jax.jit(self.actor.init)(actor_key, obs),
             "log_ent_coef": np.float32(np.log(config.ent_coef)),
             "log_kl_coef": np.float32(np.log(config.kl_coef)),
         }

@@ -14,6 +14,7 @@ import scipy.stats
 from support.files import ROOT, repository_files
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import guide
 import returns
 import returns_page
 
@@ -363,14 +364,14 @@ def test_a_variant_is_its_config_with_flags():
         ("configs/ppo/small.yaml", "# 32 seeds took 3 min.\nlr: 0.1\n", False),
         ("configs/ppo/small.yaml", "# A task.\nlr: 0.2\n", True),
         ("ppo.py", "x = 2\n", True),
-        ("docs/results.md", "New\n", False),
+        ("benchmarks/RESULTS.md", "New\n", False),
     ],
 )
 def test_comments_that_rows_write_do_not_change_the_code(
     tmp_path, monkeypatch, file, text, changed
 ):
     files = {"configs/ppo/small.yaml": "# A task.\nlr: 0.1\n", "ppo.py": "x = 1\n"}
-    for name, contents in (files | {"docs/results.md": "Old\n"}).items():
+    for name, contents in (files | {"benchmarks/RESULTS.md": "Old\n"}).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(contents)
     who = ["-c", "user.name=x", "-c", "user.email=x"]
@@ -390,11 +391,12 @@ def test_comments_that_rows_write_do_not_change_the_code(
     assert returns.code_has_changed("")  # there was no repository
 
 
-def test_the_readme_says_what_kind_of_return_it_quotes():
+def test_the_guide_says_what_kind_of_return_it_quotes():
     row = make_row(episodes_at_end=5.0)
-    assert returns_page.show_return(row) == "5e5 steps: 495, worst 490"
+    assert guide.show_return(row).startswith("495 (")
     few = row | {"episodes_at_end": 0.5}
-    assert returns_page.show_return(few) == "5e5 steps, greedy: 490, worst 480"
+    assert guide.show_return(few).startswith("490 (")
+    assert guide.show_return(few).endswith("), evaluation")
 
 
 def test_only_the_same_training_continues(tmp_path):

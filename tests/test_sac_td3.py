@@ -320,6 +320,7 @@ def test_value_is_discounted_and_rewards_are_scaled(script):
     )
 
 
+@pytest.mark.slow
 @alike
 def test_best_action_between_bounds_that_are_not_one(script):
     """The best action is 4 between -3 and 5; the replay has it in [-1, 1], as 0.75."""
@@ -342,6 +343,7 @@ def test_best_action_between_bounds_that_are_not_one(script):
     )
 
 
+@pytest.mark.slow  # the twin covers it
 def test_entropy_is_worth_its_coefficient():
     """Nothing depends on the action: the policy becomes nearly uniform, of entropy log 2."""
     settings = dict(ent_coef=0.5, learn_ent_coef=False, num_updates=500)
@@ -440,6 +442,7 @@ def test_entropy_coefficient_is_learned_from_0_too(ent_coef):
     )
 
 
+@pytest.mark.slow  # the twin covers it
 def test_an_entropy_coefficient_of_0_that_is_not_learned():
     config, _, metrics, _ = learn_the_discount(sac)
     assert (config.ent_coef, config.learn_ent_coef) == (0.0, False)

@@ -81,9 +81,10 @@ class Twin:
         self.environments.episode_metrics()  # those of the warm-up are not reported
 
     def init_networks(self, actor_key, critic_key, obs) -> None:
-        self.actor_params = self.actor.init(actor_key, obs)
+        self.actor_params = jax.jit(self.actor.init)(actor_key, obs)
         self.critic_params = [
-            self.critic.init(key, obs, self.noise) for key in jax.random.split(critic_key, 2)
+            jax.jit(self.critic.init)(key, obs, self.noise)
+            for key in jax.random.split(critic_key, 2)
         ]
 
     def start_learning(self) -> None:

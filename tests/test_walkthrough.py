@@ -1,10 +1,12 @@
-"""docs/walkthrough.ipynb: has run from its first cell to its last, shows its pictures, and runs
-again (slow).
+"""docs/walkthrough.ipynb: has run from its first cell to its last, shows its pictures, finds the
+scripts, and runs again with the solutions of its exercises (slow).
 """
 
 import ast
 import base64
 import re
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -13,6 +15,8 @@ from support.files import ROOT
 
 FILE = ROOT / "docs" / "walkthrough.ipynb"
 NUM_SECTIONS = 7
+NUM_EXERCISES = 3
+SOLUTION = re.compile(r"(?s)<details>.*?```python\n(.*?)```.*?</details>")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +79,7 @@ def test_each_section_has_code_and_a_picture(notebook):
 
 def test_cells_compile_and_are_not_wide(notebook):
     for cell in notebook.cells:
-        assert max(map(len, cell.source.splitlines())) <= 120
+        assert max(map(len, cell.source.splitlines())) <= 80
         if cell.cell_type == "code":
             ast.parse(cell.source)
 
@@ -86,15 +90,47 @@ def test_links_lead_somewhere(notebook):
     assert links and not [link for link in links if not (FILE.parent / link).exists()]
 
 
+def test_each_exercise_has_a_folded_solution(notebook):
+    exercises = [cell.source for cell in notebook.cells if "**Exercise " in cell.source]
+    solutions = [code for source in exercises for code in SOLUTION.findall(source)]
+    assert len(exercises) == len(solutions) == NUM_EXERCISES
+    for code in solutions:
+        ast.parse(code)
+
+
+def run_first_cell(notebook, folder, repository=""):
+    source = code_cells(notebook)[0].source
+    source = source.replace('REPOSITORY = ""', f'REPOSITORY = "{repository}"')
+    command = [sys.executable, "-c", source]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_without_the_scripts_it_says_what_to_download(notebook, tmp_path):
+    error = run_first_cell(notebook, tmp_path).stderr.splitlines()[-1]
+    assert "Download ppo.py and q_learning_gridworld.py" in error and str(tmp_path) in error
+
+
+def test_it_clones_the_repository_into_an_empty_folder(notebook, tmp_path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone of the repository")
+    done = run_first_cell(notebook, tmp_path, ROOT)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "onejit" / "ppo.py").exists()
+
+
 @pytest.mark.slow
 def test_it_runs(notebook, monkeypatch):
-    """All of it, as a reader would run it.
+    """All of it and the solutions, as a reader would run it.
 
     Here from the root of the repository, `docs/` is where it was run last.
     """
     for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     again = nbformat.from_dict(notebook)
+    again.cells = []
+    for cell in notebook.cells:
+        again.cells.append(cell.copy())
+        again.cells += map(nbformat.v4.new_code_cell, SOLUTION.findall(cell.source))
     for cell in code_cells(again):
         cell.outputs, cell.execution_count = [], None
     client = NotebookClient(

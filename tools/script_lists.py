@@ -1,14 +1,12 @@
-"""Write the lists of scripts in README.md, mkdocs.yml and docs/ from tools/scripts.yaml.
+"""Write the tables of scripts in README.md and docs/ from tools/scripts.yaml.
 
     python tools/script_lists.py            write them
     python tools/script_lists.py --check    write nothing, print the files that are not current
 
-A list stands between two lines with `scripts: begin` and `scripts: end`. The returns in README.md
-come from benchmarks/results/.
+A table stands between two lines with `scripts: begin` and `scripts: end`.
 """
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
@@ -16,56 +14,61 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import returns_page
-
 DATA = yaml.safe_load((ROOT / "tools" / "scripts.yaml").read_text())
 SCRIPTS = DATA["scripts"]
 
 
-def result(entry: dict) -> str:
-    """The return of a script as README.md shows it: `[CartPole-v1](...), 5e5 steps: 490, ...`."""
-    if "row" not in entry:
-        return entry.get("result", "")
-    row = json.loads(returns_page.file_of(entry["row"]).read_text())
-    config = returns_page.config_of(entry["row"])
-    return f"[{entry['environment']}]({config}), {returns_page.show_return(row)}"
+def link_to_script(name: str) -> str:
+    return f"[{name}.py]({name}.py)"
 
 
-def readme_table() -> list[str]:
-    lines = ["| script | use it when | return: mean, worst agent | speed |", "|---|---|---|---|"]
-    for name, entry in SCRIPTS.items():
-        links = f"[{name}.py]({name}.py), [{entry['title']}](docs/{name}.md)"
-        speed = entry.get("speed", "")
-        lines.append(f"| {links} | {entry['use_when']} | {result(entry)} | {speed} |")
-    return lines
+def link_to_section(name: str) -> str:
+    """From a page of docs/ to the section about a script."""
+    return f"[{name}.py]({SCRIPTS[name]['page']}.md#{name}py)"
 
 
-def families() -> list[str]:
-    links = {}
-    for name, entry in SCRIPTS.items():
-        links.setdefault(entry["family"], []).append(f"[{entry['title']}]({name}.md)")
-    return [f"- {family}: {'; '.join(links[family])}" for family in links]
+def task_rows(link) -> list[list[str]]:
+    """The cells of each task: its name, the script to start with, the alternatives."""
+    rows = []
+    for task, scripts in DATA["tasks"].items():
+        first, *others = scripts
+        alternatives = ", ".join(f"{link(name)} ({scripts[name]})" for name in others)
+        rows.append([task, link(first), alternatives])
+    return rows
 
 
-def tasks_table() -> list[str]:
+def pages_of(task: str) -> str:
+    """Links from README.md to the pages about the scripts of a task."""
+    pages = dict.fromkeys(SCRIPTS[name]["page"] for name in DATA["tasks"][task])
+    return ", ".join(f"[{DATA['pages'][page]}](docs/{page}.md)" for page in pages)
+
+
+def as_table(header: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in [header, ["---"] * len(header), *rows]]
+
+
+def tasks_with_pages() -> list[str]:
+    header = ["task", "start with", "alternatives", "guide"]
+    return as_table(header, [[*row, pages_of(row[0])] for row in task_rows(link_to_script)])
+
+
+def tasks_with_sections() -> list[str]:
+    return as_table(["task", "start with", "alternatives"], task_rows(link_to_section))
+
+
+def environments() -> list[str]:
+    """Which environments each script takes; scripts that take the same ones share a row."""
     names = {}
     for name, entry in SCRIPTS.items():
-        names.setdefault(DATA["tasks"][entry["tasks"]], []).append(name)
-    rows = [f"| {', '.join(names[tasks])} | {tasks} |" for tasks in names]
-    return ["| scripts | environments |", "|---|---|", *rows]
-
-
-def navigation() -> list[str]:
-    return [f'      - "{entry["title"]}": {name}.md' for name, entry in SCRIPTS.items()]
+        names.setdefault(entry["environments"], []).append(name)
+    rows = [[", ".join(names[key]), DATA["environments"][key]] for key in names]
+    return as_table(["scripts", "environments"], rows)
 
 
 LISTS = {
-    "README.md": readme_table,
-    "docs/index.md": families,
-    "docs/environments.md": tasks_table,
-    "mkdocs.yml": navigation,
+    "README.md": tasks_with_pages,
+    "docs/index.md": tasks_with_sections,
+    "docs/environments.md": environments,
 }
 
 
@@ -77,14 +80,11 @@ def with_list(text: str, lines: list[str]) -> str:
 
 
 def not_current() -> dict[str, str]:
-    """The files whose list differs, with their new text."""
+    """The files whose table differs, with their new text."""
     texts = {}
     for name, make_list in LISTS.items():
         old = (ROOT / name).read_text()
-        lines = make_list()
-        if name.endswith(".md"):  # where comments have blank lines around them
-            lines = ["", *lines, ""]
-        new = with_list(old, lines)
+        new = with_list(old, ["", *make_list(), ""])  # comments have blank lines around them
         if new != old:
             texts[name] = new
     return texts

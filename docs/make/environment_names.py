@@ -49,9 +49,10 @@ LIBRARIES = {
 }
 HEAD = """# Environment names
 
-`--env-name NAME` accepts these names. [Environments](environments.md) explains them and how to add
-your own. This page is written by `python docs/make/environment_names.py`, which starts
-each of them. A star: it fails in [64-bit mode](questions.md#does-it-work-in-64-bit-mode).
+`--env-name NAME` accepts these names. [Environments](environments.md) describes them, and you can
+[bring your own](bring_your_own.md). The command `python docs/make/environment_names.py` writes this
+page and starts each of them. A star: the environment fails in [64-bit
+mode](questions.md#does-it-work-in-64-bit-mode).
 
 """
 TAIL = """## EnvPool and Gymnasium
@@ -64,8 +65,8 @@ python -c "import envpool; print(*envpool.list_all_envs(), sep='\\n')"
 python -c "import gymnasium; print(*gymnasium.registry, sep='\\n')"
 ```
 
-Write `onejit.envs.envpool:NAME` or `onejit.envs.gymnasium:NAME` ([environments outside
-JAX](host_environments.md)).
+Write `onejit.envs.envpool:NAME` or `onejit.envs.gymnasium:NAME` ([non-JAX
+environments](host_environments.md)).
 """
 
 

@@ -1,159 +1,139 @@
-"""The pictures of docs/gallery.md: an agent of each script, an environment of each family.
+"""The picture of docs/environments.md: an environment of each family, played by a trained agent.
 
     pip install -c constraints.txt -e ".[tools,envs]"
-    python docs/make/animation.py       # trains the agents on Walker2d-v4 and Breakout
-    python alphazero.py --num-seeds 1 --run-dir runs/gallery/alphazero
-    python mappo.py --num-seeds 1 --total-timesteps 5e5 --run-dir runs/gallery/mappo
-    python rainbow.py --config configs/rainbow/breakout.yaml --num-seeds 1 --total-timesteps 5e4 \
-        --run-dir runs/gallery/rainbow
-    python evolve_objective.py --num-generations 4 --num-seeds 1 \
-        --run-dir runs/gallery/evolve_objective
     python docs/make/gallery.py
 
-The agents come from agents/, runs/gallery/ and runs/animation/. An untrained agent plays the other
-environments.
+Trains what is not in agents/ or runs/gallery/, one agent each, which takes a CPU about 10 minutes.
+The walker comes from docs/figures/agents.gif. On a machine without a screen set MUJOCO_GL to egl or
+osmesa.
 """
 
 import argparse
 import dataclasses
 import sys
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image, ImageOps
+from small_png import save
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from onejit import render, run_directory, scripts
+from onejit import render, run_directory, train
+from onejit.render import figures
 
 FIGURES = ROOT / "docs" / "figures"
-TRAINED = {
-    f"{Path(script).name.removesuffix('_' + task)}\non {shown}": f"agents/{script}"
-    for script, task, shown in (
-        ("q_learning_gridworld_8x12", "8x12", "a GridWorld"),
-        ("dqn_acrobot", "acrobot", "Acrobot-v1"),
-        ("apex_dqn_catch", "catch", "Catch-bsuite"),
-        ("pqn_cartpole", "cartpole", "CartPole-v1"),
-        ("ppo_cartpole", "cartpole", "CartPole-v1"),
-        (
-            "ppo_continuous_mountaincar_continuous",
-            "mountaincar_continuous",
-            "MountainCarContinuous-v0",
-        ),
-        ("dpo_continuous_pendulum", "pendulum", "Pendulum-v1"),
-        ("ppo_rnn_memory_chain", "memory_chain", "MemoryChain-bsuite"),
-        ("reppo_pendulum", "pendulum", "Pendulum-v1"),
-        ("sac_pendulum", "pendulum", "Pendulum-v1"),
-        ("td3_pendulum", "pendulum", "Pendulum-v1"),
-    )
-}
-TRAINED_BRIEFLY = {
-    "alphazero\non tic_tac_toe": "runs/gallery/alphazero",
-    "mappo\non MPE simple_spread": "runs/gallery/mappo",
-    "rainbow\non MinAtar Breakout": "runs/gallery/rainbow",
-    "evolve_objective\non Catch-bsuite": "runs/gallery/evolve_objective",
-}
-FAMILIES = {  # title: script, environment, parameters, and a run whose agent plays it
-    "gymnax: MinAtar Breakout": ("ppo", "Breakout-MinAtar", {}, "runs/animation/breakout"),
-    "gymnax: FourRooms": ("ppo", "FourRooms-misc", {}, None),
-    "brax: ant": ("ppo_continuous", "ant", {"max_steps_in_episode": 40}, None),
-    "Gymnasium: Walker2d-v4": (
-        "ppo_continuous",
-        "onejit.envs.gymnasium:Walker2d-v4",
-        {},
-        "runs/animation/mujoco_walker2d",
-    ),
-    "Craftax": (
-        "ppo",
-        "onejit.envs.craftax:Craftax-Classic-Symbolic-v1",
-        {"max_steps_in_episode": 30},
-        None,
-    ),
-    "Navix: KeyCorridor": ("ppo", "onejit.envs.navix:Navix-KeyCorridorS3R3-v0", {}, None),
-    "Jumanji: Snake": ("ppo", "onejit.envs.jumanji:Snake-v1", {}, None),
-    "MuJoCo Playground: CheetahRun": (
-        "ppo_continuous",
-        "onejit.envs.playground:CheetahRun",
-        {"max_steps_in_episode": 30},
-        None,
-    ),
-}
+COLUMNS = 4
+SIZE = 260  # pixels of a square picture
 
 
-def trained(run_dir: str):
-    return run_directory.load_run(ROOT / run_dir)
+class Panel(NamedTuple):
+    library: str
+    title: str
+    run: str  # a trained agent, or the config to train one with
+    flags: tuple[str, ...] = ()  # of the training
+    max_steps: int | None = None  # of an episode
+    share: float = 0.6  # of the episode, until the frame that is drawn
+    fit: str = "whole"  # "cut": may lose its left and right edge; "trim": its white edge
 
 
-def untrained(script: str, env_name: str, params: dict):
-    script = scripts.load_script(script)
-    config = script.Config(
-        env_name=env_name, env_params=params, num_envs=4, num_steps=4, num_minibatches=2
-    )
-    init, _ = script.make_learner(config)
-    return (
-        script,
-        config,
-        jax.vmap(lambda key: init(key).agent)(jax.random.split(jax.random.key(0), 1)),
-    )
+PANELS = [
+    Panel("gymnax", "CartPole-v1", "agents/ppo_cartpole", fit="cut"),
+    Panel("gymnax", "MinAtar Breakout", "ppo/breakout", share=0.4),
+    Panel("brax", "hopper", "ppo_continuous/hopper", fit="cut"),
+    Panel("Gymnasium", "Walker2d-v4", ""),
+    Panel("XLand-MiniGrid", "DoorKey-5x5", "ppo/minigrid_doorkey5", ("--total-timesteps=2e5",)),
+    Panel("Craftax", "Craftax-Classic", "ppo/craftax_classic", ("--total-timesteps=3e5",), 200),
+    Panel("Jumanji", "Snake-v1", "ppo/snake", share=1.0, fit="trim"),
+    Panel("JaxMARL", "Overcooked", "mappo/cramped_room", fit="cut"),
+]
+EPISODES = 16  # of which the best is drawn
 
 
-def best_agent(run_dir, agents):
-    """The one with the best final return."""
-    order, _ = render.rank(ROOT / run_dir, agents, False)
-    return render.state_at(agents, slice(order[-1], order[-1] + 1))
+def walker() -> Image.Image:
+    """The walker of docs/make/animation.py, which a trained agent moves."""
+    from animation import STRIP
+
+    with Image.open(FIGURES / "agents.gif") as film:
+        film.seek(40)
+        side = film.height - STRIP
+        return film.convert("RGB").crop((0, STRIP, side, STRIP + side))
 
 
-def picture(script, config, agents, share: float = 0.6):
-    """A frame of a greedy episode, at this share of its length."""
+def axes_alone(figure, axes, title, rewards, steps, update):
+    """In place of `figure_frames`: frames without title and ticks."""
+    canvas = FigureCanvasAgg(figure)
+    axes.set(xticks=[], yticks=[])
+    for i in steps:
+        update(i)
+        axes.set_title("")
+        canvas.draw()
+        box = axes.get_window_extent()
+        rows = slice(round(figure.bbox.height - box.y1), round(figure.bbox.height - box.y0))
+        yield np.array(canvas.buffer_rgba())[rows, round(box.x0) : round(box.x1), :3]
+
+
+def frame(panel: Panel) -> Image.Image:
+    """A frame of the best of some greedy episodes."""
+    run_dir = ROOT / panel.run
+    if not panel.run.startswith("agents/"):
+        run_dir = ROOT / "runs" / "gallery" / panel.run.replace("/", "-")
+        if not run_dir.exists():
+            script = panel.run.partition("/")[0]
+            config = str(ROOT / "configs" / f"{panel.run}.yaml")
+            flags = ["--num-seeds=1", *panel.flags, f"--run-dir={run_dir}"]
+            train.main([script, "--config", config, *flags])
+    script, config, agents = run_directory.load_run(run_dir)
+    if panel.max_steps:
+        params = dict(config.env_params) | {"max_steps_in_episode": panel.max_steps}
+        config = dataclasses.replace(config, env_params=params)
     env, env_params = script.make_env(config)
-    ((states, rewards),) = render.play(script, config, agents, jax.random.key(1))
-    frames, _ = render.frames_of(config, render.unwrap(env), env_params, states, rewards)
-    shown = list(frames())
-    return shown[min(int(share * len(shown)), len(shown) - 1)]
+    keys = jax.random.split(jax.random.key(1), EPISODES)
+    agents = jax.tree.map(lambda leaf: np.repeat(leaf[:1], EPISODES, axis=0), agents)
+    episodes = render.play(script, config, agents, keys)
+    states, rewards = max(episodes, key=lambda episode: episode[1].sum())
+    print(f"{panel.title}: {len(rewards)} steps, return {rewards.sum():.4g}")
+    with (
+        mock.patch.object(figures, "figure_frames", axes_alone),
+        mock.patch.object(figures, "captioned", lambda picture, *_: np.asarray(picture)),
+    ):
+        film = render.frames_of(config, render.unwrap(env), env_params, states, rewards)
+        frames = list(film.frames())
+    return Image.fromarray(frames[min(int(panel.share * len(frames)), len(frames) - 1)])
 
 
-def draw(pictures: dict, path: Path, columns: int) -> None:
-    lines = -(-len(pictures) // columns)
-    figure = Figure(figsize=(11, 11 / columns * 1.12 * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    for panel in panels:
-        panel.axis("off")
-    for panel, (title, image) in zip(panels, pictures.items(), strict=False):
-        panel.imshow(image)
-        panel.set_title(title, fontsize=10)
-    figure.savefig(path, dpi=100)
-    print(path)
+def square(picture: Image.Image, fit: str) -> Image.Image:
+    """The picture in a square of SIZE, on grey where it does not fill it."""
+    if fit == "trim":
+        picture = picture.crop(ImageOps.invert(picture).getbbox())
+    choose = min if fit == "cut" else max
+    scale = SIZE / choose(picture.size)
+    smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST
+    scaled = picture.resize([round(scale * side) for side in picture.size], smooth)
+    whole = Image.new("RGB", (SIZE, SIZE), (235, 235, 235))
+    whole.paste(scaled, ((SIZE - scaled.width) // 2, (SIZE - scaled.height) // 2))
+    return whole
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=FIGURES)
+    parser.add_argument("--out", type=Path, default=FIGURES / "gallery.png")
     options = parser.parse_args()
-    for name, agents in (("gallery_agents", TRAINED), ("gallery_more_agents", TRAINED_BRIEFLY)):
-        draw(
-            {title: picture(*trained(path)) for title, path in agents.items()},
-            options.out / f"{name}.png",
-            4,
-        )
-    pictures = {}
-    for title, (script, env_name, params, run_dir) in FAMILIES.items():
-        try:
-            made = untrained(script, env_name, params)
-            if run_dir:
-                script, config, agents = trained(run_dir)
-                made = (
-                    script,
-                    dataclasses.replace(config, env_name=env_name),
-                    best_agent(run_dir, agents),
-                )
-            pictures[title + ("" if run_dir else ", untrained")] = np.asarray(picture(*made))
-        except Exception as error:  # a library that is missing, in whatever way it says so
-            print(f"{title}: left out ({error})", file=sys.stderr)
-    draw(pictures, options.out / "gallery_environments.png", 3)
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    grid = figure.subplots(len(PANELS) // COLUMNS, COLUMNS).flatten()
+    for axes, panel in zip(grid, PANELS, strict=True):
+        axes.imshow(square(frame(panel) if panel.run else walker(), panel.fit))
+        axes.set_title(f"{panel.library}:\n{panel.title}", fontsize=10)
+        axes.set(xticks=[], yticks=[])
+    save(figure, options.out, colors=256)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from gymnax.environments import environment, spaces
 from onejit.envs import State, needs, register, start_from
 
 with needs("craftax"):
-    from craftax.craftax_env import make_craftax_env_from_name
+    from craftax.craftax_env import (  # pyright: ignore[reportMissingImports]
+        make_craftax_env_from_name,
+    )
 
 NAMES = (
     "Craftax-Classic-Symbolic-v1",

@@ -33,7 +33,7 @@ class Pool(Batch):
         # all threads, although devices share them: EnvPool waits with the GIL held
         threads = min(number_of_cores(), len(seeds))
         with warnings.catch_warnings(action="ignore"):  # that bounds are rounded to float32
-            self.envs = envpool.make_gymnasium(
+            self.envs = envpool.make_gymnasium(  # pyright: ignore[reportAttributeAccessIssue]
                 name, num_envs=len(seeds), seed=seeds, num_threads=threads, **arguments
             )
         self.observations = env.observations
@@ -82,8 +82,9 @@ class EnvPool(HostEnv):
             raise ValueError(f"{', '.join(sorted(ours))}: set by the training, not by env_params")
         with warnings.catch_warnings(action="ignore"):
             if arguments:
-                check_truth_values(arguments, envpool.make_spec(name).config._asdict())
-            spec = envpool.make_spec(name, **arguments)
+                usual = envpool.make_spec(name)  # pyright: ignore[reportAttributeAccessIssue]
+                check_truth_values(arguments, usual.config._asdict())
+            spec = envpool.make_spec(name, **arguments)  # pyright: ignore[reportAttributeAccessIssue]
             self.observations = Observations(spec.gymnasium_observation_space, image_axes)
             self.actions = Actions(spec.gymnasium_action_space)
         if self.observations.note:
@@ -94,4 +95,4 @@ class EnvPool(HostEnv):
             self.limit = limit
 
 
-register(envpool.list_all_envs(), EnvPool)
+register(envpool.list_all_envs(), EnvPool)  # pyright: ignore[reportAttributeAccessIssue]

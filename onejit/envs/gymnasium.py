@@ -24,6 +24,7 @@ from onejit.envs.host import NO_LIMIT, Batch, HostEnv, Thread, as_gymnax, say_on
 
 with needs("gymnasium"):
     import gymnasium
+    from gymnasium.envs.registration import load_env_creator
 
     from onejit.gymnasium_rows import Processes, Rows
 
@@ -32,7 +33,7 @@ _compiling = set()  # threads in which JAX has compiled
 
 
 @jax.monitoring.register_event_duration_secs_listener
-def _note_the_thread(event, duration, **others):
+def _note_the_thread(event, duration_secs, **others):
     _compiling.add(threading.get_ident())
 
 
@@ -69,7 +70,7 @@ def default_arguments(spec) -> dict:
     """The defaults of a constructor's arguments; those that cannot be seen are left out."""
     constructor = spec.entry_point
     if isinstance(constructor, str):
-        constructor = gymnasium.envs.registration.load_env_creator(constructor)
+        constructor = load_env_creator(constructor)
     try:
         parameters = inspect.signature(constructor).parameters.values()
     except (TypeError, ValueError):  # not of a Python function

@@ -18,6 +18,7 @@ import itertools
 import queue
 import sys
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -241,7 +242,7 @@ def call_host(function, shapes, *args):
     driver = cuda.driver()
     if driver is not None:
 
-        def fill_results(context, out, *args):
+        def fill(context, out, *args):
             arrays = driver.read(args, context.stream)
             results = jax.tree.map(lambda buffer: np.empty(buffer.shape, buffer.dtype), out)
             function(results, *arrays)
@@ -249,7 +250,7 @@ def call_host(function, shapes, *args):
 
     elif jax.default_backend() == "cpu":  # 14 us a call, results written in place
 
-        def fill_results(_, out, *args):
+        def fill(context, out, *args):
             function(jax.tree.map(np.asarray, out), *map(np.asarray, args))
 
     else:
@@ -265,7 +266,7 @@ def call_host(function, shapes, *args):
 
     # never left out by XLA, in contrast to jax.pure_callback
     call = buffer_callback.buffer_callback(
-        fill_results, shapes, has_side_effect=True, vmap_method="broadcast_all"
+        fill, shapes, has_side_effect=True, vmap_method="broadcast_all"
     )
     return call(*args)
 
@@ -328,7 +329,7 @@ class HostEnv(environment.Environment):
         obs, final, reward, terminated, truncated, batch, row = call_host(
             self._step, outputs, state.batch, state.row, state.steps, action
         )
-        time = jnp.where(terminated | truncated, 0, state.time + 1)
+        time: Any = jnp.where(terminated | truncated, 0, state.time + 1)
         state = HostState(time, batch, row, state.steps + 1, state.seed, action)
         info = {"terminated": terminated, "truncated": truncated, "final_observation": final}
         return obs, state, reward, terminated, truncated, info

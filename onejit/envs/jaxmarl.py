@@ -6,6 +6,7 @@ alone.
 
 import contextlib
 import io
+from typing import Any
 
 import jax
 import numpy as np
@@ -51,7 +52,7 @@ def overcooked_picture(env, states, i):
     state = jax.tree.map(lambda leaf: leaf[i], states)
     rim = env.agent_view_size - 2
     grid = np.asarray(state.maze_map)[rim:-rim, rim:-rim]
-    hands = {
+    hands: dict[str, Any] = {
         "agent_dir_idx": np.asarray(state.agent_dir_idx),
         "agent_inv": np.asarray(state.agent_inv),
     }

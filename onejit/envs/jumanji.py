@@ -7,6 +7,7 @@ Observations and action masks become one vector. Actions of several whole number
 
 import math
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from matplotlib import pyplot
 from onejit.envs import State, needs, register, start_from
 
 with needs("jumanji"):
-    import jumanji
+    from jumanji import registration
 
 NO_LIMIT = 4000  # time limit for a game without one
 # the reward falls to 0 at the time limit, which is part of the task
@@ -28,7 +29,7 @@ class Jumanji(environment.Environment):
     """`arguments` go to the environment's constructor, such as `time_limit`."""
 
     def __init__(self, name: str, start_states: int = 0, **arguments):
-        self.env = jumanji.make(name, **arguments)
+        self.env: Any = registration.make(name, **arguments)
         self.limit = getattr(self.env, "time_limit", NO_LIMIT)
         if hasattr(self.env, "time_limit") and name not in COUNTS_DOWN:
             self.env.time_limit = np.iinfo(np.int32).max  # its `last` is now `terminated`
@@ -84,8 +85,9 @@ class Jumanji(environment.Environment):
             self.env.render(state.inner)
         figure = pyplot.gcf()
         figure.set_dpi(40)  # it is 10 by 10 inches
-        figure.canvas.draw()
-        return np.array(figure.canvas.buffer_rgba())[..., :3]
+        canvas: Any = figure.canvas
+        canvas.draw()
+        return np.array(canvas.buffer_rgba())[..., :3]
 
 
-register(sorted(jumanji.registered_environments()), Jumanji)
+register(sorted(registration.registered_environments()), Jumanji)

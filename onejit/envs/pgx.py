@@ -6,6 +6,8 @@
 alphazero.py plays the board games of two players. Episodes are truncated after 4000 steps.
 """
 
+from typing import Any, cast
+
 import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import environment, spaces
@@ -21,7 +23,7 @@ class Pgx(environment.Environment):
     """`arguments` go to the constructor in Pgx, such as MinAtar's `sticky_action_prob`."""
 
     def __init__(self, name: str, **arguments):
-        self.env = type(pgx.make(name))(**arguments)
+        self.env = type(pgx.make(cast(Any, name)))(**arguments)
 
     @property
     def default_params(self):

@@ -16,7 +16,7 @@ from gymnax.environments import environment, spaces
 from onejit.envs import State, needs, register, start_from
 
 with needs("playground"):
-    from mujoco_playground import registry
+    from mujoco_playground import registry  # pyright: ignore[reportMissingImports]
 
 
 class Playground(environment.Environment):

@@ -7,6 +7,8 @@
 An agent sees the tiles in front of it, but not what it carries: a memory helps.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from gymnax.environments import environment, spaces
@@ -14,7 +16,7 @@ from gymnax.environments import environment, spaces
 from onejit.envs import State, needs, register, start_from
 
 with needs("xminigrid"):
-    import xminigrid
+    from xminigrid import benchmarks, registration
     from xminigrid.core.constants import NUM_COLORS, NUM_TILES, TILES_REGISTRY, Colors, Tiles
     from xminigrid.core.goals import AgentHoldGoal, TileNearGoal
     from xminigrid.core.rules import EmptyRule, TileNearRule
@@ -66,14 +68,14 @@ def find_ruleset(name: str) -> RuleSet:
     if name in rulesets:
         return rulesets[name]
     benchmark_name, _, number = name.partition("/")
-    benchmarks = xminigrid.registered_benchmarks()
-    if benchmark_name not in benchmarks or not number.isdecimal():
+    names = benchmarks.registered_benchmarks()
+    if benchmark_name not in names or not number.isdecimal():
         raise ValueError(
             f"ruleset = {name}: must be one of {', '.join(rulesets)}, or BENCHMARK/NUMBER with "
-            f"one of {', '.join(benchmarks)}, which are downloaded"
+            f"one of {', '.join(names)}, which are downloaded"
         )
     try:
-        benchmark = xminigrid.load_benchmark(benchmark_name)
+        benchmark = benchmarks.load_benchmark(benchmark_name)
     except OSError as error:
         raise ValueError(f"ruleset = {name}: cannot be downloaded: {error}") from error
     if int(number) >= benchmark.num_rulesets():
@@ -107,7 +109,9 @@ class XMiniGrid(environment.Environment):
         elif ruleset:
             raise ValueError(f"ruleset = {ruleset}: {name} has no rulesets")
         self.observation = observation
-        self.env, self.params = xminigrid.make(name, **arguments)
+        self.env: Any
+        self.params: Any
+        self.env, self.params = registration.make(name, **arguments)
         self.start = start_from(lambda key: self.env.reset(self.params, key), start_states)
 
     @property
@@ -151,4 +155,4 @@ class XMiniGrid(environment.Environment):
         return self.env.render(self.params, state.inner)
 
 
-register(xminigrid.registered_environments(), XMiniGrid)
+register(registration.registered_environments(), XMiniGrid)

@@ -93,10 +93,11 @@ def main(
     if not 0 <= eval_episodes < 2**20:
         raise ValueError(f"eval_episodes = {eval_episodes}: must be from 0 to {2**20 - 1:,}")
     is_folder = format == "folder"
+    folder = out or run_dir.with_name(f"{run_dir.name}-export")
     record = run_directory.read_record(run_dir)
     if is_folder:
         folders.check_finished(run_dir, record, force)
-        out = out or run_dir.with_name(f"{run_dir.name}-export")
+        out = folder
         if seed_index == "all":
             raise ValueError("seed_index = all: the folder has all agents; best or a number plays")
     else:
@@ -130,8 +131,8 @@ def main(
         repo=push,
         license=license,
     )
-    folders.write_folder(run_dir, record, script, shown, out, video, force, trust)
-    print(f"exported to {out}")
+    folders.write_folder(run_dir, record, script, shown, folder, video, force, trust)
+    print(f"exported to {folder}")
     if push:
-        print(f"uploaded to {hub.upload(out, push, private)}")
-    return out
+        print(f"uploaded to {hub.upload(folder, push, private)}")
+    return folder

@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -109,7 +109,7 @@ def any_number():
 def to_stablehlo(policy: Policy) -> tuple[bytes, str]:
     """The file, and the size of its batch in words."""
     export = jax.export.export(jax.jit(jax.vmap(policy.act)), platforms=PLATFORMS)
-    return export(*add_batch(policy, any_number())).serialize(), "batch"
+    return bytes(export(*add_batch(policy, any_number())).serialize()), "batch"
 
 
 # --- ONNX ---
@@ -120,7 +120,7 @@ def in_words_of_onnx():
     """Trace without what ONNX lacks: a choice of the platform, and loops over one step."""
     scan = jax.lax.scan
 
-    def branch_of_cpu(*operands, default=None, **branches):
+    def branch_of_cpu(*operands, default: Any = None, **branches):
         return branches.get("cpu", default)(*operands)
 
     def step_or_scan(f, init, xs=None, length=None, **options):
@@ -139,7 +139,7 @@ def in_words_of_onnx():
 
 def convert(policy: Policy, act: Callable, batch) -> bytes:
     """An ONNX model of `act`. Raises many kinds of exceptions."""
-    import jax2onnx
+    import jax2onnx  # pyright: ignore[reportMissingImports]
 
     shapes = add_batch(policy, batch)
     # Traced before jax2onnx replaces functions of Flax, whose replacements know no `vmap`.
@@ -176,6 +176,7 @@ def to_onnx(policy: Policy) -> tuple[bytes, str]:
         (policy.act, any_number(), 16),
         (act_on_one, 1, 1),
     ]
+    failure = None
     for act, batch, tested_batch in attempts:
         try:
             model = convert(policy, act, batch)
@@ -183,6 +184,7 @@ def to_onnx(policy: Policy) -> tuple[bytes, str]:
             return model, str(batch)
         except Exception as error:
             failure = error
+    assert failure is not None
     raise failure
 
 
@@ -202,7 +204,7 @@ def random_inputs(policy: Policy, number: int) -> dict:
 
 def check_onnx(policy: Policy, model: bytes, batch: int) -> None:
     """Compare outputs of ONNX Runtime for 16 random inputs. Raises RuntimeError if they differ."""
-    import onnxruntime
+    import onnxruntime  # pyright: ignore[reportMissingImports]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # fatal: what fails raises as well

@@ -216,9 +216,9 @@ def make_plan(script, config, options: Options, memory_gib: float | None) -> dic
     limit = memory_gib * memory.GIB if memory_gib else POOL * gpu.memory
     compile_size = compiler(script, config, gpu.description)
     compiled = compile_size(options.num_seeds)
-    parts = compiled.memory_analysis()
+    parts = memory.memory_of(compiled)
     needed = memory.program_bytes(compiled)
-    loops = find_loops(read_program(compiled.as_text())).all()
+    loops = find_loops(read_program(compiled.as_text() or "")).all()
     seconds_per_launch = options.launch_us / 1e6
 
     def seconds(kernel, size):

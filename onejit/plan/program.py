@@ -31,7 +31,10 @@ def shape_bytes(shape: str) -> int:
     """The size of a shape such as `(f32[8,2]{1,0}, s32[])`."""
     size = 0
     for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", shape):
-        bits = 8 if kind == "pred" else int(re.search(r"\d+|$", kind)[0] or 0)
+        digits = re.search(r"\d+", kind)
+        bits = int(digits[0]) if digits else 0
+        if kind == "pred":
+            bits = 8
         elements = math.prod(int(dim) for dim in dims.split(",") if dim)
         size += elements * bits // 8
     return size

@@ -16,7 +16,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 # Set before pygame and MuJoCo are imported: both draw without a screen, MuJoCo on the CPU if OSMesa
 # is installed.
@@ -49,9 +49,10 @@ from onejit.render.figures import state_at
 def check_agents(script, config, agents, path: Path) -> None:
     """Raise ValueError if arrays of `path` [num_seeds, ...] do not fit the script's networks."""
     init, _ = script.make_learner(config)
-    expected = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
+    expected: Any = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
+    arrays: Any = flatten_dict(agents, sep=".")
     expected = {name: leaf.shape for name, leaf in expected.items()}
-    stored = {name: leaf.shape[1:] for name, leaf in flatten_dict(agents, sep=".").items()}
+    stored = {name: leaf.shape[1:] for name, leaf in arrays.items()}
     for name in sorted(expected.keys() | stored.keys()):
         here = stored.get(name, "missing")
         there = expected.get(name, "missing")
@@ -167,7 +168,7 @@ def main(
     script, config, weights = run_directory.load_run(run_dir, force, file, trust)
     env, env_params = script.make_env(evaluation.whole_games(config))
     adapter = adapter_of(unwrap(env))
-    formats = render_formats.check_formats(formats, adapter)
+    chosen_formats = render_formats.check_formats(formats, adapter)
     check_agents(script, config, weights, run_dir / file)
     order, criterion = rank(run_dir, weights, best)
     chosen = choose_agents(agents, order)
@@ -180,14 +181,15 @@ def main(
         print(f"agents ranked by {criterion}")
     folder = out or run_dir / ("render_best" if best else "render")
     drawn_steps = slice(max_steps or None)
+    name_of_script = Path(script.__file__ or "").stem
     written = []
     for name, (states, rewards) in zip(chosen, played, strict=True):
-        title = f"{Path(script.__file__).stem} on {config.env_name}, {name.replace('_', ' ')}"
+        title = f"{name_of_script} on {config.env_name}, {name.replace('_', ' ')}"
         print(f"{title}: return {rewards.sum():.4g} in {len(rewards)} steps")
         shown = Episode(
             config.env_name, env_params, state_at(states, drawn_steps), rewards[drawn_steps]
         )
-        for form in formats:
+        for form in chosen_formats:
             path = folder / f"{name}.{form}"
             render_formats.save_episode(form, path, title, adapter, shown)
             print(f"  {path}")

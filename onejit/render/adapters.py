@@ -4,8 +4,11 @@
 """
 
 import importlib
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from onejit.play import check_stones
 from onejit.render import figures
@@ -21,9 +24,9 @@ class Episode(NamedTuple):
     """An episode to be drawn."""
 
     env_name: str
-    env_params: object
-    states: object  # before each step: [T, ...]
-    rewards: object  # [T]
+    env_params: Any
+    states: Any  # before each step: [T, ...]
+    rewards: np.ndarray  # [T]
 
     @property
     def steps(self) -> range:
@@ -33,7 +36,7 @@ class Episode(NamedTuple):
 class Film(NamedTuple):
     """Pictures of an episode."""
 
-    frames: object  # a function that yields the frames at each call
+    frames: Callable  # a function that yields the frames at each call
     seconds: float  # between two frames
 
 
@@ -41,7 +44,7 @@ class Adapter:
     """Draws the environments of a library."""
 
     default_formats = ("gif",)
-    packages = ()  # that drawing needs
+    packages: tuple[str, ...] = ()  # that drawing needs
 
     def __init__(self, env):
         self.env = env

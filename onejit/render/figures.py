@@ -192,7 +192,7 @@ def own_frames(env, env_params, states, rewards, steps):
     returns = np.cumsum(rewards)
     for i in steps:
         picture = env.frame(state_at(states, i), env_params)
-        yield captioned(picture, i, returns[i])
+        yield captioned(picture, i, float(returns[i]))
 
 
 def frames_of_all_steps(env, states, rewards, steps):
@@ -203,7 +203,7 @@ def frames_of_all_steps(env, states, rewards, steps):
     returns = np.cumsum(rewards)
     try:
         for i, picture in zip(steps, env.frames(states, steps), strict=True):
-            yield captioned(picture, i, returns[i])
+            yield captioned(picture, i, float(returns[i]))
     except Exception as error:  # each library raises its own
         raise ValueError(f"env_name: this environment cannot be drawn here ({error})") from error
 
@@ -234,11 +234,11 @@ def mujoco_frames(env, states, rewards, steps, width=480, height=360):
     renderer = make_renderer(model, width, height)
     import mujoco
 
-    data = mujoco.MjData(model)
+    data = mujoco.MjData(model)  # pyright: ignore[reportAttributeAccessIssue]
     with contextlib.closing(renderer):
         for i in steps:
             data.qpos[:] = states.q[i]
             data.qvel[:] = states.qd[i]
-            mujoco.mj_forward(model, data)
+            mujoco.mj_forward(model, data)  # pyright: ignore[reportAttributeAccessIssue]
             renderer.update_scene(data, camera=camera)
-            yield captioned(renderer.render(), i, returns[i])
+            yield captioned(renderer.render(), i, float(returns[i]))

@@ -8,13 +8,14 @@ import subprocess
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 from PIL import Image
 
 from onejit.files import write
 from onejit.packages import check_packages
-from onejit.render.adapters import Adapter, Episode
+from onejit.render.adapters import Adapter, Brax, Episode
 from onejit.render.figures import state_at
 
 
@@ -43,9 +44,11 @@ def save_mp4(frames, seconds: float, file) -> None:
     height, width, _ = first.shape
     command = ffmpeg_command(width, height, seconds, file.name)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        pipe = process.stdin
+        assert pipe is not None
         with contextlib.suppress(BrokenPipeError):
             for frame in itertools.chain([first], frames):
-                process.stdin.write(frame.tobytes())
+                pipe.write(frame.tobytes())
         _, messages = process.communicate()
     if process.returncode:
         reason = messages.decode(errors="replace").strip()
@@ -69,7 +72,7 @@ def brax_page(title: str, env, states) -> str:
         import brax.io.html  # it imports MuJoCo
 
     x = jax.device_get(states.x)
-    frames = [SimpleNamespace(x=state_at(x, i)) for i in range(len(x.pos))]
+    frames: Any = [SimpleNamespace(x=state_at(x, i)) for i in range(len(x.pos))]
     system = env.sys.tree_replace({"opt.timestep": float(env.dt)})
     page = brax.io.html.render(system, frames, colab=False)
     heading = f"{html.escape(title)} (the viewer needs the network)"
@@ -80,7 +83,9 @@ def brax_page(title: str, env, states) -> str:
 def save_episode(form: str, path: Path, title: str, adapter: Adapter, episode: Episode) -> None:
     """Write an episode in one of the formats."""
     if form == "html":
-        write(path, brax_page(title, adapter.bodies, episode.states.brax.pipeline_state))
+        write(
+            path, brax_page(title, cast(Brax, adapter).bodies, episode.states.brax.pipeline_state)
+        )
         return
     if form == "svg":
         write(path, partial(save_board_svg, episode.states, len(episode.rewards)))

@@ -12,7 +12,7 @@ from onejit import hosts
 from onejit.configs import plain
 from onejit.run_directory import steps_of, task_of, timesteps_until
 from onejit.sweep.ranking import sort_trials
-from onejit.sweep.request import Group, Options, Request, config_of
+from onejit.sweep.request import Group, Options, Request, config_of, required
 from onejit.sweep.slice_files import checkpoints_of, finished_slices, read_slice
 from onejit.text import plural
 
@@ -34,7 +34,8 @@ def most_rungs(config, eta: int) -> int:
 
 def timesteps_from_first(config, options: Options) -> list[int]:
     """The timesteps of all rungs but the last one, from --first-rung on. Raises ValueError."""
-    first = options.first_rung
+    first = required(options.first_rung)
+    eta = required(options.halving)
     total = config.total_timesteps
     if first >= total:
         raise ValueError(f"first_rung = {first}: must be below total_timesteps = {total}")
@@ -44,8 +45,8 @@ def timesteps_from_first(config, options: Options) -> list[int]:
             "where the first update ends"
         )
     timesteps = [first]
-    while timesteps[-1] * options.halving < total:
-        timesteps.append(timesteps[-1] * options.halving)
+    while timesteps[-1] * eta < total:
+        timesteps.append(timesteps[-1] * eta)
     return timesteps
 
 
@@ -54,7 +55,7 @@ def timesteps_from_last(config, options: Options, num_trials: int, groups) -> li
 
     Without --rungs there are as many as leave at least one trial for the last rung.
     """
-    eta = options.halving
+    eta = required(options.halving)
     total = config.total_timesteps
     most = min(most_rungs(group.config, eta) for group in groups)
     if options.rungs is not None and options.rungs > most:
@@ -113,8 +114,9 @@ def sizes_of_brackets(request: Request) -> list[int]:
     if not options.optuna:
         trials = list(range(len(request.trials)))
         return [len(of_task) for of_task in trials_of_tasks(request, trials).values()]
-    sizes = [options.batch] * (options.samples // options.batch)
-    rest = options.samples % options.batch
+    samples = required(options.samples)
+    sizes = [options.batch] * (samples // options.batch)
+    rest = samples % options.batch
     return [*sizes, rest] if rest else sizes
 
 
@@ -125,10 +127,10 @@ def plan(request: Request, groups: list[Group]) -> int:
     """
     options = request.options
     sizes = sizes_of_brackets(request)
-    if max(sizes) < options.halving:
+    eta = required(options.halving)
+    if max(sizes) < eta:
         raise ValueError(
-            f"halving = {options.halving}: needs at least {options.halving} trials at a time; "
-            f"there are {max(sizes)}"
+            f"halving = {eta}: needs at least {eta} trials at a time; there are {max(sizes)}"
         )
     for group in groups:
         ends = ends_of_rungs(group.config, options, max(sizes), groups)
@@ -136,7 +138,7 @@ def plan(request: Request, groups: list[Group]) -> int:
     for size in sizes:
         first = 0
         for rung, last in enumerate(ends):
-            number = number_left(size, options.halving, rung)
+            number = number_left(size, eta, rung)
             trained += number * (last - first)
             first = last
     return trained * options.num_seeds * steps_of(groups[-1].config)
@@ -149,7 +151,7 @@ def describe(request: Request, groups: list[Group]) -> str:
     config = groups[0].config
     parts = []
     for rung, end in enumerate(ends_of_rungs(config, options, size, groups)):
-        trials = plural(number_left(size, options.halving, rung), "trial")
+        trials = plural(number_left(size, required(options.halving), rung), "trial")
         parts.append(f"{trials} to {timesteps_until(config, end):,}")
     return f"halving: {', '.join(parts)} timesteps"
 
@@ -197,7 +199,7 @@ def choose(request: Request, bracket: list[int], rung: int, numbers: list[int]) 
     chosen = []
     for of_task in trials_of_tasks(request, bracket).values():
         left = [trial for trial in of_task if trial in trained]
-        number = number_left(len(of_task), request.options.halving, rung + 1)
+        number = number_left(len(of_task), required(request.options.halving), rung + 1)
         chosen += sort_trials(request, left)[:number]
     if len(chosen) < len(trained) and not any_episode(request, numbers):
         group = request.groups[numbers[0]]

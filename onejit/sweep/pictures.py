@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from onejit import statistics
 from onejit.learning_curve import learning_curve
@@ -166,12 +166,27 @@ def draw_returns(ranked: list, title: str, file) -> None:
     figure.savefig(file, format="png", dpi=150)
 
 
-def draw_heat_map(ranked: list, title: str, file) -> None:
-    """Final return over two fields: a coloured point per trial.
+def draw_cells(axes, x: np.ndarray, y: np.ndarray, means: np.ndarray):
+    """A cell of a grid for each trial, with its number. Cells that are not finite are grey."""
+    grid = np.full((y.max() + 1, x.max() + 1), np.nan)
+    grid[y, x] = without_infinite(means)
+    colors = matplotlib.colormaps["viridis"].with_extremes(bad="0.85")
+    cells = axes.pcolormesh(np.ma.masked_invalid(grid), cmap=colors, edgecolors="white")
+    axes.set_xticks(axes.get_xticks() + 0.5, axes.get_xticklabels())
+    axes.set_yticks(axes.get_yticks() + 0.5, axes.get_yticklabels())
+    for i, mean in enumerate(means):
+        is_dark = np.isfinite(mean) and cells.norm(mean) < 0.6
+        text = f"{mean:.3g}" if np.isfinite(mean) else "not finite"
+        color = "white" if is_dark else "black"
+        axes.text(x[i] + 0.5, y[i] + 0.5, text, ha="center", va="center", color=color)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return cells
 
-    If the points form a grid, the number stands on each point.
-    """
-    figure = Figure(figsize=(6.5, 5), layout="constrained")
+
+def draw_heat_map(ranked: list, title: str, file) -> None:
+    """Final return over two fields: a cell per trial of a grid, or a point per trial."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     means = np.array([result.interquartile_mean for result in ranked])
     x_name, y_name = ranked[0].values
@@ -180,16 +195,14 @@ def draw_heat_map(ranked: list, title: str, file) -> None:
     is_grid = len(set(x_values)) * len(set(y_values)) == len(ranked)
     x = place(axes, "x", x_name, x_values, as_numbers=not is_grid)
     y = place(axes, "y", y_name, y_values, as_numbers=not is_grid)
-    style = {"marker": "s", "s": 1200} if is_grid else {"s": 60}
-    colors = without_infinite(means)
-    points = axes.scatter(x, y, c=colors, edgecolors="black", plotnonfinite=True, **style)
     if is_grid:
-        box = {"facecolor": "white", "alpha": 0.6, "lw": 0}
-        for i, mean in enumerate(means):
-            axes.text(x[i], y[i], f"{mean:.3g}", ha="center", va="center", bbox=box)
-    axes.margins(0.2 if is_grid else 0.05)
+        drawn = draw_cells(axes, x, y, means)
+    else:
+        colors = without_infinite(means)
+        drawn = axes.scatter(x, y, c=colors, edgecolors="black", plotnonfinite=True, s=60)
+        axes.margins(0.05)
     axes.set_title(title, fontsize="medium")
-    figure.colorbar(points, label="final return, interquartile mean")
+    figure.colorbar(drawn, label="final return, interquartile mean")
     figure.savefig(file, format="png", dpi=150)
 
 
@@ -204,50 +217,35 @@ def over_time(axes, begins, ends, values, returns, norm):
     starts = np.broadcast_to(begins, values.shape)
     stops = np.broadcast_to(ends, values.shape)
     points = np.stack([starts, values, stops, values], axis=-1).reshape(-1, 2, 2)
-    colors = matplotlib.colormaps["viridis"].with_extremes(bad="0.8")
-    lines = LineCollection(points, cmap=colors, norm=norm, linewidth=1.5)
+    colors = matplotlib.colormaps["viridis_r"].with_extremes(bad="0.8")
+    lines = LineCollection(list(points), cmap=colors, norm=norm, linewidth=1.8)
     lines.set_array(np.ma.masked_invalid(returns.reshape(-1)))
     return axes.add_collection(lines)
 
 
 def draw_population(
-    title: str, *, begins, ends, parent, returns, schedule, distributions, ancestors, file
+    title: str, *, begins, ends, returns, schedule, distributions, ancestors, file
 ) -> None:
-    """The lineage of a population, and each float over time, coloured by the return.
+    """Each float of a population over time, coloured by the return.
 
-    `parent`, `returns` and each field of `schedule` are [agents, stretches]. The winner's lineage,
-    `ancestors` [stretches], is a black line.
+    `returns` and each field of `schedule` are [agents, stretches]. The winner's lineage,
+    `ancestors` [stretches], is an orange line.
     """
     returns = without_infinite(returns)
-    agents, stretches = parent.shape
-    rows = 1 + len(schedule)
-    figure = Figure(figsize=(8, 3 + 2 * rows), layout="constrained")
-    panels = figure.subplots(
-        rows, 1, sharex=True, squeeze=False, height_ratios=[1.6] + [1] * len(schedule)
-    )[:, 0]
+    stretches = returns.shape[1]
+    figure = Figure(figsize=(7, 1.4 + 2.4 * len(schedule)), layout="constrained")
+    panels = figure.subplots(len(schedule), 1, sharex=True, squeeze=False)[:, 0]
     middle = returns[np.isfinite(returns)]
     low, high = np.percentile(middle, [5, 100]) if len(middle) else (0.0, 1.0)
     norm = Normalize(low, high)
 
-    numbers = np.broadcast_to(np.arange(agents)[:, None], parent.shape).astype(float)
-    lines = over_time(panels[0], begins, ends, numbers, returns, norm)
-    children, when = np.nonzero(parent[:, 1:] != numbers[:, 1:])
-    copies = np.stack(
-        [begins[when + 1], parent[children, when + 1], begins[when + 1], children], axis=-1
-    )
-    copies = LineCollection(copies.reshape(-1, 2, 2), color="0.5", linewidth=0.4, alpha=0.6)
-    panels[0].add_collection(copies)
-    panels[0].set(ylabel="agent", ylim=(-0.5, agents - 0.5))
-    panels[0].yaxis.set_major_locator(MaxNLocator(integer=True))
-
     steps = np.stack([begins, ends], axis=1).reshape(-1)
-    style = {"color": "black", "linewidth": 5.0, "zorder": 1, "label": "ancestors of the winner"}
-    panels[0].plot(steps, np.repeat(ancestors, 2), **style)
-    for axes, (name, values) in zip(panels[1:], schedule.items(), strict=True):
+    style = {"color": "orange", "linewidth": 6.0, "zorder": 1, "label": "ancestors of the winner"}
+    for axes, (name, values) in zip(panels, schedule.items(), strict=True):
         kind, *bounds = distributions[name]
         is_mirrored = kind == "one-minus-log-uniform"
         shown = 1.0 - values if is_mirrored else values
-        over_time(axes, begins, ends, shown, returns, norm)
+        lines = over_time(axes, begins, ends, shown, returns, norm)
         axes.plot(steps, np.repeat(shown[ancestors, np.arange(stretches)], 2), **style)
         axes.set_yscale("linear" if kind == "uniform" else "log")
         axes.set_ylim(*sorted(1.0 - bound if is_mirrored else bound for bound in bounds))
@@ -255,6 +253,6 @@ def draw_population(
     panels[0].set_title(title, loc="left", fontsize="medium")
     panels[0].set_xlim(begins[0], ends[-1])
     panels[-1].set_xlabel("environment steps per agent")
-    panels[0].legend(frameon=False, fontsize="small", loc="lower right", bbox_to_anchor=(1, 1))
+    panels[0].legend(frameon=False, fontsize="small", loc="upper right")
     figure.colorbar(lines, ax=list(panels), label="return since the last exchange", aspect=40)
     figure.savefig(file, format="png", dpi=150)

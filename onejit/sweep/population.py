@@ -44,7 +44,7 @@ from onejit.sweep.exchange import (
     follow_schedule,
 )
 from onejit.sweep.execution import count
-from onejit.sweep.request import Request, begin_record, float_names, make_request
+from onejit.sweep.request import Request, begin_record, float_names, make_request, required
 from onejit.sweep.slice_files import finished_slices, runs_of, slice_name
 from onejit.sweep.values import read_distribution
 from onejit.text import plural
@@ -79,13 +79,14 @@ class ReplayOptions:
 
 def exchange_of(request: Request) -> Exchange:
     options = request.options
+    interval = required(options.exploit_interval)
     distributions = {}
     for name, words in request.swept.items():
         distributions[name] = read_distribution(request.script, name, words)
     return Exchange(
-        size=options.samples,
-        interval=options.exploit_interval,
-        num_stretches=request.config.num_updates // options.exploit_interval,
+        size=required(options.samples),
+        interval=interval,
+        num_stretches=request.config.num_updates // interval,
         distributions=distributions,
         keeps_replay=options.keep_replay,
     )
@@ -95,13 +96,13 @@ def number_of_runs(request: Request) -> int:
     """Agents of all populations, or of a replay."""
     if "replay" in request.record:
         return request.options.num_seeds
-    return request.options.num_seeds * request.options.samples
+    return request.options.num_seeds * required(request.options.samples)
 
 
 def check_interval(request: Request) -> None:
     """Raise ValueError unless exchanges come at equal distances."""
     config = request.config
-    interval = request.options.exploit_interval
+    interval = required(request.options.exploit_interval)
     most = config.num_updates
     if not 1 <= interval < most:
         raise ValueError(
@@ -140,11 +141,12 @@ def describe(request: Request) -> str:
     if "replay" in request.record:
         return f"replay of {request.record['replay']['of']}: {options.num_seeds} seeds on {devices}"
     populations = plural(options.num_seeds, "population")
-    timesteps = options.exploit_interval * steps_of(request.config)
-    number = request.config.num_updates // options.exploit_interval - 1
+    interval = required(options.exploit_interval)
+    timesteps = interval * steps_of(request.config)
+    number = request.config.num_updates // interval - 1
     return (
         f"{populations} of {options.samples} agents on {devices}; {plural(number, 'exchange')}, "
-        f"one every {plural(options.exploit_interval, 'update')} ({timesteps:,} timesteps)"
+        f"one every {plural(interval, 'update')} ({timesteps:,} timesteps)"
     )
 
 
@@ -272,14 +274,14 @@ def first_floats(request: Request, runs: np.ndarray) -> dict:
     return floats
 
 
-def runs_of_slice(request: Request, first: int, size: int) -> np.ndarray:
+def runs_of_slice(request: Request, first: int, number: int) -> np.ndarray:
     """The runs of a slice. The last population, or the last seed, fills up the slice."""
-    runs = np.arange(first, first + size)
+    runs = np.arange(first, first + number)
     total = number_of_runs(request)
     if "replay" in request.record:
         return np.minimum(runs, total - 1)
-    of_population = runs % request.options.samples
-    return np.where(runs < total, runs, total - request.options.samples + of_population)
+    size = required(request.options.samples)
+    return np.where(runs < total, runs, total - size + runs % size)
 
 
 def train(request: Request, progress, caught) -> None:

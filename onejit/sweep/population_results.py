@@ -17,7 +17,7 @@ from onejit.files import write, write_picture
 from onejit.run_directory import steps_of, task_of, timesteps_until, write_record
 from onejit.sweep import pictures
 from onejit.sweep.population import EVALUATION, OF_POPULATION, exchange_of, number_of_runs
-from onejit.sweep.request import Request, float_names
+from onejit.sweep.request import Request, float_names, required
 from onejit.sweep.results import write_run
 from onejit.sweep.slice_files import finished_slices, read_agents, read_slice
 from onejit.sweep.values import show_value
@@ -209,7 +209,7 @@ def make_schedule_csv(request: Request, populations: Populations) -> str:
     names = list(populations.schedule)
     of_stretch = ["population", "agent", "first_update", "last_update", "parent"]
     rows.writerow([*of_stretch, *names, "return", "rank"])
-    interval = request.options.exploit_interval
+    interval = required(request.options.exploit_interval)
     number, size, stretches = populations.rank.shape
     for population in range(number):
         for stretch in range(stretches):
@@ -272,7 +272,7 @@ def write_population(request: Request) -> bool:
 
     shutil.rmtree(run_dir / "agents", ignore_errors=True)  # of an earlier attempt
     trained = {
-        "metrics": along_lineage(populations, best, request.options.exploit_interval),
+        "metrics": along_lineage(populations, best, required(request.options.exploit_interval)),
         "agent": unflatten_dict(
             {name: of_best(values) for name, values in populations.agents.items()}, sep="."
         ),
@@ -320,7 +320,6 @@ def write_pictures(request: Request, populations: Populations, population: int, 
         pictures.draw_population,
         begins=np.array(begins),
         ends=np.array(ends),
-        parent=populations.parent[population],
         returns=populations.returns[population],
         schedule={name: values[population] for name, values in populations.schedule.items()},
         distributions=exchange.distributions,
@@ -340,7 +339,7 @@ def write_replay(request: Request) -> bool:
     evaluation = arrays.pop(EVALUATION)
     metrics = {name: v for name, v in arrays.items() if not name.startswith(OF_POPULATION)}
     schedule = request.record["replay"]["schedule"]
-    interval = request.options.exploit_interval
+    interval = required(request.options.exploit_interval)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["first_update", "last_update", *schedule])

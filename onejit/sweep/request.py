@@ -5,7 +5,7 @@ import dataclasses
 import shutil
 import uuid
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
@@ -17,6 +17,7 @@ from onejit.sweep.values import DISTRIBUTIONS, is_float, is_swept, make_trials
 from onejit.tracking import TRACKERS
 from onejit.train import new_run_dir
 
+T = TypeVar("T")
 # samplers of Optuna, and the packages that they need
 SAMPLERS = {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}
 
@@ -151,6 +152,12 @@ def without_password(name: str) -> str:
     return f"{scheme}{separator}{place.rpartition('@')[2].partition('?')[0]}"
 
 
+def required(value: T | None) -> T:
+    """An option without a default, where `check_options` has seen to it that it is there."""
+    assert value is not None
+    return value
+
+
 def check_given_once(words: list[str]) -> None:
     """Raise ValueError if a flag is given twice."""
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
@@ -180,8 +187,8 @@ def check_options(script, swept: dict[str, list[str]], options: Options) -> None
         )
     check_halving(swept, options)
     check_population(script, swept, options)
-    check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna, ()))
-    check_packages(f"track = {options.track}", TRACKERS.get(options.track, ()))
+    check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna or "", ()))
+    check_packages(f"track = {options.track}", TRACKERS.get(options.track or "", ()))
     if options.optuna == "cmaes" and len(drawn) < 2:
         raise ValueError(
             "optuna = cmaes: needs at least two fields with a distribution; tpe needs one"
@@ -269,7 +276,7 @@ def check_population(script, swept: dict[str, list[str]], options: Options) -> N
         if words[0] not in DISTRIBUTIONS:
             kinds = ", ".join(DISTRIBUTIONS)
             raise ValueError(f"{name}: is a list of values; --pbt needs {kinds} LOW HIGH")
-    if options.samples < 4:
+    if required(options.samples) < 4:
         raise ValueError(
             f"samples = {options.samples}: must be at least 4 with --pbt, whose agents exchange by "
             "quarters"
@@ -279,7 +286,7 @@ def check_population(script, swept: dict[str, list[str]], options: Options) -> N
 
 
 def read_request(
-    words: list[str], until_the_end: contextlib.ExitStack, description: str = ""
+    words: list[str], until_the_end: contextlib.ExitStack, description: str | None = None
 ) -> Request | None:
     """None if the sweep has finished. `description` is for --help. Raises ValueError."""
     command = ["sweep", *words]
@@ -314,7 +321,7 @@ def read_request(
     return request._replace(options=options, run_dir=run_dir, record=record)
 
 
-def make_request(script, words: list[str], description: str) -> Request:
+def make_request(script, words: list[str], description: str | None) -> Request:
     """The request of a command line, without its directory. Raises ValueError."""
     swept = {}
     others = {}

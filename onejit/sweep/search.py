@@ -7,7 +7,7 @@ from onejit import statistics
 from onejit.hosts import is_first, only_first
 from onejit.sweep import halving, storage
 from onejit.sweep.ranking import last_groups
-from onejit.sweep.request import Group, Request
+from onejit.sweep.request import Group, Request, required
 from onejit.sweep.values import DISTRIBUTIONS, read_distribution, read_values
 
 
@@ -113,6 +113,7 @@ def propose_groups(request: Request):
     it remembers them, because Optuna has seen other results meanwhile.
     """
     options = request.options
+    samples = required(options.samples)
     trials = request.trials
     known = request.record.setdefault("proposed", [])
     studies = []  # the study, on process 0
@@ -121,10 +122,10 @@ def propose_groups(request: Request):
     space = make_space(request) if is_first() else {}
     with contextlib.ExitStack() as until_the_end:
         if is_first() and options.storage:
-            until_the_end.enter_context(storage.holding_lease(*studies, request.record["owner"]))
-        while len(trials) < options.samples:
+            until_the_end.enter_context(storage.holding_lease(studies[0], request.record["owner"]))
+        while len(trials) < samples:
             first = len(trials)
-            size = min(options.batch, options.samples - first)
+            size = min(options.batch, samples - first)
             if options.storage and known[first:]:
                 trials.extend(known[first : first + size])
                 asked += [None] * size

@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 from onejit.configs import plain
-from onejit.sweep.request import Request, without_password
+from onejit.sweep.request import Request, required, without_password
 
 LEASE = 300.0  # seconds without a renewal after which a sweep counts as dead
 OF_STUDY = "sweep"  # the study's attribute for what all of its sweeps have in common
@@ -80,7 +80,7 @@ def open_study(request: Request, sampler):
     study = optuna.create_study(
         direction="maximize",
         sampler=sampler,
-        storage=open_storage(request.options.storage),
+        storage=open_storage(required(request.options.storage)),
         study_name="onejit",
         load_if_exists=True,
     )
@@ -90,7 +90,7 @@ def open_study(request: Request, sampler):
         study.set_user_attr(OF_STUDY, mine)
     elif theirs != mine:
         names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
-        name = without_password(request.options.storage)
+        name = without_password(required(request.options.storage))
         raise ValueError(f"storage = {name}: belongs to a sweep with another {names[0]}")
     return study
 

@@ -86,6 +86,7 @@ def make_trials(script, swept: dict[str, list[str]], samples: int | None, seed: 
     drawn = {}
     for name, words in swept.items():
         if words[0] in DISTRIBUTIONS:
+            assert samples is not None  # `check_options` has seen to it
             drawn[name] = draw(script, name, words, samples, rng)
     for name, words in swept.items():
         if words[0] not in DISTRIBUTIONS:

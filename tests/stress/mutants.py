@@ -308,7 +308,6 @@ def killed_by_tests(name: str, source: str) -> bool:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-k", name, *paths]
         environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
         environment["JAX_ENABLE_COMPILATION_CACHE"] = "true"  # most programs are not the mutant's
-        environment["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".jax_cache")
         return (
             subprocess.run(command, cwd=copied, env=environment, capture_output=True).returncode
             == 1

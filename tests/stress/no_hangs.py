@@ -5,7 +5,7 @@
     python tests/stress/no_hangs.py --nproc 1       # with one thread in XLA's pool
     python tests/stress/no_hangs.py --lapack        # only Flax's initialization, which does hang
 
-Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See docs/hangs.md. It
+Each run is a process of its own that trains ppo_continuous.py on Pendulum-v1. See dev/hangs.md. It
 is a stress test: a hang is rare, and to see none takes many minutes and an idle machine. Therefore
 it stands here and not in tests/.
 """

@@ -8,7 +8,7 @@ from support.files import ROOT
 LISTED = yaml.safe_load((ROOT / "tools" / "scripts.yaml").read_text())["scripts"]
 SLOW = [name for name, entry in LISTED.items() if entry["tier"] == "slow"]
 COMMON_QUICKLY = ("ppo_continuous", "q_learning_gridworld")  # the fast tier's for common blocks
-PROCESSES_QUICKLY = ("ppo",)  # and for scripts as processes of their own
+PROCESSES_QUICKLY = ("q_learning_gridworld",)  # and for scripts as processes of their own
 
 
 def slow(*values):
@@ -29,3 +29,12 @@ def is_for_slow_tier(item, script) -> bool:
     if item.path.stem == "test_processes":
         return script not in PROCESSES_QUICKLY
     return script not in COMMON_QUICKLY
+
+
+def shard(groups: set[str], text: str) -> set[str]:
+    """The groups of tests of one process of several, such as the text 1/4. Scripts take longest."""
+    number, total = map(int, text.split("/"))
+    if not 1 <= number <= total:
+        raise pytest.UsageError(f"--shard {text}: must be from 1/{total} to {total}/{total}")
+    ordered = sorted(groups, key=lambda group: (group not in LISTED, group))
+    return set(ordered[number - 1 :: total])

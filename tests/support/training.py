@@ -9,14 +9,24 @@ from support.small import shifted_config
 
 
 @functools.cache
-def train(script):
-    """The program that trains `shifted_config` for many seeds; `trained` is its result."""
-    return jit_quickly(jax.vmap(script.make_train(shifted_config(script))))
+def traced(script):
+    """One program that trains many seeds for every value of the floats.
+
+    And the list that grows by one with each trace of it.
+    """
+    traces = []
+
+    def run(config, key):
+        traces.append(config)
+        return script.make_train(config)(key)
+
+    return jit_quickly(jax.vmap(run, (None, 0))), traces
 
 
 @functools.cache
 def trained(script):
-    return train(script)(seed_keys())
+    run, _ = traced(script)
+    return run(shifted_config(script), seed_keys())
 
 
 def seed_keys():
