@@ -207,6 +207,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x, training: bool):
+        x = x.astype(jnp.float32)  # as the statistics are, also in 64-bit mode
         x = batch_norm(training)(x)
         x = linear(self.hidden_size)(x)
         for _ in range(self.num_blocks):

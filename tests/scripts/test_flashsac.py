@@ -151,6 +151,7 @@ def losses(state, batch):
     )
 
 
+@pytest.mark.slow
 def test_which_loss_reads_which_running_statistics():
     """Critics normalize by the batch in their own loss, by running statistics in the actor's."""
     state = trained_state(1)
@@ -186,6 +187,7 @@ def moves(before, after) -> bool:
     return any((a != b).any() for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_statistics_change_in_the_networks_own_step_alone():
     """Not in `init`, in the warm-up, by acting, or by the other network's step."""
     config = small_config()
@@ -420,6 +422,7 @@ def test_divisor_of_rewards():
     assert divisor(0.0, 0.0) > 0
 
 
+@pytest.mark.slow
 def test_statistics_of_returns_against_numpy():
     """Of streams of several environments. R begins anew after termination and truncation."""
     for env_params in ({"length": 3, "reward": "sign"}, {"reward": "sign"}):

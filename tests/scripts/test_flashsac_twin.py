@@ -4,6 +4,7 @@ It replays as the twin of sac.py.
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -82,11 +83,11 @@ class Twin(sac.Twin):
     script = script
 
     def init_networks(self, actor_key, critic_key, obs) -> None:
-        actor = self.actor.init(actor_key, obs, training=True)
-        critics = [
-            self.critic.init(key, obs, self.noise, training=True)
-            for key in jax.random.split(critic_key, 2)
-        ]
+        init_actor = jax.jit(partial(self.actor.init, training=True))
+        init_critic = jax.jit(partial(self.critic.init, training=True))
+        actor = init_actor(actor_key, obs)
+        critics = [init_critic(key, obs, self.noise) for key in jax.random.split(critic_key, 2)]
+        self.joint_pass = jax.jit(self.joint_pass)
         self.actor_params = projected(actor["params"])
         self.actor_stats = actor["batch_stats"]
         self.critic_params = [projected(critic["params"]) for critic in critics]
