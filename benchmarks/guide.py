@@ -44,7 +44,7 @@ PEERS = {
     "ppo": ("ppo.py", "CartPole-v1", "PureJaxRL"),
     "ppo_minatar": ("ppo.py", "MinAtar Breakout", "PureJaxRL"),
     "ppo_continuous": ("ppo_continuous.py", "brax hopper", "PureJaxRL"),
-    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL, one more layer"),
+    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL (whose network has one more layer)"),
     "dqn": ("dqn.py", "CartPole-v1", "PureJaxRL"),
     "pqn": ("pqn.py", "CartPole-v1", "PureJaxQL"),
     "sac": ("sac.py", "Pendulum-v1", "rejax"),
