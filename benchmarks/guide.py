@@ -105,7 +105,7 @@ def show_published(row: dict) -> str:
         return ""
     seeds = rows_page.DATA["sources"][within.source]["seeds"]
     counted = "1 seed" if seeds == 1 else f"{seeds} seeds" if seeds else "seeds not published"
-    return f"{within.score:g}, {within.link()}, {counted}"
+    return f"{within.score:g}, {within.algorithm}, {within.link()}, {counted}"
 
 
 def returns_table(family: str) -> str:
