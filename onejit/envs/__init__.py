@@ -2,5 +2,14 @@
 
 `--env-name onejit.envs.MODULE:NAME` imports one of these modules, which registers the library's
 environments with gymnax under their own names. docs/environments.md describes their observations,
-actions and rewards.
+actions and rewards. Importing this package starts no JAX.
 """
+
+
+def __getattr__(name: str):
+    """What a module of your own needs: `onejit.envs.register`."""
+    if name != "register":
+        raise AttributeError(f"module 'onejit.envs' has no attribute {name!r}")
+    from onejit.envs.adapter import register
+
+    return register

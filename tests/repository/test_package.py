@@ -116,6 +116,14 @@ def test_importing_the_package_starts_no_jax(tmp_path):
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
+def test_workers_of_gymnasium_start_no_jax_and_modules_find_what_they_need(tmp_path):
+    """docs/host_environments.md imports these names."""
+    code = "import sys, onejit.envs.host.rows; assert 'jax' not in sys.modules\n"
+    code += "from onejit.envs import register\n"
+    code += "from onejit.envs.host import Batch, HostEnv, close_all"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
 def test_help_starts_quickly_and_lists_the_commands(tmp_path):
     """Without importing JAX."""
     code = "import sys\nfrom onejit.__main__ import main\n"

@@ -1,6 +1,6 @@
 """What Gymnasium's spaces are for the scripts: arrays of one shape, and actions within bounds.
 
-It imports no JAX: processes that step environments (`gymnasium_rows.py`) import it.
+It imports no JAX: processes that step environments (`rows.py`) import it.
 """
 
 import math
