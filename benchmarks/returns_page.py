@@ -26,7 +26,6 @@ MEASURED = ROOT / "benchmarks" / "results"
 FIRST_SEED = 2000  # tuning uses seeds below 1000
 PLANS_FILE = MEASURED / "plans.json"
 PEERS_FILE = MEASURED / "peers.json"
-PUBLISHED_CURVES = json.loads((ROOT / "benchmarks" / "published_curves.json").read_text())
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
 FIGURES = ROOT / "docs" / "figures"
 
@@ -486,40 +485,29 @@ def not_measured_table(names: list[str]) -> str:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Curves of an environment with their names at the right, in the order of their last points."""
+    """Training curves of an environment. Published scores are marks at the right border."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     rows = [row for row in rows if not has_longer_curve(row, rows)]
     budgets = [row["total_timesteps"] for row in rows]
-    curves = PUBLISHED_CURVES.get(rows[0]["environment"], {})
-    have_a_curve = [algorithm.partition(",")[0] for algorithm in curves]
-    ends = []  # (x, y, name, color) of a line's last point
-    references = []
+    references = []  # (published score, color)
     rows_of_script = collections.Counter()  # so far
     for row in rows:
         script = row["script"]
         color = lighter(SCRIPTS[script]["color"], times=rows_of_script[script])
         rows_of_script[script] += 1
-        ends.append(draw_curve(axes, row["curve"], row["row"], color, "-"))
-        if "evaluation_curve" in row:
-            name = f"{row['row']}, greedy"
-            ends.append(draw_curve(axes, row["evaluation_curve"], name, color, "--"))
+        draw_curve(axes, row["curve"], row["row"], color)
         within, beyond = comparable(row)
         reference = within or beyond
-        if reference is None or reference in references or reference.algorithm in have_a_curve:
-            continue
-        references.append(reference)
-        name = f"published: {reference.algorithm}, {reference.score:g} at {number(reference.steps)}"
-        axes.axhline(reference.score, color=color, linestyle=":", linewidth=1.2, label=name)
-        ends.append((max(budgets), reference.score, name, color))
-    ends += draw_published(axes, rows)
-    axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent", ylabel="return")
+        if reference and reference not in [score for score, _ in references]:
+            references.append((reference, color))
     if max(budgets) > 1.5 * min(budgets):  # 499,968 and 500,000 are one budget
         axes.set_xscale("log")
-    axes.autoscale_view()  # later it is off
-    axes.autoscale(False)
-    name_curves(axes, ends)
+    draw_published(axes, references)
+    axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent")
+    axes.set_ylabel("training return")
+    name_curves(figure, axes)
     figure.savefig(path, dpi=100)
 
 
@@ -546,67 +534,42 @@ def lighter(color: str, times: int) -> tuple:
     return tuple(1.0 - 0.7**times * (1.0 - part) for part in to_rgb(color))
 
 
-def draw_curve(axes, curve: dict, name: str, color: tuple, style: str) -> tuple:
-    """Draw a curve with its interval. Returns its last point with name and color."""
-    steps = curve["steps"]
-    axes.plot(steps, curve["return"], style, color=color, label=name)
-    axes.fill_between(steps, curve["low"], curve["high"], color=color, alpha=0.15, linewidth=0)
-    return steps[-1], curve["return"][-1], name, color
+def draw_curve(axes, curve: dict, name: str, color: tuple) -> None:
+    """Draw a curve with its interval."""
+    axes.plot(curve["steps"], curve["return"], color=color, label=name)
+    low, high = curve["low"], curve["high"]
+    axes.fill_between(curve["steps"], low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def draw_published(axes, rows: list[dict]) -> list[tuple]:
-    """Draw published learning curves of the rows' algorithms. Returns their last points."""
-    ends = []
-    scripts = [row["script"] for row in rows]
-    for algorithm, curve in PUBLISHED_CURVES.get(rows[0]["environment"], {}).items():
-        script = algorithm.partition(",")[0].lower()
-        if script in scripts:
-            name = f"published: {algorithm}, greedy"
-            ends.append(draw_curve(axes, curve, name, SCRIPTS[script]["color"], ":"))
-    return ends
-
-
-def name_curves(axes, ends: list[tuple]) -> None:
-    """Write the names at the right, apart from one another, with lines to the curves' ends."""
+def draw_published(axes, references: list[tuple]) -> None:
+    """Mark scores at the right border. Marks of almost equal scores stand next to each other."""
+    transform = axes.get_yaxis_transform()
+    how = {"linestyle": "", "marker": "<", "markersize": 8, "clip_on": False}
+    marks = []
+    for score, color in sorted(references, key=lambda each: each[0].score):
+        name = f"published: {score.algorithm}, {score.score:g} at {number(score.steps)}"
+        how |= {"transform": transform, "color": color, "label": name}
+        marks += axes.plot([1.01], [score.score], **how)
+    axes.autoscale_view()
     bottom, top = axes.get_ylim()
-    ends = sorted(ends, key=lambda end: end[1])
-    places = apart([(y - bottom) / (top - bottom) for _, y, *_ in ends])
-    for place, (x, y, name, color) in zip(places, ends, strict=True):
-        line = {
-            "arrowstyle": "-",
-            "color": color,
-            "alpha": 0.4,
-            "linewidth": 0.8,
-            "relpos": (0, 0.5),
-            "shrinkA": 2,
-            "shrinkB": 0,
-        }
-        axes.annotate(
-            name,
-            (x, y),
-            (1.03, place),
-            xycoords="data",
-            textcoords=axes.transAxes,
-            va="center",
-            fontsize=9,
-            color=color,
-            arrowprops=line,
-            annotation_clip=False,
-        )
+    columns = []  # the height of the highest mark so far
+    for mark in marks:
+        height = (mark.get_ydata()[0] - bottom) / (top - bottom)
+        free = [i for i, highest in enumerate(columns) if height - highest > 0.04]
+        column = free[0] if free else len(columns)
+        columns[column : column + 1] = [height]
+        mark.set_xdata([1.01 + 0.022 * column])
 
 
-def apart(places: list[float], least: float = 0.055) -> list[float]:
-    """Heights from 0 to 1 in ascending order, moved until they are `least` apart."""
-    places = list(places)
-    for _ in range(300):
-        for i in range(len(places) - 1):
-            overlap = least - (places[i + 1] - places[i])
-            if overlap > 0:
-                places[i] -= overlap / 2
-                places[i + 1] += overlap / 2
-        places[0] = max(0.0, places[0])
-        places[-1] = min(1.0, places[-1])
-    return places
+def name_curves(figure, axes) -> None:
+    """A legend at the right: the curves and then the marks, each from the highest down."""
+    lines = [line for line in axes.get_lines() if len(line.get_ydata())]
+    is_mark = {line: line.get_linestyle() == "None" for line in lines}
+    lines.sort(key=lambda line: (is_mark[line], -line.get_ydata()[-1]))
+    how = {"frameon": False, "fontsize": 9, "borderpad": 1.5, "labelcolor": "linecolor"}
+    legend = figure.legend(handles=lines, loc="outside right upper", **how)
+    for handle in legend.legend_handles:
+        handle.set_linewidth(2.5)
 
 
 def figure_name(environment: str) -> str:

@@ -70,10 +70,10 @@ class Row(NamedTuple):
 ROWS = {
     "ppo": Row(peers.ppo, (1, 8, 32), (2048,), 400_000, 512, "PureJaxRL, CartPole"),
     "ppo_torch": Row(peers.ppo_torch, (1,), (1,), 100_000, 512, "CleanRL, CartPole"),
-    "ppo_mujoco": Row(peers.ppo_mujoco, (1,), (1,), 20_480, 2048),
-    "sac_mujoco": Row(peers.sac_mujoco, (1,), (1,), 8192, 2),
-    "sac_sbx": Row(peers.sac_sbx, (1, 8), (1,), 16_384, 2),
-    "crossq_sbx": Row(peers.crossq_sbx, (1, 8), (1,), 16_384, 6),
+    "ppo_mujoco": Row(peers.ppo_mujoco, (1,), (1,), 20_480, 2048, "CleanRL, HalfCheetah"),
+    "sac_mujoco": Row(peers.sac_mujoco, (1,), (1,), 8192, 2, "CleanRL, HalfCheetah"),
+    "sac_sbx": Row(peers.sac_sbx, (1, 8), (1,), 16_384, 2, "sbx, HalfCheetah"),
+    "crossq_sbx": Row(peers.crossq_sbx, (1, 8), (1,), 16_384, 6, "sbx, HalfCheetah"),
     "envpool_steps_8": Row(peers.envpool_steps_8, (1,), (1,), 40_960, 64),
     "envpool_steps": Row(peers.envpool_steps, (1,), (1,), 81_920, 64),
     "ppo_minatar": Row(peers.ppo_minatar, (1, 8), (256,), 131_072, 8192, "PureJaxRL, Breakout"),
@@ -88,6 +88,17 @@ ROWS = {
     "mappo": Row(peers.mappo, (1, 8), (256,), 409_600, 2048, "JaxMARL, simple_spread"),
     "alphazero": Row(peers.alphazero, (1,), (1,), 4096, 1024, "Pgx, connect_four"),
     "gridworld": Row(peers.gridworld, (1, 8, 30), (4096,), 200_000, 1000, "a plain port"),
+}
+
+SCRIPT_OF = {  # a row whose name is not its script's
+    "ppo_torch": "ppo",
+    "ppo_mujoco": "ppo_continuous",
+    "ppo_minatar": "ppo",
+    "pqn_minatar": "pqn",
+    "sac_mujoco": "sac",
+    "sac_sbx": "sac",
+    "crossq_sbx": "crossq",
+    "gridworld": "q_learning_gridworld",
 }
 
 # --- measuring ---
@@ -211,89 +222,50 @@ def markdown(rows: list[dict]) -> str:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Left, the ratio to the peer. Right, steps per second over the number of seeds."""
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    ratios, throughput = figure.subplots(1, 2, width_ratios=(3, 2))
+    """Bars of the ratio to the peer, from 1, grouped by peer."""
     rows = [row for row in rows if ROWS[row["row"]].peer]
-    draw_ratios(ratios, rows)
-    draw_throughput(throughput, rows)
-    figure.savefig(path, dpi=100)
-
-
-def draw_ratios(axes, rows: list[dict]) -> None:
-    contestants = {
-        "bare": ("one device", "tab:blue", "o"),
-        "spread": ("over all devices", "tab:green", "D"),
-    }
-    labels = []
-    for place, row in enumerate(rows):
-        drawn = [contestant for contestant in contestants if f"{contestant} ratio" in row]
-        for contestant in drawn:
-            label, color, marker = contestants[contestant]
-            middle, least, largest = row[f"{contestant} ratio"]
-            error = [[middle - least], [largest - middle]]
-            axes.errorbar(
-                middle, -place, xerr=error, fmt=marker, color=color, label=label, markersize=5
-            )
-        # the number of all devices if there are several seeds, otherwise of the one
-        middle, _, largest = row[f"{drawn[-1]} ratio"]
-        shown = f"{middle:.2f}" if middle < 10 else f"{middle:.0f}"
-        axes.annotate(shown, (largest, -place), (6, -3), textcoords="offset points", fontsize=9)
-        script = row["row"].partition("_torch")[0]
-        labels.append(f"{script} / {ROWS[row['row']].peer}, seeds: {row['seeds']}")
-    axes.axvline(1, color="0.6", linewidth=1)
-    axes.set_yticks(range(0, -len(rows), -1), labels)
-    axes.set(
-        xscale="log",
-        xlabel="speed relative to the peer",
-        xlim=(0.6, 500),
-        ylim=(-len(rows) + 0.4, 0.6),
-    )
-    ticks = [1, 2, 5, 10, 20, 50, 100]
+    peers_of_rows = [ROWS[row["row"]].peer.partition(", ")[0] for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: peers_of_rows.index(peers_of_rows[i]))
+    rows = [rows[i] for i in order]
+    figure = Figure(figsize=(9, 0.6 + 0.27 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    labels, places = [], []
+    place, before = 0.0, ""
+    for row in rows:
+        peer, _, environment = ROWS[row["row"]].peer.partition(", ")
+        place -= 1.0 if peer == before else 1.6
+        before = peer
+        draw_bar(axes, row, place)
+        script = SCRIPT_OF.get(row["row"], row["row"])
+        count = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
+        on = f" on {environment}" if environment else ""
+        labels.append(f"{script} / {peer}{on}, {count}")
+        places.append(place)
+    axes.axvline(1, color="0.4", linewidth=1)
+    axes.set_yticks(places, labels, fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.set(xscale="log", xlim=(0.6, 400), ylim=(place - 0.8, -0.8))
+    axes.set_xlabel("steps per second over those of the baseline")
+    ticks = [1, 2, 5, 10, 20, 50, 100, 200]
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()
-    handles, names = axes.get_legend_handles_labels()
-    by_name = dict(zip(names, handles, strict=True))  # without repetitions
-    axes.legend(by_name.values(), by_name.keys(), frameon=False, loc="upper right")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    colors = {"tab:blue": "one seed, one device", "tab:green": "several seeds, all devices"}
+    for color, label in colors.items():
+        axes.barh([0], [0], color=color, label=label)
+    axes.legend(frameon=False, loc="upper right")
+    figure.savefig(path, dpi=110)
 
 
-def draw_throughput(axes, rows: list[dict]) -> None:
-    labels = []
-    # speeds of different machines are not joined
-    lines = list(dict.fromkeys((row["row"], row.get("machine")) for row in rows))
-    for index, (name, of_machine) in enumerate(lines):
-        of_it = [row for row in rows if (row["row"], row.get("machine")) == (name, of_machine)]
-        if len(of_it) == 1:
-            continue
-        color = f"C{index}"
-        seeds = [row["seeds"] for row in of_it]
-        of_peer = [row.get("peer spread steps/s", row["peer steps/s"]) for row in of_it]
-        of_script = [row.get("spread steps/s", row["bare steps/s"]) for row in of_it]
-        axes.plot(seeds, of_peer, ":", marker="o", markersize=4, color=color)
-        axes.plot(seeds, of_script, "-", marker="o", markersize=4, color=color)
-        labels.append((of_script[-1], seeds[-1], name, color))
-    previous = 0.0
-    for steps_per_second, num_seeds, name, color in sorted(labels):  # from below
-        height = max(steps_per_second, 1.3 * previous)  # labels do not overlap
-        end = (num_seeds, height)
-        axes.annotate(name, end, (6, -3), textcoords="offset points", color=color, fontsize=9)
-        previous = height
-    if not axes.lines:  # a logarithmic axis needs numbers
-        axes.set_ylim(1, 10)
-    axes.plot([], [], "-", color="0.4", label="script")
-    axes.plot([], [], ":", color="0.4", label="peer")
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="seeds",
-        ylabel="steps per second, all seeds together",
-        xlim=(0.8, 150),
-    )
-    ticks = [1, 2, 4, 8, 16, 32]
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.minorticks_off()
-    axes.set_ylim(bottom=axes.get_ylim()[0] / 3)  # room for the legend
-    axes.legend(frameon=False, loc="lower right")
+def draw_bar(axes, row: dict, place: float) -> None:
+    """The median ratio, with the least and the largest; over all devices, if it was measured."""
+    middle, least, largest = row.get("spread ratio") or row["bare ratio"]
+    color = "tab:blue" if row["seeds"] == 1 else "tab:green"
+    axes.barh(place, middle - 1, left=1, height=0.7, color=color, alpha=0.8)
+    axes.plot([least, largest], [place, place], color="0.2", linewidth=1)
+    shown = f"{middle:.2f}" if middle < 10 else f"{middle:.0f}"
+    where = (max(largest, 1), place)
+    axes.annotate(shown, where, (5, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def main():
@@ -325,7 +297,12 @@ def main():
     parser.add_argument(
         "--out", type=Path, default=Path("."), help="folder for speed.json, speed.md and speed.png"
     )
+    parser.add_argument(
+        "--render", action="store_true", help="measure nothing; draw speed.json in --out again"
+    )
     options = parser.parse_args()
+    if options.render:
+        return draw(json.loads((options.out / "speed.json").read_text()), options.out / "speed.png")
     peers.check_flags(parser, options)
     unknown = set(options.rows) - set(ROWS)
     if unknown:

@@ -99,16 +99,18 @@ def test_an_interrupted_training_of_alphazero_is_refused(monkeypatch, tmp_path):
     alphazero_strength.check_finished(tmp_path)
 
 
-def test_speeds_of_two_machines_are_two_lines(tmp_path):
-    rows = [
-        {"row": "ppo", "seeds": seeds, "machine": machine, "bare steps/s": 2.0, "peer steps/s": 1.0}
-        for seeds, machine in ((1, "one"), (8, "one"), (8, "two"), (32, "two"))
-    ]
-    figure = speed.Figure()
-    axes = figure.subplots()
-    speed.draw_throughput(axes, rows)
-    drawn = [line.get_xdata().tolist() for line in axes.lines if len(line.get_xdata())]
-    assert drawn == [[1, 8], [1, 8], [8, 32], [8, 32]]
+def test_every_kept_speed_with_a_peer_is_a_bar(monkeypatch):
+    figures = []
+    monkeypatch.setattr(speed.Figure, "savefig", lambda figure, path, **how: figures.append(figure))
+    rows = json.loads((returns_page.MEASURED / "speed.json").read_text())
+    speed.draw(rows, None)
+    axes = figures[0].axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(names) == sum(bool(speed.ROWS[row["row"]].peer) for row in rows)
+    assert "crossq / sbx on HalfCheetah, 8 seeds" in names
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches[: len(names)]]
+    drawn = dict(zip(names, ends, strict=True))
+    assert drawn["ppo / CleanRL on CartPole, 1 seed"] == pytest.approx(36.347, abs=1e-3)
 
 
 def test_kept_speeds_name_their_machine():

@@ -262,50 +262,50 @@ def test_a_row_with_steps_is_its_config_and_a_flag(monkeypatch):
     assert (script.Config.__name__, flags) == ("Config", expected)
 
 
-def test_figure_has_curves_of_evaluations_and_public_scores(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
-    )
-    row = make_row(
-        evaluation_curve={
-            "steps": [10, 20],
-            "return": [1.0, 3.0],
-            "low": [0.5, 2.0],
-            "high": [2.0, 4.0],
-        }
-    )
-    returns_page.draw([row], tmp_path / "figure.png")
-    styles = {line.get_label(): line.get_linestyle() for line in figures[0].axes[0].get_lines()}
+@pytest.fixture
+def draw(monkeypatch):
+    """Draws rows, and returns the figure."""
+
+    def drawn(*rows):
+        figures = []
+        monkeypatch.setattr(
+            returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
+        )
+        returns_page.draw(list(rows), None)
+        return figures[0]
+
+    return drawn
+
+
+def test_figure_has_training_curves_and_marks_of_published_scores(draw):
+    curve = {"steps": [10, 20], "return": [1.0, 3.0], "low": [0.5, 2.0], "high": [2.0, 4.0]}
+    figure = draw(make_row(evaluation_curve=curve))
+    styles = {line.get_label(): line.get_linestyle() for line in figure.axes[0].get_lines()}
     public = "published: PPO, 500 at 1e5"
-    assert styles == {"ppo/cartpole": "-", "ppo/cartpole, greedy": "--", public: ":"}
-    assert {text.get_text() for text in figures[0].axes[0].texts} == set(styles)
+    assert styles == {"ppo/cartpole": "-", public: "None"}
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["ppo/cartpole", public]
 
 
-def test_a_published_score_above_all_curves_is_in_the_figure(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
-    )
-    row = make_row(row="reppo/cheetah_run", script="reppo", environment="CheetahRun")
-    returns_page.draw([row], tmp_path / "figure.png")
-    assert figures[0].axes[0].get_ylim()[1] > 931  # REPPO's score; the curve ends at 2
+def test_a_published_score_above_all_curves_is_in_the_figure(draw):
+    figure = draw(make_row(row="reppo/cheetah_run", script="reppo", environment="CheetahRun"))
+    assert figure.axes[0].get_ylim()[1] > 931  # REPPO's score; the curve ends at 2
 
 
-def test_figure_has_published_curves_and_no_curve_twice(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
-    )
+def test_marks_of_equal_scores_stand_next_to_each_other(draw):
+    rows = [make_row(), make_row(row="dqn/cartpole", script="dqn")]
+    marks = draw(*rows).axes[0].get_lines()[2:]
+    assert [mark.get_ydata()[0] for mark in marks] == [500, 500]
+    assert marks[1].get_xdata()[0] - marks[0].get_xdata()[0] > 0.02
+
+
+def test_figure_has_no_curve_twice(draw):
     short = make_row(row="sac/mujoco_ant@1e5", script="sac", environment="Ant-v4")
     short["total_timesteps"] = 100_000
     row = make_row(row="sac/mujoco_ant", script="sac", environment="Ant-v4")
     row["total_timesteps"] = 300_000
-    returns_page.draw([short, row], tmp_path / "figure.png")
-    lines = {line.get_label(): line for line in figures[0].axes[0].get_lines()}
-    assert set(lines) == {"sac/mujoco_ant", "published: SAC, greedy"}
-    steps, returns = lines["published: SAC, greedy"].get_data()
-    assert (steps[-1], returns[-1]) == (299_988, 3532.5)
+    names = [line.get_label() for line in draw(short, row).axes[0].get_lines()]
+    assert names == ["sac/mujoco_ant", "published: SAC, 3532 at 3e5"]
 
 
 def test_cost_of_a_row():

@@ -71,7 +71,7 @@ def draw_panel(axes, title: str, rows: dict) -> None:
         last_steps.append(curve["steps"][-1])
     if max(last_steps) > 1.5 * min(last_steps):
         axes.set_xscale("log")
-        axes.set_xlim(left=axes.get_xlim()[0] / 8)  # room for the legend
+        axes.set_xlim(left=axes.get_xlim()[0] / 20)  # room for the legend
     else:
         axes.xaxis.set_major_formatter(EngFormatter(places=0))
     axes.set_title(title, fontsize=11)
