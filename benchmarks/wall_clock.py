@@ -12,7 +12,7 @@ steps, and MinAtar's Breakout for 5e5 steps without CleanRL, which has no file f
 include the compilation, which is not read from a cache, but no imports. The picture has the least
 time of a contestant's agents, because other programs on the machine only add to it, and updates are
 taken to be equally long. CleanRL reports its speed itself. The results are in
-benchmarks/results/wall_clock.json, and what is there is not measured again.
+benchmarks/results/seconds.json, and what is there is not measured again.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from origin import origin
 from onejit.base import files, statistics
 from onejit.run.learning_curve import learning_curve
 
-RESULTS = ROOT / "benchmarks" / "results" / "wall_clock.json"
+RESULTS = ROOT / "benchmarks" / "results" / "seconds.json"
 PICTURE = ROOT / "docs" / "figures" / "wall_clock.png"
 POINTS = 50  # of a curve
 
