@@ -14,6 +14,7 @@ from brax import envs as brax_envs
 import evolve_objective
 import ppo as ppo_discrete
 import ppo_continuous
+import pqn
 from onejit.engine.evaluation import policy_of
 
 VALUE = {ppo_discrete: "ValueDiscrete", ppo_continuous: "ValueContinuous"}
@@ -29,6 +30,16 @@ class TimelessBrax(toys.ValueBrax):
 
 
 brax_envs.register_environment("TimelessBrax", TimelessBrax)
+
+
+@pytest.mark.parametrize("script", [ppo_discrete, pqn], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("size", [1, 5, 512, 2**17])
+def test_random_order(script, size):
+    key = jax.random.key(0)
+    order = script.random_order(key, size)
+    np.testing.assert_array_equal(np.sort(order), np.arange(size))
+    if size <= 512:  # no random bits are equal
+        np.testing.assert_array_equal(order, jax.random.bits(key, (size,)).argsort())
 
 
 def with_brax(name):
