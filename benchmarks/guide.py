@@ -44,7 +44,7 @@ PEERS = {
     "ppo": ("ppo.py", "CartPole-v1", "PureJaxRL"),
     "ppo_minatar": ("ppo.py", "MinAtar Breakout", "PureJaxRL"),
     "ppo_continuous": ("ppo_continuous.py", "brax hopper", "PureJaxRL"),
-    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL (whose network has one more layer)"),
+    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL with one more layer"),
     "dqn": ("dqn.py", "CartPole-v1", "PureJaxRL"),
     "pqn": ("pqn.py", "CartPole-v1", "PureJaxQL"),
     "sac": ("sac.py", "Pendulum-v1", "rejax"),
@@ -93,8 +93,9 @@ def show_row(name: str) -> str:
     (mean, low, high), _ = rows_page.interval_of(row, kind_of(row))
     return (
         f"With {config}, {len(values)} agents reach a mean {kind} return of **{show(mean)}** "
-        f"({show(low)} to {show(high)}) after {rows_page.number(row['total_timesteps'])} steps of "
-        f"{row['environment']}. The worst agent has {show(values.min())}."
+        f"(95 % interval {show(low)} to {show(high)}) after "
+        f"{rows_page.number(row['total_timesteps'])} steps of {row['environment']}. "
+        f"The worst agent has {show(values.min())}."
     )
 
 
@@ -137,29 +138,37 @@ def read_speeds(row: str) -> list[dict]:
     return [entry for entry in json.loads(SPEED_FILE.read_text()) if entry["row"] == row]
 
 
-def show_ratio(entry: dict) -> str:
-    """The median over neighbouring trainings, with the least and the largest."""
-    middle, least, largest = entry.get("spread ratio") or entry["bare ratio"]
-    digits = ".0f" if middle >= 10 else ".2f"
-    return f"{middle:{digits}} ({least:{digits}} to {largest:{digits}})"
+def ratios_of(entry: dict) -> list[str]:
+    """The median over neighbouring trainings, the least and the largest."""
+    ratios = entry.get("spread ratio") or entry["bare ratio"]
+    digits = ".0f" if ratios[0] >= 10 else ".2f"
+    return [f"{ratio:{digits}}" for ratio in ratios]
 
 
 def show_speed(row: str) -> str:
     """A sentence."""
     _, environment, peer = PEERS[row]
     one, *more = read_speeds(row)
-    text = f"On {environment}, one agent takes {show_ratio(one)} times as many steps per second as "
-    text += f"{peer} on the same CPU core"
+    middle, least, largest = ratios_of(one)
+    text = (
+        f"On {environment}, one agent takes {middle} times as many [steps per "
+        f"second](performance.md) as {peer} on the same CPU core (smallest and largest ratio "
+        f"{least} and {largest})"
+    )
     for entry in more[:1]:
         where = "both cores" if "spread ratio" in entry else "a core"
-        text += f", and {entry['seeds']} agents on {where} {show_ratio(entry)} times as many"
-    return f"{text} ([performance](performance.md))."
+        middle, least, largest = ratios_of(entry)
+        text += f", and {entry['seeds']} agents on {where} {middle} times ({least} and {largest})"
+    return f"{text}."
 
 
 def speeds_table() -> str:
     lines = []
     for row, (script, environment, peer) in PEERS.items():
-        entries = {entry["seeds"]: show_ratio(entry) for entry in read_speeds(row)}
+        entries = {}
+        for entry in read_speeds(row):
+            middle, least, largest = ratios_of(entry)
+            entries[entry["seeds"]] = f"{middle} ({least} to {largest})"
         one = entries.pop(1)
         more = next((f"{ratio}, {seeds} seeds" for seeds, ratio in entries.items()), "")
         lines.append([f"{script}, {environment}", peer, one, more])

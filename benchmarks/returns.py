@@ -281,8 +281,10 @@ def environment_of(name: str, config) -> str:
     parts += [value for value in params.values() if isinstance(value, str)]
     if "memory_length" in params:
         parts.append(f"{params['memory_length']} steps")
-    if getattr(config, "observe", ()):
-        parts.append(f"entries {', '.join(map(str, config.observe))} observed")
+    observe = getattr(config, "observe", ())
+    if observe:
+        noun = "entry" if len(observe) == 1 else "entries"
+        parts.append(f"{noun} {', '.join(map(str, observe))} observed")
     return ", ".join(parts)
 
 

@@ -205,7 +205,8 @@ def frames_of_all_steps(env, states, rewards, steps):
         for i, picture in zip(steps, env.frames(states, steps), strict=True):
             yield captioned(picture, i, float(returns[i]))
     except Exception as error:  # each library raises its own
-        raise ValueError(f"env_name: this environment cannot be drawn here ({error})") from error
+        cause = str(error) or type(error).__name__
+        raise ValueError(f"env_name: this environment cannot be drawn here ({cause})") from error
 
 
 def make_renderer(model, width: int, height: int):

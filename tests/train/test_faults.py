@@ -320,7 +320,7 @@ def test_a_directory_of_arrays_executes_nothing_elsewhere(case, evil, tmp_path):
     text = json.dumps(CASES[case]).replace("{evil}", str(evil.parent))
     case = json.loads(text.replace("{hash}", local_modules.hash_of(evil.read_bytes())))
     is_link = case.pop("link", False)
-    words = case.pop("words", f"pwn.* --trust executes it|{evil}.* --trust executes it")
+    words = case.pop("words", f"(pwn|{evil}).*; trust=True executes it")
     run_dir = write_run(tmp_path / "run", **case)
     (run_dir / "modules").mkdir()
     if is_link:
@@ -399,7 +399,7 @@ def test_a_script_in_the_working_directory_does_not_stand_in(tmp_path, monkeypat
     assert f"has no copy of its script; {own} is used instead" in capsys.readouterr().out
 
     write_run(run_dir, "q_learning_gridworld", record={"sha256": "of another version"})
-    with pytest.raises(ValueError, match="is another version of it; --force uses that version"):
+    with pytest.raises(ValueError, match="is another version of it; force=True uses that version"):
         load_run(run_dir)
     assert load_run(run_dir, force=True)[0] is script
     write_run(run_dir, "q_learning_gridworld", record={"sha256": scripts_hash(own)})
