@@ -6,9 +6,8 @@
 A block begins with `<!-- KIND: NAME -->` and ends with `<!-- KIND: end -->`:
 
     row: dqn/cartpole     the return of a row of returns.yaml
-    speed: dqn            steps per second over those of a peer, from results/speed.json
     returns: MinAtar      the table of a family of environments
-    speeds: all           the table of all peers
+    speeds: all           steps per second over those of each peer, from results/speed.json
     plans: h100           what an H100 would run of each script and its peer, from gpu_plan.jsonl
 """
 
@@ -23,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import returns_page as rows_page
 
-BLOCK = re.compile(r"<!-- (row|speed|returns|speeds|plans): (\S+) -->\n.*?<!-- \1: end -->", re.S)
+BLOCK = re.compile(r"<!-- (row|returns|speeds|plans): (\S+) -->\n.*?<!-- \1: end -->", re.S)
 SPEED_FILE = rows_page.MEASURED / "speed.json"
 PLAN_FILE = rows_page.MEASURED / "gpu_plan.jsonl"
 
@@ -91,11 +90,13 @@ def show_row(name: str) -> str:
     values = rows_page.values_of(row, kind_of(row))
     kind = "evaluation" if kind_of(row) == "greedy_return" else "training"
     (mean, low, high), _ = rows_page.interval_of(row, kind_of(row))
+    environment, _, variant = row["environment"].partition(", ")
+    task = f"{environment} ({variant})" if variant else environment
+    steps = rows_page.number(row["total_timesteps"])
     return (
-        f"With {config}, {len(values)} agents reach a mean {kind} return of **{show(mean)}** "
-        f"(95 % interval {show(low)} to {show(high)}) after "
-        f"{rows_page.number(row['total_timesteps'])} steps of {row['environment']}. "
-        f"The worst agent has {show(values.min())}."
+        f"With {config}, {len(values)} agents reach a mean {kind} return of **{show(mean)}** on "
+        f"{task} after {steps} steps (95 % interval: {show(low)} to {show(high)}). "
+        f"The worst agent reaches {show(values.min())}."
     )
 
 
@@ -145,23 +146,6 @@ def ratios_of(entry: dict) -> list[str]:
     return [f"{ratio:{digits}}" for ratio in ratios]
 
 
-def show_speed(row: str) -> str:
-    """A sentence."""
-    _, environment, peer = PEERS[row]
-    one, *more = read_speeds(row)
-    middle, least, largest = ratios_of(one)
-    text = (
-        f"On {environment}, one agent takes {middle} times as many [steps per "
-        f"second](performance.md) as {peer} on the same CPU core (smallest and largest ratio "
-        f"{least} and {largest})"
-    )
-    for entry in more[:1]:
-        where = "both cores" if "spread ratio" in entry else "a core"
-        middle, least, largest = ratios_of(entry)
-        text += f", and {entry['seeds']} agents on {where} {middle} times ({least} and {largest})"
-    return f"{text}."
-
-
 def speeds_table() -> str:
     lines = []
     for row, (script, environment, peer) in PEERS.items():
@@ -201,8 +185,6 @@ def fill(text: str) -> str:
         kind, name = match.groups()
         if kind == "row":
             content = show_row(name)
-        elif kind == "speed":
-            content = show_speed(name)
         elif kind == "returns":
             content = returns_table(name)
         elif kind == "speeds":
