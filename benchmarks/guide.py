@@ -44,7 +44,7 @@ PEERS = {
     "ppo": ("ppo.py", "CartPole-v1", "PureJaxRL"),
     "ppo_minatar": ("ppo.py", "MinAtar Breakout", "PureJaxRL"),
     "ppo_continuous": ("ppo_continuous.py", "brax hopper", "PureJaxRL"),
-    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL with one more layer"),
+    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL (which has one more layer)"),
     "dqn": ("dqn.py", "CartPole-v1", "PureJaxRL"),
     "pqn": ("pqn.py", "CartPole-v1", "PureJaxQL"),
     "sac": ("sac.py", "Pendulum-v1", "rejax"),
@@ -91,11 +91,13 @@ def show_row(name: str) -> str:
     values = rows_page.values_of(row, kind_of(row))
     kind = "evaluation" if kind_of(row) == "greedy_return" else "training"
     (mean, low, high), _ = rows_page.interval_of(row, kind_of(row))
+    environment, _, variant = row["environment"].partition(", ")
+    task = f"{environment} ({variant})" if variant else environment
+    steps = rows_page.number(row["total_timesteps"])
     return (
-        f"With {config}, {len(values)} agents reach a mean {kind} return of **{show(mean)}** "
-        f"(95 % interval {show(low)} to {show(high)}) after "
-        f"{rows_page.number(row['total_timesteps'])} steps of {row['environment']}. "
-        f"The worst agent has {show(values.min())}."
+        f"With {config}, {len(values)} agents reach a mean {kind} return of **{show(mean)}** on "
+        f"{task} after {steps} steps (95 % interval: {show(low)} to {show(high)}). "
+        f"The worst agent reaches {show(values.min())}."
     )
 
 
@@ -149,17 +151,11 @@ def show_speed(row: str) -> str:
     """A sentence."""
     _, environment, peer = PEERS[row]
     one, *more = read_speeds(row)
-    middle, least, largest = ratios_of(one)
-    text = (
-        f"On {environment}, one agent takes {middle} times as many [steps per "
-        f"second](performance.md) as {peer} on the same CPU core (smallest and largest ratio "
-        f"{least} and {largest})"
+    middle, _, _ = ratios_of(one)
+    return (
+        f"With one agent on one CPU core, the script runs at {middle} times the speed of {peer} on "
+        f"{environment} ([performance](performance.md))."
     )
-    for entry in more[:1]:
-        where = "both cores" if "spread ratio" in entry else "a core"
-        middle, least, largest = ratios_of(entry)
-        text += f", and {entry['seeds']} agents on {where} {middle} times ({least} and {largest})"
-    return f"{text}."
 
 
 def speeds_table() -> str:
