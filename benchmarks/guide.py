@@ -150,8 +150,7 @@ def ratios_of(entry: dict) -> list[str]:
 def show_speed(row: str) -> str:
     """A sentence."""
     _, environment, peer = PEERS[row]
-    one, *more = read_speeds(row)
-    middle, _, _ = ratios_of(one)
+    middle, _, _ = ratios_of(read_speeds(row)[0])
     return (
         f"With one agent on one CPU core, the script runs at {middle} times the speed of {peer} on "
         f"{environment} ([performance](performance.md))."
