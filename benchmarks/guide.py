@@ -43,7 +43,7 @@ PEERS = {
     "ppo": ("ppo.py", "CartPole-v1", "PureJaxRL"),
     "ppo_minatar": ("ppo.py", "MinAtar Breakout", "PureJaxRL"),
     "ppo_continuous": ("ppo_continuous.py", "brax hopper", "PureJaxRL"),
-    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL with one more layer"),
+    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL (which has one more layer)"),
     "dqn": ("dqn.py", "CartPole-v1", "PureJaxRL"),
     "pqn": ("pqn.py", "CartPole-v1", "PureJaxQL"),
     "sac": ("sac.py", "Pendulum-v1", "rejax"),
@@ -144,6 +144,16 @@ def ratios_of(entry: dict) -> list[str]:
     ratios = entry.get("spread ratio") or entry["bare ratio"]
     digits = ".0f" if ratios[0] >= 10 else ".2f"
     return [f"{ratio:{digits}}" for ratio in ratios]
+
+
+def show_speed(row: str) -> str:
+    """A sentence."""
+    _, environment, peer = PEERS[row]
+    middle, _, _ = ratios_of(read_speeds(row)[0])
+    return (
+        f"With one agent on one CPU core, the script runs at {middle} times the speed of {peer} on "
+        f"{environment} ([performance](performance.md))."
+    )
 
 
 def speeds_table() -> str:
