@@ -146,16 +146,6 @@ def ratios_of(entry: dict) -> list[str]:
     return [f"{ratio:{digits}}" for ratio in ratios]
 
 
-def show_speed(row: str) -> str:
-    """A sentence."""
-    _, environment, peer = PEERS[row]
-    middle, _, _ = ratios_of(read_speeds(row)[0])
-    return (
-        f"With one agent on one CPU core, the script runs at {middle} times the speed of {peer} on "
-        f"{environment} ([performance](performance.md))."
-    )
-
-
 def speeds_table() -> str:
     lines = []
     for row, (script, environment, peer) in PEERS.items():
