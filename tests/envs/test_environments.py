@@ -298,6 +298,25 @@ def test_jumanji(name, limit):
     assert_as_the_library(env, params, own, 150, ends=ends.get(name, ("terminated", "truncated")))
 
 
+@pytest.mark.parametrize(
+    ("module", "name"), [("jumanji", "Snake-v1"), slow("jumanji", "Tetris-v0"), slow("pgx", "2048")]
+)
+def test_invalid_actions_end_the_game(module, name):
+    env, params = make(module, name, action_mask=True)
+    plain, _ = make(module, name)
+    key = jax.random.key(0)
+    obs, state = jit_quickly(env.reset)(key, params)
+    assert_same(obs.obs, jit_quickly(plain.reset)(key, params)[0])
+
+    def terminates(action):
+        _, _, _, terminated, _ = env.step_env(key, state, action, params)
+        return terminated
+
+    ended = jit_quickly(jax.vmap(terminates))(jnp.arange(env.action_space(params).n))
+    assert 0 < ended.sum() < ended.size
+    assert_same(ended, ~obs.action_mask)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1"])
 def test_craftax(name, limit=120):
