@@ -110,6 +110,7 @@ def observe_all(env, env_params, states) -> np.ndarray:
         return env.observe(jax.random.key(0), state, None, env_params)
 
     obs = jax.vmap(observe)(states)
+    obs = obs.obs if hasattr(obs, "action_mask") else obs
     space = env.observation_space(env_params)
     if hasattr(space, "n"):
         obs = jax.nn.one_hot(obs, space.n)
