@@ -39,6 +39,7 @@ from onejit.sweep.exchange import (
 )
 from onejit.sweep.request import Request, begin_record, float_names, make_request, required
 from onejit.sweep.slice_files import finished_slices, runs_of, slice_name
+from onejit.sweep.strategy import Strategy
 from onejit.sweep.values import read_distribution
 
 EPISODES = 16  # greedy episodes of each agent at the end
@@ -118,27 +119,29 @@ def check_replay_buffer(request: Request) -> None:
         raise ValueError(f"keep_replay: {name} has no replay; it goes with dqn, sac and others")
 
 
-def plan(request: Request) -> int:
-    """Environment steps of all agents. Raises ValueError if the exchanges are not possible."""
-    check_interval(request)
-    check_replay_buffer(request)
-    return total_steps(request.config, number_of_runs(request))
+class Population(Strategy):
+    """Populations, or a replay: what is exchanged is decided in the compiled program."""
 
+    def plan(self):
+        check_interval(self.request)
+        check_replay_buffer(self.request)
+        return total_steps(self.request.config, number_of_runs(self.request))
 
-def describe(request: Request) -> str:
-    """The populations, or the replay, in one line."""
-    options = request.options
-    devices = plural(len(jax.devices()), "device")
-    if request.record.is_replay:
-        return f"replay of {request.record.replay['of']}: {options.num_seeds} seeds on {devices}"
-    populations = plural(options.num_seeds, "population")
-    interval = required(options.exploit_interval)
-    timesteps = interval * steps_of(request.config)
-    number = request.config.num_updates // interval - 1
-    return (
-        f"{populations} of {options.samples} agents on {devices}; {plural(number, 'exchange')}, "
-        f"one every {plural(interval, 'update')} ({timesteps:,} timesteps)"
-    )
+    def describe(self, devices):
+        options = self.request.options
+        record = self.request.record
+        if record.is_replay:
+            seeds = f"{options.num_seeds} seeds on {devices}"
+            return [f"replay of {record.replay['of']}: {seeds}"]
+        interval = required(options.exploit_interval)
+        populations = plural(options.num_seeds, "population")
+        timesteps = interval * steps_of(self.request.config)
+        number = self.request.config.num_updates // interval - 1
+        return [
+            f"{populations} of {options.samples} agents on {devices}; "
+            f"{plural(number, 'exchange')}, one every {plural(interval, 'update')} "
+            f"({timesteps:,} timesteps)"
+        ]
 
 
 def read_replay(words: list[str], command: list[str]) -> Request:
@@ -275,7 +278,7 @@ def runs_of_slice(request: Request, first: int, number: int) -> np.ndarray:
     return np.where(runs < total, runs, total - size + runs % size)
 
 
-def train(request: Request, progress, caught) -> None:
+def train(request: Request, _, progress, caught) -> None:
     """Train all slices. Raises ValueError, OSError, Stopped."""
     total = number_of_runs(request)
     sizes = request.record.slices

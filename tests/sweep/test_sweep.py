@@ -32,6 +32,7 @@ from support.event_files import events
 from support.files import ROOT
 from support.refusals import assert_sweep_refuses
 from support.returns import is_mean_with_running
+from support.strategies import groups_of
 from support.tiers import slow
 from support.trees import assert_same
 
@@ -1068,7 +1069,7 @@ def test_best_values_can_be_trained(finished):
 def propose(words, returns_of) -> list[dict]:
     """The trials of a sweep whose returns a function of the trial gives."""
     request = sweep.read_request(["q_learning_gridworld", *words], None)
-    for group in search.propose_groups(request):
+    for group in groups_of(request, search.Optuna(request)):
         request.returns.update(
             {trial: np.full(2, returns_of(request.trials[trial])) for trial in group.trials}
         )
@@ -1125,7 +1126,7 @@ def test_optuna_resumed_with_another_version(tmp_path):
     request = sweep.read_request([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
     request.record.proposed = [{"lr": 0.1, "gamma": 0.9}] * 4
     with pytest.raises(ValueError, match="has its version changed"):
-        next(search.propose_groups(request))
+        next(groups_of(request, search.Optuna(request)))
 
 
 @pytest.mark.usefixtures("quick_pictures")

@@ -18,12 +18,13 @@ from optuna.trial import TrialState
 from safetensors.numpy import load_file
 from support.files import ROOT
 from support.refusals import assert_sweep_refuses
+from support.strategies import groups_of
 from support.tiers import slow
 from support.trees import assert_same
 
 from onejit import sweep
 from onejit.engine import compilation
-from onejit.sweep import pictures, search, storage
+from onejit.sweep import halving, pictures, search, storage
 from onejit.sweep import request as sweep_request
 
 SMALL = [
@@ -219,10 +220,9 @@ def begun(words):
 
 def train(request, stop_after: int | None = None) -> None:
     """Give each proposal a return, as if it had been trained. Stops in the batch `stop_after`."""
-    for number, group in enumerate(search.propose_groups(request)):
+    for number, group in enumerate(groups_of(request, search.Optuna(request))):
         if number == stop_after:
             return
-        request.groups.append(group)
         for trial in group.trials:
             distance = abs(np.log10(request.trials[trial]["lr"]) + 2)
             request.returns[trial] = np.full(2, -distance)
@@ -377,15 +377,14 @@ def test_a_resumed_sweep_tells_which_trials_stopped(shared):
     request = begun(words)
 
     def train_rungs(request, stop):
-        for group in search.propose_groups(request):
+        for group in groups_of(request, search.Optuna(request)):
             if stop and group.trials[-1] >= 3:
                 return
-            request.groups.append(group)
             for trial in group.trials:
                 request.returns[trial] = np.full(2, float(trial))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search.halving, "any_episode", lambda *_: True)
+        patch.setattr(halving, "any_episode", lambda *_: True)
         train_rungs(request, stop=True)
         train_rungs(request._replace(trials=[], groups=[], returns={}), stop=False)
     trials = [trial for trial in study_of(shared).trials if trial.state != TrialState.FAIL]
