@@ -46,13 +46,8 @@ from onejit.script.errors import (
     failures_in_one_line,
 )
 from onejit.sweep import execution, halving, merge, population, population_results, results, search
-from onejit.sweep.request import (
-    Options,
-    Request,
-    ResumeOptions,
-    groups_of_part,
-    read_request,
-)
+from onejit.sweep.options import Options, ResumeOptions
+from onejit.sweep.request import Request, groups_of_part, read_request
 from onejit.sweep.strategy import Grid, Strategy
 
 __all__ = ["Options", "ResumeOptions", "main", "read_request"]

@@ -11,8 +11,9 @@ from onejit.base.text import plural
 from onejit.engine import hosts
 from onejit.script.configs import plain, task_of
 from onejit.script.steps import steps_of, timesteps_until
+from onejit.sweep.options import Options, required
 from onejit.sweep.ranking import sort_trials
-from onejit.sweep.request import Group, Options, Request, config_of, required
+from onejit.sweep.request import Group, Request, config_of
 from onejit.sweep.slice_files import checkpoints_of, finished_slices, read_slice
 from onejit.sweep.strategy import Strategy
 

@@ -16,6 +16,7 @@ from onejit.run.write import write_inputs
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of
 from onejit.sweep import results
+from onejit.sweep.options import read_part
 from onejit.sweep.ranking import best_trials
 from onejit.sweep.request import (
     Request,
@@ -23,7 +24,6 @@ from onejit.sweep.request import (
     join_flags,
     make_groups,
     make_request,
-    read_part,
     split_flags,
 )
 from onejit.sweep.slice_files import DIVERGED, FINAL_RETURN, FIRST_NOT_FINITE

@@ -37,7 +37,8 @@ from onejit.sweep.exchange import (
     first_population,
     follow_schedule,
 )
-from onejit.sweep.request import Request, begin_record, float_names, make_request, required
+from onejit.sweep.options import required
+from onejit.sweep.request import Request, begin_record, float_names, make_request
 from onejit.sweep.slice_files import finished_slices, runs_of, slice_name
 from onejit.sweep.strategy import Strategy
 from onejit.sweep.values import read_distribution

@@ -18,8 +18,9 @@ from onejit.run.record import now, write_record
 from onejit.script.configs import task_of, write_config
 from onejit.script.steps import steps_of, timesteps_until
 from onejit.sweep import pictures
+from onejit.sweep.options import required
 from onejit.sweep.population import EVALUATION, OF_POPULATION, exchange_of, number_of_runs
-from onejit.sweep.request import Request, float_names, required
+from onejit.sweep.request import Request, float_names
 from onejit.sweep.results import write_run
 from onejit.sweep.slice_files import finished_slices, read_agents, read_slice
 from onejit.sweep.values import show_value

@@ -8,7 +8,8 @@ from onejit.base import statistics
 from onejit.engine.hosts import is_first, only_first
 from onejit.sweep import storage
 from onejit.sweep.halving import Halving
-from onejit.sweep.request import Group, Request, required
+from onejit.sweep.options import required
+from onejit.sweep.request import Group, Request
 from onejit.sweep.strategy import Grid, Strategy
 from onejit.sweep.values import DISTRIBUTIONS, read_distribution, read_values
 

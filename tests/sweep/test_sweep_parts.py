@@ -25,6 +25,7 @@ from support.trees import assert_same
 from onejit import sweep
 from onejit.engine import compilation
 from onejit.sweep import halving, pictures, search, storage
+from onejit.sweep import options as sweep_options
 from onejit.sweep import request as sweep_request
 
 SMALL = [
@@ -340,10 +341,10 @@ def test_a_study_names_what_was_proposed(shared):
 
 def test_passwords_are_not_printed():
     for name in ("sqlite:///a.db", "study.log", "a@b/study.log"):
-        assert sweep_request.without_password(name) == name
+        assert sweep_options.without_password(name) == name
     for user in ("me:SECRET@", "me:SEC/RET@", "me:SEC@RET@", "SECRET@"):
         name = f"nodb://{user}host/rl?password=SECRET"
-        assert sweep_request.without_password(name) == "nodb://host/rl"
+        assert sweep_options.without_password(name) == "nodb://host/rl"
         with pytest.raises(ValueError, match="storage = nodb://host/rl: cannot be opened") as error:
             storage.open_storage(name)
         assert "SEC" not in str(error.value)
