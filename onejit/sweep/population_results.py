@@ -361,9 +361,10 @@ def write_replay(request: Request) -> bool:
     write_record(run_dir, request.record)
     delete_slices(run_dir)
     lost = statistics.diverged(agent)
-    statistics.summarize("final return", statistics.final_return(metrics), lost)
-    statistics.summarize("greedy return", evaluation.mean(axis=1), lost)
-    print(f"results in {run_dir}")
+    final = statistics.summarize(statistics.final_return(metrics), lost)
+    greedy = statistics.summarize(evaluation.mean(axis=1), lost)
+    lines = [*final.lines("final return"), *greedy.lines("greedy return")]
+    print("\n".join([*lines, f"results in {run_dir}"]))
     return not lost.all()
 
 

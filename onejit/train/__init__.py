@@ -430,12 +430,17 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
     folder.rmdir()
 
     lost = statistics.diverged(agents)
-    record.final_return = statistics.summarize("final return", final_returns, lost)
+    summary = statistics.summarize(final_returns, lost)
+    record.final_return = summary.to_store()
+    lines = summary.lines("final return")
     if "evaluation" in trained:
         greedy_returns = trained["evaluation"].mean(axis=1)
-        record.greedy_return = statistics.summarize("greedy return", greedy_returns, lost)
+        summary = statistics.summarize(greedy_returns, lost)
+        record.greedy_return = summary.to_store()
+        lines += summary.lines("greedy return")
     for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):
-        print(f"final return: {line}")
+        lines.append(f"final return: {line}")
+    print("\n".join(lines))
     record.broken_metrics = note_broken_metrics(metrics)
     record.finished = now()
     write_record(run_dir, record)
