@@ -20,9 +20,6 @@ import contextlib
 import dataclasses
 import math
 import re
-import shutil
-import sys
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -41,12 +38,11 @@ from onejit.engine.progress import count_restored, progress_bar, warn_of_days
 from onejit.report import tracking
 from onejit.report.tracking import TRACKERS
 from onejit.run import resume
-from onejit.run.agents import save_agents
 from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.lock import holding
-from onejit.run.record import Record, make_record, now, write_record
+from onejit.run.record import Record, make_record, write_record
 from onejit.run.resume import check_random_numbers
-from onejit.run.write import begin_run, save_results
+from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, write_config
 from onejit.script.contract import Script
@@ -401,86 +397,22 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
 
 
 def finish(request: Request, trained: dict, runner_state) -> bool:
-    """Write the results, all of them or none, and the record.
+    """Write the results and the record, and print them.
 
     Returns whether a seed is left that has not diverged. Raises OSError.
     """
-    script = request.script
-    config = request.config
-    run_dir = request.run_dir
-    record = request.record
-    metrics = trained["metrics"]
-    agents = trained["agent"]
-    final_returns = statistics.final_return(metrics, config.num_updates)
-
-    folder = run_dir / "results.partial"
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
-    folder.mkdir()
-    save_results(script, config, request.options.seed, agents, metrics, folder)
-    if "during" in trained:
-        save_evaluations(request, trained["during"], folder)
-    if "evaluation" in trained:
-        np.save(folder / "evaluation.npy", trained["evaluation"])
-    if runner_state is not None:
-        report(script, config, runner_state, folder)
-    for path in folder.iterdir():
-        if (run_dir / path.name).is_dir():
-            shutil.rmtree(run_dir / path.name)
-        path.replace(run_dir / path.name)
-    folder.rmdir()
-
-    lost = statistics.diverged(agents)
-    summary = statistics.summarize(final_returns, lost)
-    record.final_return = summary.to_store()
-    lines = summary.lines("final return")
-    if "evaluation" in trained:
-        greedy_returns = trained["evaluation"].mean(axis=1)
-        summary = statistics.summarize(greedy_returns, lost)
-        record.greedy_return = summary.to_store()
-        lines += summary.lines("greedy return")
-    for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):
-        lines.append(f"final return: {line}")
-    print("\n".join(lines))
-    record.broken_metrics = note_broken_metrics(metrics)
-    record.finished = now()
-    write_record(run_dir, record)
-    print(f"results in {run_dir}")
-    return not lost.all()
-
-
-def note_broken_metrics(metrics: dict) -> list[str]:
-    """Print which metrics are NaN although episodes ended, and return their names."""
-    broken = statistics.broken_metrics(metrics)
-    for name, where in broken.items():
-        seeds = f"{where.any(axis=1).sum()} of {len(where)} seeds"
-        print(f"{name}: NaN in {seeds}, first in update {where.any(axis=0).argmax() + 1}")
-    return sorted(broken)
-
-
-def report(script: Script, config, runner_state, folder: Path) -> None:
-    """The script's own figures, if any. A mistake in them costs no results. Raises OSError."""
-    script_report = getattr(script, "report", None)
-    if script_report is None:
-        return
-    try:
-        script_report(config, runner_state, folder)
-    except OSError:
-        raise
-    except Exception:
-        traceback.print_exc()
-        print(f"{TOOL}: warning: report of {script.__file__} has failed", file=sys.stderr)
-
-
-def save_evaluations(request: Request, during: dict, folder: Path) -> None:
-    """`evaluations.npz` with `timesteps` [n] and `returns` [num_seeds, n], and the best agents."""
-    config = request.config
-    interval = request.options.eval_interval
-    updates = interval * (1 + np.arange(during["returns"].shape[1]))
-    timesteps = getattr(config, "warmup_timesteps", 0) + updates * steps_of(config)
-    np.savez_compressed(folder / "evaluations.npz", timesteps=timesteps, returns=during["returns"])
-    best_agents = during["best"]["agent"]
-    path = folder / "best_agent.safetensors"
-    save_agents(best_agents, request.script, request.options.seed, path)
+    lines = finish_run(
+        request.run_dir,
+        request.record,
+        script=request.script,
+        config=request.config,
+        seed=request.options.seed,
+        eval_interval=request.options.eval_interval,
+        trained=trained,
+        runner_state=runner_state,
+    )
+    print("\n".join([*lines, f"results in {request.run_dir}"]))
+    return not statistics.diverged(trained["agent"]).all()
 
 
 # --- main ---
