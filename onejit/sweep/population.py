@@ -21,7 +21,6 @@ from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.devices import smallest_slice
-from onejit.engine.memory import program_bytes
 from onejit.run.directory import new_run_dir, script_of
 from onejit.run.record import read_record, write_record
 from onejit.script import command_line, local_modules
@@ -238,20 +237,8 @@ def add_evaluation(request: Request, program: compilation.Program) -> compilatio
         returns, _ = play(agents, jax.vmap(keys_of)(key_data))
         return returns
 
-    evaluate = jax.shard_map(
-        greedy_returns,
-        mesh=program.sharding.mesh,
-        in_specs=program.sharding.spec,
-        out_specs=program.sharding.spec,
-        check_vma=False,
-    )
-    evaluate = jax.jit(evaluate, out_shardings=program.replicated)
-    agents = program.abstract["runner_state"].agent
-    evaluate = evaluate.lower(agents, program.abstract["population"]["key"]).compile()
-    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.abstract)]
-    held = sum(sizes) // program.num_devices
-    needed = max(program.bytes, program_bytes(evaluate, held))
-    return program._replace(evaluate=evaluate, bytes=needed)
+    keys = program.abstract["population"]["key"]
+    return compilation.with_evaluation(program, greedy_returns, keys)
 
 
 # --- training ---

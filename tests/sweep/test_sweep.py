@@ -39,6 +39,7 @@ from support.trees import assert_same
 from onejit import __main__, sweep
 from onejit.base import statistics
 from onejit.engine import compilation, loop
+from onejit.engine.axis import Axis
 from onejit.engine.memory import GIB, program_bytes
 from onejit.engine.progress import Lines
 from onejit.report import list as list_runs
@@ -663,7 +664,8 @@ def test_largest_slice(fixed, each, total, step, memory, size):
 
     def compile_size(size):
         compiled.append(size)
-        return compilation.Program(size, 1, 1, fixed + each * size, *[None] * 7)
+        axis = Axis(size, num_devices=1, sharding=None, replicated=None)
+        return compilation.Program(axis, 1, fixed + each * size, 0, *[None] * 4)
 
     assert compilation.largest_slice(compile_size, total, step, memory).size == size
     assert len(compiled) <= 4
