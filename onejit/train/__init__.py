@@ -22,11 +22,10 @@ import math
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import tyro
 
 from onejit.base import statistics
 from onejit.base.packages import check_packages
@@ -50,53 +49,9 @@ from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.train import find_nan
+from onejit.train.options import Options, ResumeOptions, options_of, options_to_record
 
 TOOL = "onejit train"
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a run."""
-
-    num_seeds: int = 4  # number of agents, each with its own random key
-    seed: int = 0  # seed of the key that the agents' keys are split from
-    # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-NUMBER by default
-    run_dir: Path | None = None
-    # greedy episodes of each agent in an evaluation; 0 for none
-    eval_episodes: int = 16
-    # updates between evaluations during training; 0 evaluates after training only
-    eval_interval: int = 0
-    # seconds between checkpoints; with 0 only the last one is written
-    checkpoint_interval: float = 60.0
-    # tracker for curves of the mean and of the worst seed
-    track: Literal["tensorboard", "trackio", "wandb"] | None = None
-    track_seeds: tyro.conf.FlagCreatePairsOff[bool] = False  # track a curve for each seed as well
-    memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
-    # if a seed has diverged, find the first value that was not finite
-    find_nan: tyro.conf.FlagCreatePairsOff[bool] = False
-
-
-# the options that are recorded for --resume
-KEPT = (
-    "eval_episodes",
-    "eval_interval",
-    "checkpoint_interval",
-    "track",
-    "track_seeds",
-    "find_nan",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class ResumeOptions:
-    """Options that can be given with --resume RUN_DIR."""
-
-    # more environment steps per agent than before, to extend the run
-    total_timesteps: float | None = None
-    # use the run's copies of the script and of your modules although they were edited
-    force: tyro.conf.FlagCreatePairsOff[bool] = False
-    # execute code outside of the run directory that the run names
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 class Request(NamedTuple):
@@ -135,7 +90,7 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
     command = ["train", name, *words]
     record = make_record("train", script, config, options, command)
-    record.options = {name: getattr(options, name) for name in KEPT}
+    record.options = options_to_record(options)
     return Request(script, config, options, run_dir, record)
 
 
@@ -147,12 +102,7 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     config = read_config(script, run_dir / "config.yaml")
     env_name = env_name_of(config)
     local_modules.check_environment(run_dir, record, env_name, given.trust)
-    options = Options(
-        num_seeds=record.settings["num_seeds"],
-        seed=record.settings["seed"],
-        run_dir=run_dir,
-        **record.options,
-    )
+    options = options_of(run_dir, record)
     if given.total_timesteps is not None:
         steps = whole_number("total_timesteps", given.total_timesteps)
         config = extend(script, config, steps, is_finished=record.finished is not None)
