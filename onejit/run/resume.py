@@ -29,7 +29,9 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     ):
         return given
 
-    given = command_line.parse(command, words[1:], config=(tyro.conf.OmitArgPrefixes,))
+    given = command_line.parse(
+        command, words[1:], prog=f"onejit {kind} --resume", config=(tyro.conf.OmitArgPrefixes,)
+    )
     command_line.check_options(given)
     run_dir = Path(words[0])
     record = read_record(run_dir)
