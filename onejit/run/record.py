@@ -26,6 +26,11 @@ from onejit.script.steps import total_steps
 
 Kind = Literal["train", "sweep", "trial", "script"]
 SPELLED = {"final_return": "final return", "greedy_return": "greedy return"}  # in run.json
+# what is written also if it is empty
+ALSO_EMPTY = {
+    "train": ("modules", "seconds", "steps_done", "steps_total", "options"),
+    "sweep": ("modules", "seconds", "steps_done", "steps_total", "words", "slices"),
+}
 
 
 @dataclasses.dataclass
@@ -117,9 +122,9 @@ class Record:
             value = getattr(self, field.name)
             if field.name != "others" and value != getattr(empty, field.name):
                 values[SPELLED.get(field.name, field.name)] = value
-        if self.steps_total:
-            values["steps_done"] = self.steps_done
-        if self.kind in ("train", "sweep") or self.seconds != empty.seconds:
+        for name in ALSO_EMPTY.get(self.kind, ()):
+            values[name] = getattr(self, name)
+        if "seconds" in values:
             values["seconds"] = dataclasses.asdict(self.seconds)
         return values | self.others
 
