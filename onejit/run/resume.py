@@ -50,6 +50,18 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     return run_dir, record, given
 
 
+def options_of(kind, run_dir: Path, record: Record, memory: float | None = None):
+    """The options of a run that has begun. `kind` is their dataclass.
+
+    `memory` replaces the option of this name if it is given.
+    """
+    values = dict(record.options)
+    if memory is not None:
+        values["memory"] = memory
+    settings = record.settings
+    return kind(num_seeds=settings["num_seeds"], seed=settings["seed"], run_dir=run_dir, **values)
+
+
 def warn_of_changed_versions(old: dict) -> None:
     now = versions()
     changes = []

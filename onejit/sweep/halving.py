@@ -152,16 +152,12 @@ class Halving(Strategy):
         return trained * self.request.options.num_seeds * steps_of(self.groups[-1].config)
 
     def describe(self, devices):
-        return [*super().describe(devices), self.describe_rungs()]
-
-    def describe_rungs(self) -> str:
-        """The rungs of the largest bracket in one line."""
         config = self.groups[0].config
-        parts = []
+        rungs = []
         for rung, end in enumerate(self.ends_of(config)):
             trials = plural(number_left(max(self.sizes), self.eta, rung), "trial")
-            parts.append(f"{trials} to {timesteps_until(config, end):,}")
-        return f"halving: {', '.join(parts)} timesteps"
+            rungs.append(f"{trials} to {timesteps_until(config, end):,}")
+        return [*super().describe(devices), f"halving: {', '.join(rungs)} timesteps"]
 
     def next(self):
         if not self.waiting:

@@ -88,6 +88,7 @@ EXCLUDES = {
     ("halving", "pbt"): "",
     ("part", "pbt"): "",
     ("track", "pbt"): "",
+    ("keep", "pbt"): ", whose best agents are all kept",
     ("part", "optuna"): "; --storage does",
     ("part", "halving"): ", which compares all trials",
 }

@@ -21,10 +21,9 @@ from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.devices import smallest_slice
-from onejit.run.directory import new_run_dir, script_of
+from onejit.run.directory import script_of
 from onejit.run.record import read_record, write_record
-from onejit.script import command_line, local_modules
-from onejit.script.configs import env_name_of
+from onejit.script import command_line
 from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.sweep import jobs
 from onejit.sweep.exchange import (
@@ -37,7 +36,13 @@ from onejit.sweep.exchange import (
     follow_schedule,
 )
 from onejit.sweep.options import required
-from onejit.sweep.request import Request, begin_record, float_names, make_request
+from onejit.sweep.request import (
+    Request,
+    check_environments,
+    float_names,
+    new_request,
+    request_of,
+)
 from onejit.sweep.slice_files import finished_slices, runs_of, slice_name
 from onejit.sweep.strategy import Strategy
 from onejit.sweep.values import read_distribution
@@ -155,24 +160,21 @@ def read_replay(words: list[str], command: list[str]) -> Request:
     if not record.schedule:
         raise ValueError(f"replay: {sweep_dir} is no sweep with --pbt that has finished")
     script = script_of(sweep_dir, record, given.force, given.trust)
-    request = make_request(script, record.words, description="")
-    env_name = env_name_of(request.config)
-    local_modules.check_environment(sweep_dir, record, env_name, given.trust)
+    request = request_of(script, sweep_dir, record)
+    check_environments(request, given.trust)
     seed = request.options.seed + 1 if given.seed is None else given.seed
     if seed == request.options.seed:
         raise ValueError(f"seed = {seed}: is the sweep's; a replay needs another one")
-    replayed = {
-        "num_seeds": given.num_seeds,
-        "seed": seed,
-        "checkpoint_interval": given.checkpoint_interval,
-    }
-    request.record.replay = {"of": str(sweep_dir), "schedule": record.schedule}
-    request.record.replay_options = replayed  # for --resume
     options = dataclasses.replace(
-        request.options, run_dir=given.run_dir, memory=given.memory, **replayed
+        request.options,
+        num_seeds=given.num_seeds,
+        seed=seed,
+        run_dir=given.run_dir,
+        checkpoint_interval=given.checkpoint_interval,
+        memory=given.memory,
     )
-    run_dir = given.run_dir or new_run_dir(script, request.config, prefix="replay-")
-    return begin_record(request._replace(options=options, run_dir=run_dir), command)
+    replay = {"of": str(sweep_dir), "schedule": record.schedule}
+    return new_request(script, request.config, options, request.swept, command, replay)
 
 
 # --- programs ---

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from onejit.engine import hosts
 from onejit.run import resume
-from onejit.run.directory import new_run_dir, script_of
+from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.record import Record, make_record
 from onejit.run.resume import check_random_numbers
 from onejit.script import command_line, local_modules
@@ -83,13 +83,6 @@ def split_flags(words: list[str]) -> dict[str, list[str]]:
     return flags
 
 
-def join_flags(flags: dict[str, list[str]]) -> list[str]:
-    words = []
-    for name, values in flags.items():
-        words += [f"--{name.replace('_', '-')}", *values]
-    return words
-
-
 def with_absolute_path(name: str) -> str:
     """A storage whose file is found from any folder, as `--resume` and Optuna's locks need it."""
     scheme, _, file = name.rpartition(":///")
@@ -118,14 +111,8 @@ def read_request(
     if name != "--resume":
         check_given_once(words)
         script = load_script(name)
-        words = read_flags(script, words, Options, command_line.Hosts)
-        request = make_request(script, words, description)
-        keep = request.options.keep
-        if request.options.pbt and keep != Options.keep:
-            raise ValueError(
-                f"keep = {keep}: does not go with --pbt, whose best agents are all kept"
-            )
-        return begin_record(request, command)
+        config, options, swept = parse(script, words, description)
+        return new_request(script, config, options, swept, command)
 
     run_dir, record, given = resume.read_resumed(words, "sweep", ResumeOptions, until_the_end)
     check_random_numbers(record)
@@ -134,63 +121,91 @@ def read_request(
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
     script = script_of(run_dir, record, given.force, given.trust)
-    request = make_request(script, record.words, description)
-    trials = [config_of(request, trial) for trial in range(len(request.trials))]
-    for env_name in dict.fromkeys(map(env_name_of, [request.config, *trials])):
-        local_modules.check_environment(run_dir, record, env_name, given.trust)
-    memory = given.memory or request.options.memory
-    options = dataclasses.replace(request.options, memory=memory, **record.replay_options)
-    return request._replace(options=options, run_dir=run_dir, record=record)
+    request = request_of(script, run_dir, record, given.memory)
+    check_environments(request, given.trust)
+    return request
 
 
-def make_request(script: Script, words: list[str], description: str | None) -> Request:
-    """The request of a command line, without its directory. Raises ValueError."""
+def parse(script: Script, words: list[str], description: str | None) -> tuple:
+    """`(config, options, swept)` of a command line. Raises ValueError."""
     swept = {}
-    others = {}
-    flags = split_flags(words)
-    if any(flags.get("storage", [])):
-        flags["storage"] = [with_absolute_path(name) for name in flags["storage"]]
-    for name, values in flags.items():
-        is_field = name in field_names(script)
-        if is_field and is_swept(script, name, values):
+    others = []
+    for name, values in split_flags(read_flags(script, words, Options, command_line.Hosts)).items():
+        if name in field_names(script) and is_swept(script, name, values):
             swept[name] = values
         else:
-            others[name] = values
+            others += [f"--{name.replace('_', '-')}", *values]
     config, options, _ = command_line.parse_with(
-        script, join_flags(others), Options, description, prog="onejit sweep"
+        script, others, Options, description, prog="onejit sweep"
     )
     check_options(script, swept, options)
-    trials = []
-    if not options.optuna:
-        samples = options.samples
-        if options.pbt:  # a trial is an agent, which begins with values of its own
-            samples *= options.num_seeds
-        trials = make_trials(script, swept, samples, options.seed)
+    if options.storage:
+        options = dataclasses.replace(options, storage=with_absolute_path(options.storage))
+    return config, options, swept
+
+
+def new_request(
+    script: Script,
+    config,
+    options: Options,
+    swept: dict,
+    command: list[str],
+    replay: dict | None = None,
+) -> Request:
+    """The request of a sweep or a replay that begins, with its new directory and record.
+
+    Raises ValueError.
+    """
+    trials = trials_of(script, swept, options)
     check_part(len(trials), options)
-    record = Record(settings={}, words=join_flags(flags))
-    return Request(script, config, options, options.run_dir, swept, trials, record, [], {})
-
-
-def begin_record(request: Request, command: list[str]) -> Request:
-    """The request with its new directory and the record of a new sweep. Raises ValueError."""
-    script = request.script
-    options = request.options
-    run_dir = request.run_dir or new_run_dir(script, request.config, prefix="sweep-")
+    prefix = "replay-" if replay else "sweep-"
+    run_dir = options.run_dir or new_run_dir(script, config, prefix=prefix)
     run_dir = Path(hosts.agree(str(run_dir)))
-    record = make_record("sweep", script, request.config, options, command)
-    record.words = request.record.words
-    record.replay = request.record.replay
-    record.replay_options = request.record.replay_options
+    record = make_record("sweep", script, config, options, command)
+    record.swept = swept
+    record.replay = replay or {}
     if options.storage:
         record.owner = hosts.agree(uuid.uuid4().hex)
+    request = Request(script, config, options, run_dir, swept, trials, record, [], {})
     if options.optuna:
         record.num_trials = required(options.samples)
     else:
         record.num_trials = sum(len(group.trials) for group in groups_of_part(request))
-    return request._replace(run_dir=run_dir, record=record)
+    return request
+
+
+def request_of(
+    script: Script, run_dir: Path, record: Record, memory: float | None = None
+) -> Request:
+    """The request of a sweep that has begun. Raises ValueError."""
+    if not record.swept:
+        raise ValueError(
+            f"{run_dir}: is a sweep of an older version of onejit, which alone can read its options"
+        )
+    config = read_config(script, run_dir / "config.yaml")
+    options = resume.options_of(Options, run_dir, record, memory)
+    trials = trials_of(script, record.swept, options)
+    return Request(script, config, options, run_dir, record.swept, trials, record, [], {})
+
+
+def check_environments(request: Request, trust: bool) -> None:
+    """Raise ValueError if an environment is outside of the run directory, unless `trust`."""
+    trials = [config_of(request, trial) for trial in range(len(request.trials))]
+    for env_name in dict.fromkeys(map(env_name_of, [request.config, *trials])):
+        local_modules.check_environment(request.run_dir, request.record, env_name, trust)
 
 
 # --- trials ---
+
+
+def trials_of(script: Script, swept: dict, options: Options) -> list[dict]:
+    """The trials that are known before the first one is trained. Raises ValueError."""
+    if options.optuna:
+        return []
+    samples = options.samples
+    if options.pbt:  # a trial is an agent, which begins with values of its own
+        samples = required(samples) * options.num_seeds
+    return make_trials(script, swept, samples, options.seed)
 
 
 def float_names(request: Request) -> list[str]:

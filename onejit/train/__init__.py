@@ -40,7 +40,7 @@ from onejit.run import resume
 from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.lock import holding
 from onejit.run.record import Record, make_record, write_record
-from onejit.run.resume import check_random_numbers
+from onejit.run.resume import check_random_numbers, options_of
 from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, write_config
@@ -49,7 +49,7 @@ from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.train import find_nan
-from onejit.train.options import Options, ResumeOptions, options_of, options_to_record
+from onejit.train.options import Options, ResumeOptions
 
 TOOL = "onejit train"
 
@@ -90,7 +90,6 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
     command = ["train", name, *words]
     record = make_record("train", script, config, options, command)
-    record.options = options_to_record(options)
     return Request(script, config, options, run_dir, record)
 
 
@@ -102,7 +101,7 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     config = read_config(script, run_dir / "config.yaml")
     env_name = env_name_of(config)
     local_modules.check_environment(run_dir, record, env_name, given.trust)
-    options = options_of(run_dir, record)
+    options = options_of(Options, run_dir, record)
     if given.total_timesteps is not None:
         steps = whole_number("total_timesteps", given.total_timesteps)
         config = extend(script, config, steps, is_finished=record.finished is not None)

@@ -26,12 +26,12 @@ from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import open_checkpoints, restore
 from onejit.run import resume
 from onejit.run.directory import read_config, script_of
-from onejit.run.resume import check_random_numbers
+from onejit.run.resume import check_random_numbers, options_of
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of
 from onejit.script.contract import Script
 from onejit.script.steps import timesteps_until
-from onejit.train.options import options_of
+from onejit.train.options import Options
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "distrax", "tensorflow_probability", "chex")
 
@@ -488,6 +488,6 @@ def main(words) -> Path:
         config = read_config(script, run_dir / "config.yaml")
         env_name = env_name_of(config)
         local_modules.check_environment(run_dir, record, env_name, given.trust)
-        options = options_of(run_dir, record, memory=given.memory)
+        options = options_of(Options, run_dir, record, memory=given.memory)
         search(script, config, options, run_dir, record.slice)
     return run_dir

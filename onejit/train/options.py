@@ -6,8 +6,6 @@ from typing import Literal
 
 import tyro
 
-from onejit.run.record import Record
-
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -31,17 +29,6 @@ class Options:
     find_nan: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
-# the options that are recorded for --resume
-KEPT = (
-    "eval_episodes",
-    "eval_interval",
-    "checkpoint_interval",
-    "track",
-    "track_seeds",
-    "find_nan",
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class ResumeOptions:
     """Options that can be given with --resume RUN_DIR."""
@@ -52,20 +39,3 @@ class ResumeOptions:
     force: tyro.conf.FlagCreatePairsOff[bool] = False
     # execute code outside of the run directory that the run names
     trust: tyro.conf.FlagCreatePairsOff[bool] = False
-
-
-def options_to_record(options: Options) -> dict:
-    """What --resume needs beside the settings."""
-    return {name: getattr(options, name) for name in KEPT}
-
-
-def options_of(run_dir: Path, record: Record, memory: float | None = None) -> Options:
-    """The options of a run that has begun."""
-    settings = record.settings
-    return Options(
-        num_seeds=settings["num_seeds"],
-        seed=settings["seed"],
-        run_dir=run_dir,
-        memory=memory,
-        **record.options,
-    )

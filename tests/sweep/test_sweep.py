@@ -643,8 +643,8 @@ def test_config_file(tmp_path):
     assert request.trials == [{"lr": 0.1}, {"lr": 0.2}]
     assert request.config.num_steps == 50 and request.config.hidden_sizes == (8, 8)
     assert dict(request.config.env_params) == {"max_steps_in_episode": 9}
-    words = request.record.words
-    assert "--config" not in words and sweep.read_request(["ppo", *words], None)[:2] == request[:2]
+    assert request.record.swept == {"lr": ["0.1", "0.2"]}
+    assert request.record.settings["num_steps"] == 50
 
 
 @pytest.mark.parametrize(
