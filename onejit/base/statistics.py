@@ -242,15 +242,10 @@ class Summary(NamedTuple):
 
     def to_store(self) -> dict:
         """The summary for run.json. JSON has no -inf."""
-        values = {
-            **dict(zip(("mean", "mean_low", "mean_high"), self.mean, strict=True)),
-            "worst": self.worst,
-            **dict(
-                zip(("interquartile_mean", "low", "high"), self.interquartile_mean, strict=True)
-            ),
-        }
+        names = ("mean", "mean_low", "mean_high", "worst", "interquartile_mean", "low", "high")
+        values = [*self.mean, self.worst, *self.interquartile_mean]
         stored = {}
-        for name, value in values.items():
+        for name, value in zip(names, values, strict=True):
             stored[name] = float(value) if np.isfinite(value) else None
         for name in ("seeds", "not_finite", "diverged", "no_episode"):
             stored[name] = getattr(self, name)
