@@ -187,7 +187,7 @@ def test_merge_refuses(whole, parts, tmp_path, capfd):
 @pytest.mark.slow
 def test_a_merge_that_was_killed_can_be_repeated(parts, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", interrupt_at(Path.replace, tmp_path / "run"))
+        patch.setattr(Path, "replace", interrupt_at(Path.replace, tmp_path / "run" / "metrics.npz"))
         sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
     assert not (tmp_path / "run").exists()
     sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
