@@ -105,6 +105,8 @@ class Config:
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent
     num_steps: int = 64  # steps per environment and update
+    # begin environments at different times of an episode, so that they do not all reset together
+    staggered_resets: bool = False
     update_epochs: int = 4  # passes over the num_envs * num_steps steps of an update
     num_minibatches: int = 16  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
@@ -346,6 +348,10 @@ def make_learner(config: Config):
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
         obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        if config.staggered_resets:
+            limit = env_params.max_steps_in_episode
+            time = jnp.linspace(0, limit, config.num_envs, endpoint=False, dtype=jnp.int32)
+            env_state = env_state.replace(env_state=env_state.env_state.replace(time=time))
         params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
         return RunnerState(
             params=params,

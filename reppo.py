@@ -105,6 +105,8 @@ class Config:
     total_timesteps: int = 200_000  # environment steps per agent
     num_envs: int = 32  # environments per agent
     num_steps: int = 64  # steps per environment and update
+    # begin environments at different times of an episode, so that they do not all reset together
+    staggered_resets: bool = False
     update_epochs: int = 4  # passes over the batch of num_envs * num_steps steps
     num_minibatches: int = 16  # gradient steps per pass, each of the critic and then of the policy
     lr: float = 1e-3  # Adam's learning rate
@@ -367,6 +369,10 @@ def make_learner(config: Config):
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
         obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        if config.staggered_resets:
+            limit = env_params.max_steps_in_episode
+            time = jnp.linspace(0, limit, config.num_envs, endpoint=False, dtype=jnp.int32)
+            env_state = env_state.replace(env_state=env_state.env_state.replace(time=time))
         action = jnp.zeros((config.num_envs, actor.action_dim))
         ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-8)  # log(0) would not learn
         kl_coef = jnp.maximum(jnp.float32(config.kl_coef), 1e-8)

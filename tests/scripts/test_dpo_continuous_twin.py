@@ -15,7 +15,7 @@ import dpo_continuous as script
 FIELDS = {name: value for name, value in vars(ppo.SMALL).items() if name != "clip_eps"}
 SMALL = script.Config(**FIELDS | {"dpo_alpha": 0.05, "dpo_beta": 0.02})
 CASES = {
-    "all on": dataclasses.replace(SMALL, anneal_lr=True),
+    "all on": dataclasses.replace(SMALL, anneal_lr=True, staggered_resets=True),
     "all off": dataclasses.replace(
         SMALL, anneal_lr=False, normalize_obs=False, normalize_reward=False
     ),

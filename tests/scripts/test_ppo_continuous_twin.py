@@ -33,7 +33,9 @@ SMALL = script.Config(
     log_std_init=-0.5,
 )
 CASES = {
-    "all on": dataclasses.replace(SMALL, anneal_lr=True, normalize_obs=True, normalize_reward=True),
+    "all on": dataclasses.replace(
+        SMALL, anneal_lr=True, normalize_obs=True, normalize_reward=True, staggered_resets=True
+    ),
     "all off": dataclasses.replace(
         SMALL,
         anneal_lr=False,

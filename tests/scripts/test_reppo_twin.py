@@ -34,7 +34,9 @@ SMALL = script.Config(
     hidden_sizes=(8,),
 )
 CASES = {
-    "all on": dataclasses.replace(SMALL, normalize_obs=True, normalize_reward=True),
+    "all on": dataclasses.replace(
+        SMALL, normalize_obs=True, normalize_reward=True, staggered_resets=True
+    ),
     "all off": dataclasses.replace(
         SMALL,
         normalize_obs=False,

@@ -99,6 +99,7 @@ class Environments:
     """The environments of one agent, reset and stepped one by one."""
 
     def __init__(self, script, config):
+        self.staggered = getattr(config, "staggered_resets", False)
         self.env, self.env_params = script.make_env(config)
         self.reset_one = jax.jit(lambda key: self.env.reset(key, self.env_params))
         self.step_one = jax.jit(
@@ -113,6 +114,11 @@ class Environments:
             obs, state = self.reset_one(key)
             self.obs.append(to_array(obs))
             self.states.append(state)
+        if self.staggered:
+            for i, state in enumerate(self.states):
+                time = i * self.env_params.max_steps_in_episode // len(keys)
+                inner = state.env_state.replace(time=jnp.int32(time))
+                self.states[i] = state.replace(env_state=inner)
 
     def step(self, keys, actions):
         """Reward, terminated, truncated [N] and the observations after the step, before a reset."""
