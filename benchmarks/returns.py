@@ -133,8 +133,12 @@ def settings_of(name: str) -> dict:
     """The fields of a row's config as it is today, as run.json has them."""
     script, (_, file, *more) = load(name)
     fields = {field.name for field in dataclasses.fields(script.Config)}
-    pairs = zip(more[::2], more[1::2], strict=True)
-    flags = [word for pair in pairs if configs.field_of(pair[0]) in fields for word in pair]
+    options = []  # each flag with its values
+    for word in more:
+        if word.startswith("--"):
+            options.append([])
+        options[-1].append(word)
+    flags = [word for option in options if configs.field_of(option[0]) in fields for word in option]
     words = configs.read_flags(script, ["--config", str(ROOT / file), *flags])
     config = tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
     return json.loads(json.dumps(configs.plain(config)))
