@@ -140,7 +140,7 @@ def draw_pqn():
         axis.text(15.7, 0.9, kind)
         axis.set(xlabel="step", ylim=(-0.03, 1.03))
     axes[0].set_ylabel("weight of the largest Q")
-    axes[1].legend(frameon=False, loc="center right")
+    axes[1].legend(frameon=False, loc="center", bbox_to_anchor=(0.4, 0.65))
     return figure
 
 
@@ -201,7 +201,7 @@ def draw_apex_dqn():
         )
     arrows = [
         ((0.5, 0.77), (0.5, 0.62), "transitions,\nfirst priorities", 0.54),
-        ((0.42, 0.38), (0.42, 0.2), "batch", 0.26),
+        ((0.42, 0.38), (0.42, 0.2), "batch", 0.2),
         ((0.58, 0.2), (0.58, 0.38), "new\npriorities", 0.61),
     ]
     for start, stop, text, x in arrows:
@@ -209,11 +209,11 @@ def draw_apex_dqn():
         axes[0].text(x, (start[1] + stop[1]) / 2, text, va="center")
     axes[0].annotate(
         "",
-        (0.22, 0.88),
-        (0.4, 0.12),
+        (0.14, 0.88),
+        (0.34, 0.12),
         arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.6"},
     )
-    axes[0].text(-0.02, 0.5, "parameters", rotation=90, va="center")
+    axes[0].text(-0.14, 0.5, "parameters", rotation=90, va="center")
     config = apex_dqn.Config()
     epsilons = apex_dqn.actor_epsilons(
         config.num_envs, config.epsilon_base, config.epsilon_exponent
@@ -364,8 +364,9 @@ def draw_td3():
         1.0 + 0.99 * errors[0], 80, density=True, alpha=0.5, color="0.6", label="one critic"
     )
     axes[1].hist(targets, 80, density=True, alpha=0.6, label="the smaller of two")
-    axes[1].axvline(1.0, color="tab:orange")
-    axes[1].set(title="targets with errors; the truth is 1", xlabel="target", ylabel="density")
+    axes[1].axvline(1.0, ymax=0.75, color="tab:orange")
+    axes[1].set(title="targets with errors; the truth is 1", ylim=(0, 1.35))
+    axes[1].set(xlabel="target", ylabel="density")
     for axis in axes:
         axis.legend(frameon=False)
     return figure
