@@ -113,11 +113,19 @@ class Mutant:
         self.change = change
         self.apply = apply
 
-    def source(self, tree) -> str:
-        changed = copy.deepcopy(tree)
-        node = list(ast.walk(changed))[self.index]
+    def source(self, text: str) -> str:
+        """The text with the change. All else in it stays, because tests may compare functions."""
+        node = list(ast.walk(ast.parse(text)))[self.index]
+        lines = text.encode().splitlines(keepends=True)  # columns are those of bytes
+        start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+        end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+        is_expression = isinstance(node, ast.expr)
+        indent = "\n" + " " * node.col_offset
         self.apply(node)
-        return ast.unparse(ast.fix_missing_locations(changed))
+        changed = ast.unparse(ast.fix_missing_locations(node)).replace("\n", indent)
+        if is_expression:
+            changed = f"({changed})"
+        return (text.encode()[:start] + changed.encode() + text.encode()[end:]).decode()
 
 
 def name_of(node):
@@ -149,11 +157,12 @@ def has_text(node) -> bool:
     return False
 
 
-def changes_of(node, names: set[str], keys: list[str], assigned: set[str]):
+def changes_of(node, is_condition: bool, names: set[str], keys: list[str], assigned: set[str]):
     """`(change, apply)` for each change of one node.
 
-    `names` are all of the file and of libraries. `keys` are random keys of the function that the
-    node is in, and `assigned` are variables of it that have another value before.
+    `is_condition`: the node is that of an `if`. `names` are all of the file and of libraries.
+    `keys` are random keys of the function that the node is in, and `assigned` are variables of it
+    that have another value before.
     """
     has_operator = isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp))
     if has_operator and type(node.op) in OPERATORS and not has_text(node):
@@ -168,8 +177,8 @@ def changes_of(node, names: set[str], keys: list[str], assigned: set[str]):
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert, ast.Not)):
         yield f"no {type(node.op).__name__}", lambda n: become(n, n.operand)
 
-    if isinstance(node, ast.If) and isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):
-        yield "if -> if not", lambda n: setattr(n, "test", ast.UnaryOp(ast.Not(), n.test))
+    if is_condition and isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
+        yield "if -> if not", lambda n: become(n, ast.UnaryOp(ast.Not(), copy.copy(n)))
 
     if isinstance(node, ast.IfExp):
 
@@ -236,6 +245,7 @@ def mutants_of(text: str, first: int, last: int) -> list[Mutant]:
     tree = ast.parse(text)
     left_alone = without_effect(tree)
     names = {*dir(builtins), *dir(np)} | {name_of(node) for node in ast.walk(tree)}
+    conditions = {node.test for node in ast.walk(tree) if isinstance(node, ast.If)}
     function_of = {}
     for function in ast.walk(tree):  # outer functions come first, so that the innermost wins
         if isinstance(function, ast.FunctionDef):
@@ -255,7 +265,7 @@ def mutants_of(text: str, first: int, last: int) -> list[Mutant]:
         arguments = [n.arg for n in inside if isinstance(n, ast.arg)]
         keys = [name for name in dict.fromkeys(stored + arguments) if name.endswith("key")]
         assigned = {name for name in stored if stored.count(name) > 1} | set(arguments)
-        for change, apply in changes_of(node, names, keys, assigned):
+        for change, apply in changes_of(node, node in conditions, names, keys, assigned):
             mutants.append(Mutant(index, line, change, apply))
     return mutants
 
@@ -434,7 +444,6 @@ def run_file(file: str, arguments: str, options) -> None:
     part = Script(file, text) if "/" not in file else Module()
     mutants = mutants_of(text, part.first, part.last)
     random.Random(options.seed).shuffle(mutants)
-    tree = ast.parse(text)
 
     path = CACHE / f"{file.replace('/', '.')}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -449,8 +458,8 @@ def run_file(file: str, arguments: str, options) -> None:
         for mutant in mutants:
             if len(counted) == options.count or time.monotonic() > end:
                 break
-            source = mutant.source(tree)
-            digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+            source = mutant.source(text)
+            digest = hashlib.sha256(ast.unparse(ast.parse(source)).encode()).hexdigest()[:16]
             record = results.get(digest)
             if record is None:
                 record = {"source": digest, "line": mutant.line, "change": mutant.change}
