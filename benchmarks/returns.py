@@ -144,8 +144,13 @@ def settings_of(name: str) -> dict:
 
 
 def has_changed(row: dict) -> bool:
-    """Whether the config of a measured row has another value today, or a field that was added."""
-    return any(row["settings"].get(key) != value for key, value in settings_of(row["row"]).items())
+    """Whether the config of a measured row has another value today.
+
+    A field that was added since must have the script's default: it trains as before.
+    """
+    script, _ = load(row["row"])
+    measured = json.loads(json.dumps(configs.plain(script.Config()))) | row["settings"]
+    return any(measured[key] != value for key, value in settings_of(row["row"]).items())
 
 
 def seeds_of(name: str, script_changed: bool = False) -> tuple[int, list[int]]:
