@@ -87,59 +87,77 @@ for toy in (ToyContinuous, ToyDiscrete, BlowsUpContinuous, BlowsUpDiscrete):
     gymnax.register(toy.__name__, toy)
 
 
+KINDS = ("ends", "cut", "best")  # of a probe's episodes
+ENDS, CUT, BEST = range(3)  # their places
+
+
 @struct.dataclass
-class ValueState(environment.EnvState):
+class ProbeState(environment.EnvState):
+    kind: jax.Array  # its place in KINDS
     sign: jax.Array
 
 
 @struct.dataclass
-class ValueParams(environment.EnvParams):
+class ProbeParams(environment.EnvParams):
     max_steps_in_episode: int = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueContinuous(environment.Environment):
-    """Its arguments tell what an episode is.
+class ProbeContinuous(environment.Environment):
+    """Episodes of known value. At the start each draws a sign and its kind, one of `kinds`.
 
-    Observes a sign drawn at the start, and 1 or the step.
+    - ends: pays the sign in each of three steps, then terminates; shows the step
+    - cut: pays the sign in each step, for ever
+    - best: terminates after one step, which pays by the action; the best one depends on the sign
+
+    Observes the kind as one of three, the sign and the step. What has terminated looks like an
+    episode that is cut: there, the value is far from 0.
     """
 
-    length: int = 1_000_000  # steps until it terminates
-    # "one"; "sign", what is observed; "last", 1 in the last step; "action", highest at 4 or at 2
-    reward: str = "one"
-    shows_time: bool = False
+    kinds: str = "ends cut best"
 
     @property
     def default_params(self):
-        return ValueParams()
+        return ProbeParams()
 
     def observe(self, key, state, action, params):
-        return jnp.stack([state.sign, state.time * 1.0 if self.shows_time else jnp.ones(())])
+        step = jnp.where(state.kind == ENDS, state.time, 0)
+        return jnp.array([*jax.nn.one_hot(state.kind, 3), state.sign, step])
 
     def reset_env(self, key, params):
-        state = ValueState(time=jnp.zeros((), int), sign=jax.random.rademacher(key, (), float))
+        kind_key, sign_key = jax.random.split(key)
+        places = jnp.array([KINDS.index(kind) for kind in self.kinds.split()])
+        state = ProbeState(
+            time=jnp.int32(0),
+            kind=jax.random.choice(kind_key, places),
+            sign=jax.random.rademacher(sign_key, (), float),
+        )
         return self.observe(key, state, None, params), state
 
-    def reward_of(self, action):
-        return -jnp.square(action[0] - 4.0)
+    def pay(self, action, sign):
+        """0 for the best action: 4 or 0 between -3 and 5, which is 0.75 or -0.25 in [-1, 1]."""
+        return -0.1 * jnp.square(action[0] - 2.0 - 2.0 * sign)
 
     def step_env(self, key, state, action, params):
-        terminated = state.time + 1 >= self.length
-        reward = {"one": jnp.ones(()), "sign": state.sign, "last": terminated * 1.0}
-        reward = self.reward_of(action) if self.reward == "action" else reward[self.reward]
-        state = state.replace(time=state.time + 1)
+        paid = self.pay(action, state.sign)
+        reward = jnp.where(state.kind == BEST, paid, state.sign)
+        time = state.time + 1
+        terminated = time >= jnp.array([3, 1_000_000, 1])[state.kind]
+        kind = jnp.where(terminated, CUT, state.kind)
+        state = state.replace(time=time, kind=kind)
         return self.observe(key, state, action, params), state, reward, terminated, {}
 
     def observation_space(self, params):
-        return spaces.Box(-1000.0, 1000.0, (2,))
+        return spaces.Box(-1000.0, 1000.0, (5,))
 
     def action_space(self, params=None):
         return spaces.Box(-3.0, 5.0, (1,))
 
 
-class ValueDiscrete(ValueContinuous):
-    def reward_of(self, action):
-        return (action == 2) * 1.0
+class ProbeDiscrete(ProbeContinuous):
+    def pay(self, action, sign):
+        """1 for the best action, 2 or 0."""
+        return (action == 1 + sign) * 1.0
 
     @property
     def num_actions(self):
@@ -149,11 +167,14 @@ class ValueDiscrete(ValueContinuous):
         return spaces.Discrete(3)
 
 
-class Recall(ValueDiscrete):
+class Recall(ProbeDiscrete):
     """Four steps.
 
     The sign is seen in the first alone; in the last the action that it tells is rewarded by 1.
     """
+
+    def observation_space(self, params):
+        return spaces.Box(-1.0, 4.0, (2,))
 
     def observe(self, key, state, action, params):
         return jnp.stack([jnp.where(state.time == 0, state.sign, 0.0), state.time * 1.0])
@@ -203,7 +224,7 @@ class Brightness(environment.Environment):
 
     @property
     def default_params(self):
-        return ValueParams()
+        return ProbeParams()
 
     def picture(self, sign):
         upper = jnp.arange(self.shape[0]) < self.shape[0] // 2
@@ -213,7 +234,8 @@ class Brightness(environment.Environment):
         return jnp.broadcast_to(bright[:, None, None], self.shape)
 
     def reset_env(self, key, params):
-        state = ValueState(time=jnp.zeros((), int), sign=jax.random.rademacher(key, (), float))
+        sign = jax.random.rademacher(key, (), float)
+        state = ProbeState(time=jnp.int32(0), kind=jnp.int32(0), sign=sign)
         return self.picture(state.sign), state
 
     def step_env(self, key, state, action, params):
@@ -237,6 +259,6 @@ class Brightness(environment.Environment):
         return spaces.Discrete(2)
 
 
-for toy in (ValueContinuous, ValueDiscrete, Recall, Brightness):
+for toy in (ProbeContinuous, ProbeDiscrete, Recall, Brightness):
     gymnax.register(toy.__name__, toy)
 brax_envs.register_environment("ValueBrax", ValueBrax)

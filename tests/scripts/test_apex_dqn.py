@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # registers the environments
+import toys  # noqa: F401  registers the environments
 from support.compilation import jit_quickly
 from support.tiers import slow
 
 import apex_dqn
-from onejit.engine.evaluation import policy_of
-
-VALUE = toys.ValueDiscrete.__name__
 
 # --- mathematics ---
 
@@ -252,80 +249,7 @@ def test_nothing_carried_is_empty(n_step):
     assert jax.tree.structure(jax.eval_shape(update, begun)[0]) == jax.tree.structure(begun)
 
 
-# --- environments of known value ---
-
-
-def learn(num_updates=400, env_params=(), **overrides):
-    """Train one agent: config, final state, metrics, and the function from observations to Q."""
-    config = apex_dqn.Config(
-        env_name=VALUE,
-        env_params=dict(env_params),
-        num_envs=8,
-        num_steps=2,
-        gradient_steps=4,
-        batch_size=64,
-        buffer_size=2000,
-        learning_starts=200,
-        total_timesteps=200 + num_updates * 16,
-        actor_sync_interval=64,
-        target_update_interval=64,
-        lr=1e-2,
-        gamma=0.9,
-        hidden_sizes=(16, 16),
-    )
-    config = dataclasses.replace(config, **overrides)
-    out = jit_quickly(apex_dqn.make_train(config))(jax.random.key(0))
-    network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-    params = out["runner_state"].params
-    return (
-        config,
-        out["runner_state"],
-        out["metrics"],
-        lambda *obs: network.apply(params, jnp.asarray(obs, float)),
-    )
-
-
-@pytest.mark.slow
-def test_value_is_discounted():
-    *_, q = learn(
-        env_params={"length": 2, "reward": "last", "shows_time": True},
-        tau=0.3,
-        n_step=2,
-    )
-    expected = np.repeat([[0.9], [0.9], [1.0], [1.0]], 3, axis=1)
-    np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
-
-
-@pytest.mark.slow
-def test_value_depends_on_the_action():
-    config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
-    start, act = policy_of(apex_dqn, config)
-    action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
-    assert action == 2
-
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_truncation_is_bootstrapped(n_step):
-    """From the last observation, not from the next episode's first, whose sign may differ."""
-    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    _, _, metrics, q = learn(env_params=env_params, num_updates=600, n_step=n_step)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
-    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_termination_is_not_bootstrapped(n_step):
-    *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=600, n_step=n_step)
-    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
-    np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.3)
+# --- training ---
 
 
 @pytest.mark.slow
@@ -356,7 +280,7 @@ def test_training_without_hidden_layers_and_with_the_largest_exponent():
 def test_nothing_is_bootstrapped_after_a_termination():
     """Not even 0 times NaN: every step ends an episode, and the target network is broken."""
     config = apex_dqn.Config(
-        env_name="ValueDiscrete", env_params={"length": 1}, num_envs=4, batch_size=8
+        env_name="ProbeDiscrete", env_params={"kinds": "best"}, num_envs=4, batch_size=8
     )
     config = dataclasses.replace(config, hidden_sizes=(4,), learning_starts=16, buffer_size=64)
     init, update = apex_dqn.make_learner(config)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # registers the environments
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load, save
 from support.compilation import jit_quickly
@@ -17,7 +16,6 @@ from support.compilation import jit_quickly
 import crossq
 from onejit.engine.evaluation import policy_of
 
-VALUE = toys.ValueContinuous.__name__
 WARMUP = 2
 
 # --- batch renormalization ---
@@ -163,76 +161,3 @@ def test_saved_agent_played_in_numpy():
     start, act = policy_of(crossq, config)
     actual = act(state.agent, start(), jnp.asarray(obs))[0]
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-# --- environments of known value ---
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-train = jit_quickly(lambda config, key: crossq.make_train(config)(key))
-
-
-def learn(num_updates=400, env_params=(), **overrides):
-    """Train one agent: its final state, its metrics, and the critics of the policy's actions."""
-    config = crossq.Config(
-        env_name=VALUE,
-        env_params=dict(env_params),
-        num_envs=8,
-        num_steps=2,
-        gradient_steps=4,
-        policy_delay=2,
-        batch_size=64,
-        buffer_size=2000,
-        learning_starts=200,
-        total_timesteps=200 + num_updates * 16,
-        policy_lr=3e-3,
-        q_lr=3e-3,
-        gamma=GAMMA,
-        ent_coef=0.0,
-        learn_ent_coef=False,
-        hidden_sizes=(16, 16),
-        critic_hidden_sizes=(16, 16),
-    )
-    config = dataclasses.replace(config, **overrides)
-    out = train(config, jax.random.key(0))
-    state = out["runner_state"]
-    actor, critic = crossq.make_networks(config, *crossq.make_env(config))
-
-    def variables(name):
-        return {"params": state.params[name], "batch_stats": state.batch_stats[name]}
-
-    def q(*obs):
-        obs = jnp.asarray(obs, float)
-        action = jnp.tanh(actor.apply(variables("actor"), obs, training=False).mode())
-        apply = jax.vmap(lambda critics: critic.apply(critics, obs, action, training=False))
-        return apply(variables("critics"))
-
-    return state, out["metrics"], q
-
-
-@pytest.mark.slow  # SAC's is fast
-def test_truncation_is_bootstrapped():
-    """From the last observation, not the first one of the next episode, whose sign may differ."""
-    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    state, metrics, q = learn(env_params=env_params)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS, -ENDLESS]] * 2, rtol=0.1)
-    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
-    assert not state.replay.terminated.any()
-
-
-@pytest.mark.slow  # SAC's is fast
-def test_termination_is_not_bootstrapped():
-    *_, q = learn(env_params={"length": LIMIT, "shows_time": True})
-    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
-    np.testing.assert_allclose(learned, np.tile(FINITE, (2, 2)), atol=0.3)
-
-
-@pytest.mark.slow  # SAC's is fast
-def test_best_action_between_bounds_that_are_not_one():
-    """The best action is 4 between -3 and 5, which is 0.75 between -1 and 1."""
-    settings = {"ent_coef": 0.1, "learn_ent_coef": True, "target_entropy": -2.0}
-    env_params = {"length": 1, "reward": "action"}
-    state, *_ = learn(env_params=env_params, reward_scale=0.1, **settings)
-    start, act = policy_of(crossq, crossq.Config(env_name=VALUE, hidden_sizes=(16, 16)))
-    np.testing.assert_allclose(act(state.agent, start(), jnp.ones((1, 2)))[0], 0.75, atol=0.08)

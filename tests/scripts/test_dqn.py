@@ -1,6 +1,4 @@
-"""DQN's mathematics and its replay against NumPy, and what it learns on environments of known
-value.
-"""
+"""DQN's mathematics and its replay against NumPy."""
 
 import dataclasses
 import math
@@ -11,15 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # registers the environments
 from support.compilation import jit_quickly
 from support.tiers import slow
 
 import apex_dqn
 import dqn
-from onejit.engine.evaluation import policy_of
-
-VALUE = toys.ValueDiscrete.__name__
 
 # --- mathematics ---
 
@@ -217,92 +211,7 @@ def test_warm_up_is_whole_updates():
     assert dqn.Config(learning_starts=30, **settings).warmup_timesteps == 32
 
 
-# --- environments of known value ---
-
-
-def learn(num_updates=250, env_params=(), **overrides):
-    """Train one agent: its final state and metrics, and a function from observations to the values
-    of actions.
-    """
-    config = dqn.Config(
-        env_name=VALUE,
-        env_params=dict(env_params),
-        num_envs=8,
-        num_steps=2,
-        gradient_steps=4,
-        batch_size=64,
-        buffer_size=2000,
-        learning_starts=200,
-        total_timesteps=200 + num_updates * 16,
-        target_update_interval=64,
-        lr=1e-2,
-        gamma=0.9,
-        epsilon_finish=0.5,
-        hidden_sizes=(16, 16),
-    )
-    config = dataclasses.replace(config, **overrides)
-    out = jit_quickly(dqn.make_train(config))(jax.random.key(0))
-    network = dqn.make_network(config, *dqn.make_env(config))
-    return (
-        config,
-        out["runner_state"],
-        out["metrics"],
-        lambda *obs: network.apply(out["runner_state"].params, jnp.asarray(obs, float)),
-    )
-
-
-@pytest.mark.slow
-def test_value_of_a_constant_reward():
-    *_, metrics, q = learn(env_params={"length": 1})
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), 1.0, atol=0.05)
-    np.testing.assert_allclose(metrics["q_value"][-1], 1.0, atol=0.05)
-
-
-@pytest.mark.slow  # as does the one of a truncated episode
-def test_value_depends_on_the_observation():
-    *_, q = learn(env_params={"length": 1, "reward": "sign"})
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[1.0] * 3, [-1.0] * 3], atol=0.05)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [slow({"double": False}), slow({"tau": 0.3})],
-    ids=str,
-)
-def test_value_is_discounted(settings):
-    *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, **settings)
-    expected = np.repeat([[0.9], [0.9], [1.0], [1.0]], 3, axis=1)
-    np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
-
-
-@pytest.mark.slow  # the twin covers it
-def test_value_depends_on_the_action():
-    config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
-    start, act = policy_of(dqn, config)
-    action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
-    assert action == 2
-
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-
-
-def test_truncation_is_bootstrapped():
-    """From the last observation, not from the first one of the next episode, whose sign may be the
-    other.
-    """
-    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    _, _, metrics, q = learn(env_params=env_params, num_updates=500)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
-    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
-
-
-def test_termination_is_not_bootstrapped():
-    *_, q = learn(env_params={"length": LIMIT, "shows_time": True}, num_updates=500)
-    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
-    np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.3)
+# --- training ---
 
 
 @pytest.mark.parametrize(

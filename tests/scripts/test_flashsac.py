@@ -12,16 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # registers the environments
+import toys  # noqa: F401  registers the environments
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load, save
 from support.compilation import jit_quickly
+from support.probe import learn
 from support.trees import assert_same
 
 import flashsac
 from onejit.engine.evaluation import policy_of
-
-VALUE = toys.ValueContinuous.__name__
 
 
 def small_config(**settings):
@@ -212,8 +211,8 @@ def test_statistics_change_in_the_networks_own_step_alone():
 
 def test_how_often_statistics_change():
     """A mean that starts at 0 keeps .99 in each pass: constant observations count the passes."""
-    params = {"shows_time": False, "length": 100}
-    state = trained_state(2, env_name=VALUE, env_params=flashsac.FrozenDict(params))
+    params = flashsac.FrozenDict({"kinds": "cut"})
+    state = trained_state(2, env_name="ProbeContinuous", env_params=params)
     for name, passes in {"actor": 2 * 2, "critics": 2 * 4}.items():
         mean = np.asarray(state.batch_stats[name]["ResNet_0"]["BatchNorm_0"]["mean"])
         np.testing.assert_allclose(mean[..., 1], 1 - 0.99**passes, rtol=1e-4)  # of the ones
@@ -425,12 +424,11 @@ def test_divisor_of_rewards():
 @pytest.mark.slow
 def test_statistics_of_returns_against_numpy():
     """Of streams of several environments. R begins anew after termination and truncation."""
-    for env_params in ({"length": 3, "reward": "sign"}, {"reward": "sign"}):
-        env_params = env_params | {"max_steps_in_episode": 4}
-        settings = {"env_name": VALUE, "env_params": flashsac.FrozenDict(env_params)}
+    for kinds, length in (("ends", 3), ("cut", 4)):
+        env_params = flashsac.FrozenDict({"kinds": kinds, "max_steps_in_episode": 4})
+        settings = {"env_name": "ProbeContinuous", "env_params": env_params}
         settings |= {"num_envs": 3, "num_steps": 2, "gamma": 0.8}
         state = trained_state(3, **settings)
-        length = min(env_params.get("length", 4), 4)
         config = small_config(**settings)
         steps = int(state.rollout_count) * 2
         assert steps == 2 * (config.warmup_rollouts + 3)
@@ -593,95 +591,22 @@ def test_saved_agent_played_in_numpy():
     np.testing.assert_allclose(actual, np.tanh(outputs[:, :1]), rtol=1e-4, atol=1e-5)
 
 
-# --- environments of known value ---
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-train = jit_quickly(lambda config, key: flashsac.make_train(config)(key))
-
-
-def learn(num_updates=400, env_params=(), **overrides):
-    """Train one agent: its final state, its metrics, and the critics of the policy's actions."""
-    config = flashsac.Config(
-        env_name=VALUE,
-        env_params=dict(env_params),
-        num_envs=8,
-        num_steps=2,
-        gradient_steps=4,
-        policy_delay=2,
-        batch_size=64,
-        buffer_size=2000,
-        learning_starts=200,
-        total_timesteps=200 + num_updates * 16,
-        lr=3e-3,
-        gamma=GAMMA,
-        tau=0.05,
-        ent_coef=1e-4,
-        normalize_reward=False,
-        value_limit=1.5 * ENDLESS,
-        num_atoms=51,
-        hidden_size=16,
-        critic_hidden_size=16,
-    )
-    config = dataclasses.replace(config, **overrides)
-    out = train(config, jax.random.key(0))
-    state = out["runner_state"]
-    actor, critic = flashsac.make_networks(config, *flashsac.make_env(config))
-
-    def variables(name):
-        return {"params": state.params[name], "batch_stats": state.batch_stats[name]}
-
-    def q(*obs):
-        obs = jnp.asarray(obs, float)
-        action = jnp.tanh(actor.apply(variables("actor"), obs, training=False).mode())
-        apply = jax.vmap(lambda critics: critic.apply(critics, obs, action, training=False)[1])
-        return apply(variables("critics"))
-
-    return state, out["metrics"], q
-
-
-@pytest.mark.slow  # SAC's is fast
-def test_truncation_is_bootstrapped():
-    """From the last observation, not the first one of the next episode, whose sign may differ."""
-    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    state, metrics, q = learn(env_params=env_params)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS, -ENDLESS]] * 2, rtol=0.1)
-    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
-    assert not state.replay.terminated.any()
-
-
-@pytest.mark.slow  # SAC's is fast
-def test_termination_is_not_bootstrapped():
-    *_, q = learn(env_params={"length": LIMIT, "shows_time": True})
-    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
-    np.testing.assert_allclose(learned, np.tile(FINITE, (2, 2)), atol=0.4)
+# --- training ---
 
 
 @pytest.mark.slow
 def test_values_that_the_critics_cannot_represent_are_reported():
     """Scaled to the largest return of short episodes, bootstrapped values are beyond the limit."""
-    env_params = {"max_steps_in_episode": LIMIT}
-    _, metrics, _ = learn(env_params=env_params, normalize_reward=True, value_limit=5.0)
-    assert metrics["outside_support"][-1] > 0.2
-    _, metrics, _ = learn(env_params=env_params)
-    assert metrics["outside_support"][-1] < 0.1
-
-
-@pytest.mark.slow  # SAC's is fast
-def test_best_action_between_bounds_that_are_not_one():
-    """The best action is 4 between -3 and 5, which is 0.75 between -1 and 1."""
-    env_params = {"length": 1, "reward": "action"}
-    state, *_ = learn(env_params=env_params, normalize_reward=True, value_limit=5.0)
-    config = flashsac.Config(env_name=VALUE, hidden_size=16)
-    start, act = policy_of(flashsac, config)
-    np.testing.assert_allclose(act(state.agent, start(), jnp.ones((1, 2)))[0], 0.75, atol=0.08)
+    learned = learn("flashsac", 400, kinds="cut", normalize_reward=True, value_limit=2.5)
+    assert learned.metrics["outside_support"][-1] > 0.2
+    learned = learn("flashsac", 400, kinds="cut")
+    assert learned.metrics["outside_support"][-1] < 0.1
 
 
 @pytest.mark.slow
 def test_pendulum():
     config = flashsac.Config(total_timesteps=10_000)  # half the default
-    metrics = train(config, jax.random.key(0))["metrics"]
+    metrics = jit_quickly(flashsac.make_train(config))(jax.random.key(0))["metrics"]
     episodes = np.asarray(metrics["episodes"])[-500:]
     returns = np.asarray(metrics["episodic_return"])[-500:]
     assert np.nansum(episodes * np.nan_to_num(returns)) / episodes.sum() > -300

@@ -15,11 +15,11 @@ from support.tiers import slow
 from onejit.engine.evaluation import policy_of
 
 
-class Brightness(toys.ValueContinuous):
+class Brightness(toys.ProbeContinuous):
     """A picture of one brightness, which is the best action. Episodes take 3 steps."""
 
     def __init__(self, dtype: str = "uint8", rank: int = 3):
-        super().__init__(length=3)
+        super().__init__(kinds="ends")
         object.__setattr__(self, "dtype", jnp.dtype(dtype))
         object.__setattr__(self, "shape", (3, 3, 1)[:rank])
 

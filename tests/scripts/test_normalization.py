@@ -30,7 +30,7 @@ import sac
 import td3
 from onejit.engine.evaluation import policy_of
 
-LIMIT, SCALE, OFFSET, REWARD = 5, 3.0, 5.0, 7.0
+SCALE, OFFSET, REWARD = 3.0, 5.0, 7.0
 
 
 def awake(state):
@@ -58,7 +58,7 @@ def other_units(environment):
     return OtherUnits
 
 
-for toy in (toys.ValueContinuous, toys.ValueDiscrete):
+for toy in (toys.ProbeContinuous, toys.ProbeDiscrete):
     gymnax.register(f"{toy.__name__}OtherUnits", other_units(toy))
 
 # slow: much like another
@@ -78,10 +78,10 @@ each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: scri
 def learner(script, units="", **settings):
     """A config, its `init` and `update`.
 
-    Episodes of 5 steps end by the time limit; the sign and the step are seen.
+    Episodes of 2 steps end by the time limit; the sign and the step are seen.
     """
-    name = "ValueDiscrete" if script in (ppo, ppo_rnn) else "ValueContinuous"
-    params = {"shows_time": True, "reward": "sign", "max_steps_in_episode": LIMIT}
+    name = "ProbeDiscrete" if script in (ppo, ppo_rnn) else "ProbeContinuous"
+    params = {"kinds": "ends", "max_steps_in_episode": 2}
     config = script.Config(
         env_name=name + units, env_params=params, num_envs=4, num_steps=4, normalize_obs=True
     )
@@ -107,7 +107,7 @@ def learner(script, units="", **settings):
 
 def begin(script, init, in_other_units=False):
     """A state whose statistics are those of ten observations and rewards seen before."""
-    mean, var = jnp.array([0.2, 1.7]), jnp.array([0.9, 2.5])
+    mean, var = jnp.array([0.7, 0.1, 0.2, 0.2, 0.6]), jnp.array([0.2, 0.1, 0.2, 0.9, 1.5])
     scale, offset, reward = (SCALE, OFFSET, REWARD) if in_other_units else (1.0, 0.0, 1.0)
     state = init(jax.random.key(0))
     seen = script.RunningMeanStd(scale * mean + offset, scale**2 * var, jnp.asarray(10.0))
@@ -147,7 +147,7 @@ def test_training_is_the_same_in_other_units(script):
     np.testing.assert_allclose(
         other.obs_statistics.var, SCALE**2 * state.obs_statistics.var, rtol=1e-4
     )
-    obs = jnp.array([1.0, 3.0])
+    obs = jnp.array([1.0, 0.0, 0.0, 1.0, 2.0])
     action, _ = jax.jit(policy_of(script, config)[1])(state.agent, memory(script, config), obs)
     again, _ = jax.jit(policy_of(script, other_config)[1])(
         other.agent, memory(script, config), SCALE * obs + OFFSET

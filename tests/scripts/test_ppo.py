@@ -1,6 +1,4 @@
-"""The mathematics of the PPO scripts against NumPy, and what they learn on environments of known
-value.
-"""
+"""The mathematics of the PPO scripts against NumPy."""
 
 import dataclasses
 
@@ -8,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # registers the environments
-from brax import envs as brax_envs
 
 import ppo as ppo_discrete
 import ppo_continuous
+<<<<<<< HEAD
 import pqn
 from onejit.engine.evaluation import policy_of
 
@@ -50,6 +47,11 @@ def with_brax(name):
 
 
 @pytest.fixture(params=VALUE, ids=lambda script: script.__name__)
+=======
+
+
+@pytest.fixture(params=[ppo_discrete, ppo_continuous], ids=lambda script: script.__name__)
+>>>>>>> w-house
 def ppo(request):
     return request.param
 
@@ -119,105 +121,6 @@ def test_value_loss_by_hand(ppo):
     np.testing.assert_allclose(
         ppo.value_loss(value, old_value, target, 0.2), 0.5 * (1.8**2 + 1.0) / 2, rtol=1e-6
     )
-
-
-# --- environments of known value ---
-
-
-def learn(ppo, env_name, num_updates=150, env_params=(), **overrides):
-    """Train one agent: its config, final state and metrics, and a function from raw observations to
-    values.
-    """
-    config = ppo.Config(
-        env_name=env_name,
-        env_params=dict(env_params),
-        num_envs=8,
-        num_steps=16,
-        num_minibatches=4,
-        update_epochs=4,
-        total_timesteps=num_updates * 8 * 16,
-        lr=1e-2,
-        gamma=0.9,
-        hidden_sizes=(16,),
-        vf_clip_eps=jnp.inf,
-        normalize_reward=False,
-        normalize_obs=False,
-    )
-    config = dataclasses.replace(config, **overrides)
-    out = jax.jit(ppo.make_train(config))(jax.random.key(0))
-    state = out["runner_state"]
-    _, critic = ppo.make_networks(config, *ppo.make_env(config))
-
-    def value(*obs):
-        obs = jnp.asarray(obs, float)
-        obs = ppo.normalize(state.obs_statistics, obs) if config.normalize_obs else obs
-        return critic.apply(state.params["critic"], obs)
-
-    return config, state, out["metrics"], value
-
-
-@pytest.mark.slow
-def test_value_of_a_constant_reward(ppo):
-    *_, value = learn(ppo, VALUE[ppo], env_params={"length": 1})
-    np.testing.assert_allclose(value([1, 1], [-1, 1]), 1.0, atol=0.05)
-
-
-@pytest.mark.slow
-def test_value_depends_on_the_observation(ppo):
-    *_, value = learn(ppo, VALUE[ppo], env_params={"length": 1, "reward": "sign"})
-    np.testing.assert_allclose(value([1, 1], [-1, 1]), [1.0, -1.0], atol=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("normalize_obs", [False, True])
-def test_value_is_discounted(ppo, normalize_obs):
-    arguments = {"length": 2, "reward": "last", "shows_time": True}
-    *_, value = learn(ppo, VALUE[ppo], env_params=arguments, normalize_obs=normalize_obs)
-    np.testing.assert_allclose(
-        value([1, 0], [-1, 0], [1, 1], [-1, 1]), [0.9, 0.9, 1.0, 1.0], atol=0.05
-    )
-
-
-def test_action_is_learned(ppo):
-    config, state, _, _ = learn(
-        ppo, VALUE[ppo], env_params={"length": 1, "reward": "action"}, num_updates=300
-    )
-    env, env_params = ppo.make_env(config)
-    start, act = policy_of(ppo, config)
-    obs, env_state = env.reset(jax.random.key(1), env_params)
-    action, _ = jax.jit(act)(state.agent, start(), obs)  # 4 is 0.75 of the way from -3 to 5
-    _, _, reward, terminated, _, _ = env.step(jax.random.key(2), env_state, action, env_params)
-    assert reward > (-0.05 if ppo is ppo_continuous else 0.95) and terminated
-
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-
-
-@with_brax("TimelessBrax")
-def test_truncation_is_bootstrapped(ppo, name):
-    *_, metrics, _ = learn(ppo, name, env_params={"max_steps_in_episode": LIMIT}, num_updates=300)
-    np.testing.assert_allclose(metrics["value"][-20:].mean(), ENDLESS, rtol=0.05)
-    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
-
-
-def test_truncation_is_bootstrapped_from_the_last_observation(ppo):
-    """Not from the first one of the next episode, whose sign, and with it the return, may be the
-    other.
-    """
-    arguments = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    *_, value = learn(ppo, VALUE[ppo], env_params=arguments, num_updates=300)
-    np.testing.assert_allclose(value([1, 1], [-1, 1]), [ENDLESS, -ENDLESS], rtol=0.05)
-
-
-@with_brax("ValueBrax")
-def test_termination_is_not_bootstrapped(ppo, name):
-    arguments = {"length": LIMIT} | ({"shows_time": True} if name != "ValueBrax" else {})
-    *_, value = learn(ppo, name, env_params=arguments, num_updates=300)
-    starts = (1, -1) if name != "ValueBrax" else (0.2, 0.8)
-    learned = value(*[[start, time] for start in starts for time in range(LIMIT)])
-    np.testing.assert_allclose(learned, np.tile(FINITE, 2), atol=0.3)
 
 
 # --- the rollout and its statistics ---

@@ -301,22 +301,7 @@ def test_numbers_of_states_are_one_hot():
     assert seen.shape[1] == 16 and (seen.sum(axis=1) == 1).all() and seen[0, 0] == 1
 
 
-# --- what is learned ---
-
-
-def learn(num_updates, keys=None, **overrides):
-    """Train an agent, or one for each of `keys`: the config, final state and metrics."""
-    config = make_config(
-        num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, gamma=0.9, **overrides
-    )
-    config = dataclasses.replace(config, cell_size=16, total_timesteps=num_updates * 8 * 16)
-    train = ppo_rnn.make_train(config)
-    out = (
-        jit_quickly(train)(jax.random.key(0))
-        if keys is None
-        else jit_quickly(jax.vmap(train))(keys)
-    )
-    return config, out["runner_state"], out["metrics"]
+# --- training ---
 
 
 @pytest.mark.parametrize("cell", ["gru", slow("mingru"), slow("none")])
@@ -326,9 +311,19 @@ def test_recall_needs_memory(cell):
 
     About one agent in fifteen has not found it out yet; without memory none can.
     """
-    config, state, _ = learn(
-        100, jax.random.split(jax.random.key(0), 6), env_name="Recall", cell=cell
+    config = make_config(
+        env_name="Recall",
+        num_envs=8,
+        num_steps=16,
+        num_minibatches=4,
+        update_epochs=4,
+        total_timesteps=100 * 8 * 16,
+        gamma=0.9,
+        cell=cell,
+        cell_size=16,
     )
+    train = jit_quickly(jax.vmap(ppo_rnn.make_train(config)))
+    state = train(jax.random.split(jax.random.key(0), 6))["runner_state"]
     env, env_params = ppo_rnn.make_env(config)
     start, act = policy_of(ppo_rnn, config)
 
@@ -349,9 +344,3 @@ def test_recall_needs_memory(cell):
     assert (terminated == np.array([False, False, False, True])).all()
     means = np.asarray(returns.mean(axis=1))  # of each agent
     assert (means == 1.0).sum() >= 4 if cell != "none" else ((means > 0.2) & (means < 0.8)).all()
-
-
-@pytest.mark.slow
-def test_truncation_is_bootstrapped():
-    *_, metrics = learn(300, env_name="ValueContinuous", env_params={"max_steps_in_episode": 5})
-    np.testing.assert_allclose(metrics["value"][-20:].mean(), 10.0, rtol=0.05)

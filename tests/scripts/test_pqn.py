@@ -1,4 +1,4 @@
-"""PQN's mathematics against NumPy, and what it learns on environments of known value."""
+"""PQN's mathematics against NumPy."""
 
 import dataclasses
 
@@ -6,14 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # registers the environments
 from support.compilation import jit_quickly
 from support.tiers import slow
 
 import pqn
-from onejit.engine.evaluation import policy_of
-
-VALUE = toys.ValueDiscrete.__name__
 
 # --- mathematics ---
 
@@ -68,9 +64,7 @@ def test_targets_by_hand():
 
 
 def test_epsilon_falls_in_the_first_updates():
-    config = pqn.Config(
-        env_name=VALUE, total_timesteps=10 * 64, num_envs=4, num_steps=16, num_minibatches=2
-    )
+    config = pqn.Config(total_timesteps=10 * 64, num_envs=4, num_steps=16, num_minibatches=2)
     config = dataclasses.replace(
         config, epsilon_start=0.9, epsilon_finish=0.1, exploration_fraction=0.4
     )
@@ -109,97 +103,7 @@ def test_network_against_numpy(name, layer_norm):
     np.testing.assert_allclose(q, x @ dense[-1]["kernel"] + dense[-1]["bias"], rtol=1e-3, atol=1e-4)
 
 
-# --- environments of known value ---
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-
-
-# One program for all configs that differ in floats alone.
-train = jit_quickly(lambda config, key: pqn.make_train(config)(key))
-
-
-def make_config(num_updates=150, env_params=(), **overrides):
-    config = pqn.Config(
-        env_name=VALUE,
-        env_params=dict(env_params),
-        num_envs=8,
-        num_steps=16,
-        num_minibatches=4,
-        total_timesteps=num_updates * 128,
-        lr=1e-2,
-        gamma=GAMMA,
-        q_lambda=0.5,
-        epsilon_finish=0.5,
-        hidden_sizes=(16, 16),
-        layer_norm=False,  # of two inputs it keeps little
-    )
-    return dataclasses.replace(config, **overrides)
-
-
-def learn(*args, **settings):
-    """Train one agent: its config, final state and metrics, and a function from observations to
-    values of actions.
-    """
-    config = make_config(*args, **settings)
-    out = train(config, jax.random.key(0))
-    network = pqn.make_network(config, *pqn.make_env(config))
-    return (
-        config,
-        out["runner_state"],
-        out["metrics"],
-        lambda *obs: network.apply(out["runner_state"].params, jnp.asarray(obs, float)),
-    )
-
-
-@pytest.mark.slow
-def test_value_of_a_constant_reward():
-    *_, metrics, q = learn(env_params={"length": 1})
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), 1.0, atol=0.05)
-    np.testing.assert_allclose(metrics["q_value"][-1], 1.0, atol=0.05)
-
-
-@pytest.mark.slow
-def test_value_depends_on_the_observation():
-    *_, q = learn(env_params={"length": 1, "reward": "sign"}, layer_norm=True)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[1.0] * 3, [-1.0] * 3], atol=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("q_lambda", [0.0, 1.0])
-def test_value_is_discounted(q_lambda):
-    *_, q = learn(env_params={"length": 2, "reward": "last", "shows_time": True}, q_lambda=q_lambda)
-    expected = np.repeat([[0.9], [0.9], [1.0], [1.0]], 3, axis=1)
-    np.testing.assert_allclose(q([1, 0], [-1, 0], [1, 1], [-1, 1]), expected, atol=0.05)
-
-
-def test_value_depends_on_the_action():
-    config, state, _, q = learn(env_params={"length": 1, "reward": "action"})
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[0.0, 0.0, 1.0]] * 2, atol=0.05)
-    start, act = policy_of(pqn, config)
-    action, _ = act(state.agent, start(), jnp.array([1.0, 1.0]))
-    assert action == 2
-
-
-@pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
-def test_truncation_is_bootstrapped(q_lambda):
-    """From the last observation, not from the first one of the next episode, whose sign may be the
-    other.
-    """
-    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    _, _, metrics, q = learn(env_params=env_params, num_updates=300, q_lambda=q_lambda)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.05)
-    assert (metrics["episodes"] > 0).all() and (metrics["episodic_length"] == LIMIT).all()
-
-
-@pytest.mark.parametrize("q_lambda", [slow(0.0), 0.9])
-def test_termination_is_not_bootstrapped(q_lambda):
-    *_, q = learn(
-        env_params={"length": LIMIT, "shows_time": True}, num_updates=300, q_lambda=q_lambda
-    )
-    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
-    np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.3)
+# --- training ---
 
 
 @pytest.mark.parametrize("name", ["FrozenLake-misc", "Catch-bsuite", "Breakout-MinAtar"])

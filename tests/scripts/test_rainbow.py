@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-import toys  # registers the environments
+import toys
 from support.compilation import jit_quickly
+from support.probe import learn
 from support.tiers import slow
 
 import apex_dqn
 import rainbow
 from onejit.engine.evaluation import policy_of
 
-VALUE = toys.ValueDiscrete.__name__
 SHARED = """patches select epsilon_greedy n_step_transitions discounted init_sum_tree set_priorities
     total_priority sample_sum_tree importance_weights add_rollout sample"""
 
@@ -261,84 +261,14 @@ def test_policy_is_silent_and_greedy():
 # --- training ---
 
 
-@functools.cache
-def train():
-    """One program for all configs that differ in floats alone."""
-    return jit_quickly(lambda config, key: rainbow.make_train(config)(key))
-
-
-def learn(num_updates=400, env_params=(), **overrides):
-    """Train one agent: its final state and metrics, and a function from observations to the values
-    of actions.
-    """
-    config = rainbow.Config(
-        env_name=VALUE,
-        env_params=dict(env_params),
-        num_envs=8,
-        num_steps=2,
-        gradient_steps=4,
-        batch_size=64,
-        buffer_size=2000,
-        learning_starts=200,
-        total_timesteps=200 + 16 + num_updates * 16,
-        target_update_interval=64,
-        lr=1e-2,
-        gamma=0.9,
-        v_min=-12.0,
-        v_max=12.0,
-        num_atoms=25,
-        noisy=False,
-        epsilon_finish=1.0,
-        hidden_sizes=(16, 16),
-    )
-    config = dataclasses.replace(config, **overrides)
-    out = train()(config, jax.random.key(0))
-    network, support = (
-        rainbow.make_network(config, *rainbow.make_env(config)),
-        rainbow.make_support(config),
-    )
-    params = out["runner_state"].params
-
-    def values(*obs):
-        return rainbow.action_values(
-            network.apply(params, jnp.asarray(obs, float)), support, config.distribution
-        )
-
-    return config, out["runner_state"], out["metrics"], values
-
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-
-
-@pytest.mark.parametrize("distribution", [slow("none"), slow("categorical"), slow("quantile")])
-def test_truncation_is_bootstrapped(distribution):
-    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    _, _, metrics, q = learn(env_params=env_params, num_updates=600, distribution=distribution)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS] * 3, [-ENDLESS] * 3], rtol=0.08)
-    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
-
-
-@pytest.mark.parametrize("distribution", [slow("none"), slow("categorical"), slow("quantile")])
-def test_termination_is_not_bootstrapped(distribution):
-    env_params = {"length": LIMIT, "shows_time": True}
-    *_, q = learn(env_params=env_params, num_updates=600, distribution=distribution)
-    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
-    np.testing.assert_allclose(learned, np.tile(FINITE, 2)[:, None].repeat(3, axis=1), atol=0.35)
-
-
 @pytest.mark.slow
 def test_value_depends_on_the_action_with_noise_alone():
     """No epsilon: the noise explores. The greedy policy then knows the best action."""
-    env_params = {"length": 1, "reward": "action"}
-    config, state, _, q = learn(
-        env_params=env_params, noisy=True, epsilon_start=0.0, epsilon_finish=0.0, v_min=-1, v_max=2
-    )
-    assert q([1, 1], [-1, 1]).argmax(axis=-1).tolist() == [2, 2]
-    np.testing.assert_allclose(q([1, 1], [-1, 1])[:, 2], 1.0, atol=0.1)
-    start, act = policy_of(rainbow, config)
-    assert act(state.agent, start(), jnp.array([1.0, 1.0]))[0] == 2
+    settings = {"noisy": True, "epsilon_start": 0.0, "epsilon_finish": 0.0}
+    learned = learn("rainbow", 400, kinds="best", v_min=-1.0, v_max=2.0, **settings)
+    values = learned.values([[0, 0, 1, 1, 0], [0, 0, 1, -1, 0]])
+    np.testing.assert_allclose(values[[0, 1], [2, 0]], 1.0, atol=0.1)
+    assert (learned.first_rewards(toys.BEST) == 1.0).all()
 
 
 OFF = {
@@ -375,11 +305,8 @@ def test_each_part_can_be_switched_off_alone(part):
     "v_min, v_max, least, most", [(-60, -30, 0.99, 1.01), (30, 60, 0.99, 1.01), (-40, 40, 0.0, 0.1)]
 )
 def test_support_edge_tells_of_a_support_that_misses_the_returns(v_min, v_max, least, most):
-    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    _, _, metrics, _ = learn(
-        env_params=env_params, num_updates=60, v_min=float(v_min), v_max=float(v_max)
-    )
-    assert least <= metrics["support_edge"][-1] <= most
+    learned = learn("rainbow", 60, kinds="cut", v_min=float(v_min), v_max=float(v_max))
+    assert least <= learned.metrics["support_edge"][-1] <= most
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """SAC and TD3: mathematics and replay against NumPy, and what they learn of known values."""
 
 import dataclasses
-import functools
 import math
 import re
 import types
@@ -13,16 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # registers the environments
+import toys  # noqa: F401  registers the environments
 from support.compilation import jit_quickly
+from support.probe import FINITE, LIMIT, learn
 from support.tiers import slow
 
 import sac
 import td3
-from onejit.engine.evaluation import greedy_returns, make_recorder, policy_of
+from onejit.engine.evaluation import greedy_returns
 from onejit.run.directory import read_config
 
-VALUE = toys.ValueContinuous.__name__
 both = pytest.mark.parametrize("script", [sac, td3], ids=["sac", "td3"])
 alike = pytest.mark.parametrize(
     "script", [sac, slow(td3)], ids=["sac", "td3"]
@@ -249,107 +248,20 @@ def test_replay_is_written_in_place(script, seeds, num_envs, num_steps):
     assert not re.findall(rf"= \w*{sizes}\S* copy\(.*", program)
 
 
-# --- environments of known value ---
-
-PLAIN = {"ent_coef": 0.0, "learn_ent_coef": False}  # SAC's values without entropy
-
-
-@functools.cache
-def train(script):
-    """One program for all configs that differ in floats alone."""
-    return jit_quickly(lambda config, key: script.make_train(config)(key))
-
-
-def learn(script, num_updates=300, env_params=(), **overrides):
-    """Train one agent: config, final state, metrics, and the critics of the policy's actions."""
-    config = script.Config(
-        env_name=VALUE,
-        env_params=dict(env_params),
-        num_envs=8,
-        num_steps=2,
-        gradient_steps=4,
-        batch_size=64,
-        buffer_size=2000,
-        learning_starts=200,
-        total_timesteps=200 + num_updates * 16,
-        tau=0.1,
-        policy_lr=3e-3,
-        q_lr=3e-3,
-        gamma=0.9,
-        hidden_sizes=(16, 16),
-    )
-    config = dataclasses.replace(config, **(PLAIN if script is sac else {}) | overrides)
-    out = train(script)(config, jax.random.key(0))
-    actor, critic = script.make_networks(config, *script.make_env(config))
-    params = out["runner_state"].params
-
-    def q(*obs):
-        obs = jnp.asarray(obs, float)
-        action = actor.apply(params["actor"], obs)
-        action = jnp.tanh(action.mode()) if script is sac else action
-        return jax.vmap(critic.apply, (0, None, None))(params["critics"], obs, action)
-
-    return config, out["runner_state"], out["metrics"], q
-
-
-@pytest.mark.slow  # as does the one of a truncated episode
-@both
-def test_value_depends_on_the_observation(script):
-    *_, metrics, q = learn(script, env_params={"length": 1, "reward": "sign"})
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[1.0, -1.0]] * 2, atol=0.05)
-    np.testing.assert_allclose(metrics["q_value"][-1], 0.0, atol=0.3)
-
-
-@functools.cache
-def learn_the_discount(script):
-    env_params = {"length": 2, "reward": "last", "shows_time": True}
-    return learn(script, env_params=env_params, reward_scale=2.0)
-
-
-@pytest.mark.slow
-@both
-def test_value_is_discounted_and_rewards_are_scaled(script):
-    *_, q = learn_the_discount(script)
-    np.testing.assert_allclose(
-        q([1, 0], [-1, 0], [1, 1], [-1, 1]), [[1.8, 1.8, 2.0, 2.0]] * 2, atol=0.1
-    )
-
-
-@pytest.mark.slow
-@alike
-def test_best_action_between_bounds_that_are_not_one(script):
-    """The best action is 4 between -3 and 5; the replay has it in [-1, 1], as 0.75."""
-    entropy = (
-        {"ent_coef": 0.1, "learn_ent_coef": True, "target_entropy": -2.0} if script is sac else {}
-    )
-    settings = (
-        dict(reward_scale=0.1, activation="swish", num_updates=500) | entropy
-    )  # as all of 32 seeds learned it
-    config, state, _, q = learn(script, env_params={"length": 1, "reward": "action"}, **settings)
-    episode = jax.jit(make_recorder(script, config, 2))(state.agent, jax.random.key(1))
-    assert -0.1 < episode.reward[0] <= 0.0 and episode.valid.tolist() == [True, False]
-    start, act = policy_of(script, config)
-    np.testing.assert_allclose(act(state.agent, start(), jnp.ones(2))[0], 0.75, atol=0.08)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), 0.0, atol=0.2)
-    steps = jax.tree.map(lambda leaf: leaf[:50], state.replay)  # all of which were written
-    assert np.abs(steps.action).max() <= 1.0
-    np.testing.assert_allclose(
-        steps.reward, -np.square(1.0 + 4.0 * steps.action[..., 0] - 4.0), atol=1e-4
-    )
+# --- training ---
 
 
 @pytest.mark.slow  # the twin covers it
 def test_entropy_is_worth_its_coefficient():
     """Nothing depends on the action: the policy becomes nearly uniform, of entropy log 2."""
-    settings = dict(ent_coef=0.5, learn_ent_coef=False, num_updates=500)
-    *_, metrics, q = learn(sac, env_params={"length": 2, "shows_time": True}, **settings)
+    learned = learn("sac", 500, kinds="ends", ent_coef=0.5, reward_scale=1.0)
+    metrics = learned.metrics
     np.testing.assert_allclose(metrics["entropy"][-20:].mean(), math.log(2), atol=0.1)
-    first = 1.0 + 0.9 * (
-        1.0 + 0.5 * math.log(2)
-    )  # the entropy of the first action is the policy's, not the critics'
-    np.testing.assert_allclose(
-        q([1, 0], [-1, 0], [1, 1], [-1, 1]), [[first, first, 1.0, 1.0]] * 2, atol=0.1
-    )
+    # of later actions: the entropy of the first one is the policy's, not the critics'
+    bonus = 0.5 * math.log(2) * np.array([0.9 + 0.9**2, 0.9, 0.0])
+    for sign in (1.0, -1.0):
+        values = learned.values([[1, 0, 0, sign, step] for step in range(3)])
+        np.testing.assert_allclose(values.mean(axis=1), sign * FINITE + bonus, atol=0.1)
     np.testing.assert_allclose(metrics["ent_coef"], 0.5, rtol=1e-5)
 
 
@@ -359,35 +271,12 @@ def test_entropy_coefficient_reaches_the_target_entropy():
         ent_coef=1.0,
         learn_ent_coef=True,
         target_entropy=-0.5,
-        num_updates=600,
         policy_lr=1e-2,
         q_lr=1e-2,
     )
-    *_, metrics, _ = learn(sac, env_params={"length": 1, "reward": "action"}, **settings)
+    metrics = learn("sac", 600, kinds="best", **settings).metrics
     np.testing.assert_allclose(metrics["entropy"][-100:].mean(), -0.5, atol=0.15)
     assert metrics["ent_coef"][-1] != 1.0
-
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-
-
-@alike
-def test_truncation_is_bootstrapped(script):
-    """From the last observation, not the first one of the next episode, whose sign may differ."""
-    env_params = {"reward": "sign", "max_steps_in_episode": LIMIT}
-    _, state, metrics, q = learn(script, env_params=env_params, num_updates=500)
-    np.testing.assert_allclose(q([1, 1], [-1, 1]), [[ENDLESS, -ENDLESS]] * 2, rtol=0.05)
-    assert (metrics["episodic_length"][np.asarray(metrics["episodes"]) > 0] == LIMIT).all()
-    assert not state.replay.terminated.any()
-
-
-@alike
-def test_termination_is_not_bootstrapped(script):
-    *_, q = learn(script, env_params={"length": LIMIT, "shows_time": True}, num_updates=500)
-    learned = q(*[[sign, time] for sign in (1, -1) for time in range(LIMIT)])
-    np.testing.assert_allclose(learned, np.tile(FINITE, (2, 2)), atol=0.3)
 
 
 @alike
@@ -426,8 +315,8 @@ def test_pendulum_is_learned_with_its_config(script):
 @pytest.mark.parametrize("ent_coef", [0.0, slow(1e-30)])
 def test_entropy_coefficient_is_learned_from_0_too(ent_coef):
     """It is positive and it grows, as the entropy is below its target."""
-    settings = dict(ent_coef=ent_coef, learn_ent_coef=True, target_entropy=0.9, num_updates=20)
-    *_, metrics, _ = learn(sac, env_params={"length": 1, "reward": "action"}, **settings)
+    settings = dict(ent_coef=ent_coef, learn_ent_coef=True, target_entropy=0.9)
+    metrics = learn("sac", 20, kinds="best", **settings).metrics
     assert all(
         np.isfinite(metrics[name]).all()
         for name in ("td_loss", "q_value", "policy_loss", "entropy", "ent_coef")
@@ -435,13 +324,6 @@ def test_entropy_coefficient_is_learned_from_0_too(ent_coef):
     assert (
         0 < metrics["ent_coef"][0] < 2e-4 and metrics["ent_coef"][-1] > 1.1 * metrics["ent_coef"][0]
     )
-
-
-@pytest.mark.slow  # the twin covers it
-def test_an_entropy_coefficient_of_0_that_is_not_learned():
-    config, _, metrics, _ = learn_the_discount(sac)
-    assert (config.ent_coef, config.learn_ent_coef) == (0.0, False)
-    assert (metrics["ent_coef"] == 0).all()
 
 
 @alike

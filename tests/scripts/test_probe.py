@@ -1,0 +1,45 @@
+"""What the scripts learn where values and best actions are known (`toys.ProbeContinuous`)."""
+
+import numpy as np
+import pytest
+import toys
+from support.probe import DISCRETE, ENDLESS, FINITE, LIMIT, learn
+from support.tiers import slow
+
+REPLAY, ROLLOUTS = 500, 300  # updates
+
+
+@pytest.mark.parametrize("name, num_updates, settings", [
+    ("dqn", REPLAY, {}),
+    slow("dqn", REPLAY, {"double": False, "tau": 0.3}),
+    slow("apex_dqn", REPLAY, {"n_step": 1}),
+    slow("apex_dqn", REPLAY, {"n_step": 3, "tau": 0.3}),
+    slow("rainbow", REPLAY, {"distribution": "none"}),
+    slow("rainbow", REPLAY, {"distribution": "categorical"}),
+    slow("rainbow", REPLAY, {"distribution": "quantile"}),
+    ("pqn", ROLLOUTS, {"q_lambda": 0.9}),
+    slow("pqn", ROLLOUTS, {"q_lambda": 0.0}),
+    slow("pqn", ROLLOUTS, {"layer_norm": True}),
+    ("ppo", ROLLOUTS, {}),
+    slow("ppo", ROLLOUTS, {"normalize_obs": True}),
+    ("ppo_continuous", ROLLOUTS, {}),
+    slow("ppo_continuous", ROLLOUTS, {"normalize_obs": True}),
+    slow("ppo_rnn", ROLLOUTS, {}),
+    slow("reppo", ROLLOUTS, {}),
+    slow("reppo", ROLLOUTS, {"normalize_obs": True}),
+    ("sac", REPLAY, {}),
+    slow("td3", REPLAY, {}),
+    slow("crossq", 2 * REPLAY, {}),
+    slow("flashsac", 2 * REPLAY, {}),
+])  # fmt: skip
+def test_values_and_best_actions(name, num_updates, settings):
+    """What terminates is not bootstrapped. What is cut is, from its own last observation."""
+    learned = learn(name, num_updates, **settings)
+    scale = getattr(learned.config, "reward_scale", 1.0)
+    for sign in (1.0, -1.0):
+        ends = learned.values([[1, 0, 0, sign, step] for step in range(len(FINITE))])
+        cut = learned.values([[0, 1, 0, sign, 0]] * LIMIT)
+        expected = np.broadcast_to(sign * scale * FINITE[:, None], ends.shape)
+        np.testing.assert_allclose(ends, expected, atol=0.3 * scale)
+        np.testing.assert_allclose(cut, sign * scale * ENDLESS, rtol=0.1)
+    assert (learned.first_rewards(toys.BEST) > (0.95 if name in DISCRETE else -0.1)).all()
