@@ -9,23 +9,7 @@ import pytest
 
 import ppo as ppo_discrete
 import ppo_continuous
-<<<<<<< HEAD
 import pqn
-from onejit.engine.evaluation import policy_of
-
-VALUE = {ppo_discrete: "ValueDiscrete", ppo_continuous: "ValueContinuous"}
-
-
-class TimelessBrax(toys.ValueBrax):
-    """Never done, and shows no clock: at the limit one would show a time at which no action is ever
-    taken.
-    """
-
-    def step(self, state, action):
-        return state.replace(reward=jnp.ones(()))
-
-
-brax_envs.register_environment("TimelessBrax", TimelessBrax)
 
 
 @pytest.mark.parametrize("script", [ppo_discrete, pqn], ids=lambda script: script.__name__)
@@ -38,20 +22,7 @@ def test_random_order(script, size):
         np.testing.assert_array_equal(order, jax.random.bits(key, (size,)).argsort())
 
 
-def with_brax(name):
-    """For each script and its environment of known value, and for this one of brax."""
-    pairs = [*VALUE.items(), (ppo_continuous, name)]
-    return pytest.mark.parametrize(
-        ("ppo", "name"), pairs, ids=lambda value: getattr(value, "__name__", value)
-    )
-
-
-@pytest.fixture(params=VALUE, ids=lambda script: script.__name__)
-=======
-
-
 @pytest.fixture(params=[ppo_discrete, ppo_continuous], ids=lambda script: script.__name__)
->>>>>>> w-house
 def ppo(request):
     return request.param
 
