@@ -146,6 +146,8 @@ def check_config(config) -> None:
 def check_options(options) -> None:
     """Raise ValueError if an option is out of its range."""
     for name, value in vars(options).items():
+        if name == "total_timesteps":  # of --resume; it has no limit, as in `check_config`
+            continue
         least = 1 if name == "num_seeds" else 0
         if name == "memory" and value is not None and not 0 < value < math.inf:
             raise ValueError(f"memory = {value}: must be a number of GiB above 0")

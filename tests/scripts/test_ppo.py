@@ -11,7 +11,6 @@ import pytest
 import toys  # registers the environments
 from brax import envs as brax_envs
 
-import evolve_objective
 import ppo as ppo_discrete
 import ppo_continuous
 from onejit.engine.evaluation import policy_of
@@ -211,21 +210,6 @@ def test_termination_is_not_bootstrapped(ppo, name):
 
 
 # --- the rollout and its statistics ---
-
-
-@pytest.mark.parametrize(
-    "script", [ppo_discrete, evolve_objective], ids=lambda script: script.__name__
-)
-def test_state_numbers_cannot_be_normalized(script):
-    """A network that looks for the number of a state would find none."""
-    with pytest.raises(ValueError, match="normalize_obs = True"):
-        script.make_learner(script.Config(env_name="FrozenLake-misc", normalize_obs=True))
-
-
-def test_normalized_observations_are_stored_as_floats():
-    """As bool, all of them would be True."""
-    with pytest.raises(ValueError, match="buffer_dtype = bool: is for floats"):
-        ppo_discrete.make_learner(ppo_discrete.Config(normalize_obs=True, buffer_dtype="bool"))
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "FourRooms-misc", "MetaMaze-misc"])

@@ -334,8 +334,7 @@ def test_a_directory_of_arrays_executes_nothing_elsewhere(case, evil, tmp_path):
     "command", ["render", "play", "export", "train --resume", slow("sweep --resume")]
 )
 def test_each_command_asks_before_it_executes_another_script(command, evil, tmp_path, capsys):
-    record = {"kind": "sweep" if command.startswith("sweep") else "train", "words": []}
-    record["seconds"] = {}
+    record = {"kind": "sweep" if command.startswith("sweep") else "train", "seconds": {}}
     words = [str(evil), "--trust"]
     if command == "export":
         record |= {"finished": "now", "final return": {}}
