@@ -59,7 +59,7 @@ class Jumanji(environment.Environment):
     def observed(self, observation):
         if not self.action_mask:
             return self.flat(observation)
-        mask = observation.action_mask.reshape(self.action_space().n)
+        mask = observation.action_mask.reshape(math.prod(self.choices))
         return MaskedObservation(obs=self.flat(observation), action_mask=mask)
 
     def flat(self, observation):

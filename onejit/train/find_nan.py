@@ -279,8 +279,8 @@ def look_into(jaxpr, consts, args, eqn, output, kind, flags, names, frames):
 def look_into_scan(eqn, inputs, output, kind, names, frames):
     """The Origin within the first iteration whose results are not finite."""
     body = eqn.params["jaxpr"]
-    num_consts = eqn.params["num_consts"]
-    num_carry = eqn.params["num_carry"]
+    num_carry = len(eqn.outvars) - num_stacked(eqn.outvars, body.out_avals)
+    num_consts = len(inputs) - num_carry - num_stacked(eqn.invars, body.in_avals)
     length = eqn.params["length"]
     shared = inputs[:num_consts]
     carry = inputs[num_consts : num_consts + num_carry]
@@ -306,6 +306,12 @@ def look_into_scan(eqn, inputs, output, kind, names, frames):
                 became_infinite = (args, j)
         carry = results[:num_carry]
     return None
+
+
+def num_stacked(variables, of_step) -> int:
+    """How many variables of a scan hold a value for each step, where its body has one value."""
+    pairs = zip(variables, of_step, strict=True)
+    return sum(variable.aval.shape != aval.shape for variable, aval in pairs)
 
 
 def is_any(value, kind: str) -> bool:

@@ -46,13 +46,14 @@ def test_scan_over_time_is_what_scan_gives(length, monkeypatch):
 
 @pytest.mark.parametrize(("platform", "steps"), [("cpu", 1), ("cuda", 8)])
 def test_only_gpus_unroll(platform, steps):
-    """The program as it is given to XLA, in which a step is a function."""
+    """The program that XLA is given, in which a step is a function (from jax 0.11 on, inlined)."""
 
     def run(x):
         return ppo_rnn.scan_over_time(lambda carry, x: (carry @ carry + x, None), jnp.eye(3), x)[0]
 
     lowered = jax.jit(run).trace(jnp.zeros((24, 3, 3))).lower(lowering_platforms=(platform,))
-    assert lowered.as_text().count("call @closed_call(") == steps
+    text = lowered.as_text()
+    assert max(map(text.count, ("call @closed_call(", "dot_general"))) == steps
 
 
 @pytest.mark.parametrize("name", ["ppo_rnn", "mappo"])

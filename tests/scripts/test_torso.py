@@ -172,7 +172,10 @@ def scanned(jaxpr):
     """What the scans of a program stack up."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
-            yield from (leaf.aval for leaf in equation.outvars[equation.params["num_carry"] :])
+            of_step = equation.params["jaxpr"].out_avals
+            for leaf, aval in zip(equation.outvars, of_step, strict=True):
+                if leaf.aval.shape != aval.shape:  # else it is carried
+                    yield leaf.aval
         for inner in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
         ):
