@@ -198,8 +198,11 @@ class Network(nn.Module):
 class Actor(Network):
     """The policy: [..., *obs_shape] -> distribution over actions [...]."""
 
-    def __call__(self, obs):
-        return distrax.Categorical(logits=super().__call__(obs))
+    def __call__(self, obs, action_mask=None):
+        logits = super().__call__(obs)
+        if action_mask is not None:  # invalid actions get a probability of 0
+            logits = jnp.where(action_mask, logits, jnp.finfo(logits.dtype).min)
+        return distrax.Categorical(logits=logits)
 
 
 class Critic(Network):
@@ -257,6 +260,17 @@ def value_loss(value, old_value, target, clip_eps):
     return 0.5 * error.mean()
 
 
+def random_order(key, size: int):
+    """The numbers below `size` in random order, [size]: `argsort` of random bits in less time.
+
+    It sorts one array of words, with random bits above a number. Among equal bits, which only large
+    sizes make likely, the smaller number comes first.
+    """
+    mask = jnp.uint32(2 ** (size - 1).bit_length() - 1)
+    words = jax.random.bits(key, (size,)) & ~mask | jnp.arange(size, dtype=jnp.uint32)
+    return jnp.sort(words) & mask
+
+
 class RunningMeanStd(NamedTuple):
     """Running mean and variance of each entry of an array."""
 
@@ -291,6 +305,7 @@ class Transition(NamedTuple):
     """One step in all environments, [num_envs, ...]. A rollout is [num_steps, num_envs, ...]."""
 
     obs: jax.Array  # as the policy saw it, normalized if `normalize_obs`
+    action_mask: Any  # [num_envs, num_actions], true for valid actions, or None
     action: jax.Array
     log_prob: jax.Array
     reward: jax.Array
@@ -307,7 +322,7 @@ class RunnerState(NamedTuple):
 
     params: dict  # of "actor" and "critic"
     opt_state: Any
-    obs: jax.Array  # [num_envs, *obs_shape], not normalized
+    obs: Any  # [num_envs, *obs_shape], not normalized; with the action mask, if there is one
     env_state: Any  # [num_envs, ...]
     obs_statistics: RunningMeanStd
     return_statistics: RunningMeanStd
@@ -318,6 +333,13 @@ class RunnerState(NamedTuple):
     def agent(self) -> dict:
         """What acting needs: `act` takes the agent of one seed, `main` saves the agents of all."""
         return {"params": self.params, "obs_statistics": self.obs_statistics._asdict()}
+
+
+def split_mask(obs):
+    """`(obs, action_mask)` of an environment's observation. Without a mask it is None."""
+    if isinstance(obs, tuple):
+        return obs.obs, obs.action_mask
+    return obs, None
 
 
 def make_networks(config: Config, env, env_params):
@@ -375,12 +397,13 @@ def make_learner(config: Config):
 
     def init(rng):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
-        obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        env_obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        obs, _ = split_mask(env_obs)
         params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
         return RunnerState(
             params=params,
             opt_state=optimizer.init(params),
-            obs=obs,
+            obs=env_obs,
             env_state=env_state,
             obs_statistics=init_mean_std(obs.shape[1:]),
             return_statistics=init_mean_std(()),
@@ -396,10 +419,11 @@ def make_learner(config: Config):
             return obs.astype(config.buffer_dtype or obs.dtype)
 
         def step(carry, key):
-            raw_obs, env_state, discounted_return = carry
+            env_obs, env_state, discounted_return = carry
             action_key, env_key = jax.random.split(key)
+            raw_obs, action_mask = split_mask(env_obs)
             obs = preprocess(raw_obs)
-            policy = actor.apply(state.params["actor"], obs)
+            policy = actor.apply(state.params["actor"], obs, action_mask)
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
 
             env_keys = jax.random.split(env_key, config.num_envs)
@@ -407,9 +431,10 @@ def make_learner(config: Config):
                 env_keys, env_state, action, env_params
             )
             discounted_return = config.gamma * discounted_return + reward
-            final_obs = info.pop("final_observation")
+            final_obs, _ = split_mask(info.pop("final_observation"))
             transition = Transition(
                 obs=obs,
+                action_mask=action_mask,
                 action=action,
                 log_prob=log_prob,
                 reward=reward,
@@ -432,7 +457,7 @@ def make_learner(config: Config):
     def update_statistics(state, rollout):
         """Once per rollout: the variance of the first few steps alone would be too small."""
         if config.normalize_obs:
-            raw_obs = rollout.raw_obs.reshape(config.rollout_size, *state.obs.shape[1:])
+            raw_obs = rollout.raw_obs.reshape(config.rollout_size, *rollout.raw_obs.shape[2:])
             obs_statistics = update_mean_std(state.obs_statistics, raw_obs)
             state = state._replace(obs_statistics=obs_statistics)
         if config.normalize_reward:
@@ -465,7 +490,7 @@ def make_learner(config: Config):
     def loss_fn(params, minibatch):
         """The actor-critic loss (arXiv 1707.06347, equation 9, negated)."""
         steps, old_value, advantage, target = minibatch
-        policy = actor.apply(params["actor"], steps.obs)
+        policy = actor.apply(params["actor"], steps.obs, steps.action_mask)
         value = critic.apply(params["critic"], steps.obs)
         log_prob = policy.log_prob(steps.action)
         actor_loss, metrics = policy_loss(
@@ -487,8 +512,7 @@ def make_learner(config: Config):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
         def epoch(carry, key):
-            # a random order; `jax.random.permutation` takes longer
-            order = jax.random.bits(key, (config.rollout_size,)).argsort()
+            order = random_order(key, config.rollout_size)
             order = order.reshape(config.num_minibatches, minibatch_size)
             minibatches = jax.tree.map(lambda x: x[order], batch)
             return jax.lax.scan(gradient_step, carry, minibatches)
@@ -528,9 +552,10 @@ def make_policy(config: Config):
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):
+        obs, action_mask = split_mask(obs)
         if config.normalize_obs:
             obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
-        return actor.apply(agent["params"]["actor"], obs).mode()
+        return actor.apply(agent["params"]["actor"], obs, action_mask).mode()
 
     return act
 

@@ -444,8 +444,6 @@ class RunnerState(NamedTuple):
     discounted_return: jax.Array  # [num_envs], of the running episodes: R = gamma R + r
     key: jax.Array
 
-    # These belong to the running episodes.
-
     @property
     def agent(self) -> dict:
         """What acting needs: `act` takes the agent of one seed, `main` saves the agents of all."""

@@ -6,9 +6,8 @@
 A block begins with `<!-- KIND: NAME -->` and ends with `<!-- KIND: end -->`:
 
     row: dqn/cartpole     the return of a row of returns.yaml
-    speed: dqn            steps per second over those of a peer, from results/speed.json
     returns: MinAtar      the table of a family of environments
-    speeds: all           the table of all peers
+    speeds: all           steps per second over those of each peer, from results/speed.json
     plans: h100           what an H100 would run of each script and its peer, from gpu_plan.jsonl
 """
 
@@ -23,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import returns_page as rows_page
 
-BLOCK = re.compile(r"<!-- (row|speed|returns|speeds|plans): (\S+) -->\n.*?<!-- \1: end -->", re.S)
+BLOCK = re.compile(r"<!-- (row|returns|speeds|plans): (\S+) -->\n.*?<!-- \1: end -->", re.S)
 SPEED_FILE = rows_page.MEASURED / "speed.json"
 PLAN_FILE = rows_page.MEASURED / "gpu_plan.jsonl"
 
@@ -44,7 +43,7 @@ PEERS = {
     "ppo": ("ppo.py", "CartPole-v1", "PureJaxRL"),
     "ppo_minatar": ("ppo.py", "MinAtar Breakout", "PureJaxRL"),
     "ppo_continuous": ("ppo_continuous.py", "brax hopper", "PureJaxRL"),
-    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL (whose network has one more layer)"),
+    "ppo_rnn": ("ppo_rnn.py", "CartPole-v1", "PureJaxRL (which has one more layer)"),
     "dqn": ("dqn.py", "CartPole-v1", "PureJaxRL"),
     "pqn": ("pqn.py", "CartPole-v1", "PureJaxQL"),
     "sac": ("sac.py", "Pendulum-v1", "rejax"),
@@ -91,10 +90,13 @@ def show_row(name: str) -> str:
     values = rows_page.values_of(row, kind_of(row))
     kind = "evaluation" if kind_of(row) == "greedy_return" else "training"
     (mean, low, high), _ = rows_page.interval_of(row, kind_of(row))
+    environment, _, variant = row["environment"].partition(", ")
+    task = f"{environment} ({variant})" if variant else environment
+    steps = rows_page.number(row["total_timesteps"])
     return (
-        f"With {config}, {len(values)} agents reach a mean {kind} return of **{show(mean)}** "
-        f"({show(low)} to {show(high)}) after {rows_page.number(row['total_timesteps'])} steps of "
-        f"{row['environment']}. The worst agent has {show(values.min())}."
+        f"With {config}, {len(values)} agents reach a mean {kind} return of **{show(mean)}** on "
+        f"{task} after {steps} steps (95 % interval: {show(low)} to {show(high)}). "
+        f"The worst agent reaches {show(values.min())}."
     )
 
 
@@ -137,29 +139,20 @@ def read_speeds(row: str) -> list[dict]:
     return [entry for entry in json.loads(SPEED_FILE.read_text()) if entry["row"] == row]
 
 
-def show_ratio(entry: dict) -> str:
-    """The median over neighbouring trainings, with the least and the largest."""
-    middle, least, largest = entry.get("spread ratio") or entry["bare ratio"]
-    digits = ".0f" if middle >= 10 else ".2f"
-    return f"{middle:{digits}} ({least:{digits}} to {largest:{digits}})"
-
-
-def show_speed(row: str) -> str:
-    """A sentence."""
-    _, environment, peer = PEERS[row]
-    one, *more = read_speeds(row)
-    text = f"On {environment}, one agent takes {show_ratio(one)} times as many steps per second as "
-    text += f"{peer} on the same CPU core"
-    for entry in more[:1]:
-        where = "both cores" if "spread ratio" in entry else "a core"
-        text += f", and {entry['seeds']} agents on {where} {show_ratio(entry)} times as many"
-    return f"{text} ([performance](performance.md))."
+def ratios_of(entry: dict) -> list[str]:
+    """The median over neighbouring trainings, the least and the largest."""
+    ratios = entry.get("spread ratio") or entry["bare ratio"]
+    digits = ".0f" if ratios[0] >= 10 else ".2f"
+    return [f"{ratio:{digits}}" for ratio in ratios]
 
 
 def speeds_table() -> str:
     lines = []
     for row, (script, environment, peer) in PEERS.items():
-        entries = {entry["seeds"]: show_ratio(entry) for entry in read_speeds(row)}
+        entries = {}
+        for entry in read_speeds(row):
+            middle, least, largest = ratios_of(entry)
+            entries[entry["seeds"]] = f"{middle} ({least} to {largest})"
         one = entries.pop(1)
         more = next((f"{ratio}, {seeds} seeds" for seeds, ratio in entries.items()), "")
         lines.append([f"{script}, {environment}", peer, one, more])
@@ -192,8 +185,6 @@ def fill(text: str) -> str:
         kind, name = match.groups()
         if kind == "row":
             content = show_row(name)
-        elif kind == "speed":
-            content = show_speed(name)
         elif kind == "returns":
             content = returns_table(name)
         elif kind == "speeds":

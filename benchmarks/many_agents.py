@@ -80,7 +80,7 @@ def table(results: dict) -> str:
         [f"onejit on the same {cores} cores", *(in_words(ours[agents]) for agents in COLUMNS)],
     ]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    note = "\\* Computed from the time of one agent: CleanRL trains them one after the other."
+    note = "\\* Extrapolated from one agent, because CleanRL trains agents one after the other."
     return "\n".join([*lines, "", note])
 
 

@@ -133,8 +133,11 @@ def settings_of(name: str) -> dict:
     """The fields of a row's config as it is today, as run.json has them."""
     script, (_, file, *more) = load(name)
     fields = {field.name for field in dataclasses.fields(script.Config)}
-    pairs = zip(more[::2], more[1::2], strict=True)
-    flags = [word for pair in pairs if configs.field_of(pair[0]) in fields for word in pair]
+    flags = []
+    for word in more:
+        if word.startswith("--"):
+            is_of_script = configs.field_of(word) in fields  # its values follow
+        flags += [word] * is_of_script
     words = configs.read_flags(script, ["--config", str(ROOT / file), *flags])
     config = tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
     return json.loads(json.dumps(configs.plain(config)))
@@ -281,8 +284,10 @@ def environment_of(name: str, config) -> str:
     parts += [value for value in params.values() if isinstance(value, str)]
     if "memory_length" in params:
         parts.append(f"{params['memory_length']} steps")
-    if getattr(config, "observe", ()):
-        parts.append(f"entries {', '.join(map(str, config.observe))} observed")
+    observe = getattr(config, "observe", ())
+    if observe:
+        noun = "entry" if len(observe) == 1 else "entries"
+        parts.append(f"{noun} {', '.join(map(str, observe))} observed")
     return ", ".join(parts)
 
 

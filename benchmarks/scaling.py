@@ -61,7 +61,7 @@ def measure(script_name: str, seeds: int, fields: dict, seconds: float) -> dict:
         "steps_per_second": 2 * updates * seeds * steps_per_update / taken,
         "bytes": program.bytes,
         "compilation": compilation_seconds,
-        "devices": program.num_devices,
+        "devices": program.axis.num_devices,
     }
 
 

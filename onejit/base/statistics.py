@@ -1,5 +1,7 @@
 """Statistics over seeds: final returns, intervals, and comparisons of methods."""
 
+from typing import NamedTuple
+
 import numpy as np
 import scipy.special
 from flax.traverse_util import flatten_dict
@@ -212,16 +214,50 @@ def show(value, low, high) -> str:
     return f"{show_number(value)} ({show_number(low)} to {show_number(high)})"
 
 
-def summarize(name: str, returns, lost=None) -> dict:
-    """Print statistics over seeds, and return the numbers for run.json.
+class Summary(NamedTuple):
+    """Statistics of a return over seeds. Intervals are [value, low, high]."""
 
-    `returns`, and `lost` if diverged: [num_seeds]. Seeds that diverged or have no return count as
-    -inf in the interquartile mean. The mean and the worst agent leave them out, and the number of
-    the remaining seeds is printed.
+    mean: list  # over the seeds that count
+    worst: float  # of these seeds
+    interquartile_mean: list  # in which all other seeds are -inf
+    seeds: int
+    diverged: int
+    no_episode: int  # and not diverged
+
+    @property
+    def not_finite(self) -> int:
+        return self.diverged + self.no_episode
+
+    def lines(self, name: str) -> list[str]:
+        """The summary of a return of this name in words."""
+        count = f"{self.seeds} seeds"
+        if self.not_finite:
+            count = f"{self.seeds - self.not_finite} of {count}"
+        numbers = f"mean {show(*self.mean)}, worst agent {show_number(self.worst)}, {count}"
+        lines = [f"{name}: {numbers}; interquartile mean {show(*self.interquartile_mean)}"]
+        if self.not_finite:
+            reasons = f"{self.diverged} seeds diverged, {self.no_episode} ended no episode"
+            lines.append(f"{name}: {reasons}; they count as -inf in the interquartile mean")
+        return lines
+
+    def to_store(self) -> dict:
+        """The summary for run.json. JSON has no -inf."""
+        names = ("mean", "mean_low", "mean_high", "worst", "interquartile_mean", "low", "high")
+        values = [*self.mean, self.worst, *self.interquartile_mean]
+        stored = {}
+        for name, value in zip(names, values, strict=True):
+            stored[name] = float(value) if np.isfinite(value) else None
+        for name in ("seeds", "not_finite", "diverged", "no_episode"):
+            stored[name] = getattr(self, name)
+        return stored
+
+
+def summarize(returns, lost) -> Summary:
+    """Statistics over seeds of `returns`, and `lost` if diverged: [num_seeds].
+
+    Seeds that diverged or have no return count as -inf in the interquartile mean. The mean and the
+    worst agent leave them out.
     """
-    seeds = len(returns)
-    if lost is None:
-        lost = np.zeros(seeds, bool)
     silent = ~np.isfinite(returns) & ~lost
     good = ~lost & ~silent
     mean = [np.nan, np.nan, np.nan]
@@ -229,28 +265,14 @@ def summarize(name: str, returns, lost=None) -> dict:
     if good.any():
         mean = student_interval(returns[good])
         worst = returns[good].min()
-    middle = bootstrap_interval(interquartile_mean, np.where(good, returns, -np.inf))
-
-    count = f"{seeds} seeds" if good.all() else f"{good.sum()} of {seeds} seeds"
-    numbers = f"mean {show(*mean)}, worst agent {show_number(worst)}, {count}"
-    print(f"{name}: {numbers}; interquartile mean {show(*middle)}")
-    if not good.all():
-        reasons = f"{lost.sum()} seeds diverged, {silent.sum()} ended no episode"
-        print(f"{name}: {reasons}; they count as -inf in the interquartile mean")
-
-    values = {
-        **dict(zip(("mean", "mean_low", "mean_high"), mean, strict=True)),
-        "worst": worst,
-        **dict(zip(("interquartile_mean", "low", "high"), middle, strict=True)),
-    }
-    record = {}
-    for key, value in values.items():
-        record[key] = float(value) if np.isfinite(value) else None  # JSON has no -inf
-    record["seeds"] = seeds
-    record["not_finite"] = int((~good).sum())
-    record["diverged"] = int(lost.sum())
-    record["no_episode"] = int(silent.sum())
-    return record
+    return Summary(
+        mean=mean,
+        worst=worst,
+        interquartile_mean=bootstrap_interval(interquartile_mean, np.where(good, returns, -np.inf)),
+        seeds=len(returns),
+        diverged=int(lost.sum()),
+        no_episode=int(silent.sum()),
+    )
 
 
 # --- several methods: `samples` are arrays [seeds, ...], one for each environment ---

@@ -1,6 +1,14 @@
-"""Text of messages: tables, and suggestions for names that are not known."""
+"""Text of messages: options, tables, and suggestions for names that are not known."""
 
 import difflib
+
+
+class OptionNeeded(ValueError):
+    """A problem that an option solves: `OPTION=True` in Python, `--OPTION` of a command."""
+
+    def __init__(self, problem: str, option: str, effect: str):
+        super().__init__(f"{problem}; {option}=True {effect}")
+        self.for_a_command = f"{problem}; --{option} {effect}"
 
 
 def nearest(name, known) -> str:

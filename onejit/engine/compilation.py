@@ -19,7 +19,8 @@ from flax.core import FrozenDict
 from onejit.base.clock import Clock
 from onejit.base.text import plural
 from onejit.engine import evaluation
-from onejit.engine.devices import shardings, smallest_slice
+from onejit.engine.axis import Axis
+from onejit.engine.devices import smallest_slice
 from onejit.engine.memory import GIB, free_memory, memory_of, program_bytes
 from onejit.script import local_modules
 from onejit.script.contract import Script
@@ -28,28 +29,40 @@ from onejit.script.errors import about_the_config
 
 
 class Program(NamedTuple):
-    """The compiled functions that train a slice of `size` runs."""
+    """The compiled functions that train a slice of runs."""
 
-    size: int
+    axis: Axis
     num_updates: int
-    num_devices: int
     bytes: int  # on each device
+    held: int  # bytes of the carry on each device
+    abstract: Any  # shapes, types and shardings of `carry`
     # (floats, key_data) -> carry
     start: Any
     # (carry without its evaluation, floats, first, last) -> carry after updates [first, last)
     advance: Any
-    # (agents, numbers [size] among all seeds) -> returns [size, eval_episodes]; or None
-    evaluate: Any
-    # (evaluation, agents, returns, index) -> evaluation; None without one during training
-    remember: Any
-    abstract: Any  # shapes, types and shardings of `carry`
-    sharding: Any  # of arrays [size, ...]
-    replicated: Any  # sharding of arrays that every device has
     # as `start`, with the shortest warm-up; compiled when it is called
-    restart: Any = None
+    restart: Any
+    # (agents, what tells their episodes apart) -> returns [size, episodes]; or None
+    evaluate: Any = None
+    # (evaluation, agents, returns, index) -> evaluation; None without one during training
+    remember: Any = None
     # (carry, updates done) -> carry, after every `exchange_interval` updates; None without any
     exchange: Any = None
     exchange_interval: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.axis.size
+
+    @property
+    def sharding(self):
+        """Of arrays [size, ...]."""
+        return self.axis.sharding
+
+    @property
+    def replicated(self):
+        """Of arrays that every device has."""
+        return self.axis.replicated
 
 
 # --- functions ---
@@ -120,22 +133,6 @@ def check_agent(agent, name: str = "runner_state.agent") -> None:
         check_agent(value, f"{name}[{key!r}]")
 
 
-def over_one(function):
-    """`jax.vmap(function)` for an axis of length 1, which the function's loops do not carry.
-
-    Faster than `vmap` on CPUs, as in a script's `main`. Arguments that are numbers have no axis.
-    """
-
-    def first(leaf):
-        return leaf[0] if jnp.ndim(leaf) else leaf
-
-    def call(*trees):
-        results = function(*jax.tree.map(first, trees))
-        return jax.tree.map(lambda leaf: leaf[None], results)
-
-    return call
-
-
 def without_warm_up(script: Script, config):
     """The config with the shortest warm-up that its script takes."""
     if not hasattr(config, "learning_starts"):
@@ -148,13 +145,6 @@ def without_warm_up(script: Script, config):
     return shorter
 
 
-def start_with_evaluation(start, make_evaluation, floats, key_data):
-    """The carry of `start`, with the memory of evaluations added."""
-    carry = start(floats, key_data)
-    carry["evaluation"] = make_evaluation(carry["runner_state"].agent)
-    return carry
-
-
 # --- compilation ---
 
 
@@ -164,79 +154,102 @@ def compile_slice(script: Script, config, names, size: int, options=None) -> Pro
     `options` adds the evaluation. They have `seed`, `eval_episodes` and `eval_interval`. Raises
     ValueError if the config cannot train.
     """
-    devices, sharding, replicated = shardings(size)
-    key_words = jax.random.key_data(jax.random.key(0)).shape
-    of_each_run = partial(jax.ShapeDtypeStruct, sharding=sharding)
-    floats = {name: of_each_run((size,), jnp.float32) for name in names}
-    key_data = of_each_run((size, *key_words), jnp.uint32)
-    # runs are independent of each other
-    over_devices = partial(
-        jax.shard_map, mesh=sharding.mesh, out_specs=sharding.spec, check_vma=False
-    )
+    program = compile_training(script, config, names, Axis.of(size))
+    if options is None or not options.eval_episodes:
+        return program
+    evaluate = evaluation.greedy_returns(script, config, options)
+    program = with_evaluation(program, evaluate, program.axis.shape(dtype=jnp.int32))
+    if options.eval_interval:
+        program = with_best_agents(program, config.num_updates // options.eval_interval)
+    return program
+
+
+def compile_training(script: Script, config, names, axis: Axis) -> Program:
+    """The program without any evaluation. Raises ValueError if the config cannot train."""
+    floats = axis.floats(names)
+    key_data = axis.key_data()
+
+    def jit_of_start(start_run):
+        start = axis.over_devices(axis.over_runs(start_run, arguments=2), arguments=2)
+        return jax.jit(start, out_shardings=axis.sharding)
+
+    def restart(floats, key_data):
+        restart_run, _ = training_functions(script, without_warm_up(script, config), names)
+        return jit_of_start(restart_run)(floats, key_data)
 
     with about_the_config(script, config):
         # before the compilation, during which a user may edit a file
         local_modules.read_sources(script, [getattr(config, "env_name", "")])
         check_observations(script, config)
         start_run, advance_run = training_functions(script, config, names)
-        if size > len(devices):
-            start_runs = jax.vmap(start_run)
-            advance_runs = jax.vmap(advance_run, (0, 0, None, None))
-        else:
-            start_runs = over_one(start_run)
-            advance_runs = over_one(advance_run)
-        start_all = over_devices(start_runs, in_specs=sharding.spec)
-        in_specs = (sharding.spec, sharding.spec, replicated.spec, replicated.spec)
-        advance_all = over_devices(advance_runs, in_specs=in_specs)
-        jit_start = jax.jit(start_all, out_shardings=sharding)
-        jit_advance = jax.jit(advance_all, donate_argnums=0, out_shardings=sharding)
+        advance_runs = axis.over_runs(advance_run, arguments=4, shared=2)
+        jit_start = jit_of_start(start_run)
+        jit_advance = jax.jit(
+            axis.over_devices(advance_runs, arguments=4, shared=2),
+            donate_argnums=0,
+            out_shardings=axis.sharding,
+        )
         abstract = jit_start.eval_shape(floats, key_data)
-
-        def restart(floats, key_data):
-            restart_run, _ = training_functions(script, without_warm_up(script, config), names)
-            restart_runs = jax.vmap(restart_run) if size > len(devices) else over_one(restart_run)
-            restart_all = over_devices(restart_runs, in_specs=sharding.spec)
-            return jax.jit(restart_all, out_shardings=sharding)(floats, key_data)
-
         lowered_start = jit_start.lower(floats, key_data)
         lowered_advance = jit_advance.lower(abstract, floats, 0, 1)
     check_agent(abstract["runner_state"].agent)
     start = lowered_start.compile()
     advance = lowered_advance.compile()
-    held = memory_of(start).output_size_in_bytes  # bytes of the carry on each device
-    needed = max(program_bytes(start), program_bytes(advance))
-
-    evaluate = None
-    remember = None
-    if options is not None and options.eval_episodes:
-        agents = abstract["runner_state"].agent
-        evaluate_runs = evaluation.greedy_returns(script, config, options)
-        evaluate_all = over_devices(evaluate_runs, in_specs=sharding.spec)
-        evaluate = jax.jit(evaluate_all, out_shardings=replicated)
-        evaluate = evaluate.lower(agents, of_each_run((size,), jnp.int32)).compile()
-        needed = max(needed, program_bytes(evaluate, held))
-        if options.eval_interval:
-            remember = jax.jit(evaluation.remember_best, donate_argnums=0, out_shardings=sharding)
-            count = config.num_updates // options.eval_interval
-            no_evaluation = partial(evaluation.no_evaluation, count=count)
-            make_evaluation = jax.jit(no_evaluation, out_shardings=sharding)
-            start = partial(start_with_evaluation, start, make_evaluation)
-            abstract["evaluation"] = make_evaluation.eval_shape(agents)
-    if devices[0].platform == "cpu":  # a checkpoint's copy is in the same memory
-        needed += held
-    return Program(
-        size=size,
+    held = memory_of(start).output_size_in_bytes
+    program = Program(
+        axis=axis,
         num_updates=config.num_updates,
-        num_devices=len(devices),
-        bytes=needed,
+        bytes=0,
+        held=held,
+        abstract=abstract,
         start=start,
         advance=advance,
-        evaluate=evaluate,
-        remember=remember,
-        abstract=abstract,
-        sharding=sharding,
-        replicated=replicated,
         restart=restart,
+    )
+    return with_bytes(program, max(program_bytes(start), program_bytes(advance)))
+
+
+def with_bytes(program: Program, needed: int) -> Program:
+    """The program that needs so many bytes in one of its parts, too."""
+    if jax.devices()[0].platform == "cpu":  # a checkpoint's copy is in the same memory
+        needed += program.held
+    return program._replace(bytes=max(program.bytes, needed))
+
+
+def with_evaluation(program: Program, greedy_returns, numbers) -> Program:
+    """The program with `evaluate(agents, numbers) -> returns` [size, episodes].
+
+    `greedy_returns` is this function for the runs of a device, and `numbers` the shape of what
+    tells the episodes of agents apart.
+    """
+    axis = program.axis
+    evaluate = jax.jit(
+        axis.over_devices(greedy_returns, arguments=2), out_shardings=axis.replicated
+    )
+    agents = program.abstract["runner_state"].agent
+    evaluate = evaluate.lower(agents, numbers).compile()
+    program = with_bytes(program, program_bytes(evaluate, program.held))
+    return program._replace(evaluate=evaluate)
+
+
+def with_best_agents(program: Program, count: int) -> Program:
+    """The program that remembers `count` evaluations during training, and the best agents."""
+    sharding = program.sharding
+    start = program.start
+    no_evaluation = partial(evaluation.no_evaluation, count=count)
+    make_evaluation = jax.jit(no_evaluation, out_shardings=sharding)
+
+    def start_with_evaluation(floats, key_data):
+        carry = start(floats, key_data)
+        carry["evaluation"] = make_evaluation(carry["runner_state"].agent)
+        return carry
+
+    abstract = dict(program.abstract)
+    abstract["evaluation"] = make_evaluation.eval_shape(abstract["runner_state"].agent)
+    return program._replace(
+        start=start_with_evaluation,
+        remember=jax.jit(evaluation.remember_best, donate_argnums=0, out_shardings=sharding),
+        abstract=abstract,
     )
 
 
@@ -300,6 +313,6 @@ def compile_slices(
     needed = f"{program.bytes / GIB:.3g} GiB of {memory / GIB:.3g} free on each"
     if program.bytes > memory:
         needed += " (MORE THAN IS FREE)"
-    devices = plural(program.num_devices, "device")
+    devices = plural(program.axis.num_devices, "device")
     description = f"{slices} on {devices}, {needed}; compiled in {took:.1f} s"
     return program, description

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnax
 import jax
@@ -16,6 +16,13 @@ class State(environment.EnvState):
     """The state of the library's environment, and gymnax's `time` for the time limit."""
 
     inner: Any
+
+
+class MaskedObservation(NamedTuple):
+    """What ppo.py observes if actions can be invalid."""
+
+    obs: jax.Array
+    action_mask: jax.Array  # [num_actions], true for valid actions
 
 
 @contextlib.contextmanager

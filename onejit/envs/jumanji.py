@@ -3,6 +3,7 @@
     python ppo.py --env-name onejit.envs.jumanji:Snake-v1
 
 Observations and action masks become one vector. Actions of several whole numbers become one number.
+With `--env-params action_mask true`, ppo.py takes valid actions only.
 """
 
 import math
@@ -15,7 +16,7 @@ import numpy as np
 from gymnax.environments import environment, spaces
 from matplotlib import pyplot
 
-from onejit.envs.adapter import State, needs, register, start_from
+from onejit.envs.adapter import MaskedObservation, State, needs, register, start_from
 
 with needs("jumanji"):
     from jumanji import registration
@@ -28,8 +29,9 @@ COUNTS_DOWN = ("SearchAndRescue-v0",)
 class Jumanji(environment.Environment):
     """`arguments` go to the environment's constructor, such as `time_limit`."""
 
-    def __init__(self, name: str, start_states: int = 0, **arguments):
+    def __init__(self, name: str, start_states: int = 0, action_mask: bool = False, **arguments):
         self.env: Any = registration.make(name, **arguments)
+        self.action_mask = action_mask
         self.limit = getattr(self.env, "time_limit", NO_LIMIT)
         if hasattr(self.env, "time_limit") and name not in COUNTS_DOWN:
             self.env.time_limit = np.iinfo(np.int32).max  # its `last` is now `terminated`
@@ -41,7 +43,7 @@ class Jumanji(environment.Environment):
 
     def reset_env(self, key, params):
         inner, timestep = self.start(key)
-        return self.flat(timestep.observation), State(time=jnp.int32(0), inner=inner)
+        return self.observed(timestep.observation), State(time=jnp.int32(0), inner=inner)
 
     def step_env(self, key, state, action, params):
         spec = self.env.action_spec
@@ -49,10 +51,16 @@ class Jumanji(environment.Environment):
             numbers = jnp.stack(jnp.unravel_index(action, self.choices)).reshape(spec.shape)
             action = (numbers + spec.minimum).astype(spec.dtype)
         inner, timestep = self.env.step(state.inner, action)
-        obs = self.flat(timestep.observation)
+        obs = self.observed(timestep.observation)
         state = State(time=state.time + 1, inner=inner)
         reward = timestep.reward.sum().astype(jnp.float32)  # over all agents
         return obs, state, reward, timestep.last(), {}
+
+    def observed(self, observation):
+        if not self.action_mask:
+            return self.flat(observation)
+        mask = observation.action_mask.reshape(self.action_space().n)
+        return MaskedObservation(obs=self.flat(observation), action_mask=mask)
 
     def flat(self, observation):
         leaves = jax.tree.leaves(observation)

@@ -13,7 +13,7 @@ import numpy as np
 from gymnax.environments import environment, spaces
 from matplotlib import colormaps
 
-from onejit.envs.adapter import State, needs, register
+from onejit.envs.adapter import MaskedObservation, State, needs, register
 
 with needs("pgx"):
     import pgx
@@ -22,8 +22,9 @@ with needs("pgx"):
 class Pgx(environment.Environment):
     """`arguments` go to the constructor in Pgx, such as MinAtar's `sticky_action_prob`."""
 
-    def __init__(self, name: str, **arguments):
+    def __init__(self, name: str, action_mask: bool = False, **arguments):
         self.env = type(pgx.make(cast(Any, name)))(**arguments)
+        self.action_mask = action_mask
 
     @property
     def default_params(self):
@@ -31,13 +32,18 @@ class Pgx(environment.Environment):
 
     def reset_env(self, key, params):
         state = self.env.init(key)
-        return state.observation.astype(jnp.float32), State(time=jnp.int32(0), inner=state)
+        return self.observed(state), State(time=jnp.int32(0), inner=state)
 
     def step_env(self, key, state, action, params):
         inner = self.env.step(state.inner, action, key)
-        obs = inner.observation.astype(jnp.float32)
         state = State(time=state.time + 1, inner=inner)
-        return obs, state, inner.rewards[0], inner.terminated, {}
+        return self.observed(inner), state, inner.rewards[0], inner.terminated, {}
+
+    def observed(self, inner):
+        obs = inner.observation.astype(jnp.float32)
+        if not self.action_mask:
+            return obs
+        return MaskedObservation(obs=obs, action_mask=inner.legal_action_mask)
 
     def observation_space(self, params):
         return spaces.Box(0, 1, self.env.observation_shape)

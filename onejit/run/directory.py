@@ -14,6 +14,7 @@ import tyro
 from flax.traverse_util import unflatten_dict
 
 from onejit.base.files import reading
+from onejit.base.text import OptionNeeded
 from onejit.run.agents import read_agents
 from onejit.run.record import Record, read_record
 from onejit.script import command_line, local_modules
@@ -42,9 +43,8 @@ def copy_of_script(run_dir, record: Record, force: bool = False) -> Path | None:
     if not is_bare or not local_modules.is_inside(copy, run_dir):
         return None
     if not force and hashlib.sha256(copy.read_bytes()).hexdigest() != record.sha256:
-        raise ValueError(
-            f"{copy}: has been edited since the run began; --force uses the edited script"
-        )
+        problem = f"{copy}: has been edited since the run began"
+        raise OptionNeeded(problem, "force", "uses the edited script")
     return copy
 
 
@@ -62,10 +62,10 @@ def find_other_script(run_dir, record: Record, force: bool, trust: bool) -> Path
         local_modules.check_trust(run_dir, f"its script, {path}", trust)
     expected = record.sha256
     if expected and not force and local_modules.hash_of(path.read_bytes()) != expected:
-        raise ValueError(
-            f"{run_dir}: the copy of its script is missing, and {path} is another version of it; "
-            "--force uses that version"
+        problem = (
+            f"{run_dir}: the copy of its script is missing, and {path} is another version of it"
         )
+        raise OptionNeeded(problem, "force", "uses that version")
     return path
 
 

@@ -26,6 +26,12 @@ from onejit.script.steps import total_steps
 
 Kind = Literal["train", "sweep", "trial", "script"]
 SPELLED = {"final_return": "final return", "greedy_return": "greedy return"}  # in run.json
+# what is written also if it is empty
+ALSO_EMPTY = {
+    "train": ("modules", "seconds", "steps_done", "steps_total", "options"),
+    "sweep": ("modules", "seconds", "steps_done", "steps_total", "options", "slices"),
+}
+NOT_KEPT = ("num_seeds", "seed", "run_dir")  # the options that `options` leaves out
 
 
 @dataclasses.dataclass
@@ -54,8 +60,10 @@ class Record:
     steps_total: int = 0
     finished: str | None = None  # the time
 
-    # of `onejit train`
+    # of `onejit train` and `onejit sweep`
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    # of `onejit train`
     slice: int | None = None  # seeds in a slice
     steps_per_second: float | None = None
 
@@ -65,7 +73,8 @@ class Record:
     broken_metrics: list[str] = dataclasses.field(default_factory=list)
 
     # of `onejit sweep`
-    words: list[str] = dataclasses.field(default_factory=list)  # its command line
+    # {field: its values or its distribution, as words of the command line}
+    swept: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     num_trials: int = 0
     slices: list[int] = dataclasses.field(default_factory=list)  # their sizes, by program
     owner: str | None = None  # of trials in a storage
@@ -78,7 +87,6 @@ class Record:
     schedule: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     # {"of": run directory, "schedule": ...}
     replay: dict[str, Any] = dataclasses.field(default_factory=dict)
-    replay_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     # of a trial
     trial: int | None = None
@@ -117,9 +125,9 @@ class Record:
             value = getattr(self, field.name)
             if field.name != "others" and value != getattr(empty, field.name):
                 values[SPELLED.get(field.name, field.name)] = value
-        if self.steps_total:
-            values["steps_done"] = self.steps_done
-        if self.kind in ("train", "sweep") or self.seconds != empty.seconds:
+        for name in ALSO_EMPTY.get(self.kind, ()):
+            values[name] = getattr(self, name)
+        if "seconds" in values:
             values["seconds"] = dataclasses.asdict(self.seconds)
         return values | self.others
 
@@ -149,6 +157,7 @@ def make_record(kind: Kind, script: Script, config, options, command: list[str])
         sha256=hashlib.sha256(source_of(script)).hexdigest(),
         folders=[str(path.parent), os.getcwd()],
         steps_total=total_steps(config, options.num_seeds),
+        options={name: value for name, value in vars(options).items() if name not in NOT_KEPT},
     )
 
 

@@ -29,7 +29,9 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     ):
         return given
 
-    given = command_line.parse(command, words[1:], config=(tyro.conf.OmitArgPrefixes,))
+    given = command_line.parse(
+        command, words[1:], prog=f"onejit {kind} --resume", config=(tyro.conf.OmitArgPrefixes,)
+    )
     command_line.check_options(given)
     run_dir = Path(words[0])
     record = read_record(run_dir)
@@ -46,6 +48,18 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     if is_first():
         warn_of_changed_versions(record.versions)
     return run_dir, record, given
+
+
+def options_of(kind, run_dir: Path, record: Record, memory: float | None = None):
+    """The options of a run that has begun. `kind` is their dataclass.
+
+    `memory` replaces the option of this name if it is given.
+    """
+    values = dict(record.options)
+    if memory is not None:
+        values["memory"] = memory
+    settings = record.settings
+    return kind(num_seeds=settings["num_seeds"], seed=settings["seed"], run_dir=run_dir, **values)
 
 
 def warn_of_changed_versions(old: dict) -> None:

@@ -1,19 +1,24 @@
 """Writing a run: what it needs to be resumed, and its results."""
 
+import shutil
+import sys
+import traceback
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import yaml
 
+from onejit.base import statistics
 from onejit.base.files import write, write_picture
 from onejit.run.agents import save_agents
 from onejit.run.learning_curve import draw_learning_curve
-from onejit.run.record import Record, write_record
+from onejit.run.record import Record, now, write_record
 from onejit.script import local_modules
 from onejit.script.configs import plain, write_config
 from onejit.script.contract import Script
 from onejit.script.load import git, source_of
+from onejit.script.steps import timesteps_until
 
 
 def save_results(script: Script, config, seed: int, agents, metrics: dict, folder: Path) -> None:
@@ -51,3 +56,85 @@ def begin_run(
     """Write all that a run needs to be resumed; run.json is the last file. Raises OSError."""
     write_inputs(run_dir, config, script, modules)
     write_record(run_dir, record)
+
+
+# --- results ---
+
+
+def finish_run(
+    run_dir: Path,
+    record: Record,
+    *,
+    script: Script,
+    config,
+    seed: int,
+    trained: dict,
+    runner_state=None,
+    eval_interval: int = 0,
+) -> list[str]:
+    """Write the results, all of them or none, and the record. Returns lines about the returns.
+
+    `trained` has NumPy arrays: `metrics` {name: [num_seeds, num_updates]}, `agent` with leaves
+    [num_seeds, ...], `evaluation` [num_seeds, episodes] if there is one, and evaluations `during`
+    training. Raises OSError.
+    """
+    metrics = trained["metrics"]
+    agents = trained["agent"]
+
+    folder = run_dir / "results.partial"
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
+    folder.mkdir()
+    save_results(script, config, seed, agents, metrics, folder)
+    if "during" in trained:
+        during = trained["during"]
+        save_evaluations(config, eval_interval, during["returns"], folder)
+        save_agents(during["best"]["agent"], script, seed, folder / "best_agent.safetensors")
+    if "evaluation" in trained:
+        np.save(folder / "evaluation.npy", trained["evaluation"])
+    if runner_state is not None:
+        report(script, config, runner_state, folder)
+    for path in folder.iterdir():
+        if (run_dir / path.name).is_dir():
+            shutil.rmtree(run_dir / path.name)
+        path.replace(run_dir / path.name)
+    folder.rmdir()
+
+    lost = statistics.diverged(agents)
+    summary = statistics.summarize(statistics.final_return(metrics, config.num_updates), lost)
+    record.final_return = summary.to_store()
+    lines = summary.lines("final return")
+    if "evaluation" in trained:
+        summary = statistics.summarize(trained["evaluation"].mean(axis=1), lost)
+        record.greedy_return = summary.to_store()
+        lines += summary.lines("greedy return")
+    for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):
+        lines.append(f"final return: {line}")
+    broken = statistics.broken_metrics(metrics)
+    for name, where in broken.items():
+        seeds = f"{where.any(axis=1).sum()} of {len(where)} seeds"
+        lines.append(f"{name}: NaN in {seeds}, first in update {where.any(axis=0).argmax() + 1}")
+    record.broken_metrics = sorted(broken)
+    record.finished = now()
+    write_record(run_dir, record)
+    return lines
+
+
+def save_evaluations(config, interval: int, returns: np.ndarray, folder: Path) -> None:
+    """Write evaluations.npz with `timesteps` [n] and `returns` [num_seeds, n]."""
+    number = returns.shape[1]
+    timesteps = [timesteps_until(config, interval * (1 + i)) for i in range(number)]
+    np.savez_compressed(folder / "evaluations.npz", timesteps=timesteps, returns=returns)
+
+
+def report(script: Script, config, runner_state, folder: Path) -> None:
+    """The script's own figures, if any. A mistake in them costs no results. Raises OSError."""
+    script_report = getattr(script, "report", None)
+    if script_report is None:
+        return
+    try:
+        script_report(config, runner_state, folder)
+    except OSError:
+        raise
+    except Exception:
+        traceback.print_exc()
+        print(f"onejit train: warning: report of {script.__file__} has failed", file=sys.stderr)

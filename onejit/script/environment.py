@@ -60,6 +60,8 @@ def check_observations(script: Script, config) -> None:
         return
     env, env_params = script.make_env(config)
     obs, _ = jax.eval_shape(env.reset, jax.random.key(0), env_params)
+    if hasattr(obs, "action_mask"):
+        obs = obs.obs
     if not isinstance(obs, jax.ShapeDtypeStruct):  # as for the teams of mappo.py
         return
     space = env.observation_space(env_params)

@@ -28,12 +28,6 @@ def known_scripts() -> dict[str, Path]:
     return {path.stem: path for path in sorted(paths)}
 
 
-def is_own_script(script: Script) -> bool:
-    """Whether a script is one that comes with onejit, no copy of it."""
-    path = Path(script.__file__).resolve()
-    return known_scripts().get(path.stem) == path
-
-
 def find_script(name) -> Path:
     """The file of a script: in the working directory, or one of onejit's. Raises ValueError."""
     file = Path(name if str(name).endswith(".py") else f"{name}.py")

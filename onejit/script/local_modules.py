@@ -14,6 +14,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from onejit.base.text import OptionNeeded
 from onejit.script.contract import Script
 from onejit.script.load import PACKAGE, import_from, known_scripts, source_of
 
@@ -146,9 +147,8 @@ def read_copies(run_dir, record, force: bool = False) -> dict[str, bytes]:
             raise ValueError(f"{copy}: the copy of a module of this run is missing")
         source = copy.read_bytes()
         if not force and hash_of(source) != expected:
-            raise ValueError(
-                f"{copy}: has been edited since the run began; --force uses the edited module"
-            )
+            problem = f"{copy}: has been edited since the run began"
+            raise OptionNeeded(problem, "force", "uses the edited module")
         sources[path] = source
     return sources
 
@@ -194,10 +194,8 @@ def check_environment(run_dir, record, env_name: str, trust: bool) -> None:
 def check_trust(run_dir, what: str, trust: bool) -> None:
     """Name code outside of a run directory that would be executed. ValueError without `trust`."""
     if not trust:
-        raise ValueError(
-            f"{run_dir}: does not contain {what}; --trust executes it, if you know who made this "
-            "directory"
-        )
+        problem = f"{run_dir}: does not contain {what}"
+        raise OptionNeeded(problem, "trust", "executes it, if you know who made this directory")
     print(f"{run_dir}: executes {what}", file=sys.stderr)
 
 

@@ -24,8 +24,9 @@ With `--pbt` the samples are agents of a population, which copy each other and c
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -45,44 +46,51 @@ from onejit.script.errors import (
     failures_in_one_line,
 )
 from onejit.sweep import execution, halving, merge, population, population_results, results, search
-from onejit.sweep.request import (
-    Group,
-    Options,
-    Request,
-    ResumeOptions,
-    groups_of_part,
-    read_request,
-)
+from onejit.sweep.options import Options, ResumeOptions
+from onejit.sweep.request import Request, groups_of_part, read_request
+from onejit.sweep.strategy import Grid, Strategy
 
 __all__ = ["Options", "ResumeOptions", "main", "read_request"]
 
 TOOL = "onejit sweep"
 
 
-def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> Iterable[Group]:
-    """The groups to train. Makes the directory, locks it and checks the configs.
+class Kind(NamedTuple):
+    """A kind of sweep."""
 
-    Raises ValueError.
-    """
+    strategy: Strategy
+    train: Callable  # (request, strategy, progress, caught)
+    write_results: Callable  # (request) -> whether an agent is left that has not diverged
+
+
+def kind_of(request: Request) -> Kind:
+    """Populations, or trials that are listed, drawn, stopped early or proposed by Optuna."""
     options = request.options
+    if options.pbt:
+        strategy = population.Population(request, groups_of_part(request))
+        return Kind(strategy, population.train, population_results.write_results)
+    if options.optuna:
+        strategy = search.Optuna(request)
+    elif options.halving:
+        sizes = halving.sizes_of_tasks(request)
+        strategy = halving.Halving(request, groups_of_part(request), sizes)
+    else:
+        strategy = Grid(request, groups_of_part(request))
+    return Kind(strategy, execution.run_groups, results.write_results)
+
+
+def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> Kind:
+    """What to train. Makes the directory, locks it and checks the configs. Raises ValueError."""
     record = request.record
-    num_trials = record.num_trials
     if is_new:
         until_the_end.enter_context(holding(request.run_dir, is_new=True))
-    hosts.only_first(tracking.check_login, options.track)
-    if options.optuna:  # the trials are not known yet
-        groups = [Group(request.config, list(range(num_trials)))]
-    else:
-        groups = groups_of_part(request)
+    hosts.only_first(tracking.check_login, request.options.track)
+    kind = kind_of(request)
+    groups = kind.strategy.groups
     for group in groups:
         with about_the_config(request.script, group.config):  # before anything is compiled
             request.script.make_learner(group.config)
-    if options.pbt:
-        steps_total = population.plan(request)
-    elif options.halving:
-        steps_total = halving.plan(request, groups)
-    else:
-        steps_total = sum(group.steps(len(group.trials) * options.num_seeds) for group in groups)
+    steps_total = kind.strategy.plan()
     record.steps_done = 0  # slices on disk are counted again
     record.steps_total = steps_total
     if is_new:
@@ -98,30 +106,15 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
             modules,
         )
     if hosts.is_first():
-        trials = f"{plural(num_trials, 'trial')} x {plural(options.num_seeds, 'seed')}"
-        devices = plural(len(jax.devices()), "device")
-        size = f"{plural(len(groups), 'compile group')} on {devices}"
-        proposals = f", {options.batch} at a time by Optuna" if options.optuna else ""
-        if options.part:
-            trials += f", part {options.part} of {plural(len(request.trials), 'trial')},"
-        if options.pbt:
-            print(population.describe(request))
-        else:
-            print(f"{trials} in {size}{proposals}")
-        if options.halving:
-            print(halving.describe(request, groups))
-    if options.optuna:
-        return search.propose_groups(request)
-    return halving.rungs(request, groups) if options.halving else groups
+        print("\n".join(kind.strategy.describe(plural(len(jax.devices()), "device"))))
+    return kind
 
 
-def run_groups(request: Request, groups: Iterable[Group], is_new: bool, bar, caught) -> None:
+def train(request: Request, kind: Kind, is_new: bool, bar, caught) -> None:
     """Train all groups. A directory in which nothing was begun is removed."""
     try:
-        if request.options.pbt:
-            population.train(request, bar, caught)
-        else:
-            execution.run_groups(request, groups, bar, caught)
+        with kind.strategy:
+            kind.train(request, kind.strategy, bar, caught)
     except Exception as error:
         nothing_begun = is_new and not request.record.slices
         if nothing_begun and not isinstance(error, Stopped):
@@ -151,7 +144,7 @@ def main(words) -> Path:
         if request is None:
             return Path(words[1])
         run_dir = request.run_dir
-        groups = begin(request, is_new, until_the_end)
+        kind = begin(request, is_new, until_the_end)
         # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     with (
@@ -166,9 +159,8 @@ def main(words) -> Path:
             catching_signals(f"{TOOL}: stopped at once; {go_on}") as caught,
         ):
             with errors_in_one_line(TOOL, kinds=(ValueError,)), bar:
-                run_groups(request, groups, is_new, bar, caught)
-            write_results = population_results if request.options.pbt else results
-            is_any_left = hosts.only_first(write_results.write_results, request)
+                train(request, kind, is_new, bar, caught)
+            is_any_left = hosts.only_first(kind.write_results, request)
     if not is_any_left:
         exit_as_diverged(TOOL, run_dir)
     return run_dir

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from onejit.engine.compilation import Program
 from onejit.engine.loop import episode_fields, holds, running_episodes
@@ -289,16 +288,16 @@ def add_exchange(program: Program, names, interval: int, first, exchange) -> Pro
         return carry
 
     abstract = dict(program.abstract)
-    runs = partial(jax.ShapeDtypeStruct, sharding=program.sharding)
-    floats = {name: runs((program.size,), np.float32) for name in names}
-    key_words = jax.random.key_data(jax.random.key(0)).shape
-    abstract["population"] = first.eval_shape(floats, runs((program.size, *key_words), np.uint32))
+    axis = program.axis
+    abstract["population"] = first.eval_shape(axis.floats(names), axis.key_data())
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract["population"])]
     exchange = jax.jit(exchange, donate_argnums=0, out_shardings=program.sharding)
     exchange = exchange.lower(abstract, 0).compile()
     return program._replace(
         start=start,
         abstract=abstract,
         bytes=max(program.bytes, program_bytes(exchange)),
+        held=program.held + sum(sizes) // axis.num_devices,
         exchange=exchange,
         exchange_interval=interval,
     )

@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 import sys
-from collections.abc import Iterable
 from functools import partial
 
 import jax
@@ -35,6 +34,7 @@ from onejit.sweep.slice_files import (
     runs_of,
     slice_name,
 )
+from onejit.sweep.strategy import Strategy
 from onejit.sweep.values import show_values
 
 
@@ -70,8 +70,8 @@ def compile_group(request: Request, group: Group, number: int, progress) -> comp
     return program
 
 
-def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> None:
-    """Compile and train group by group. Raises ValueError, OSError, Stopped.
+def run_groups(request: Request, strategy: Strategy, progress, caught) -> None:
+    """Compile and train what the strategy decides. Raises ValueError, OSError, Stopped.
 
     Consecutive groups with the same config share a program, as the batches of Optuna do. Each rung
     has its own.
@@ -80,7 +80,7 @@ def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> N
     numbers = {}  # {rung: number of the program} of the config
     num_programs = 0
     sizes = request.record.slices
-    for index, group in enumerate(groups):
+    for index, group in enumerate(iter(strategy.next, None)):
         if request.groups and request.groups[-1].config != group.config:
             programs.clear()  # free their memory before the next one compiles
             numbers.clear()
@@ -112,6 +112,8 @@ def run_groups(request: Request, groups: Iterable[Group], progress, caught) -> N
             trained = loop.run(program, job)
             hosts.only_first(finish_slice, request, group, *trained, first, name, progress)
             del trained, program
+        returns = {trial: request.returns.get(trial) for trial in group.trials}
+        strategy.tell(index, group, returns)
 
 
 def first_runs_done(request: Request, group: Group, index: int) -> list[int]:

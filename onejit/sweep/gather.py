@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from onejit.engine import hosts
+from onejit.engine.axis import Axis
 from onejit.engine.checkpoints import open_checkpoints, restore
-from onejit.engine.devices import shardings
 from onejit.sweep.slice_files import checkpoints_of, runs_of
 
 
 def of_size(abstract, size: int):
     """Shapes [size, ...] of the carry of a slice of another size."""
-    _, sharding, _ = shardings(size)
+    sharding = Axis.of(size).sharding
 
     def resized(leaf):
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=sharding)

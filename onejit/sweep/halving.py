@@ -6,15 +6,16 @@ on until the last rung, which has the full budget. A trial keeps the schedules o
 """
 
 import shutil
-from collections.abc import Iterator
 
 from onejit.base.text import plural
 from onejit.engine import hosts
 from onejit.script.configs import plain, task_of
 from onejit.script.steps import steps_of, timesteps_until
+from onejit.sweep.options import Options, required
 from onejit.sweep.ranking import sort_trials
-from onejit.sweep.request import Group, Options, Request, config_of, required
+from onejit.sweep.request import Group, Request, config_of
 from onejit.sweep.slice_files import checkpoints_of, finished_slices, read_slice
+from onejit.sweep.strategy import Strategy
 
 
 def updates_until(config, timesteps: int) -> int:
@@ -105,105 +106,118 @@ def trials_of_tasks(request: Request, trials: list[int]) -> dict[str, list[int]]
     return tasks
 
 
-def sizes_of_brackets(request: Request) -> list[int]:
-    """The number of trials of each bracket.
+def sizes_of_tasks(request: Request) -> list[int]:
+    """The number of trials of each environment."""
+    trials = list(range(len(request.trials)))
+    return [len(of_task) for of_task in trials_of_tasks(request, trials).values()]
 
-    A bracket has the trials of one environment, or a batch of Optuna.
+
+class Halving(Strategy):
+    """A bracket, which consists of `groups`, rung by rung.
+
+    `sizes` are the numbers of trials of which only the best go on: of each environment, or of each
+    batch of Optuna.
     """
-    options = request.options
-    if not options.optuna:
-        trials = list(range(len(request.trials)))
-        return [len(of_task) for of_task in trials_of_tasks(request, trials).values()]
-    samples = required(options.samples)
-    sizes = [options.batch] * (samples // options.batch)
-    rest = samples % options.batch
-    return [*sizes, rest] if rest else sizes
 
+    def __init__(self, request: Request, groups: list[Group], sizes: list[int]):
+        super().__init__(request, groups)
+        self.sizes = sizes
+        self.eta = required(request.options.halving)
+        self.bracket = [trial for group in groups for trial in group.trials]
+        self.rung = -1
+        self.ends: list[list[int]] = []  # the update that ends each rung, of each group
+        self.waiting: list[tuple[int, Group]] = []  # of the rung, with their place in `groups`
+        self.trained: dict[int, int] = {}  # {place in `groups`: number} of the rung
+        self.before: dict[int, int] = {}  # the same of the rung before
+        self.returns: dict = {}
 
-def plan(request: Request, groups: list[Group]) -> int:
-    """Environment steps of all rungs. The rungs of compile groups are about the same.
+    def ends_of(self, config) -> list[int]:
+        return ends_of_rungs(config, self.request.options, max(self.sizes), self.groups)
 
-    Raises ValueError if the rungs are not possible.
-    """
-    options = request.options
-    sizes = sizes_of_brackets(request)
-    eta = required(options.halving)
-    if max(sizes) < eta:
-        raise ValueError(
-            f"halving = {eta}: needs at least {eta} trials at a time; there are {max(sizes)}"
-        )
-    for group in groups:
-        ends = ends_of_rungs(group.config, options, max(sizes), groups)
-    trained = 0
-    for size in sizes:
-        first = 0
-        for rung, last in enumerate(ends):
-            number = number_left(size, eta, rung)
-            trained += number * (last - first)
-            first = last
-    return trained * options.num_seeds * steps_of(groups[-1].config)
-
-
-def describe(request: Request, groups: list[Group]) -> str:
-    """The rungs of the first bracket in one line."""
-    options = request.options
-    size = max(sizes_of_brackets(request))
-    config = groups[0].config
-    parts = []
-    for rung, end in enumerate(ends_of_rungs(config, options, size, groups)):
-        trials = plural(number_left(size, required(options.halving), rung), "trial")
-        parts.append(f"{trials} to {timesteps_until(config, end):,}")
-    return f"halving: {', '.join(parts)} timesteps"
-
-
-def rungs(request: Request, groups: list[Group]) -> Iterator[Group]:
-    """The groups of each rung of a bracket, which consists of `groups`.
-
-    The trials that go on are chosen when the rung before has been trained.
-    """
-    options = request.options
-    num_trials = max(sizes_of_brackets(request))
-    ends = [ends_of_rungs(group.config, options, num_trials, groups) for group in groups]
-    bracket = [trial for group in groups for trial in group.trials]
-    going_on = set(bracket)
-    before = {}  # {index of a group: number of its group in the rung before}
-    for rung in range(len(ends[0])):
-        numbers = {}
-        for index, group in enumerate(groups):
-            trials = [trial for trial in group.trials if trial in going_on]
-            if not trials:
-                continue
-            numbers[index] = len(request.groups)
-            yield Group(
-                config=group.config,
-                trials=trials,
-                rung=rung,
-                first_update=ends[index][rung - 1] if rung else 0,
-                last_update=ends[index][rung],
-                before=before.get(index),
+    def plan(self):
+        """The rungs of compile groups are about the same."""
+        if max(self.sizes) < self.eta:
+            raise ValueError(
+                f"halving = {self.eta}: needs at least {self.eta} trials at a time; "
+                f"there are {max(self.sizes)}"
             )
-        for number in before.values():  # nobody continues them any more
-            hosts.only_first(delete_checkpoints, request, number)
-        before = numbers
-        if rung + 1 < len(ends[0]):
-            trained = list(numbers.values())
-            going_on = set(hosts.only_first(choose, request, bracket, rung, trained))
+        ends = [self.ends_of(group.config) for group in self.groups][-1]
+        trained = 0
+        for size in self.sizes:
+            first = 0
+            for rung, last in enumerate(ends):
+                number = number_left(size, self.eta, rung)
+                trained += number * (last - first)
+                first = last
+        return trained * self.request.options.num_seeds * steps_of(self.groups[-1].config)
+
+    def describe(self, devices):
+        config = self.groups[0].config
+        rungs = []
+        for rung, end in enumerate(self.ends_of(config)):
+            trials = plural(number_left(max(self.sizes), self.eta, rung), "trial")
+            rungs.append(f"{trials} to {timesteps_until(config, end):,}")
+        return [*super().describe(devices), f"halving: {', '.join(rungs)} timesteps"]
+
+    def next(self):
+        if not self.waiting:
+            if self.rung < 0:
+                self.ends = [self.ends_of(group.config) for group in self.groups]
+                self.begin_rung(self.bracket)
+            elif not self.end_rung():
+                return None
+        return self.waiting[0][1]
+
+    def tell(self, number, group, returns):
+        place, _ = self.waiting.pop(0)
+        self.trained[place] = number
+        self.returns |= returns
+
+    def begin_rung(self, trials: list[int]) -> None:
+        """Let these trials go on."""
+        self.rung += 1
+        for place, group in enumerate(self.groups):
+            left = [trial for trial in group.trials if trial in trials]
+            if not left:
+                continue
+            continued = Group(
+                config=group.config,
+                trials=left,
+                rung=self.rung,
+                first_update=self.ends[place][self.rung - 1] if self.rung else 0,
+                last_update=self.ends[place][self.rung],
+                before=self.before.get(place),
+            )
+            self.waiting.append((place, continued))
+
+    def end_rung(self) -> bool:
+        """Begin the next rung with the best trials. Returns whether there is one."""
+        for number in self.before.values():  # nobody continues them any more
+            hosts.only_first(delete_checkpoints, self.request, number)
+        self.before = self.trained
+        self.trained = {}
+        if self.rung + 1 == len(self.ends[0]):
+            return False
+        self.begin_rung(hosts.only_first(choose, self))
+        return True
 
 
-def choose(request: Request, bracket: list[int], rung: int, numbers: list[int]) -> list[int]:
-    """The trials of a bracket that go on after a rung, which the groups `numbers` have trained.
+def choose(bracket: Halving) -> list[int]:
+    """The trials of a bracket that go on after the rung that was trained last.
 
     Raises ValueError if there is nothing to choose by.
     """
-    trained = {trial for number in numbers for trial in request.groups[number].trials}
+    request = bracket.request
+    groups = [request.groups[number] for number in bracket.before.values()]
+    trained = {trial for group in groups for trial in group.trials}
+    rungs = dict.fromkeys(trained, bracket.rung)
     chosen = []
-    for of_task in trials_of_tasks(request, bracket).values():
+    for of_task in trials_of_tasks(request, bracket.bracket).values():
         left = [trial for trial in of_task if trial in trained]
-        number = number_left(len(of_task), required(request.options.halving), rung + 1)
-        chosen += sort_trials(request, left)[:number]
-    if len(chosen) < len(trained) and not any_episode(request, numbers):
-        group = request.groups[numbers[0]]
-        timesteps = timesteps_until(group.config, group.num_updates)
+        number = number_left(len(of_task), bracket.eta, bracket.rung + 1)
+        chosen += sort_trials(left, bracket.returns, rungs)[:number]
+    if len(chosen) < len(trained) and not any_episode(request, list(bracket.before.values())):
+        timesteps = timesteps_until(groups[0].config, groups[0].num_updates)
         raise ValueError(
             f"first_rung: no episode has ended in {timesteps} timesteps; it needs more of them"
         )

@@ -14,21 +14,19 @@ from onejit.run.lock import holding
 from onejit.run.record import Record, read_record
 from onejit.run.write import write_inputs
 from onejit.script import command_line, local_modules
-from onejit.script.configs import env_name_of
 from onejit.sweep import results
+from onejit.sweep.options import read_part
 from onejit.sweep.ranking import best_trials
 from onejit.sweep.request import (
     Request,
+    check_environments,
     config_of,
-    join_flags,
     make_groups,
-    make_request,
-    read_part,
-    split_flags,
+    request_of,
 )
 from onejit.sweep.slice_files import DIVERGED, FINAL_RETURN, FIRST_NOT_FINITE
 
-# flags that may differ between the parts of a sweep
+# options that may differ between the parts of a sweep
 OF_A_PART = ("part", "run_dir", "memory", "checkpoint_interval", "track")
 SAME = {"sha256": "scripts", "modules": "modules", "random_keys": "kinds of random keys"}
 
@@ -48,24 +46,22 @@ class MergeOptions:
 # --- which parts there are ---
 
 
-def flags_of_sweep(record: Record) -> dict[str, list[str]]:
-    """The flags of the whole sweep that a part belongs to."""
-    flags = split_flags(record.words)
-    return {name: words for name, words in flags.items() if name not in OF_A_PART}
+def in_common(record: Record) -> dict:
+    """The fields and options that all parts of a sweep have in common."""
+    values = record.settings | record.swept | record.options
+    return {name: value for name, value in values.items() if name not in OF_A_PART}
 
 
 def part_of(run_dir: Path, record: Record) -> tuple[int, int]:
     """`(I, N)` of a part that has finished. Raises ValueError."""
-    flags = {}
-    if record.kind == "sweep":
-        flags = split_flags(record.words)
-    if "part" not in flags:
+    part = record.options.get("part")
+    if part is None:
         raise ValueError(f"merge: {run_dir} is not a part of a sweep, which --part makes")
     if record.finished is None:
         raise ValueError(
             f"merge: {run_dir} has not finished; onejit sweep --resume {run_dir} continues it"
         )
-    return read_part(flags["part"][0])
+    return read_part(part)
 
 
 def check_same_sweep(record: Record, other: Record, about: str) -> None:
@@ -74,10 +70,10 @@ def check_same_sweep(record: Record, other: Record, about: str) -> None:
     for name, what in SAME.items():
         if getattr(record, name) != getattr(other, name):
             raise ValueError(f"{about}, with different {what}")
-    flags = flags_of_sweep(record)
-    other_flags = flags_of_sweep(other)
-    for name in flags | other_flags:
-        if flags.get(name) != other_flags.get(name):
+    values = in_common(record)
+    others = in_common(other)
+    for name in values | others:
+        if values.get(name) != others.get(name):
             raise ValueError(f"{about}, with different --{name.replace('_', '-')}")
 
 
@@ -124,7 +120,7 @@ def merged_record(records: list[Record], run_dirs: list[Path], words: list[str])
     """The record of the whole sweep."""
     return dataclasses.replace(
         records[0],
-        words=join_flags(flags_of_sweep(records[0])),
+        options=records[0].options | {"part": None},
         command=shlex.join(["onejit", "sweep", "--merge", *words]),
         merged=[str(run_dir) for run_dir in run_dirs],
         steps_done=sum(record.steps_done for record in records),
@@ -149,10 +145,8 @@ def main(words: list[str]) -> Path:
 
     record = merged_record(records, run_dirs, words)
     script = script_of(run_dirs[0], record, given.force, given.trust)
-    request = make_request(script, record.words, description="")
-    for trial in range(len(request.trials)):
-        env_name = env_name_of(config_of(request, trial))
-        local_modules.check_environment(run_dirs[0], record, env_name, given.trust)
+    request = request_of(script, run_dirs[0], record)
+    check_environments(request, given.trust)
     run_dir = given.run_dir or new_run_dir(script, request.config, prefix="sweep-")
 
     trials = {}

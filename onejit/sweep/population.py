@@ -21,11 +21,9 @@ from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.devices import smallest_slice
-from onejit.engine.memory import program_bytes
-from onejit.run.directory import new_run_dir, script_of
+from onejit.run.directory import script_of
 from onejit.run.record import read_record, write_record
-from onejit.script import command_line, local_modules
-from onejit.script.configs import env_name_of
+from onejit.script import command_line
 from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.sweep import jobs
 from onejit.sweep.exchange import (
@@ -37,8 +35,16 @@ from onejit.sweep.exchange import (
     first_population,
     follow_schedule,
 )
-from onejit.sweep.request import Request, begin_record, float_names, make_request, required
+from onejit.sweep.options import required
+from onejit.sweep.request import (
+    Request,
+    check_environments,
+    float_names,
+    new_request,
+    request_of,
+)
 from onejit.sweep.slice_files import finished_slices, runs_of, slice_name
+from onejit.sweep.strategy import Strategy
 from onejit.sweep.values import read_distribution
 
 EPISODES = 16  # greedy episodes of each agent at the end
@@ -118,27 +124,29 @@ def check_replay_buffer(request: Request) -> None:
         raise ValueError(f"keep_replay: {name} has no replay; it goes with dqn, sac and others")
 
 
-def plan(request: Request) -> int:
-    """Environment steps of all agents. Raises ValueError if the exchanges are not possible."""
-    check_interval(request)
-    check_replay_buffer(request)
-    return total_steps(request.config, number_of_runs(request))
+class Population(Strategy):
+    """Populations, or a replay: what is exchanged is decided in the compiled program."""
 
+    def plan(self):
+        check_interval(self.request)
+        check_replay_buffer(self.request)
+        return total_steps(self.request.config, number_of_runs(self.request))
 
-def describe(request: Request) -> str:
-    """The populations, or the replay, in one line."""
-    options = request.options
-    devices = plural(len(jax.devices()), "device")
-    if request.record.is_replay:
-        return f"replay of {request.record.replay['of']}: {options.num_seeds} seeds on {devices}"
-    populations = plural(options.num_seeds, "population")
-    interval = required(options.exploit_interval)
-    timesteps = interval * steps_of(request.config)
-    number = request.config.num_updates // interval - 1
-    return (
-        f"{populations} of {options.samples} agents on {devices}; {plural(number, 'exchange')}, "
-        f"one every {plural(interval, 'update')} ({timesteps:,} timesteps)"
-    )
+    def describe(self, devices):
+        options = self.request.options
+        record = self.request.record
+        if record.is_replay:
+            seeds = f"{options.num_seeds} seeds on {devices}"
+            return [f"replay of {record.replay['of']}: {seeds}"]
+        interval = required(options.exploit_interval)
+        populations = plural(options.num_seeds, "population")
+        timesteps = interval * steps_of(self.request.config)
+        number = self.request.config.num_updates // interval - 1
+        return [
+            f"{populations} of {options.samples} agents on {devices}; "
+            f"{plural(number, 'exchange')}, one every {plural(interval, 'update')} "
+            f"({timesteps:,} timesteps)"
+        ]
 
 
 def read_replay(words: list[str], command: list[str]) -> Request:
@@ -152,24 +160,21 @@ def read_replay(words: list[str], command: list[str]) -> Request:
     if not record.schedule:
         raise ValueError(f"replay: {sweep_dir} is no sweep with --pbt that has finished")
     script = script_of(sweep_dir, record, given.force, given.trust)
-    request = make_request(script, record.words, description="")
-    env_name = env_name_of(request.config)
-    local_modules.check_environment(sweep_dir, record, env_name, given.trust)
+    request = request_of(script, sweep_dir, record)
+    check_environments(request, given.trust)
     seed = request.options.seed + 1 if given.seed is None else given.seed
     if seed == request.options.seed:
         raise ValueError(f"seed = {seed}: is the sweep's; a replay needs another one")
-    replayed = {
-        "num_seeds": given.num_seeds,
-        "seed": seed,
-        "checkpoint_interval": given.checkpoint_interval,
-    }
-    request.record.replay = {"of": str(sweep_dir), "schedule": record.schedule}
-    request.record.replay_options = replayed  # for --resume
     options = dataclasses.replace(
-        request.options, run_dir=given.run_dir, memory=given.memory, **replayed
+        request.options,
+        num_seeds=given.num_seeds,
+        seed=seed,
+        run_dir=given.run_dir,
+        checkpoint_interval=given.checkpoint_interval,
+        memory=given.memory,
     )
-    run_dir = given.run_dir or new_run_dir(script, request.config, prefix="replay-")
-    return begin_record(request._replace(options=options, run_dir=run_dir), command)
+    replay = {"of": str(sweep_dir), "schedule": record.schedule}
+    return new_request(script, request.config, options, request.swept, command, replay)
 
 
 # --- programs ---
@@ -234,20 +239,8 @@ def add_evaluation(request: Request, program: compilation.Program) -> compilatio
         returns, _ = play(agents, jax.vmap(keys_of)(key_data))
         return returns
 
-    evaluate = jax.shard_map(
-        greedy_returns,
-        mesh=program.sharding.mesh,
-        in_specs=program.sharding.spec,
-        out_specs=program.sharding.spec,
-        check_vma=False,
-    )
-    evaluate = jax.jit(evaluate, out_shardings=program.replicated)
-    agents = program.abstract["runner_state"].agent
-    evaluate = evaluate.lower(agents, program.abstract["population"]["key"]).compile()
-    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.abstract)]
-    held = sum(sizes) // program.num_devices
-    needed = max(program.bytes, program_bytes(evaluate, held))
-    return program._replace(evaluate=evaluate, bytes=needed)
+    keys = program.abstract["population"]["key"]
+    return compilation.with_evaluation(program, greedy_returns, keys)
 
 
 # --- training ---
@@ -275,7 +268,7 @@ def runs_of_slice(request: Request, first: int, number: int) -> np.ndarray:
     return np.where(runs < total, runs, total - size + runs % size)
 
 
-def train(request: Request, progress, caught) -> None:
+def train(request: Request, _, progress, caught) -> None:
     """Train all slices. Raises ValueError, OSError, Stopped."""
     total = number_of_runs(request)
     sizes = request.record.slices

@@ -18,8 +18,9 @@ from onejit.run.record import now, write_record
 from onejit.script.configs import task_of, write_config
 from onejit.script.steps import steps_of, timesteps_until
 from onejit.sweep import pictures
+from onejit.sweep.options import required
 from onejit.sweep.population import EVALUATION, OF_POPULATION, exchange_of, number_of_runs
-from onejit.sweep.request import Request, float_names, required
+from onejit.sweep.request import Request, float_names
 from onejit.sweep.results import write_run
 from onejit.sweep.slice_files import finished_slices, read_agents, read_slice
 from onejit.sweep.values import show_value
@@ -360,9 +361,10 @@ def write_replay(request: Request) -> bool:
     write_record(run_dir, request.record)
     delete_slices(run_dir)
     lost = statistics.diverged(agent)
-    statistics.summarize("final return", statistics.final_return(metrics), lost)
-    statistics.summarize("greedy return", evaluation.mean(axis=1), lost)
-    print(f"results in {run_dir}")
+    final = statistics.summarize(statistics.final_return(metrics), lost)
+    greedy = statistics.summarize(evaluation.mean(axis=1), lost)
+    lines = [*final.lines("final return"), *greedy.lines("greedy return")]
+    print("\n".join([*lines, f"results in {run_dir}"]))
     return not lost.all()
 
 

@@ -23,18 +23,16 @@ def score(returns: np.ndarray) -> tuple[float, float]:
     return float(statistics.interquartile_mean(returns)), float(returns.mean())
 
 
-def sort_trials(request: Request, trials: list[int]) -> list[int]:
+def sort_trials(trials: list[int], returns: dict, rungs: dict[int, int]) -> list[int]:
     """Finished trials of an environment, best first.
 
     Trials without a finite return come last. Other trials are sorted by the rung that they have
     reached with `--halving`, and then by their score.
     """
-    last_group = last_groups(request)
 
     def rank(trial):
-        interquartile_mean, mean = score(request.returns[trial])
-        rung = request.groups[last_group[trial]].rung
-        return np.isfinite(interquartile_mean), rung, interquartile_mean, mean, -trial
+        interquartile_mean, mean = score(returns[trial])
+        return np.isfinite(interquartile_mean), rungs[trial], interquartile_mean, mean, -trial
 
     return sorted(trials, key=rank, reverse=True)
 
@@ -47,7 +45,8 @@ def rank_trials(request: Request) -> dict[str, list[int]]:
             continue
         task = task_of(plain(config_of(request, trial)))
         ranks.setdefault(task, []).append(trial)
-    return {task: sort_trials(request, of_task) for task, of_task in ranks.items()}
+    rungs = {trial: request.groups[number].rung for trial, number in last_groups(request).items()}
+    return {task: sort_trials(of_task, request.returns, rungs) for task, of_task in ranks.items()}
 
 
 def best_trials(request: Request) -> list[int]:

@@ -5,15 +5,11 @@ import dataclasses
 import shutil
 import uuid
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import tyro
-
-from onejit.base.packages import check_packages
 from onejit.engine import hosts
-from onejit.report.tracking import TRACKERS
 from onejit.run import resume
-from onejit.run.directory import new_run_dir, script_of
+from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.record import Record, make_record
 from onejit.run.resume import check_random_numbers
 from onejit.script import command_line, local_modules
@@ -21,61 +17,15 @@ from onejit.script.configs import env_name_of, field_names, field_of, read_flags
 from onejit.script.contract import Script
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of
-from onejit.sweep.values import DISTRIBUTIONS, is_float, is_swept, make_trials
-
-T = TypeVar("T")
-# samplers of Optuna, and the packages that they need
-SAMPLERS = {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a sweep."""
-
-    num_seeds: int = 4  # agents per trial; all trials use the same random keys
-    samples: int | None = None  # number of draws of the fields with a distribution
-    # sampler of Optuna that proposes the samples
-    optuna: Literal["tpe", "cmaes", "random"] | None = None
-    # file, or URL of a database, with a study of Optuna's that several sweeps share
-    storage: str | None = None
-    batch: int = 8  # number of trials that Optuna proposes at a time, and that train together
-    # share of the trials to train, such as 1/4; --merge joins the results of all shares
-    part: str | None = None
-    # successive halving: the best 1/HALVING of the trials of a rung go on to the next rung
-    halving: int | None = None
-    # number of rungs of --halving, by default as many as the number of trials allows; the last rung
-    # ends at all timesteps, and each earlier rung at 1/HALVING of the timesteps of the next rung
-    rungs: int | None = None
-    # timesteps of an agent in the first rung of --halving, several episodes; instead of --rungs
-    first_rung: int | None = None
-    # population-based training: --samples is the size of a population, --num-seeds the number of
-    # independent populations
-    pbt: tyro.conf.FlagCreatePairsOff[bool] = False
-    # updates between exchanges of --pbt; must divide the number of updates
-    exploit_interval: int | None = None
-    # agents of --pbt that copy another one keep their own replay and episodes
-    keep_replay: tyro.conf.FlagCreatePairsOff[bool] = False
-    seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
-    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
-    run_dir: Path | None = None
-    keep: int = 5  # number of best trials whose agents are saved
-    # tracker for the final returns of each trial
-    track: Literal["tensorboard", "trackio", "wandb"] | None = None
-    # seconds between checkpoints of the current slice; 0 for none
-    checkpoint_interval: float = 60.0
-    memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
-
-
-@dataclasses.dataclass(frozen=True)
-class ResumeOptions:
-    """Options that can be given with --resume RUN_DIR."""
-
-    # GiB of each device to use for programs that have not been compiled yet
-    memory: float | None = None
-    # use the sweep's copies of the script and of your modules although they were edited
-    force: tyro.conf.FlagCreatePairsOff[bool] = False
-    # execute code outside of the run directory that the sweep names
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False
+from onejit.sweep.options import (
+    Options,
+    ResumeOptions,
+    check_options,
+    check_part,
+    read_part,
+    required,
+)
+from onejit.sweep.values import is_float, is_swept, make_trials
 
 
 class Group(NamedTuple):
@@ -133,13 +83,6 @@ def split_flags(words: list[str]) -> dict[str, list[str]]:
     return flags
 
 
-def join_flags(flags: dict[str, list[str]]) -> list[str]:
-    words = []
-    for name, values in flags.items():
-        words += [f"--{name.replace('_', '-')}", *values]
-    return words
-
-
 def with_absolute_path(name: str) -> str:
     """A storage whose file is found from any folder, as `--resume` and Optuna's locks need it."""
     scheme, _, file = name.rpartition(":///")
@@ -148,18 +91,6 @@ def with_absolute_path(name: str) -> str:
             return name
         return f"{scheme}:///{Path(file).absolute()}"
     return name if "://" in name else str(Path(name).absolute())
-
-
-def without_password(name: str) -> str:
-    """The URL of a database without its user and its options."""
-    scheme, separator, place = name.partition("://")
-    return f"{scheme}{separator}{place.rpartition('@')[2].partition('?')[0]}"
-
-
-def required(value: T | None) -> T:
-    """An option without a default, where `check_options` has seen to it that it is there."""
-    assert value is not None
-    return value
 
 
 def check_given_once(words: list[str]) -> None:
@@ -171,124 +102,6 @@ def check_given_once(words: list[str]) -> None:
             raise ValueError(f"{flag}: is given twice")
 
 
-def check_options(script: Script, swept: dict[str, list[str]], options: Options) -> None:
-    """Raise ValueError if options do not fit together."""
-    if not swept:
-        raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
-    drawn = [name for name, words in swept.items() if words[0] in DISTRIBUTIONS]
-    for name in ("samples", "batch"):
-        if getattr(options, name) == 0:
-            raise ValueError(f"{name} = 0: must be at least 1")
-    if options.samples is None and drawn:
-        kind = swept[drawn[0]][0]
-        raise ValueError(f"{drawn[0]}: {kind} needs --samples, the number of values to draw")
-    if options.samples is None and options.optuna:
-        raise ValueError(f"optuna = {options.optuna}: needs --samples, the number of trials")
-    if options.samples is not None and not drawn and not options.optuna:
-        kinds = ", ".join(DISTRIBUTIONS)
-        raise ValueError(
-            f"samples = {options.samples}: needs a field to draw, with {kinds}, or --optuna"
-        )
-    check_halving(swept, options)
-    check_population(script, swept, options)
-    check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna or "", ()))
-    check_packages(f"track = {options.track}", TRACKERS.get(options.track or "", ()))
-    if options.optuna == "cmaes" and len(drawn) < 2:
-        raise ValueError(
-            "optuna = cmaes: needs at least two fields with a distribution; tpe needs one"
-        )
-    if options.batch != Options.batch and not options.optuna:
-        raise ValueError(f"batch = {options.batch}: goes with --optuna")
-    if options.storage is not None and not options.optuna:
-        name = without_password(options.storage)
-        raise ValueError(f"storage = {name}: goes with --optuna")
-    if options.storage == "":
-        raise ValueError("storage: needs a file or the URL of a database")
-    if options.optuna:
-        for name in swept:
-            if not is_float(script, name):
-                raise ValueError(
-                    f"{name}: is not a float field; Optuna can only choose values of float fields"
-                )
-
-
-def read_part(text: str) -> tuple[int, int]:
-    """`(I, N)` of "I/N". Raises ValueError."""
-    first, slash, second = text.partition("/")
-    if not (slash and first.isdecimal() and second.isdecimal()):
-        raise ValueError(f"part = {text}: must be I/N, such as 1/4")
-    part = int(first)
-    parts = int(second)
-    if not 1 <= part <= parts:
-        raise ValueError(f"part = {text}: must be one of 1/{parts} to {parts}/{parts}")
-    return part, parts
-
-
-def check_part(num_trials: int, options: Options) -> None:
-    """Raise ValueError if there is no such part."""
-    if options.part is None:
-        return
-    _, parts = read_part(options.part)
-    if options.optuna:
-        raise ValueError(f"part = {options.part}: does not go with --optuna; --storage does")
-    if options.halving:
-        raise ValueError(
-            f"part = {options.part}: does not go with --halving, which compares all trials"
-        )
-    if parts > num_trials:
-        raise ValueError(f"part = {options.part}: there are only {num_trials} trials")
-
-
-def check_halving(swept: dict[str, list[str]], options: Options) -> None:
-    """Raise ValueError if options of --halving do not fit together."""
-    for name in ("rungs", "first_rung"):
-        value = getattr(options, name)
-        if value is not None and options.halving is None:
-            raise ValueError(f"{name} = {value}: goes with --halving")
-    if options.halving is None:
-        return
-    if options.halving < 2:
-        raise ValueError(f"halving = {options.halving}: must be at least 2")
-    if options.rungs is not None and options.rungs < 2:
-        raise ValueError(f"rungs = {options.rungs}: must be at least 2")
-    if options.rungs is not None and options.first_rung is not None:
-        raise ValueError(f"first_rung = {options.first_rung}: does not go with --rungs")
-    if "total_timesteps" in swept:
-        raise ValueError(
-            "total_timesteps: cannot be swept with --halving, which compares trials at equal steps"
-        )
-
-
-def check_population(script: Script, swept: dict[str, list[str]], options: Options) -> None:
-    """Raise ValueError if options of --pbt do not fit together."""
-    if not options.pbt:
-        if options.exploit_interval is not None:
-            raise ValueError(f"exploit_interval = {options.exploit_interval}: goes with --pbt")
-        if options.keep_replay:
-            raise ValueError("keep_replay: goes with --pbt")
-        return
-    for name in ("optuna", "halving", "part", "track"):
-        value = getattr(options, name)
-        if value is not None:
-            raise ValueError(f"{name} = {value}: does not go with --pbt")
-    for name, words in swept.items():
-        if not is_float(script, name):
-            raise ValueError(
-                f"{name}: is not a float field; agents of different shapes cannot exchange, so "
-                "--pbt needs a single value"
-            )
-        if words[0] not in DISTRIBUTIONS:
-            kinds = ", ".join(DISTRIBUTIONS)
-            raise ValueError(f"{name}: is a list of values; --pbt needs {kinds} LOW HIGH")
-    if required(options.samples) < 4:
-        raise ValueError(
-            f"samples = {options.samples}: must be at least 4 with --pbt, whose agents exchange by "
-            "quarters"
-        )
-    if options.exploit_interval is None:
-        raise ValueError("pbt: needs --exploit-interval, the updates between exchanges")
-
-
 def read_request(
     words: list[str], until_the_end: contextlib.ExitStack, description: str | None = None
 ) -> Request | None:
@@ -298,14 +111,8 @@ def read_request(
     if name != "--resume":
         check_given_once(words)
         script = load_script(name)
-        words = read_flags(script, words, Options, command_line.Hosts)
-        request = make_request(script, words, description)
-        keep = request.options.keep
-        if request.options.pbt and keep != Options.keep:
-            raise ValueError(
-                f"keep = {keep}: does not go with --pbt, whose best agents are all kept"
-            )
-        return begin_record(request, command)
+        config, options, swept = parse(script, words, description)
+        return new_request(script, config, options, swept, command)
 
     run_dir, record, given = resume.read_resumed(words, "sweep", ResumeOptions, until_the_end)
     check_random_numbers(record)
@@ -314,63 +121,91 @@ def read_request(
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
     script = script_of(run_dir, record, given.force, given.trust)
-    request = make_request(script, record.words, description)
-    trials = [config_of(request, trial) for trial in range(len(request.trials))]
-    for env_name in dict.fromkeys(map(env_name_of, [request.config, *trials])):
-        local_modules.check_environment(run_dir, record, env_name, given.trust)
-    memory = given.memory or request.options.memory
-    options = dataclasses.replace(request.options, memory=memory, **record.replay_options)
-    return request._replace(options=options, run_dir=run_dir, record=record)
+    request = request_of(script, run_dir, record, given.memory)
+    check_environments(request, given.trust)
+    return request
 
 
-def make_request(script: Script, words: list[str], description: str | None) -> Request:
-    """The request of a command line, without its directory. Raises ValueError."""
+def parse(script: Script, words: list[str], description: str | None) -> tuple:
+    """`(config, options, swept)` of a command line. Raises ValueError."""
     swept = {}
-    others = {}
-    flags = split_flags(words)
-    if any(flags.get("storage", [])):
-        flags["storage"] = [with_absolute_path(name) for name in flags["storage"]]
-    for name, values in flags.items():
-        is_field = name in field_names(script)
-        if is_field and is_swept(script, name, values):
+    others = []
+    for name, values in split_flags(read_flags(script, words, Options, command_line.Hosts)).items():
+        if name in field_names(script) and is_swept(script, name, values):
             swept[name] = values
         else:
-            others[name] = values
+            others += [f"--{name.replace('_', '-')}", *values]
     config, options, _ = command_line.parse_with(
-        script, join_flags(others), Options, description, prog="onejit sweep"
+        script, others, Options, description, prog="onejit sweep"
     )
     check_options(script, swept, options)
-    trials = []
-    if not options.optuna:
-        samples = options.samples
-        if options.pbt:  # a trial is an agent, which begins with values of its own
-            samples *= options.num_seeds
-        trials = make_trials(script, swept, samples, options.seed)
+    if options.storage:
+        options = dataclasses.replace(options, storage=with_absolute_path(options.storage))
+    return config, options, swept
+
+
+def new_request(
+    script: Script,
+    config,
+    options: Options,
+    swept: dict,
+    command: list[str],
+    replay: dict | None = None,
+) -> Request:
+    """The request of a sweep or a replay that begins, with its new directory and record.
+
+    Raises ValueError.
+    """
+    trials = trials_of(script, swept, options)
     check_part(len(trials), options)
-    record = Record(settings={}, words=join_flags(flags))
-    return Request(script, config, options, options.run_dir, swept, trials, record, [], {})
-
-
-def begin_record(request: Request, command: list[str]) -> Request:
-    """The request with its new directory and the record of a new sweep. Raises ValueError."""
-    script = request.script
-    options = request.options
-    run_dir = request.run_dir or new_run_dir(script, request.config, prefix="sweep-")
+    prefix = "replay-" if replay else "sweep-"
+    run_dir = options.run_dir or new_run_dir(script, config, prefix=prefix)
     run_dir = Path(hosts.agree(str(run_dir)))
-    record = make_record("sweep", script, request.config, options, command)
-    record.words = request.record.words
-    record.replay = request.record.replay
-    record.replay_options = request.record.replay_options
+    record = make_record("sweep", script, config, options, command)
+    record.swept = swept
+    record.replay = replay or {}
     if options.storage:
         record.owner = hosts.agree(uuid.uuid4().hex)
+    request = Request(script, config, options, run_dir, swept, trials, record, [], {})
     if options.optuna:
         record.num_trials = required(options.samples)
     else:
         record.num_trials = sum(len(group.trials) for group in groups_of_part(request))
-    return request._replace(run_dir=run_dir, record=record)
+    return request
+
+
+def request_of(
+    script: Script, run_dir: Path, record: Record, memory: float | None = None
+) -> Request:
+    """The request of a sweep that has begun. Raises ValueError."""
+    if not record.swept:
+        raise ValueError(
+            f"{run_dir}: is a sweep of an older version of onejit, which alone can read its options"
+        )
+    config = read_config(script, run_dir / "config.yaml")
+    options = resume.options_of(Options, run_dir, record, memory)
+    trials = trials_of(script, record.swept, options)
+    return Request(script, config, options, run_dir, record.swept, trials, record, [], {})
+
+
+def check_environments(request: Request, trust: bool) -> None:
+    """Raise ValueError if an environment is outside of the run directory, unless `trust`."""
+    trials = [config_of(request, trial) for trial in range(len(request.trials))]
+    for env_name in dict.fromkeys(map(env_name_of, [request.config, *trials])):
+        local_modules.check_environment(request.run_dir, request.record, env_name, trust)
 
 
 # --- trials ---
+
+
+def trials_of(script: Script, swept: dict, options: Options) -> list[dict]:
+    """The trials that are known before the first one is trained. Raises ValueError."""
+    if options.optuna:
+        return []
+    samples = options.samples
+    if options.pbt:  # a trial is an agent, which begins with values of its own
+        samples = required(samples) * options.num_seeds
+    return make_trials(script, swept, samples, options.seed)
 
 
 def float_names(request: Request) -> list[str]:

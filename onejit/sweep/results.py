@@ -1,6 +1,5 @@
 """The results of a sweep: table, CSV, pictures, metrics and the best agents."""
 
-import contextlib
 import csv
 import io
 import math
@@ -13,12 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from onejit import train
 from onejit.base import statistics
 from onejit.base.files import reading, write, write_picture
 from onejit.base.text import align
 from onejit.run.record import Record, now, write_record
-from onejit.run.write import begin_run
+from onejit.run.write import begin_run, finish_run
 from onejit.script import local_modules
 from onejit.script.configs import OF_THE_TASK, plain, write_config
 from onejit.script.steps import steps_of
@@ -248,7 +246,7 @@ def keep_agents_of(request: Request, result: Result) -> None:
 def write_run(request: Request, name: str, config, about: dict, trained: dict) -> Record:
     """Write agents as a run of `onejit train` to `agents/NAME`. Returns its record.
 
-    `trained` is what `train.train` returns, and `about` is added to the record. Raises OSError.
+    `trained` is described by `finish_run`, and `about` is added to the record. Raises OSError.
     """
     kept = {name: getattr(request.record, name) for name in KEPT}
     record = Record(
@@ -262,9 +260,14 @@ def write_run(request: Request, name: str, config, about: dict, trained: dict) -
     run_dir = request.run_dir / "agents" / name
     modules = local_modules.read_copies(request.run_dir, record, force=True)  # checked at the start
     begin_run(run_dir, config, record, request.script, modules)
-    run = train.Request(request.script, config, request.options, run_dir, record)
-    with contextlib.redirect_stdout(io.StringIO()):
-        train.finish(run, trained, runner_state=None)
+    finish_run(
+        run_dir,
+        record,
+        script=request.script,
+        config=config,
+        seed=request.options.seed,
+        trained=trained,
+    )
     return record
 
 

@@ -2,12 +2,15 @@
 
 import contextlib
 import warnings
+from typing import Any
 
 from onejit.base import statistics
 from onejit.engine.hosts import is_first, only_first
-from onejit.sweep import halving, storage
-from onejit.sweep.ranking import last_groups
-from onejit.sweep.request import Group, Request, required
+from onejit.sweep import storage
+from onejit.sweep.halving import Halving
+from onejit.sweep.options import required
+from onejit.sweep.request import Group, Request
+from onejit.sweep.strategy import Grid, Strategy
 from onejit.sweep.values import DISTRIBUTIONS, read_distribution, read_values
 
 
@@ -56,90 +59,127 @@ def make_space(request: Request) -> dict:
     return space
 
 
-def ask(request: Request, studies: list, space: dict, size: int, asked: list) -> list[dict]:
-    """The values of `size` new trials. Adds Optuna's trials to `asked`."""
-    (study,) = studies
-    if request.options.storage:
-        storage.fail_expired(study)
-    proposals = [study.ask(space) for _ in range(size)]
-    trials = []
-    for proposal in proposals:
-        trial = {}
-        for name, value in proposal.params.items():
-            field = name.removeprefix(MIRRORED)
-            trial[field] = value if field == name else 1.0 - value
-            if field != name:
-                proposal.set_user_attr(field, trial[field])  # for readers of the study
-        trials.append(trial)
-    if request.options.storage:
-        storage.own(request, proposals)
-    asked += proposals
-    return trials
-
-
-def stopped_at(request: Request, index: int) -> int | None:
-    """The update at which `--halving` has stopped a trial."""
-    if request.options.halving is None:
-        return None
-    group = request.groups[last_groups(request)[index]]
-    return group.last_update if group.num_updates < group.config.num_updates else None
-
-
-def tell(request: Request, study, index: int, proposal) -> None:
-    """Tell Optuna the result of a trial. A trial without a finite result counts as the worst.
-
-    `proposal` is Optuna's trial, or None if an earlier session has asked for it.
-    """
-    import optuna
-
-    value = float(statistics.interquartile_mean(request.returns[index]))
-    update = stopped_at(request, index)
-    if request.options.storage:
-        number = request.record.numbers[index]
-        if proposal is None or not storage.is_running(study, number):
-            storage.tell_again(study, number, value, update)
-            return
-    if update is not None:
-        proposal.report(value, step=update)
-        study.tell(proposal, state=optuna.trial.TrialState.PRUNED)
-    else:
-        study.tell(proposal, value)
-
-
-def propose_groups(request: Request):
-    """Groups of `batch` trials, which Optuna proposes from earlier returns.
+class Optuna(Strategy):
+    """Trials that Optuna proposes from earlier returns, batch by batch.
 
     With `--halving` a batch is a bracket. A resumed sweep repeats the proposals; with `--storage`
     it remembers them, because Optuna has seen other results meanwhile.
     """
-    options = request.options
-    samples = required(options.samples)
-    trials = request.trials
-    known = request.record.proposed
-    studies = []  # the study, on process 0
-    asked = []  # Optuna's trials, on process 0
-    only_first(lambda: studies.append(storage.retry(make_study, request)))
-    space = make_space(request) if is_first() else {}
-    with contextlib.ExitStack() as until_the_end:
-        if is_first() and options.storage:
-            owner = required(request.record.owner)
-            until_the_end.enter_context(storage.holding_lease(studies[0], owner))
-        while len(trials) < samples:
-            first = len(trials)
-            size = min(options.batch, samples - first)
-            if options.storage and known[first:]:
-                trials.extend(known[first : first + size])
-                asked += [None] * size
-            else:
-                trials.extend(only_first(storage.retry, ask, request, studies, space, size, asked))
-            last = len(trials)
-            if known[first:last] not in ([], trials[first:]):
-                raise ValueError(
-                    "resume: Optuna proposes other trials than before; has its version changed?"
-                )
-            known[first:last] = trials[first:]
-            group = Group(request.config, list(range(first, last)))
-            yield from halving.rungs(request, [group]) if options.halving else [group]
-            if is_first():
-                for index in range(first, last):
-                    storage.retry(tell, request, *studies, index, asked[index])
+
+    def __init__(self, request: Request):
+        self.samples = required(request.options.samples)
+        super().__init__(request, [Group(request.config, list(range(self.samples)))])
+        self.study: Any = None  # on process 0
+        self.space: dict = {}  # on process 0
+        self.asked: list = []  # Optuna's trials, on process 0
+        self.batch: Strategy | None = None  # what is trained now
+        self.first = 0  # the first trial of the batch
+        self.returns: dict = {}
+        self.last_group: dict[int, Group] = {}  # {trial: the last group that has trained it}
+        self.until_the_end = contextlib.ExitStack()
+
+    def __enter__(self):
+        def make():
+            self.study = storage.retry(make_study, self.request)
+
+        only_first(make)
+        if is_first():
+            self.space = make_space(self.request)
+            if self.request.options.storage:
+                owner = required(self.request.record.owner)
+                self.until_the_end.enter_context(storage.holding_lease(self.study, owner))
+        return self
+
+    def __exit__(self, *error):
+        self.until_the_end.close()
+
+    def strategy_of(self, group: Group) -> Strategy:
+        """How a batch is trained."""
+        if self.request.options.halving is None:
+            return Grid(self.request, [group])
+        size = self.request.options.batch
+        rest = self.samples % size
+        sizes = [size] * (self.samples // size) + ([rest] if rest else [])
+        return Halving(self.request, [group], sizes)
+
+    def plan(self):
+        return self.strategy_of(self.groups[0]).plan()
+
+    def describe(self, devices):
+        first, *others = self.strategy_of(self.groups[0]).describe(devices)
+        return [f"{first}, {self.request.options.batch} at a time by Optuna", *others]
+
+    def next(self):
+        group = self.batch.next() if self.batch else None
+        if group is not None:
+            return group
+        if self.batch and is_first():
+            for trial in range(self.first, len(self.request.trials)):
+                storage.retry(self.tell_study, trial)
+        if len(self.request.trials) == self.samples:
+            return None
+        self.batch = self.strategy_of(self.propose())
+        return self.batch.next()
+
+    def tell(self, number, group, returns):
+        assert self.batch is not None
+        self.batch.tell(number, group, returns)
+        self.returns |= returns
+        self.last_group |= dict.fromkeys(group.trials, group)
+
+    def propose(self) -> Group:
+        """The next batch. Raises ValueError if a resumed sweep had another one."""
+        trials = self.request.trials
+        known = self.request.record.proposed
+        self.first = len(trials)
+        size = min(self.request.options.batch, self.samples - self.first)
+        if self.request.options.storage and known[self.first :]:
+            trials.extend(known[self.first : self.first + size])
+            self.asked += [None] * size
+        else:
+            trials.extend(only_first(storage.retry, self.ask, size))
+        last = len(trials)
+        if known[self.first : last] not in ([], trials[self.first :]):
+            raise ValueError(
+                "resume: Optuna proposes other trials than before; has its version changed?"
+            )
+        known[self.first : last] = trials[self.first :]
+        return Group(self.request.config, list(range(self.first, last)))
+
+    def ask(self, size: int) -> list[dict]:
+        """The values of `size` new trials."""
+        if self.request.options.storage:
+            storage.fail_expired(self.study)
+        proposals = [self.study.ask(self.space) for _ in range(size)]
+        trials = []
+        for proposal in proposals:
+            trial = {}
+            for name, value in proposal.params.items():
+                field = name.removeprefix(MIRRORED)
+                trial[field] = value if field == name else 1.0 - value
+                if field != name:
+                    proposal.set_user_attr(field, trial[field])  # for readers of the study
+            trials.append(trial)
+        if self.request.options.storage:
+            storage.own(self.request, proposals)
+        self.asked += proposals
+        return trials
+
+    def tell_study(self, trial: int) -> None:
+        """Tell Optuna the return of a trial. Without a finite one it counts as the worst."""
+        import optuna
+
+        proposal = self.asked[trial]  # None if an earlier session has asked for it
+        value = float(statistics.interquartile_mean(self.returns[trial]))
+        group = self.last_group[trial]
+        update = group.num_updates if group.num_updates < group.config.num_updates else None
+        if self.request.options.storage:
+            number = self.request.record.numbers[trial]
+            if proposal is None or not storage.is_running(self.study, number):
+                storage.tell_again(self.study, number, value, update)
+                return
+        if update is not None:
+            proposal.report(value, step=update)
+            self.study.tell(proposal, state=optuna.trial.TrialState.PRUNED)
+        else:
+            self.study.tell(proposal, value)

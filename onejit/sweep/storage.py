@@ -13,7 +13,8 @@ import zlib
 from pathlib import Path
 
 from onejit.script.configs import plain
-from onejit.sweep.request import Request, required, without_password
+from onejit.sweep.options import required, without_password
+from onejit.sweep.request import Request
 
 LEASE = 300.0  # seconds without a renewal after which a sweep counts as dead
 OF_STUDY = "sweep"  # the study's attribute for what all of its sweeps have in common

@@ -3,19 +3,17 @@
 import dataclasses
 import itertools
 import math
+import typing
 from collections.abc import Mapping
 
 import numpy as np
+import tyro
 
 from onejit.script import command_line
+from onejit.script.configs import read_flags
 from onejit.script.contract import Script
 
 DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
-
-
-@dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """No options beside the fields of the script."""
 
 
 def holds_several(script: Script, name: str) -> bool:
@@ -37,10 +35,15 @@ def read_values(script: Script, name: str, words: list[str]) -> list:
 
     Raises ValueError.
     """
+    kind = typing.get_type_hints(script.Config, include_extras=True)[name]
+    alone = dataclasses.make_dataclass("Config", [(name, kind)])  # a parser of this field
     values = []
     for word in words:
         parts = word.split(",") if holds_several(script, name) else [word]
-        config, _, _ = command_line.parse_with(script, [f"--{name}", *parts], NoOptions, "")
+        flags = read_flags(script, [f"--{name}", *parts])
+        value = getattr(command_line.parse(tyro.conf.FlagConversionOff[alone], flags), name)
+        config = dataclasses.replace(script.Config(), **{name: value})
+        command_line.check_config(config)
         values.append(getattr(config, name))
     if len(set(values)) < len(values):
         raise ValueError(f"{name}: has the same value twice in {' '.join(words)}")

@@ -20,16 +20,12 @@ import contextlib
 import dataclasses
 import math
 import re
-import shutil
-import sys
-import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import tyro
 
 from onejit.base import statistics
 from onejit.base.packages import check_packages
@@ -41,12 +37,11 @@ from onejit.engine.progress import count_restored, progress_bar, warn_of_days
 from onejit.report import tracking
 from onejit.report.tracking import TRACKERS
 from onejit.run import resume
-from onejit.run.agents import save_agents
 from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.lock import holding
-from onejit.run.record import Record, make_record, now, write_record
-from onejit.run.resume import check_random_numbers
-from onejit.run.write import begin_run, save_results
+from onejit.run.record import Record, make_record, write_record
+from onejit.run.resume import check_random_numbers, options_of
+from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, write_config
 from onejit.script.contract import Script
@@ -54,53 +49,9 @@ from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.train import find_nan
+from onejit.train.options import Options, ResumeOptions
 
 TOOL = "onejit train"
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a run."""
-
-    num_seeds: int = 4  # number of agents, each with its own random key
-    seed: int = 0  # seed of the key that the agents' keys are split from
-    # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-NUMBER by default
-    run_dir: Path | None = None
-    # greedy episodes of each agent in an evaluation; 0 for none
-    eval_episodes: int = 16
-    # updates between evaluations during training; 0 evaluates after training only
-    eval_interval: int = 0
-    # seconds between checkpoints; with 0 only the last one is written
-    checkpoint_interval: float = 60.0
-    # tracker for curves of the mean and of the worst seed
-    track: Literal["tensorboard", "trackio", "wandb"] | None = None
-    track_seeds: tyro.conf.FlagCreatePairsOff[bool] = False  # track a curve for each seed as well
-    memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
-    # if a seed has diverged, find the first value that was not finite
-    find_nan: tyro.conf.FlagCreatePairsOff[bool] = False
-
-
-# the options that are recorded for --resume
-KEPT = (
-    "eval_episodes",
-    "eval_interval",
-    "checkpoint_interval",
-    "track",
-    "track_seeds",
-    "find_nan",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class ResumeOptions:
-    """Options that can be given with --resume RUN_DIR."""
-
-    # more environment steps per agent than before, to extend the run
-    total_timesteps: float | None = None
-    # use the run's copies of the script and of your modules although they were edited
-    force: tyro.conf.FlagCreatePairsOff[bool] = False
-    # execute code outside of the run directory that the run names
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 class Request(NamedTuple):
@@ -139,7 +90,6 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
     command = ["train", name, *words]
     record = make_record("train", script, config, options, command)
-    record.options = {name: getattr(options, name) for name in KEPT}
     return Request(script, config, options, run_dir, record)
 
 
@@ -151,12 +101,7 @@ def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     config = read_config(script, run_dir / "config.yaml")
     env_name = env_name_of(config)
     local_modules.check_environment(run_dir, record, env_name, given.trust)
-    options = Options(
-        num_seeds=record.settings["num_seeds"],
-        seed=record.settings["seed"],
-        run_dir=run_dir,
-        **record.options,
-    )
+    options = options_of(Options, run_dir, record)
     if given.total_timesteps is not None:
         steps = whole_number("total_timesteps", given.total_timesteps)
         config = extend(script, config, steps, is_finished=record.finished is not None)
@@ -401,81 +346,22 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
 
 
 def finish(request: Request, trained: dict, runner_state) -> bool:
-    """Write the results, all of them or none, and the record.
+    """Write the results and the record, and print them.
 
     Returns whether a seed is left that has not diverged. Raises OSError.
     """
-    script = request.script
-    config = request.config
-    run_dir = request.run_dir
-    record = request.record
-    metrics = trained["metrics"]
-    agents = trained["agent"]
-    final_returns = statistics.final_return(metrics, config.num_updates)
-
-    folder = run_dir / "results.partial"
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
-    folder.mkdir()
-    save_results(script, config, request.options.seed, agents, metrics, folder)
-    if "during" in trained:
-        save_evaluations(request, trained["during"], folder)
-    if "evaluation" in trained:
-        np.save(folder / "evaluation.npy", trained["evaluation"])
-    if runner_state is not None:
-        report(script, config, runner_state, folder)
-    for path in folder.iterdir():
-        if (run_dir / path.name).is_dir():
-            shutil.rmtree(run_dir / path.name)
-        path.replace(run_dir / path.name)
-    folder.rmdir()
-
-    lost = statistics.diverged(agents)
-    record.final_return = statistics.summarize("final return", final_returns, lost)
-    if "evaluation" in trained:
-        greedy_returns = trained["evaluation"].mean(axis=1)
-        record.greedy_return = statistics.summarize("greedy return", greedy_returns, lost)
-    for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):
-        print(f"final return: {line}")
-    record.broken_metrics = note_broken_metrics(metrics)
-    record.finished = now()
-    write_record(run_dir, record)
-    print(f"results in {run_dir}")
-    return not lost.all()
-
-
-def note_broken_metrics(metrics: dict) -> list[str]:
-    """Print which metrics are NaN although episodes ended, and return their names."""
-    broken = statistics.broken_metrics(metrics)
-    for name, where in broken.items():
-        seeds = f"{where.any(axis=1).sum()} of {len(where)} seeds"
-        print(f"{name}: NaN in {seeds}, first in update {where.any(axis=0).argmax() + 1}")
-    return sorted(broken)
-
-
-def report(script: Script, config, runner_state, folder: Path) -> None:
-    """The script's own figures, if any. A mistake in them costs no results. Raises OSError."""
-    script_report = getattr(script, "report", None)
-    if script_report is None:
-        return
-    try:
-        script_report(config, runner_state, folder)
-    except OSError:
-        raise
-    except Exception:
-        traceback.print_exc()
-        print(f"{TOOL}: warning: report of {script.__file__} has failed", file=sys.stderr)
-
-
-def save_evaluations(request: Request, during: dict, folder: Path) -> None:
-    """`evaluations.npz` with `timesteps` [n] and `returns` [num_seeds, n], and the best agents."""
-    config = request.config
-    interval = request.options.eval_interval
-    updates = interval * (1 + np.arange(during["returns"].shape[1]))
-    timesteps = getattr(config, "warmup_timesteps", 0) + updates * steps_of(config)
-    np.savez_compressed(folder / "evaluations.npz", timesteps=timesteps, returns=during["returns"])
-    best_agents = during["best"]["agent"]
-    path = folder / "best_agent.safetensors"
-    save_agents(best_agents, request.script, request.options.seed, path)
+    lines = finish_run(
+        request.run_dir,
+        request.record,
+        script=request.script,
+        config=request.config,
+        seed=request.options.seed,
+        eval_interval=request.options.eval_interval,
+        trained=trained,
+        runner_state=runner_state,
+    )
+    print("\n".join([*lines, f"results in {request.run_dir}"]))
+    return not statistics.diverged(trained["agent"]).all()
 
 
 # --- main ---

@@ -26,11 +26,12 @@ from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import open_checkpoints, restore
 from onejit.run import resume
 from onejit.run.directory import read_config, script_of
-from onejit.run.resume import check_random_numbers
+from onejit.run.resume import check_random_numbers, options_of
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of
 from onejit.script.contract import Script
 from onejit.script.steps import timesteps_until
+from onejit.train.options import Options
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "distrax", "tensorflow_probability", "chex")
 
@@ -475,8 +476,6 @@ def search(script: Script, config, options, run_dir, size: int | None) -> bool:
 
 def main(words) -> Path:
     """`onejit train --find-nan RUN_DIR`. Raises ValueError and OSError."""
-    from onejit.train import Options
-
     of_hosts, _ = command_line.parse(
         command_line.Hosts, words, return_unknown_args=True, add_help=False
     )
@@ -489,13 +488,6 @@ def main(words) -> Path:
         config = read_config(script, run_dir / "config.yaml")
         env_name = env_name_of(config)
         local_modules.check_environment(run_dir, record, env_name, given.trust)
-        settings = record.settings
-        options = Options(
-            num_seeds=settings["num_seeds"],
-            seed=settings["seed"],
-            run_dir=run_dir,
-            memory=given.memory,
-            **record.options,
-        )
+        options = options_of(Options, run_dir, record, memory=given.memory)
         search(script, config, options, run_dir, record.slice)
     return run_dir

@@ -110,6 +110,7 @@ def observe_all(env, env_params, states) -> np.ndarray:
         return env.observe(jax.random.key(0), state, None, env_params)
 
     obs = jax.vmap(observe)(states)
+    obs = obs.obs if hasattr(obs, "action_mask") else obs
     space = env.observation_space(env_params)
     if hasattr(space, "n"):
         obs = jax.nn.one_hot(obs, space.n)
@@ -205,7 +206,8 @@ def frames_of_all_steps(env, states, rewards, steps):
         for i, picture in zip(steps, env.frames(states, steps), strict=True):
             yield captioned(picture, i, float(returns[i]))
     except Exception as error:  # each library raises its own
-        raise ValueError(f"env_name: this environment cannot be drawn here ({error})") from error
+        cause = str(error) or type(error).__name__
+        raise ValueError(f"env_name: this environment cannot be drawn here ({cause})") from error
 
 
 def make_renderer(model, width: int, height: int):

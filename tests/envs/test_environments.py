@@ -298,6 +298,26 @@ def test_jumanji(name, limit):
     assert_as_the_library(env, params, own, 150, ends=ends.get(name, ("terminated", "truncated")))
 
 
+@pytest.mark.parametrize(
+    ("module", "name"), [("jumanji", "Snake-v1"), slow("jumanji", "Tetris-v0"), slow("pgx", "2048")]
+)
+def test_invalid_actions_end_the_game(module, name):
+    env, params = make(module, name, action_mask=True)
+    plain, _ = make(module, name)
+    keys = jax.random.split(jax.random.key(0), 32)
+    obs, states = jit_quickly(jax.vmap(env.reset, (0, None)))(keys, params)
+    assert_same(obs.obs, jit_quickly(jax.vmap(plain.reset, (0, None)))(keys, params)[0])
+
+    def terminates(key, state, action):
+        return env.step_env(key, state, action, params)[3]
+
+    actions = jnp.arange(env.action_space(params).n)
+    of_actions = jax.vmap(terminates, (None, None, 0))
+    ended = jit_quickly(jax.vmap(of_actions, (0, 0, None)))(keys, states, actions)
+    assert 0 < ended.sum() < ended.size
+    assert_same(ended, ~obs.action_mask)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1"])
 def test_craftax(name, limit=120):

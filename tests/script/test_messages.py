@@ -22,6 +22,7 @@ from onejit.engine.checkpoints import open_checkpoints, save
 from onejit.report import compare
 from onejit.run.record import Record
 from onejit.run.resume import check_random_numbers
+from onejit.run.write import report
 from onejit.script import command_line, load, other_names
 from onejit.share import card
 
@@ -137,7 +138,7 @@ def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
         raise KeyError("a mistake of mine")
 
     monkeypatch.setattr(script, "report", broken)
-    train.report(script, script.Config(), None, tmp_path)
+    report(script, script.Config(), None, tmp_path)
     said = capfd.readouterr().err
     assert "in broken" in said and "warning: report of" in said
 

@@ -352,21 +352,6 @@ def test_training_without_hidden_layers_and_with_the_largest_exponent():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(out["runner_state"].params))
 
 
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        ({"total_timesteps": 10_000}, "total_timesteps = 10000: .* one update take 10496"),
-        ({"buffer_size": 127}, "buffer_size = 127: one update adds 128"),
-        ({"n_step": 0}, "n_step = 0: must be at least 1"),
-        ({"actor_sync_interval": 0}, "actor_sync_interval = 0: must be at least 1"),
-        ({"target_update_interval": 0}, "target_update_interval = 0: must be at least 1"),
-    ],
-)
-def test_configs_that_cannot_train(overrides, message):
-    with pytest.raises(ValueError, match=message):
-        apex_dqn.make_learner(dataclasses.replace(apex_dqn.Config(), **overrides))
-
-
 @pytest.mark.slow
 def test_nothing_is_bootstrapped_after_a_termination():
     """Not even 0 times NaN: every step ends an episode, and the target network is broken."""

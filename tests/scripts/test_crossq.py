@@ -137,11 +137,6 @@ def test_statistics_change_in_training_alone():
         assert passes(state.batch_stats["actor"]) == {2 * i}
 
 
-def test_a_policy_delay_that_does_not_divide_the_gradient_steps():
-    with pytest.raises(ValueError, match="policy_delay = 3: must divide gradient_steps = 4"):
-        crossq.make_learner(small_config(policy_delay=3))
-
-
 def test_saved_agent_played_in_numpy():
     """From the arrays of a file, with the running statistics."""
     config = small_config(hidden_sizes=(4, 6))

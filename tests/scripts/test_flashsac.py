@@ -593,19 +593,6 @@ def test_saved_agent_played_in_numpy():
     np.testing.assert_allclose(actual, np.tanh(outputs[:, :1]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings, words", [
-    ({"policy_delay": 3}, "policy_delay = 3: must divide gradient_steps = 4"),
-    ({"gradient_steps": 0}, "gradient_steps = 0: must be at least 1"),
-    ({"batch_size": 1}, "batch_size = 1: must be at least 2"),
-    ({"num_atoms": 1}, "num_atoms = 1: must be at least 2"),
-    ({"total_timesteps": 11}, "total_timesteps = 11: the warm-up and one update take 12"),
-    ({"buffer_size": 1}, "buffer_size = 1: one update writes 2"),
-])  # fmt: skip
-def test_configs_that_cannot_train(settings, words):
-    with pytest.raises(ValueError, match=words):
-        flashsac.make_learner(small_config(**settings))
-
-
 # --- environments of known value ---
 
 GAMMA, LIMIT = 0.9, 5

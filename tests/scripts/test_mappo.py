@@ -288,16 +288,6 @@ def test_parameters_of_the_particle_environments(params):
 # --- the learner ---
 
 
-@pytest.mark.parametrize("settings, words", [
-    ({"update_epochs": 0}, "update_epochs = 0: must be at least 1"),
-    ({"num_minibatches": 5}, "num_minibatches = 5: must divide the 32"),
-    ({"cell": "gru", "num_minibatches": 8}, "num_minibatches = 8: must divide the 4 "),
-])  # fmt: skip
-def test_configs_that_cannot_train(settings, words):
-    with pytest.raises(ValueError, match=words):
-        mappo.make_learner(make_config(**settings))
-
-
 @pytest.mark.parametrize(
     "fraction, progress, weight",
     [(0.0, 0.0, 0.0), (0.5, 0.0, 1.0), (1.0, 0.75, 0.25), (0.5, 0.75, 0.0)],

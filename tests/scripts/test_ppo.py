@@ -11,9 +11,9 @@ import pytest
 import toys  # registers the environments
 from brax import envs as brax_envs
 
-import evolve_objective
 import ppo as ppo_discrete
 import ppo_continuous
+import pqn
 from onejit.engine.evaluation import policy_of
 
 VALUE = {ppo_discrete: "ValueDiscrete", ppo_continuous: "ValueContinuous"}
@@ -29,6 +29,16 @@ class TimelessBrax(toys.ValueBrax):
 
 
 brax_envs.register_environment("TimelessBrax", TimelessBrax)
+
+
+@pytest.mark.parametrize("script", [ppo_discrete, pqn], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("size", [1, 5, 512, 2**17])
+def test_random_order(script, size):
+    key = jax.random.key(0)
+    order = script.random_order(key, size)
+    np.testing.assert_array_equal(np.sort(order), np.arange(size))
+    if size <= 512:  # no random bits are equal
+        np.testing.assert_array_equal(order, jax.random.bits(key, (size,)).argsort())
 
 
 def with_brax(name):
@@ -211,21 +221,6 @@ def test_termination_is_not_bootstrapped(ppo, name):
 
 
 # --- the rollout and its statistics ---
-
-
-@pytest.mark.parametrize(
-    "script", [ppo_discrete, evolve_objective], ids=lambda script: script.__name__
-)
-def test_state_numbers_cannot_be_normalized(script):
-    """A network that looks for the number of a state would find none."""
-    with pytest.raises(ValueError, match="normalize_obs = True"):
-        script.make_learner(script.Config(env_name="FrozenLake-misc", normalize_obs=True))
-
-
-def test_normalized_observations_are_stored_as_floats():
-    """As bool, all of them would be True."""
-    with pytest.raises(ValueError, match="buffer_dtype = bool: is for floats"):
-        ppo_discrete.make_learner(ppo_discrete.Config(normalize_obs=True, buffer_dtype="bool"))
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "FourRooms-misc", "MetaMaze-misc"])

@@ -7,9 +7,11 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import test_ppo_continuous_twin as continuous
 from support import twin
+from support.twin import RunningStatistics
 
 import ppo as script
 
@@ -66,6 +68,44 @@ class Twin(continuous.Twin):
         return log_probs[jnp.arange(len(action)), action], entropy.mean()
 
 
+class MaskedStatistics(RunningStatistics):
+    """Of observations without their action masks."""
+
+    def add(self, rows) -> None:
+        super().add(np.asarray(rows)[:, :3])
+
+    def normalize(self, x):
+        return np.concatenate([super().normalize(x[:, :3]), x[:, 3:]], axis=-1)
+
+
+class MaskedTwin(Twin):
+    """Observations are [N, 6]: three numbers, and the mask of three actions."""
+
+    def __init__(self, config, rng):
+        super().__init__(config, rng)
+        self.obs_statistics = MaskedStatistics((3,))
+
+    def init_networks(self, actor_key, critic_key, obs) -> None:
+        super().init_networks(actor_key, critic_key, obs[:, :3])
+
+    def log_probs(self, params, obs):
+        """The policy under the condition that the action is valid."""
+        logits = self.actor.apply(params["actor"], obs[:, :3]).logits
+        logits = jnp.where(obs[:, 3:] > 0, logits, -1e9)
+        return logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+    def value(self, params, obs):
+        return super().value(params, obs[:, :3])
+
+    def check(self, state) -> None:
+        super().check(state._replace(obs=np.concatenate(state.obs, axis=-1)))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_twin(case):
     twin.check(script, CASES[case], Twin, seed=9)  # many episodes terminate
+
+
+def test_twin_with_action_masks():
+    config = dataclasses.replace(CASES["all on"], env_name="WalkMasked")
+    twin.check(script, config, MaskedTwin, seed=9)

@@ -409,18 +409,3 @@ def test_the_replay_does_not_depend_on_gamma(script):
         return jit_quickly(script.make_learner(config)[0])(jax.random.key(0)).replay
 
     jax.tree.map(np.testing.assert_array_equal, replay(0.9), replay(0.5))
-
-
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        ({"num_atoms": 1}, "num_atoms = 1: must be at least 2"),
-        ({"total_timesteps": 2000}, "total_timesteps = 2000: the warm-up and one update take 2048"),
-        ({"buffer_size": 15}, "buffer_size = 15: one update adds 16"),
-        ({"n_step": 0}, "n_step = 0: must be at least 1"),
-        ({"target_update_interval": 0}, "target_update_interval = 0: must be at least 1"),
-    ],
-)
-def test_configs_that_cannot_train(overrides, message):
-    with pytest.raises(ValueError, match=message):
-        rainbow.make_learner(dataclasses.replace(rainbow.Config(), **overrides))

@@ -248,16 +248,6 @@ def test_share_of_targets_outside_of_the_support():
         assert jit_quickly(update)(state)[1]["outside_support"] == share
 
 
-@pytest.mark.parametrize("settings, words", [
-    ({"update_epochs": 0}, "update_epochs = 0: must be at least 1"),
-    ({"total_timesteps": 31}, "total_timesteps = 31: one update takes 32"),
-    ({"num_minibatches": 5}, "num_minibatches = 5: must divide the 32 steps"),
-])  # fmt: skip
-def test_configs_that_cannot_train(settings, words):
-    with pytest.raises(ValueError, match=words):
-        tiny(**settings)
-
-
 # --- environments of known value ---
 
 

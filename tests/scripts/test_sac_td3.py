@@ -182,11 +182,6 @@ def small_td3(**settings):
     return dataclasses.replace(config, **settings)
 
 
-def test_a_policy_delay_that_does_not_divide_the_gradient_steps():
-    with pytest.raises(ValueError, match="policy_delay = 2: must divide gradient_steps = 3"):
-        td3.make_learner(small_td3(gradient_steps=3, policy_delay=2))
-
-
 # --- the replay ---
 
 
@@ -459,15 +454,3 @@ def test_steps_of_the_warm_up(script, learning_starts, warmup_timesteps):
         config.warmup_timesteps == warmup_timesteps
         and config.num_updates == (27 - warmup_timesteps) // 6
     )
-
-
-@alike
-@pytest.mark.parametrize("settings, words", [
-    ({"gradient_steps": 0}, "gradient_steps = 0: must be at least 1"),
-    ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
-    ({"total_timesteps": 1003}, "total_timesteps = 1003: the warm-up and one update take 1004"),
-    ({"num_steps": 9, "buffer_size": 35}, "buffer_size = 35: one update writes 36"),
-])  # fmt: skip
-def test_configs_that_cannot_train(script, settings, words):
-    with pytest.raises(ValueError, match=words):
-        script.make_learner(script.Config(**settings))

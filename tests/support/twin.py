@@ -12,6 +12,8 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from onejit.envs.adapter import MaskedObservation
+
 
 @struct.dataclass
 class WalkState(environment.EnvState):
@@ -74,8 +76,23 @@ class WalkDiscrete(WalkContinuous):
         return spaces.Discrete(3)
 
 
+class WalkMasked(WalkDiscrete):
+    """Actions 0 and 1 are valid only above 0, each along an axis of its own."""
+
+    def observe(self, key, state, action, params):
+        obs = super().observe(key, state, action, params)
+        mask = jnp.array([state.place[0] > 0.0, state.place[1] > 0.0, True])
+        return MaskedObservation(obs=obs, action_mask=mask)
+
+
 gymnax.register("WalkContinuous", WalkContinuous)
 gymnax.register("WalkDiscrete", WalkDiscrete)
+gymnax.register("WalkMasked", WalkMasked)
+
+
+def to_array(obs) -> np.ndarray:
+    """An observation as one array. Its action mask, if it has one, comes last."""
+    return np.concatenate(obs) if isinstance(obs, tuple) else np.asarray(obs)
 
 
 class Environments:
@@ -94,7 +111,7 @@ class Environments:
     def reset(self, keys) -> None:
         for key in keys:
             obs, state = self.reset_one(key)
-            self.obs.append(np.asarray(obs))
+            self.obs.append(to_array(obs))
             self.states.append(state)
 
     def step(self, keys, actions):
@@ -107,12 +124,12 @@ class Environments:
             obs, state, reward, terminated, truncated, info = self.step_one(
                 key, self.states[i], jnp.asarray(action)
             )
-            self.obs[i] = np.asarray(obs)
+            self.obs[i] = to_array(obs)
             self.states[i] = state
             rewards.append(float(reward))
             terminateds.append(bool(terminated))
             truncateds.append(bool(truncated))
-            next_obs.append(np.asarray(info["final_observation"]))
+            next_obs.append(to_array(info["final_observation"]))
             if terminated or truncated:
                 self.ended.append(
                     (

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from support.files import ROOT
 from support.refusals import assert_sweep_refuses
 from support.returns import is_mean_with_running
+from support.strategies import groups_of
 from support.tiers import slow
 from support.trees import assert_same
 
@@ -108,9 +109,8 @@ def test_trials_of_equal_interquartile_mean_are_ranked_by_their_mean():
         5: [-np.inf, -np.inf, -np.inf, 500.0],
     }
     returns = {trial: np.array(of_trial) for trial, of_trial in returns.items()}
-    group = SimpleNamespace(trials=list(returns), rung=0)
-    request = SimpleNamespace(groups=[group], returns=returns)
-    assert ranking.sort_trials(request, list(returns)) == [1, 3, 0, 4, 2, 5]
+    trials = list(returns)
+    assert ranking.sort_trials(trials, returns, dict.fromkeys(trials, 0)) == [1, 3, 0, 4, 2, 5]
 
 
 def best_of(metrics: dict, trials: list[int], end: int, number: int) -> list[int]:
@@ -331,8 +331,7 @@ def test_optuna_knows_which_trials_stopped(sampler):
             search, "make_study", lambda request: studies.append(make_study(request)) or studies[0]
         )
         patch.setattr(halving, "any_episode", lambda *_: True)
-        for group in search.propose_groups(request):
-            request.groups.append(group)
+        for group in groups_of(request, search.Optuna(request)):
             for trial in group.trials:
                 distance = abs(np.log10(request.trials[trial]["lr"]) + 2)
                 request.returns[trial] = np.full(2, -distance)

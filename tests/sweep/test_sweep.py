@@ -32,12 +32,14 @@ from support.event_files import events
 from support.files import ROOT
 from support.refusals import assert_sweep_refuses
 from support.returns import is_mean_with_running
+from support.strategies import groups_of
 from support.tiers import slow
 from support.trees import assert_same
 
 from onejit import __main__, sweep
 from onejit.base import statistics
 from onejit.engine import compilation, loop
+from onejit.engine.axis import Axis
 from onejit.engine.memory import GIB, program_bytes
 from onejit.engine.progress import Lines
 from onejit.report import list as list_runs
@@ -641,8 +643,8 @@ def test_config_file(tmp_path):
     assert request.trials == [{"lr": 0.1}, {"lr": 0.2}]
     assert request.config.num_steps == 50 and request.config.hidden_sizes == (8, 8)
     assert dict(request.config.env_params) == {"max_steps_in_episode": 9}
-    words = request.record.words
-    assert "--config" not in words and sweep.read_request(["ppo", *words], None)[:2] == request[:2]
+    assert request.record.swept == {"lr": ["0.1", "0.2"]}
+    assert request.record.settings["num_steps"] == 50
 
 
 @pytest.mark.parametrize(
@@ -662,7 +664,8 @@ def test_largest_slice(fixed, each, total, step, memory, size):
 
     def compile_size(size):
         compiled.append(size)
-        return compilation.Program(size, 1, 1, fixed + each * size, *[None] * 7)
+        axis = Axis(size, num_devices=1, sharding=None, replicated=None)
+        return compilation.Program(axis, 1, fixed + each * size, 0, *[None] * 4)
 
     assert compilation.largest_slice(compile_size, total, step, memory).size == size
     assert len(compiled) <= 4
@@ -1068,7 +1071,7 @@ def test_best_values_can_be_trained(finished):
 def propose(words, returns_of) -> list[dict]:
     """The trials of a sweep whose returns a function of the trial gives."""
     request = sweep.read_request(["q_learning_gridworld", *words], None)
-    for group in search.propose_groups(request):
+    for group in groups_of(request, search.Optuna(request)):
         request.returns.update(
             {trial: np.full(2, returns_of(request.trials[trial])) for trial in group.trials}
         )
@@ -1125,7 +1128,7 @@ def test_optuna_resumed_with_another_version(tmp_path):
     request = sweep.read_request([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
     request.record.proposed = [{"lr": 0.1, "gamma": 0.9}] * 4
     with pytest.raises(ValueError, match="has its version changed"):
-        next(search.propose_groups(request))
+        next(groups_of(request, search.Optuna(request)))
 
 
 @pytest.mark.usefixtures("quick_pictures")

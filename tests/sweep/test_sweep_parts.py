@@ -18,12 +18,14 @@ from optuna.trial import TrialState
 from safetensors.numpy import load_file
 from support.files import ROOT
 from support.refusals import assert_sweep_refuses
+from support.strategies import groups_of
 from support.tiers import slow
 from support.trees import assert_same
 
 from onejit import sweep
 from onejit.engine import compilation
-from onejit.sweep import pictures, search, storage
+from onejit.sweep import halving, pictures, search, storage
+from onejit.sweep import options as sweep_options
 from onejit.sweep import request as sweep_request
 
 SMALL = [
@@ -147,12 +149,13 @@ def test_merge_refuses(whole, parts, tmp_path, capfd):
         (copy / "run.json").write_text(json.dumps(record))
         return copy
 
-    def edit(name, value):
-        return lambda record: record["words"].__setitem__(record["words"].index(name) + 1, value)
-
     other_script = changed(1, lambda record: record.update(sha256="0"))
-    other_seed = changed(1, lambda record: record["words"].extend(["--seed", "1"]))
-    other_number = changed(1, edit("--part", "2/4"))
+    other_seed = changed(1, lambda record: record["settings"].update(seed=1))
+    other_values = changed(1, lambda record: record["swept"].update(lr=["0.5", "0.7"]))
+    other_number = changed(1, lambda record: record["options"].update(part="2/4"))
+    older = []  # which stored words of the command line
+    for number in range(3):
+        older.append(changed(number, lambda record: record.pop("swept")))
     not_finished = changed(1, lambda record: record.pop("finished"))
     first, second, third = parts
     new = ["--run-dir", tmp_path / "new"]
@@ -162,6 +165,8 @@ def test_merge_refuses(whole, parts, tmp_path, capfd):
         ([first, second, second, third], "part 2/3 is given twice"),
         ([first, other_script, third], "different scripts"),
         ([first, other_seed, third], "different sweeps --seed"),
+        ([first, other_values, third], "different sweeps --lr"),
+        (older, "an older version of onejit"),
         ([first, other_number, third], "of 3 and of 4 parts"),
         ([first, not_finished, third], "has not finished --resume"),
         ([first, whole, third], "is not a part of a sweep --part"),
@@ -182,7 +187,7 @@ def test_merge_refuses(whole, parts, tmp_path, capfd):
 @pytest.mark.slow
 def test_a_merge_that_was_killed_can_be_repeated(parts, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", interrupt_at(Path.replace, tmp_path / "run"))
+        patch.setattr(Path, "replace", interrupt_at(Path.replace, tmp_path / "run" / "metrics.npz"))
         sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
     assert not (tmp_path / "run").exists()
     sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
@@ -219,10 +224,9 @@ def begun(words):
 
 def train(request, stop_after: int | None = None) -> None:
     """Give each proposal a return, as if it had been trained. Stops in the batch `stop_after`."""
-    for number, group in enumerate(search.propose_groups(request)):
+    for number, group in enumerate(groups_of(request, search.Optuna(request))):
         if number == stop_after:
             return
-        request.groups.append(group)
         for trial in group.trials:
             distance = abs(np.log10(request.trials[trial]["lr"]) + 2)
             request.returns[trial] = np.full(2, -distance)
@@ -292,9 +296,7 @@ def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     request = begun([*OPTUNA, "--storage", given])
     assert request.options.storage == expected.format(tmp_path)
-    monkeypatch.chdir("/")
-    again = sweep_request.make_request(request.script, request.record.words, "")
-    assert again.options.storage == request.options.storage
+    assert request.record.options["storage"] == request.options.storage  # what --resume reads
 
 
 def test_a_lock_of_a_killed_sweep(tmp_path, monkeypatch):
@@ -340,10 +342,10 @@ def test_a_study_names_what_was_proposed(shared):
 
 def test_passwords_are_not_printed():
     for name in ("sqlite:///a.db", "study.log", "a@b/study.log"):
-        assert sweep_request.without_password(name) == name
+        assert sweep_options.without_password(name) == name
     for user in ("me:SECRET@", "me:SEC/RET@", "me:SEC@RET@", "SECRET@"):
         name = f"nodb://{user}host/rl?password=SECRET"
-        assert sweep_request.without_password(name) == "nodb://host/rl"
+        assert sweep_options.without_password(name) == "nodb://host/rl"
         with pytest.raises(ValueError, match="storage = nodb://host/rl: cannot be opened") as error:
             storage.open_storage(name)
         assert "SEC" not in str(error.value)
@@ -377,15 +379,14 @@ def test_a_resumed_sweep_tells_which_trials_stopped(shared):
     request = begun(words)
 
     def train_rungs(request, stop):
-        for group in search.propose_groups(request):
+        for group in groups_of(request, search.Optuna(request)):
             if stop and group.trials[-1] >= 3:
                 return
-            request.groups.append(group)
             for trial in group.trials:
                 request.returns[trial] = np.full(2, float(trial))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search.halving, "any_episode", lambda *_: True)
+        patch.setattr(halving, "any_episode", lambda *_: True)
         train_rungs(request, stop=True)
         train_rungs(request._replace(trials=[], groups=[], returns={}), stop=False)
     trials = [trial for trial in study_of(shared).trials if trial.state != TrialState.FAIL]

@@ -207,7 +207,7 @@ def test_the_modules_of_a_run_are_copied_and_its_copies_are_used(project, capsys
     copy = run_dir / "modules" / "rules_of_mine" / "numbers.py"
     copy.write_text("SCALE = 7.0\n")
     forget_modules()
-    with pytest.raises(ValueError, match=r"numbers.py: has been edited since the run began; --fo"):
+    with pytest.raises(ValueError, match=r"numbers.py: has been edited since the run began; force"):
         load_run(run_dir)
     load_run(run_dir, force=True)
     assert sys.modules["rules_of_mine.numbers"].SCALE == 7.0
@@ -320,7 +320,7 @@ def test_a_directory_of_arrays_executes_nothing_elsewhere(case, evil, tmp_path):
     text = json.dumps(CASES[case]).replace("{evil}", str(evil.parent))
     case = json.loads(text.replace("{hash}", local_modules.hash_of(evil.read_bytes())))
     is_link = case.pop("link", False)
-    words = case.pop("words", f"pwn.* --trust executes it|{evil}.* --trust executes it")
+    words = case.pop("words", f"(pwn|{evil}).*; trust=True executes it")
     run_dir = write_run(tmp_path / "run", **case)
     (run_dir / "modules").mkdir()
     if is_link:
@@ -334,8 +334,7 @@ def test_a_directory_of_arrays_executes_nothing_elsewhere(case, evil, tmp_path):
     "command", ["render", "play", "export", "train --resume", slow("sweep --resume")]
 )
 def test_each_command_asks_before_it_executes_another_script(command, evil, tmp_path, capsys):
-    record = {"kind": "sweep" if command.startswith("sweep") else "train", "words": []}
-    record["seconds"] = {}
+    record = {"kind": "sweep" if command.startswith("sweep") else "train", "seconds": {}}
     words = [str(evil), "--trust"]
     if command == "export":
         record |= {"finished": "now", "final return": {}}
@@ -399,7 +398,7 @@ def test_a_script_in_the_working_directory_does_not_stand_in(tmp_path, monkeypat
     assert f"has no copy of its script; {own} is used instead" in capsys.readouterr().out
 
     write_run(run_dir, "q_learning_gridworld", record={"sha256": "of another version"})
-    with pytest.raises(ValueError, match="is another version of it; --force uses that version"):
+    with pytest.raises(ValueError, match="is another version of it; force=True uses that version"):
         load_run(run_dir)
     assert load_run(run_dir, force=True)[0] is script
     write_run(run_dir, "q_learning_gridworld", record={"sha256": scripts_hash(own)})

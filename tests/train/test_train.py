@@ -1381,20 +1381,21 @@ def test_interval_covers_the_mean_as_often_as_it_says():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_seeds_that_diverged_are_not_left_out(bad, capsys):
+def test_seeds_that_diverged_are_not_left_out(bad):
     """They count as the worst there is: one of eight lies outside the middle half, half of all do
     not.
     """
     mean, low, high = middle_interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
     assert mean == (2.0 + 3 + 4 + 5) / 4 and low <= mean <= high
     lost = np.array([False, True, False, False])
-    record = statistics.summarize("final return", np.array([bad, 9.0, 1.0, 2.0]), lost)
+    summary = statistics.summarize(np.array([bad, 9.0, 1.0, 2.0]), lost)
+    record = summary.to_store()
     assert (
         record["interquartile_mean"] is None and record["low"] is None and record["not_finite"] == 2
     )
     assert (record["diverged"], record["no_episode"], record["seeds"]) == (1, 1, 4)
     assert (record["mean"], record["worst"]) == (1.5, 1.0)
-    said = capsys.readouterr().out
+    said = "\n".join(summary.lines("final return"))
     assert "worst agent 1, 2 of 4 seeds" in said and "interquartile mean -inf" in said
     assert "1 seeds diverged, 1 ended no episode;" in said
 

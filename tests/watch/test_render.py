@@ -393,6 +393,15 @@ def test_bars_show_the_observation():
     assert middles[0] > middles[1] + first.shape[1] / 4
 
 
+def test_an_error_without_words_is_named_by_its_type():
+    def frames(states, steps):
+        raise NotImplementedError
+
+    env = SimpleNamespace(frames=frames)
+    with pytest.raises(ValueError, match=r"cannot be drawn here \(NotImplementedError\)"):
+        list(figures.frames_of_all_steps(env, None, np.zeros(1), range(1)))
+
+
 @pytest.mark.parametrize(
     "name", ["Pendulum-v1", "Catch-bsuite", "FrozenLake-misc", "DeepSea-bsuite"]
 )

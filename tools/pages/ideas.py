@@ -30,10 +30,11 @@ import sac
 import td3
 
 RATIOS = jnp.linspace(0.1, 2.7, 261)
+TICKS = (-1, -0.5, 0, 0.5, 1)  # of actions
 
 
 def panels(count: int):
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    figure = Figure(figsize=(8, 3.4), layout="constrained")  # the width of a page
     axes = figure.subplots(1, count)
     for panel in np.atleast_1d(axes):
         panel.spines[["top", "right"]].set_visible(False)
@@ -63,10 +64,9 @@ def draw_objectives(losses: dict):
         for name, lines in losses.items():
             axis.plot(RATIOS, lines[i], label=name)
         axis.axvline(1, color="0.85", zorder=0)
-        axis.set(
-            title=title, xlabel="probability ratio of the new to the old policy", ylabel="objective"
-        )
+        axis.set(title=title, xlabel="probability ratio, new to old policy")
         axis.legend(frameon=False)
+    axes[0].set_ylabel("objective")
     return figure
 
 
@@ -138,9 +138,8 @@ def draw_pqn():
             )
         axis.axvline(15.5, color="0.7", linestyle="--")
         axis.text(15.7, 0.9, kind)
-        axis.set(
-            xlabel="step", ylabel="weight of the best value after the step", ylim=(-0.03, 1.03)
-        )
+        axis.set(xlabel="step", ylim=(-0.03, 1.03))
+    axes[0].set_ylabel("weight of the largest Q")
     axes[1].legend(frameon=False, loc="center right")
     return figure
 
@@ -178,9 +177,7 @@ def draw_dqn():
         [double_q(other[:, :n], noise[:, :n]).mean() for n in counts],
         label="double Q-learning",
     )
-    axes[1].set(
-        title="estimate of a value that is 0, errors with std 1", xlabel="number of actions"
-    )
+    axes[1].set(title="estimate of 0 from errors with std 1", xlabel="number of actions")
     for axis in axes:
         axis.legend(frameon=False)
     return figure
@@ -203,20 +200,20 @@ def draw_apex_dqn():
             bbox={"boxstyle": "round", "fc": "#eef3fb", "ec": "tab:blue"},
         )
     arrows = [
-        ((0.5, 0.77), (0.5, 0.62), "transitions, first priorities", 0.54),
+        ((0.5, 0.77), (0.5, 0.62), "transitions,\nfirst priorities", 0.54),
         ((0.42, 0.38), (0.42, 0.2), "batch", 0.26),
-        ((0.58, 0.2), (0.58, 0.38), "new priorities", 0.61),
+        ((0.58, 0.2), (0.58, 0.38), "new\npriorities", 0.61),
     ]
     for start, stop, text, x in arrows:
         axes[0].annotate("", stop, start, arrowprops={"arrowstyle": "->"})
-        axes[0].text(x, (start[1] + stop[1]) / 2, text, va="center", fontsize=9)
+        axes[0].text(x, (start[1] + stop[1]) / 2, text, va="center")
     axes[0].annotate(
         "",
         (0.22, 0.88),
         (0.4, 0.12),
         arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.6"},
     )
-    axes[0].text(-0.02, 0.5, "parameters", rotation=90, va="center", fontsize=9)
+    axes[0].text(-0.02, 0.5, "parameters", rotation=90, va="center")
     config = apex_dqn.Config()
     epsilons = apex_dqn.actor_epsilons(
         config.num_envs, config.epsilon_base, config.epsilon_exponent
@@ -246,8 +243,8 @@ def draw_rainbow():
     )[0]
     shown = {
         "of the next state": (support, jax.nn.softmax(logits)),
-        "times 0.7 plus a reward of 1.7": (1.7 + 0.7 * support, jax.nn.softmax(logits)),
-        "projected on the atoms: the target": (support, target),
+        "times 0.7, plus 1.7": (1.7 + 0.7 * support, jax.nn.softmax(logits)),
+        "projected: the target": (support, target),
     }
     for axis, (title, (places, heights)) in zip(axes, shown.items(), strict=True):
         axis.bar(places, heights, width=0.25)
@@ -298,7 +295,8 @@ def draw_reppo():
             alpha=0.7,
             label=f"target {target:g}, mean {(centers * probability).sum():.3f}",
         )
-    axes[0].set(title="the critic's label: a Gaussian over bins", xlabel="Q", ylabel="probability")
+    axes[0].set(title="the critic's label: a Gaussian over bins", ylim=(0, 0.65))
+    axes[0].set(xlabel="Q", ylabel="probability")
     kl = jnp.linspace(0.0, 0.3, 301)
     for coef in (0.5, 2.0):
         loss = jax.vmap(
@@ -308,7 +306,7 @@ def draw_reppo():
     axes[1].axvline(0.1, color="0.7", linestyle="--")
     axes[1].text(0.105, -1.1, "bound")
     axes[1].set(
-        title="policy loss while Q grows with the KL divergence",
+        title="policy loss where Q grows with the KL",
         xlabel="KL divergence from the old policy",
     )
     for axis in axes:
@@ -324,7 +322,8 @@ def draw_sac():
         action = jnp.tanh(0.5 + std * noise)
         density = jnp.exp(sac.squash(gaussian).log_prob(jnp.clip(action, -0.9999, 0.9999)))
         axes[0].plot(action, density, label=f"std {std:g} before tanh")
-    axes[0].set(title="density of actions between -1 and 1", xlabel="action", ylim=(0, 3))
+    axes[0].set(title="density of actions", xlabel="action", xticks=TICKS)
+    axes[0].set(ylabel="density", ylim=(0, 3))
     actions = jnp.linspace(-1.0, 1.0, 401)
     q = jnp.exp(-jnp.square((actions - 0.5) / 0.25)) + 0.8 * jnp.exp(
         -jnp.square((actions + 0.5) / 0.25)
@@ -336,7 +335,7 @@ def draw_sac():
         1.0,
     ):  # of all densities, exp(Q / alpha) over its integral has the smallest loss
         axes[1].plot(actions, 200 * jax.nn.softmax(q / alpha), label=f"ent_coef {alpha:g}")
-    axes[1].set(title="the best policy for a Q with two hills", xlabel="action", ylabel="density")
+    axes[1].set(title="the best policy for a Q with two hills", xlabel="action", xticks=TICKS)
     for axis in axes:
         axis.legend(frameon=False)
     return figure
@@ -357,7 +356,8 @@ def draw_td3():
     smooth = critic(td3.smoothed_action(actions[None], noise, 0.5)).mean(axis=0)
     axes[0].plot(actions, critic(actions), color="0.6", label="target critic with a narrow error")
     axes[0].plot(actions, smooth, label="its mean over smoothed actions")
-    axes[0].set(title="target policy smoothing", xlabel="action", ylabel="Q")
+    axes[0].set(title="target policy smoothing", xlabel="action", xticks=TICKS)
+    axes[0].set(ylabel="Q", ylim=(None, 1.8))
     errors = 0.5 * jax.random.normal(jax.random.key(1), (2, 50_000))
     targets = td3.q_target(1.0, False, errors, 0.99)
     axes[1].hist(
@@ -365,9 +365,7 @@ def draw_td3():
     )
     axes[1].hist(targets, 80, density=True, alpha=0.6, label="the smaller of two")
     axes[1].axvline(1.0, color="tab:orange")
-    axes[1].set(
-        title="targets of critics with errors; the truth is 1", xlabel="target", ylabel="density"
-    )
+    axes[1].set(title="targets with errors; the truth is 1", xlabel="target", ylabel="density")
     for axis in axes:
         axis.legend(frameon=False)
     return figure
@@ -390,7 +388,7 @@ def main():
     options = parser.parse_args()
     for name in options.names or PICTURES:
         path = options.out / f"idea_{name}.png"
-        PICTURES[name]().savefig(path, dpi=110)
+        PICTURES[name]().savefig(path, dpi=140)
         print(path)
 
 

@@ -1,0 +1,220 @@
+"""Options of `onejit sweep`, and which of them go together."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import tyro
+
+from onejit.base.packages import check_packages
+from onejit.report.tracking import TRACKERS
+from onejit.script.contract import Script
+from onejit.sweep.values import DISTRIBUTIONS, is_float
+
+T = TypeVar("T")
+# samplers of Optuna, and the packages that they need
+SAMPLERS = {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a sweep."""
+
+    num_seeds: int = 4  # agents per trial; all trials use the same random keys
+    samples: int | None = None  # number of draws of the fields with a distribution
+    # sampler of Optuna that proposes the samples
+    optuna: Literal["tpe", "cmaes", "random"] | None = None
+    # file, or URL of a database, with a study of Optuna's that several sweeps share
+    storage: str | None = None
+    batch: int = 8  # number of trials that Optuna proposes at a time, and that train together
+    # share of the trials to train, such as 1/4; --merge joins the results of all shares
+    part: str | None = None
+    # successive halving: the best 1/HALVING of the trials of a rung go on to the next rung
+    halving: int | None = None
+    # number of rungs of --halving, by default as many as the number of trials allows; the last rung
+    # ends at all timesteps, and each earlier rung at 1/HALVING of the timesteps of the next rung
+    rungs: int | None = None
+    # timesteps of an agent in the first rung of --halving, several episodes; instead of --rungs
+    first_rung: int | None = None
+    # population-based training: --samples is the size of a population, --num-seeds the number of
+    # independent populations
+    pbt: tyro.conf.FlagCreatePairsOff[bool] = False
+    # updates between exchanges of --pbt; must divide the number of updates
+    exploit_interval: int | None = None
+    # agents of --pbt that copy another one keep their own replay and episodes
+    keep_replay: tyro.conf.FlagCreatePairsOff[bool] = False
+    seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
+    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
+    run_dir: Path | None = None
+    keep: int = 5  # number of best trials whose agents are saved
+    # tracker for the final returns of each trial
+    track: Literal["tensorboard", "trackio", "wandb"] | None = None
+    # seconds between checkpoints of the current slice; 0 for none
+    checkpoint_interval: float = 60.0
+    memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeOptions:
+    """Options that can be given with --resume RUN_DIR."""
+
+    # GiB of each device to use for programs that have not been compiled yet
+    memory: float | None = None
+    # use the sweep's copies of the script and of your modules although they were edited
+    force: tyro.conf.FlagCreatePairsOff[bool] = False
+    # execute code outside of the run directory that the sweep names
+    trust: tyro.conf.FlagCreatePairsOff[bool] = False
+
+
+def required(value: T | None) -> T:
+    """An option without a default, where `check_options` has seen to it that it is there."""
+    assert value is not None
+    return value
+
+
+# what an option goes with alone
+NEEDS = {
+    "batch": "optuna",
+    "storage": "optuna",
+    "rungs": "halving",
+    "first_rung": "halving",
+    "exploit_interval": "pbt",
+    "keep_replay": "pbt",
+}
+# {(option, another that it does not go with): how the message ends}
+EXCLUDES = {
+    ("first_rung", "rungs"): "",
+    ("optuna", "pbt"): "",
+    ("halving", "pbt"): "",
+    ("part", "pbt"): "",
+    ("track", "pbt"): "",
+    ("keep", "pbt"): ", whose best agents are all kept",
+    ("part", "optuna"): "; --storage does",
+    ("part", "halving"): ", which compares all trials",
+}
+
+
+def is_given(options: Options, name: str) -> bool:
+    return getattr(options, name) != getattr(Options, name)
+
+
+def shown(options: Options, name: str) -> str:
+    """An option with its value, as messages begin."""
+    value = getattr(options, name)
+    if value is True:
+        return name
+    return f"{name} = {without_password(value) if name == 'storage' else value}"
+
+
+def check_together(options: Options) -> None:
+    """Raise ValueError if an option lacks the one that it goes with, or excludes another one."""
+    for name, needed in NEEDS.items():
+        if is_given(options, name) and not is_given(options, needed):
+            raise ValueError(f"{shown(options, name)}: goes with {as_flag(needed)}")
+    for (name, other), end in EXCLUDES.items():
+        if is_given(options, name) and is_given(options, other):
+            raise ValueError(f"{shown(options, name)}: does not go with {as_flag(other)}{end}")
+
+
+def as_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def without_password(name: str) -> str:
+    """The URL of a database without its user and its options."""
+    scheme, separator, place = name.partition("://")
+    return f"{scheme}{separator}{place.rpartition('@')[2].partition('?')[0]}"
+
+
+def check_options(script: Script, swept: dict[str, list[str]], options: Options) -> None:
+    """Raise ValueError if options do not fit together."""
+    if not swept:
+        raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
+    drawn = [name for name, words in swept.items() if words[0] in DISTRIBUTIONS]
+    for name in ("samples", "batch"):
+        if getattr(options, name) == 0:
+            raise ValueError(f"{name} = 0: must be at least 1")
+    if options.samples is None and drawn:
+        kind = swept[drawn[0]][0]
+        raise ValueError(f"{drawn[0]}: {kind} needs --samples, the number of values to draw")
+    if options.samples is None and options.optuna:
+        raise ValueError(f"optuna = {options.optuna}: needs --samples, the number of trials")
+    if options.samples is not None and not drawn and not options.optuna:
+        kinds = ", ".join(DISTRIBUTIONS)
+        raise ValueError(
+            f"samples = {options.samples}: needs a field to draw, with {kinds}, or --optuna"
+        )
+    check_together(options)
+    check_halving(swept, options)
+    check_population(script, swept, options)
+    check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna or "", ()))
+    check_packages(f"track = {options.track}", TRACKERS.get(options.track or "", ()))
+    if options.optuna == "cmaes" and len(drawn) < 2:
+        raise ValueError(
+            "optuna = cmaes: needs at least two fields with a distribution; tpe needs one"
+        )
+    if options.storage == "":
+        raise ValueError("storage: needs a file or the URL of a database")
+    if options.optuna:
+        for name in swept:
+            if not is_float(script, name):
+                raise ValueError(
+                    f"{name}: is not a float field; Optuna can only choose values of float fields"
+                )
+
+
+def check_halving(swept: dict[str, list[str]], options: Options) -> None:
+    """Raise ValueError if --halving is not possible."""
+    if options.halving is None:
+        return
+    if options.halving < 2:
+        raise ValueError(f"halving = {options.halving}: must be at least 2")
+    if options.rungs is not None and options.rungs < 2:
+        raise ValueError(f"rungs = {options.rungs}: must be at least 2")
+    if "total_timesteps" in swept:
+        raise ValueError(
+            "total_timesteps: cannot be swept with --halving, which compares trials at equal steps"
+        )
+
+
+def check_population(script: Script, swept: dict[str, list[str]], options: Options) -> None:
+    """Raise ValueError if --pbt is not possible."""
+    if not options.pbt:
+        return
+    for name, words in swept.items():
+        if not is_float(script, name):
+            raise ValueError(
+                f"{name}: is not a float field; agents of different shapes cannot exchange, so "
+                "--pbt needs a single value"
+            )
+        if words[0] not in DISTRIBUTIONS:
+            kinds = ", ".join(DISTRIBUTIONS)
+            raise ValueError(f"{name}: is a list of values; --pbt needs {kinds} LOW HIGH")
+    if required(options.samples) < 4:
+        raise ValueError(
+            f"samples = {options.samples}: must be at least 4 with --pbt, whose agents exchange by "
+            "quarters"
+        )
+    if options.exploit_interval is None:
+        raise ValueError("pbt: needs --exploit-interval, the updates between exchanges")
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """`(I, N)` of "I/N". Raises ValueError."""
+    first, slash, second = text.partition("/")
+    if not (slash and first.isdecimal() and second.isdecimal()):
+        raise ValueError(f"part = {text}: must be I/N, such as 1/4")
+    part = int(first)
+    parts = int(second)
+    if not 1 <= part <= parts:
+        raise ValueError(f"part = {text}: must be one of 1/{parts} to {parts}/{parts}")
+    return part, parts
+
+
+def check_part(num_trials: int, options: Options) -> None:
+    """Raise ValueError if there is no such part."""
+    if options.part is None:
+        return
+    _, parts = read_part(options.part)
+    if parts > num_trials:
+        raise ValueError(f"part = {options.part}: there are only {num_trials} trials")

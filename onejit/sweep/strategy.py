@@ -1,0 +1,59 @@
+"""How a sweep decides what to train: strategies."""
+
+from typing import Self
+
+from onejit.base.text import plural
+from onejit.sweep.request import Group, Request
+
+
+class Strategy:
+    """Decides what a sweep trains next, by the returns of what it has trained.
+
+        with strategy:
+            while (group := strategy.next()) is not None:
+                strategy.tell(number, group, returns)
+
+    All processes call the methods. Only process 0 has returns.
+    """
+
+    def __init__(self, request: Request, groups: list[Group]):
+        self.request = request
+        self.groups = groups  # of all trials, as far as they are known
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error) -> None:
+        pass
+
+    def plan(self) -> int:
+        """Environment steps of all runs. Raises ValueError if the options are not possible."""
+        num_seeds = self.request.options.num_seeds
+        return sum(group.steps(len(group.trials) * num_seeds) for group in self.groups)
+
+    def describe(self, devices: str) -> list[str]:
+        """What is going to be trained, in one or two lines."""
+        options = self.request.options
+        num_trials = sum(len(group.trials) for group in self.groups)
+        trials = f"{plural(num_trials, 'trial')} x {plural(options.num_seeds, 'seed')}"
+        if options.part:
+            trials += f", part {options.part} of {plural(len(self.request.trials), 'trial')},"
+        return [f"{trials} in {plural(len(self.groups), 'compile group')} on {devices}"]
+
+    def next(self) -> Group | None:
+        """The group to train now, or None at the end. Raises ValueError."""
+        raise NotImplementedError
+
+    def tell(self, number: int, group: Group, returns: dict) -> None:
+        """The group `number` has been trained: {trial: final return of each seed}."""
+
+
+class Grid(Strategy):
+    """All trials, also those of a random search."""
+
+    def __init__(self, request: Request, groups: list[Group]):
+        super().__init__(request, groups)
+        self.waiting = list(groups)
+
+    def next(self):
+        return self.waiting.pop(0) if self.waiting else None
