@@ -172,7 +172,8 @@ def scanned(jaxpr):
     """What the scans of a program stack up."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
-            yield from (leaf.aval for leaf in equation.outvars[equation.params["num_carry"] :])
+            results = zip(equation.outvars, equation.params["jaxpr"].jaxpr.outvars, strict=True)
+            yield from (leaf.aval for leaf, row in results if leaf.aval.ndim > row.aval.ndim)
         for inner in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
         ):
