@@ -35,7 +35,6 @@ import importlib
 import signal
 
 import gymnax
-import jax
 import pytest
 from support.compilation import QUICKLY
 from support.compile_times import CompileTimes
@@ -58,8 +57,7 @@ def pytest_xdist_auto_num_workers():
 def pytest_configure(config):
     """The fast tier compiles in half the time; the slow tier compiles as users do."""
     config.pluginmanager.register(CompileTimes())
-    knows_flags = jax.__version_info__[:2] == (0, 10)  # XLA dies of flags that it has lost
-    if config.option.markexpr == "not slow" and knows_flags:
+    if config.option.markexpr == "not slow":
         flags = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
         os.environ["XLA_FLAGS"] = flags  # read when the backend starts
 

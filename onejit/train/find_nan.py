@@ -276,6 +276,12 @@ def look_into(jaxpr, consts, args, eqn, output, kind, flags, names, frames):
     return Origin(eqn.primitive.name, kind, names, frames, cause)
 
 
+def num_with_rows(variables, in_body) -> int:
+    """How many variables of a scan have a row for each iteration: an axis that its body lacks."""
+    pairs = zip(variables, in_body, strict=True)
+    return sum(outer.aval.ndim > inner.aval.ndim for outer, inner in pairs)
+
+
 def look_into_scan(eqn, inputs, output, kind, names, frames):
     """The Origin within the first iteration whose results are not finite."""
     body = eqn.params["jaxpr"]

@@ -4,9 +4,8 @@ import functools
 
 import jax
 
-QUICKLY = " ".join(  # XLA's flags for the fast tier: its older emitter, no optimization
+QUICKLY = " ".join(  # XLA's flags for the fast tier: no optimization
     [
-        "--xla_cpu_use_fusion_emitters=false",
         "--xla_cpu_parallel_codegen_split_count=1",
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
