@@ -276,10 +276,10 @@ def look_into(jaxpr, consts, args, eqn, output, kind, flags, names, frames):
     return Origin(eqn.primitive.name, kind, names, frames, cause)
 
 
-def num_with_rows(variables, in_body) -> int:
-    """How many variables of a scan have a row for each iteration: an axis that its body lacks."""
-    pairs = zip(variables, in_body, strict=True)
-    return sum(outer.aval.ndim > inner.aval.ndim for outer, inner in pairs)
+def num_stacked(variables, of_step) -> int:
+    """How many variables of a scan hold a value for each step, where its body has one value."""
+    pairs = zip(variables, of_step, strict=True)
+    return sum(variable.aval.shape != aval.shape for variable, aval in pairs)
 
 
 def look_into_scan(eqn, inputs, output, kind, names, frames):
@@ -312,12 +312,6 @@ def look_into_scan(eqn, inputs, output, kind, names, frames):
                 became_infinite = (args, j)
         carry = results[:num_carry]
     return None
-
-
-def num_stacked(variables, of_step) -> int:
-    """How many variables of a scan hold a value for each step, where its body has one value."""
-    pairs = zip(variables, of_step, strict=True)
-    return sum(variable.aval.shape != aval.shape for variable, aval in pairs)
 
 
 def is_any(value, kind: str) -> bool:
