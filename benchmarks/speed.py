@@ -25,10 +25,11 @@ The contestants are `jit(vmap(train))` of both on one device, as a peer's own RE
 (a single seed without `vmap`). With several seeds and several devices (each CPU core is one), the
 seeds of both are also spread over all devices, as `main` and onejit train do it. Compilation is not
 counted, but its time is shown. A ratio compares equal devices: it is the median over neighbouring
-trainings, with the least and the largest. A contestant that calls LAPACK and could hang
-(dev/hangs.md) is refused. CleanRL runs in a Python of its own and reports its speed itself. Writes
-speed.json, speed.md and speed.png into the directory --out; rows that were measured before stay in
-them.
+trainings, with the least and the largest. XLA splits large operations of one device over all cores;
+`JAX_NUM_CPU_DEVICES=1 taskset -c 0` before the command compares on one core. A contestant that
+calls LAPACK and could hang (dev/hangs.md) is refused. CleanRL runs in a Python of its own and
+reports its speed itself. Writes speed.json, speed.md and speed.png into the directory --out; rows
+that were measured before stay in them.
 """
 
 import argparse

@@ -12,9 +12,10 @@ version lacks is left out with a message.
 --config FILE too.
 
 By default both are compiled in this process as `jit(vmap(make_train(config)))`, one seed without
-`vmap`, for one device, which on a CPU is a core. They are trained in turn, and the compilation is
-not counted. With --processes each is run as a user runs it, from its start to its end, in an empty
-directory and without a compilation cache.
+`vmap`, for one device. On Linux the process keeps to one core, because XLA would split operations
+of one device over all of them. They are trained in turn, and the compilation is not counted. With
+--processes each is run as a user runs it, from its start to its end, in an empty directory and
+without a compilation cache.
 
 Prints the median time of each version and the ratio of their speeds: above 1 the second version is
 the faster one. The ratio is the median over pairs of neighbours, with the least and the largest.
@@ -162,6 +163,9 @@ def main():
     parser.add_argument("--old-flags", type=shlex.split, default=[], metavar='"FLAGS"')
     parser.add_argument("--new-flags", type=shlex.split, default=[], metavar='"FLAGS"')
     options, shared = parser.parse_known_args()
+
+    if not options.processes and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before XLA starts its threads
 
     paths = {"old": options.old, "new": options.new}
     scripts = {version: load(path, f"{version}_{path.stem}") for version, path in paths.items()}
