@@ -29,7 +29,7 @@ REPLAY, ROLLOUTS = 500, 300  # updates
     slow("reppo", ROLLOUTS, {"normalize_obs": True}),
     ("sac", REPLAY, {}),
     slow("td3", REPLAY, {}),
-    slow("crossq", 2 * REPLAY, {}),
+    slow("crossq", 3 * REPLAY, {}),
     slow("flashsac", 2 * REPLAY, {}),
 ])  # fmt: skip
 def test_values_and_best_actions(name, num_updates, settings):

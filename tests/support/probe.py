@@ -48,7 +48,9 @@ CONTINUOUS = {
     | {"normalize_reward": False, "normalize_obs": False},
     "sac": SAC | NO_ENTROPY | {"tau": 0.1},
     "td3": SAC | {"tau": 0.1},
-    "crossq": SAC | NO_ENTROPY | {"policy_delay": 2, "critic_hidden_sizes": (16, 16)},
+    "crossq": SAC
+    | NO_ENTROPY
+    | {"policy_delay": 2, "critic_hidden_sizes": (64, 64), "batch_size": 256, "q_lr": 1e-3},
     "flashsac": {name: value for name, value in REPLAY.items() if name != "hidden_sizes"}
     | {"policy_delay": 2, "lr": 3e-3, "tau": 0.05, "ent_coef": 1e-4, "normalize_reward": False}
     | {"value_limit": 1.5 * ENDLESS, "num_atoms": 51, "hidden_size": 16, "critic_hidden_size": 16},

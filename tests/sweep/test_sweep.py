@@ -49,7 +49,6 @@ from onejit.run.record import Record
 from onejit.script import command_line, load
 from onejit.sweep import execution, jobs, pictures, results, search
 from onejit.sweep import request as sweep_request
-from onejit.sweep.values import make_trials
 from onejit.watch import render
 
 SIZES = ["--num-steps=200", "--total-timesteps=2000"]  # 10 updates
@@ -580,54 +579,6 @@ def test_interval_draws_the_seeds_of_all_trials_jointly():
 def test_interval_draws_no_trials():
     """Seeds that all agree within their trial: nothing is uncertain, however much trials differ."""
     assert pictures.interval_over_trials(np.array([[0.0] * 4, [1.0] * 4])) == [0.5, 0.5, 0.5]
-
-
-def test_draws():
-    script = load.load_script("ppo")
-    words = {
-        "gamma": ["log-uniform", "1e-4", "1"],
-        "lr": ["0.1", "0.2"],
-        "ent_coef": ["uniform", "2", "4"],
-    }
-    trials = make_trials(script, words, 500, 0)
-    assert trials == make_trials(script, words, 500, 0) != make_trials(script, words, 500, 1)
-    assert [list(trial) for trial in trials] == [list(words)] * 1000
-    logs, uniform = (
-        np.log10([trial["gamma"] for trial in trials]),
-        np.array([trial["ent_coef"] for trial in trials]),
-    )
-    assert -4 <= logs.min() < -3.9 and -0.1 < logs.max() <= 0 and abs(logs.mean() + 2) < 0.2
-    assert 2 <= uniform.min() < 2.05 and 3.95 < uniform.max() <= 4 and abs(uniform.mean() - 3) < 0.1
-    assert abs(np.corrcoef(logs[:500], uniform[:500])[0, 1]) < 0.2  # drawn by themselves
-
-
-def test_draws_near_one():
-    """For a discount: 1 - gamma is what matters, so that as many lie between 0.99 and 0.999 as
-    between 0.9 and 0.99.
-    """
-    words = {"gamma": ["one-minus-log-uniform", "0.9", "0.999"]}
-    gammas = np.array(
-        [trial["gamma"] for trial in make_trials(load.load_script("ppo"), words, 1000, 0)]
-    )
-    assert 0.9 <= gammas.min() < 0.901 and 0.9989 < gammas.max() <= 0.999
-    assert abs((gammas > 0.99).mean() - 0.5) < 0.05
-
-
-def test_sizes_of_layers():
-    script = load.load_script("ppo")
-    assert make_trials(script, {"hidden_sizes": ["8,8", "16"]}, None, 0) == [
-        {"hidden_sizes": (8, 8)},
-        {"hidden_sizes": (16,)},
-    ]
-    request = sweep.read_request(["ppo", "--hidden-sizes", "8", "16", "--lr", "0.1", "0.2"], None)
-    assert request.config.hidden_sizes == (8, 16) and list(request.swept) == ["lr"]
-
-
-def test_parameters_of_environments():
-    values = make_trials(
-        load.load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, None, 0
-    )
-    assert [dict(each["env_params"]) for each in values] == [{"rows": 7}, {"rows": 8, "columns": 4}]
 
 
 def test_config_file(tmp_path):

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 import tyro
 from flax.traverse_util import flatten_dict
 from gymnax.wrappers.purerl import LogEnvState
@@ -1345,85 +1344,7 @@ def test_trackio(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "trackio")
 
 
-# --- statistics ---
-
-
-def middle_interval(values) -> list:
-    return statistics.bootstrap_interval(statistics.interquartile_mean, values)
-
-
-def test_interval_by_hand():
-    values = np.array([4.0, 1.0, 3.0, 100.0])
-    mean, low, high = middle_interval(values)
-    assert mean == 3.5 and 1.0 <= low < mean < high <= 100.0  # the middle half of 1, 3, 4, 100
-    # one seed has none
-    np.testing.assert_array_equal(middle_interval(np.array([7.0])), [7.0, np.nan, np.nan])
-    both = np.stack([values, 2 * values], axis=1)
-    np.testing.assert_array_equal(middle_interval(both), np.outer([mean, low, high], [1, 2]))
-
-
-@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 5, 8, 31])
-def test_interquartile_mean_is_that_of_scipy(seeds):
-    values = np.random.default_rng(seeds).normal(size=(seeds, 7))
-    np.testing.assert_allclose(
-        statistics.interquartile_mean(values), scipy.stats.trim_mean(values, 0.25, axis=0)
-    )
-    pooled = statistics.middle_mean(values, 2 * values)
-    both = np.concatenate([values, 2 * values])
-    np.testing.assert_allclose(pooled, scipy.stats.trim_mean(both, 0.25, axis=0))
-
-
-def test_interval_covers_the_mean_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    samples = rng.normal(size=(32, 400))  # whose interquartile mean is 0
-    _, low, high = middle_interval(samples)
-    assert 0.88 < ((low < 0) & (high > 0)).mean() < 0.98
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_seeds_that_diverged_are_not_left_out(bad):
-    """They count as the worst there is: one of eight lies outside the middle half, half of all do
-    not.
-    """
-    mean, low, high = middle_interval(np.array([bad, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
-    assert mean == (2.0 + 3 + 4 + 5) / 4 and low <= mean <= high
-    lost = np.array([False, True, False, False])
-    summary = statistics.summarize(np.array([bad, 9.0, 1.0, 2.0]), lost)
-    record = summary.to_store()
-    assert (
-        record["interquartile_mean"] is None and record["low"] is None and record["not_finite"] == 2
-    )
-    assert (record["diverged"], record["no_episode"], record["seeds"]) == (1, 1, 4)
-    assert (record["mean"], record["worst"]) == (1.5, 1.0)
-    said = "\n".join(summary.lines("final return"))
-    assert "worst agent 1, 2 of 4 seeds" in said and "interquartile mean -inf" in said
-    assert "1 seeds diverged, 1 ended no episode;" in said
-
-
-def test_diverged_by_hand():
-    agent = {
-        "params": {"a": np.ones((3, 2)), "b": np.array([1, 2, 3])},
-        "mean": np.array([0.0, np.inf, 0.0]),
-    }
-    agent["params"]["a"][2, 1] = np.nan
-    np.testing.assert_array_equal(statistics.diverged(agent), [False, True, True])
-
-
-@pytest.mark.parametrize("seeds", [2, 4, 8, 16])
-def test_intervals_of_the_mean_hold_it_as_often_as_they_say(seeds):
-    """Of 20,000 experiments whose true mean is 3.
-
-    With 1.96 in place of Student's t it is 69 % for two seeds.
-    """
-    samples = np.random.default_rng(0).normal(3.0, 2.0, size=(seeds, 20_000))
-    mean, low, high = statistics.student_interval(samples)
-    np.testing.assert_allclose(mean, samples.mean(axis=0))
-    assert 0.93 <= ((low <= 3) & (high >= 3)).mean() <= 0.97
-
-
-def test_the_mean_of_one_value_has_no_interval():
-    interval = statistics.student_interval(np.array([7.0]))
-    np.testing.assert_array_equal(interval, [7.0, np.nan, np.nan])
+# --- what is written ---
 
 
 def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkeypatch):
@@ -1437,32 +1358,6 @@ def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkey
     save_results(script, script.Config(), 0, {"q": np.zeros((4, 2))}, metrics, tmp_path)
     _, *band = statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
     np.testing.assert_allclose(bands[0], band)
-
-
-def test_final_return_by_hand():
-    """The last return is carried forward. Long running episodes count, if they are known."""
-    metrics = {
-        "episodes": np.ones((3, 20), int),
-        "episodic_return": np.tile(np.arange(20.0), (3, 1)),
-    }
-    metrics["episodes"][0, 18] = 3
-    metrics["episodes"][1, 15:] = 0
-    metrics["episodic_return"][1, 15:] = np.nan
-    metrics["episodes"][2] = 0
-    of_first = (3 * 18 + 19) / 4
-    np.testing.assert_array_equal(statistics.final_return(metrics), [of_first, 14, np.nan])
-    running = np.array([0.0, 600.0, 0.0]), np.array([0, 2, 0])
-    returns = statistics.final_return(metrics, running=running)
-    np.testing.assert_array_equal(returns, [of_first, 300, np.nan])
-
-
-def test_seeds_with_few_episodes_are_said():
-    metrics = {"episodes": np.ones((2, 20), int), "episodic_return": np.ones((2, 20))}
-    metrics["episodes"][1, 19] = 0
-    few = statistics.few_episodes(metrics, SimpleNamespace(num_envs=2))
-    (line,) = statistics.warning_of_few(few)
-    assert few.tolist() == [False, True] and "1 of 2 seeds ended less than one episode" in line
-    assert not statistics.warning_of_few(statistics.few_episodes(metrics, {"num_envs": 1}))
 
 
 class Logged(NamedTuple):
