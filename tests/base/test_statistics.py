@@ -120,3 +120,20 @@ def test_agents_that_diverged_or_ended_no_episode_rank_last():
     assert order.tolist() == [1, 2, 0, 3]
     order, criterion = statistics.rank_agents({**metrics, "evaluation": 5 - np.nan_to_num(returns)})
     assert order.tolist() == [2, 3, 0, 1] and "greedy" in criterion
+
+
+def test_metrics_are_broken_where_episodes_ended():
+    episodes = np.array([[0, 1, 1]])
+    metrics = {
+        "episodes": episodes,
+        "loss": np.array([[np.nan, np.nan, 1.0]]),
+        "episodic_return": np.array([[np.nan, 1.0, 2.0]]),
+    }
+    broken = statistics.broken_metrics(metrics)
+    assert list(broken) == ["loss"] and broken["loss"].tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize("largest, most", [(1, 100), (10**6, 10), (10**9, 1)])
+def test_resamples_are_drawn_in_blocks(largest, most):
+    sizes = statistics.block_sizes(largest)
+    assert sum(sizes) == statistics.RESAMPLES and max(sizes) == most

@@ -23,7 +23,6 @@ import ppo
 import ppo_continuous
 from onejit import train
 from onejit.engine import checkpoints, loop
-from onejit.envs import adapter
 from onejit.script.environment import check_observations
 
 MODULES = ("craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")
@@ -387,24 +386,6 @@ def test_physics_that_blew_up_terminates():
 
 
 # --- what they share ---
-
-
-def test_start_states_are_looked_up():
-    traced = []
-
-    def reset(key):
-        traced.append(key)
-        return {"state": jax.random.uniform(key), "none": jnp.zeros(0)}
-
-    start = adapter.start_from(reset, 6)
-    assert not traced, "made before they are needed"
-    keys = jax.random.split(jax.random.key(5), 200)
-    started = np.asarray(jax.jit(jax.vmap(start))(keys)["state"])
-    jax.jit(start)(keys[0])
-    assert len(traced) == 1, "made more than once"
-    expected = jax.vmap(jax.random.uniform)(jax.random.split(jax.random.key(0), 6))
-    np.testing.assert_array_equal(np.unique(started), np.sort(expected))
-    assert adapter.start_from(reset, 0) is reset
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,0 +1,57 @@
+"""What the adapters of environments have in common."""
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from onejit.envs import adapter
+
+
+def test_start_states_are_looked_up():
+    traced = []
+
+    def reset(key):
+        traced.append(key)
+        return {"state": jax.random.uniform(key), "none": jnp.zeros(0)}
+
+    start = adapter.start_from(reset, 6)
+    assert not traced, "made before they are needed"
+    keys = jax.random.split(jax.random.key(5), 200)
+    started = np.asarray(jax.jit(jax.vmap(start))(keys)["state"])
+    jax.jit(start)(keys[0])
+    assert len(traced) == 1, "made more than once"
+    expected = jax.vmap(jax.random.uniform)(jax.random.split(jax.random.key(0), 6))
+    np.testing.assert_array_equal(np.unique(started), np.sort(expected))
+    assert adapter.start_from(reset, 0) is reset
+
+
+def test_a_name_is_registered_once_and_means_the_newest():
+    """gymnax makes an environment once for equal arguments."""
+    name = "test_adapter:Twice"
+    made = []
+
+    def make(name, **arguments):
+        made.append(arguments)
+        return object()
+
+    adapter.register([name], dict)
+    adapter.register([name], make)
+    assert gymnax.registered_envs.count(name) == 1
+    try:
+        factory = gymnax.registration._registry[name]
+        assert factory(size=1) is factory(size=1) is not factory(size=2)
+        assert made == [{"size": 1}, {"size": 2}]
+    finally:
+        gymnax.registered_envs.remove(name)
+        del gymnax.registration._registry[name]
+
+
+def test_truth_values_are_given_for_truth_values_alone():
+    defaults = {"flag": True, "text": "off", "number": 1}
+    adapter.check_truth_values({"flag": False, "text": "on", "number": 2, "other": True}, defaults)
+    with pytest.raises(ValueError, match=r"^env_params: flag = 1: must be true or false"):
+        adapter.check_truth_values({"flag": 1}, defaults)
+    with pytest.raises(ValueError, match=r"^env_params: text = False: is no truth value"):
+        adapter.check_truth_values({"text": False}, defaults)
