@@ -1,0 +1,142 @@
+"""The loop of a training by hand: a program that counts its updates, on a clock of its own."""
+
+import math
+import signal
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from onejit.base.signals import Stopped
+from onejit.engine import loop
+from onejit.engine.axis import Axis
+from onejit.engine.compilation import Program
+from onejit.engine.job import Job
+
+NUM_UPDATES = 40
+SECONDS = {"update": 0.25, "evaluate": 5.0, "save": 100.0}
+
+
+class State(NamedTuple):
+    count: jax.Array
+
+    @property
+    def agent(self):
+        return {"count": self.count}
+
+
+class Log(Job):
+    """A job of two runs that writes down what the loop does."""
+
+    def __init__(self, clock, **settings):
+        super().__init__(key_data=np.zeros((2, 2), np.uint32), **settings)
+        self.now = clock
+        self.chunks = []
+        self.evaluations = {}
+        self.saved = []
+
+    def on_chunk(self, first, last, metrics, returns):
+        np.testing.assert_array_equal(metrics["count"], [range(first, last)] * 2)
+        self.chunks.append((first, last))
+        if returns is not None:
+            self.evaluations[last] = returns.tolist()
+
+    def evaluate(self, program, carry):
+        self.now["time"] += SECONDS["evaluate"]
+        return 10.0 * carry["runner_state"].count[:, None]
+
+    def after_save(self):
+        self.saved.append(self.chunks[-1][1])
+        self.now["time"] += SECONDS["save"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = {"time": 0.0}
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now["time"]))
+    return now
+
+
+def program_of(clock, exchange_interval=0) -> Program:
+    carry = {
+        "runner_state": State(jnp.zeros(2)),
+        "metrics": {"count": jnp.zeros((2, NUM_UPDATES))},
+        "evaluation": {"returns": jnp.zeros((2, NUM_UPDATES))},
+    }
+    if exchange_interval:
+        carry["population"] = {"floats": {"lr": jnp.ones(2)}}
+
+    def advance(carry, floats, first, last):
+        clock["time"] += SECONDS["update"] * (last - first)
+        counts = jnp.arange(first, last, dtype=float)
+        metrics = {"count": carry["metrics"]["count"].at[:, first:last].set(counts)}
+        count = carry["runner_state"].count + (last - first) * floats.get("lr", 1.0)
+        return {"runner_state": State(count), "metrics": metrics}
+
+    def remember(evaluation, agents, returns, index):
+        np.testing.assert_array_equal(returns[:, 0], 10.0 * agents["count"])
+        return {"returns": evaluation["returns"].at[:, index].set(returns[:, 0])}
+
+    def exchange(carry, done):
+        return carry | {"population": {"floats": {"lr": jnp.full(2, 1.0 + done)}}}
+
+    return Program(
+        axis=Axis(2, num_devices=1, sharding=None, replicated=None),
+        num_updates=NUM_UPDATES,
+        bytes=0,
+        held=0,
+        abstract=jax.tree.map(with_sharding, carry),
+        start=lambda floats, key_data: carry,
+        advance=advance,
+        restart=None,
+        remember=remember,
+        exchange=exchange if exchange_interval else None,
+        exchange_interval=exchange_interval,
+    )
+
+
+def with_sharding(leaf):
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def test_evaluations_end_chunks_and_have_their_own_time(clock, tmp_path):
+    job = Log(clock, folder=tmp_path, eval_interval=15)
+    carry = loop.run(program_of(clock), job)
+    ends = [1, 5, 9, 13, 15, 19, 23, 27, 30, 33, 36, 39, 40]  # about a second apart
+    assert job.chunks == list(zip([0, *ends], ends, strict=False))
+    assert job.evaluations == {15: [[150.0]] * 2, 30: [[300.0]] * 2}
+    np.testing.assert_array_equal(carry["evaluation"]["returns"][0, :3], [150.0, 300.0, 0.0])
+    assert job.clock.train == NUM_UPDATES * SECONDS["update"]
+    assert job.clock.evaluate == 2 * SECONDS["evaluate"]
+
+
+def test_an_exchange_changes_the_floats_of_the_next_updates(clock, tmp_path):
+    carry = loop.run(program_of(clock, exchange_interval=20), Log(clock, folder=tmp_path))
+    np.testing.assert_array_equal(carry["runner_state"].count, [20 * 1.0 + 20 * 21.0] * 2)
+    np.testing.assert_array_equal(carry["population"]["floats"]["lr"], [41.0] * 2)
+
+
+def test_checkpoints_are_written_after_their_interval_and_continued(clock, tmp_path):
+    job = Log(clock, folder=tmp_path, checkpoint_interval=3.0, last_update=30, save_last=True)
+    loop.run(program_of(clock), job)
+    assert job.saved == [13, 25, 30]  # 3 seconds of training each; writing does not count
+    job = Log(clock, folder=tmp_path, checkpoint_interval=0)
+    carry = loop.run(program_of(clock), job)
+    assert job.chunks[0][0] == 30 and job.chunks[-1][1] == NUM_UPDATES and not job.saved
+    np.testing.assert_array_equal(carry["runner_state"].count, [NUM_UPDATES] * 2)
+
+
+def test_a_signal_ends_training_after_the_chunk_with_a_checkpoint(clock, tmp_path):
+    job = Log(clock, folder=tmp_path, checkpoint_interval=0, caught=[signal.SIGTERM])
+    with pytest.raises(Stopped, match="SIGTERM"):
+        loop.run(program_of(clock), job)
+    assert job.chunks == [(0, 1)] and job.saved == [1]
+
+
+@pytest.mark.parametrize("took, length", [(1.0, 16), (0.5, 32), (4.0, 4), (1e-6, 128), (1e6, 1)])
+def test_a_chunk_takes_about_a_second(took, length):
+    assert loop.length_of_next_chunk(16, took) == length
+    assert math.log2(length).is_integer()
