@@ -3,12 +3,13 @@
 import math
 import signal
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.wrappers.purerl import LogEnvState
 
 from onejit.base.signals import Stopped
 from onejit.engine import loop
@@ -22,6 +23,7 @@ SECONDS = {"update": 0.25, "evaluate": 5.0, "save": 100.0}
 
 class State(NamedTuple):
     count: jax.Array
+    env_state: Any = ()
 
     @property
     def agent(self):
@@ -140,3 +142,17 @@ def test_a_signal_ends_training_after_the_chunk_with_a_checkpoint(clock, tmp_pat
 def test_a_chunk_takes_about_a_second(took, length):
     assert loop.length_of_next_chunk(16, took) == length
     assert math.log2(length).is_integer()
+
+
+def test_running_episodes_by_hand():
+    """Those that are longer than the last one that ended: of the environment that began last."""
+    log = LogEnvState(
+        env_state=jnp.zeros((4, 3)),
+        episode_returns=jnp.array([[9.0, 8, 1], [9, 8, 1], [5, 6, 7], [5, 6, 2]]),
+        episode_lengths=jnp.array([[9, 8, 1], [9, 8, 1], [5, 6, 7], [5, 6, 2]]),
+        returned_episode_returns=jnp.zeros((4, 3)),
+        returned_episode_lengths=jnp.array([[3, 3, 7], [3, 3, 8], [0, 0, 0], [0, 0, 5]]),
+        returned_episode_valid=jnp.zeros((4, 3), bool),
+    )
+    total, number = loop.running_episodes(State(jnp.zeros(4), log))
+    assert total.tolist() == [17.0, 9.0, 0.0, 6.0] and number.tolist() == [2, 1, 0, 1]

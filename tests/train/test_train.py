@@ -25,7 +25,6 @@ import numpy as np
 import pytest
 import tyro
 from flax.traverse_util import flatten_dict
-from gymnax.wrappers.purerl import LogEnvState
 from support.event_files import events
 from support.files import ROOT
 from support.tiers import slow
@@ -1369,20 +1368,6 @@ class Logged(NamedTuple):
     @property
     def agent(self):
         return {"weights": self.weights}
-
-
-def test_running_episodes_by_hand():
-    """Those that are longer than the last one that ended: of the environment that began last."""
-    log = LogEnvState(
-        env_state=jnp.zeros((4, 3)),
-        episode_returns=jnp.array([[9.0, 8, 1], [9, 8, 1], [5, 6, 7], [5, 6, 2]]),
-        episode_lengths=jnp.array([[9, 8, 1], [9, 8, 1], [5, 6, 7], [5, 6, 2]]),
-        returned_episode_returns=jnp.zeros((4, 3)),
-        returned_episode_lengths=jnp.array([[3, 3, 7], [3, 3, 8], [0, 0, 0], [0, 0, 5]]),
-        returned_episode_valid=jnp.zeros((4, 3), bool),
-    )
-    total, number = loop.running_episodes(Logged(weights=jnp.zeros(4), env_state=log))
-    assert total.tolist() == [17.0, 9.0, 0.0, 6.0] and number.tolist() == [2, 1, 0, 1]
 
 
 @dataclasses.dataclass(frozen=True)
