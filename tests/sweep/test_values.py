@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from onejit import sweep
 from onejit.script.load import load_script
 from onejit.sweep import values
 from onejit.sweep.values import make_trials
@@ -47,7 +48,7 @@ def test_bounds(words, holds):
 def test_all_combinations_of_what_is_listed_with_what_is_drawn():
     script = load_script("ppo")
     words = {
-        "gamma": ["uniform", "0", "1"],
+        "gamma": ["log-uniform", "1e-4", "1"],
         "lr": ["0.1", "0.2"],
         "ent_coef": ["uniform", "0", "1"],
     }
@@ -57,6 +58,7 @@ def test_all_combinations_of_what_is_listed_with_what_is_drawn():
     assert [trial["lr"] for trial in trials] == [0.1] * 500 + [0.2] * 500
     gammas, coefs = (np.array([trial[name] for trial in trials]) for name in ("gamma", "ent_coef"))
     np.testing.assert_array_equal(gammas[:500], gammas[500:])
+    assert abs(np.log10(gammas).mean() + 2.0) < 0.2
     assert abs(np.corrcoef(gammas[:500], coefs[:500])[0, 1]) < 0.2  # drawn by themselves
 
 
@@ -68,6 +70,8 @@ def test_sizes_of_layers():
     ]
     assert values.is_swept(script, "hidden_sizes", ["8,8", "16"])
     assert not values.is_swept(script, "hidden_sizes", ["8", "16"])  # one value
+    request = sweep.read_request(["ppo", "--hidden-sizes", "8", "16", "--lr", "0.1", "0.2"], None)
+    assert request.config.hidden_sizes == (8, 16) and list(request.swept) == ["lr"]
 
 
 def test_parameters_of_environments():
