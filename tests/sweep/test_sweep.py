@@ -20,7 +20,6 @@ import weakref
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -39,8 +38,7 @@ from support.trees import assert_same
 from onejit import __main__, sweep
 from onejit.base import statistics
 from onejit.engine import compilation, loop
-from onejit.engine.axis import Axis
-from onejit.engine.memory import GIB, program_bytes
+from onejit.engine.memory import GIB
 from onejit.engine.progress import Lines
 from onejit.report import list as list_runs
 from onejit.run.directory import load_metrics, load_run
@@ -596,53 +594,6 @@ def test_config_file(tmp_path):
     assert dict(request.config.env_params) == {"max_steps_in_episode": 9}
     assert request.record.swept == {"lr": ["0.1", "0.2"]}
     assert request.record.settings["num_steps"] == 50
-
-
-@pytest.mark.parametrize(
-    "fixed, each, total, step, memory, size",
-    [
-        (0, 10, 100, 1, 1000, 100),
-        (0, 10, 100, 1, 999, 50),  # two slices of 50 rather than one of 99 and one of 1
-        (300, 10, 100, 1, 700, 34),  # 40 fit: three slices
-        (300, 10, 100, 8, 700, 40),
-        (0, 10, 3, 8, 80, 8),
-        (0, 10, 7, 1, 15, 1),
-        (900, 1, 1000, 1, 1000, 100),  # two guesses in proportion would be far off
-    ],
-)
-def test_largest_slice(fixed, each, total, step, memory, size):
-    compiled = []
-
-    def compile_size(size):
-        compiled.append(size)
-        axis = Axis(size, num_devices=1, sharding=None, replicated=None)
-        return compilation.Program(axis, 1, fixed + each * size, 0, *[None] * 4)
-
-    assert compilation.largest_slice(compile_size, total, step, memory).size == size
-    assert len(compiled) <= 4
-
-
-def test_memory_of_a_program():
-    size = 1_000_000  # bytes of the argument
-
-    def needs(function, held=0, **how):
-        argument = jax.ShapeDtypeStruct((size // 4,), jnp.float32)
-        return program_bytes(jax.jit(function, **how).lower(argument).compile(), held) / size
-
-    assert 2.0 <= needs(lambda x: x + 1.0) < 2.2  # the argument and the output
-    # the output takes the argument's place
-    assert 1.0 <= needs(lambda x: x + 1.0, donate_argnums=0) < 1.2
-    assert 2.0 <= needs(lambda x: jnp.sort(x)[7]) < 4.2  # the argument, and what is sorted
-    assert needs(lambda x: x + 1.0, held=5 * size, donate_argnums=0) >= 5.0
-
-
-def test_memory_grows_with_runs():
-    """XLA's figures: more runs need more, by about the same for each."""
-    script = load.load_script("q_learning_gridworld")
-    config = config_of(script, SMALL[1:])
-    few, many = (compilation.compile_slice(script, config, ["lr"], size).bytes for size in (5, 24))
-    agents = (config.num_updates * 6 + 48 * 4) * 4  # bytes of metrics and Q table alone, of each
-    assert 19 * agents < many - few < 19 * 20 * agents
 
 
 # --- what it refuses ---

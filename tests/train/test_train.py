@@ -3,7 +3,6 @@ joined.
 """
 
 import contextlib
-import dataclasses
 import gc
 import json
 import math
@@ -16,11 +15,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
@@ -32,10 +29,10 @@ from support.trees import assert_same
 
 from onejit import __main__, sweep, train
 from onejit.base import statistics
-from onejit.engine import compilation, devices, evaluation, hosts, loop
+from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.evaluation import evaluation_keys, policy_of
 from onejit.engine.job import Job
-from onejit.engine.memory import GIB, cgroup_memory, program_bytes
+from onejit.engine.memory import GIB
 from onejit.engine.progress import progress_bar
 from onejit.report import tracking
 from onejit.run import lock as run_lock
@@ -473,24 +470,6 @@ def test_slices_that_fit(script, tmp_path, capsys):
     assert_same(agents, agents_of(run_dir))
 
 
-def test_what_evaluation_needs_is_counted_beside_what_training_holds(script):
-    """While agents are played, their whole runner state stays where it is."""
-    config = command_line.parse_with(script, SMALL[1:], train.Options, "")[0]
-    config = dataclasses.replace(config, num_steps=1, total_timesteps=1)
-    without = compilation.compile_slice(
-        script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=0, eval_interval=0)
-    )
-    large = compilation.compile_slice(
-        script, config, [], 4, SimpleNamespace(seed=0, eval_episodes=20_000, eval_interval=0)
-    )
-    alone = program_bytes(large.evaluate)
-    held = without.start.memory_analysis().output_size_in_bytes
-    agent = large.evaluate.memory_analysis().argument_size_in_bytes
-    assert agent < held and alone > without.bytes
-    assert large.bytes == alone - agent + 2 * held  # on a CPU a checkpoint's copy too
-    assert large.bytes - without.bytes > 4 * 20_000 * 4
-
-
 # --- resumed ---
 
 
@@ -865,71 +844,6 @@ def test_a_signal_ends_training_at_a_checkpoint(number, code, tmp_path):
         train.main(["--resume", "run"])
         whole = train.main([*SMALL, "--total-timesteps=3e6", "--run-dir=whole"])
         assert_same(metrics_of(Path("run")), metrics_of(whole))
-
-
-# --- memory ---
-
-
-def cgroup(folder, version, limits, used, cached):
-    """Files of control groups as Linux has them: the group of this process, `/a/b`, and those above
-    it.
-    """
-    root, own = folder / "cgroup", folder / "own"
-    top, prefix = (root, "") if version == 2 else (root / "memory", "total_")
-    names = (
-        ("memory.max", "memory.current")
-        if version == 2
-        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    )
-    own.write_text("1:cpu:/x\n0::/a/b\n" if version == 2 else "3:cpu:/x\n2:memory:/a/b\n")
-    for path, limit in zip(("", "a", "a/b"), limits, strict=True):
-        (top / path).mkdir(parents=True, exist_ok=True)
-        (top / path / names[0]).write_text(f"{limit}\n")
-        (top / path / names[1]).write_text(f"{used}\n")
-        stat = f"anon 5\n{prefix}active_file {cached}\n{prefix}inactive_file {cached}\n"
-        (top / path / "memory.stat").write_text(stat)
-    return cgroup_memory(root, own)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_memory_of_the_own_control_group(version, tmp_path):
-    """The tightest limit of the process's group and of those above it.
-
-    What the kernel holds of files is free.
-    """
-    assert cgroup(tmp_path, version, ("max", 1000, 2000), used=900, cached=100) == 1000 - 900 + 200
-    assert cgroup(tmp_path, version, ("max", 3000, 2000), used=900, cached=100) == 2000 - 900 + 200
-    assert cgroup(tmp_path, version, ("max", "max", "max"), used=900, cached=100) == float("inf")
-
-
-def test_memory_without_control_groups(tmp_path):
-    assert cgroup_memory(tmp_path, tmp_path / "none") == float("inf")
-
-
-def test_seeds_that_the_devices_do_not_divide_keep_them_busy(monkeypatch):
-    """11 seeds on 8 devices took one device, and 1003 seeds took 144 slices of 7."""
-    monkeypatch.setattr(jax, "device_count", lambda: 8)
-    sizes = []
-
-    def compile_size(size):
-        sizes.append(size)
-        return SimpleNamespace(size=size, bytes=size)
-
-    assert (
-        compilation.largest_slice(compile_size, 11, devices.smallest_slice(11), memory=1e9).size
-        == 16
-    )
-    assert (
-        compilation.largest_slice(compile_size, 1003, devices.smallest_slice(1003), memory=1e9).size
-        == 1008
-    )
-    assert (
-        compilation.largest_slice(compile_size, 1003, devices.smallest_slice(1003), memory=600).size
-        == 504
-    )
-    assert (
-        compilation.largest_slice(compile_size, 3, devices.smallest_slice(3), memory=1e9).size == 3
-    )
 
 
 # --- mistakes ---
@@ -1357,40 +1271,6 @@ def test_the_band_of_the_learning_curve_is_the_interval(script, tmp_path, monkey
     save_results(script, script.Config(), 0, {"q": np.zeros((4, 2))}, metrics, tmp_path)
     _, *band = statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
     np.testing.assert_allclose(bands[0], band)
-
-
-class Logged(NamedTuple):
-    """A runner state."""
-
-    weights: jax.Array
-    env_state: Any
-
-    @property
-    def agent(self):
-        return {"weights": self.weights}
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    num_updates: int
-
-
-def test_metrics_of_few_bits_are_written_as_float32(tmp_path):
-    """NumPy would write bfloat16 as bytes without a type."""
-    script = ModuleType("script_of_few_bits")
-
-    def update(state, _=None):
-        metrics = {"episodes": jnp.int32(1), "loss": jnp.bfloat16(0.5), "half": jnp.float16(2)}
-        return state, metrics
-
-    script.make_learner = lambda config: (lambda key: Logged(jnp.zeros(2), ()), update)
-    config = Frozen(num_updates=3)
-    start, advance = compilation.training_functions(script, config, [])
-    metrics = advance(start({}, jax.random.key_data(jax.random.key(0))), {}, 0, 3)["metrics"]
-    np.savez(tmp_path / "metrics.npz", **metrics)
-    kinds = {name: values.dtype.name for name, values in np.load(tmp_path / "metrics.npz").items()}
-    assert kinds == {"episodes": "int32", "loss": "float32", "half": "float32"}
-    assert metrics["loss"].tolist() == [0.5] * 3 and metrics["half"].tolist() == [2.0] * 3
 
 
 # --- many processes ---
