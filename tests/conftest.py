@@ -36,7 +36,7 @@ import signal
 
 import gymnax
 import pytest
-from support.compilation import OLD_EMITTER, QUICKLY
+from support.compilation import QUICKLY
 from support.compile_times import CompileTimes
 from support.disks import full_disk, small_disk  # noqa: F401  fixtures
 from support.tiers import is_for_slow_tier, shard
@@ -58,7 +58,7 @@ def pytest_configure(config):
     """The fast tier compiles in a third of the time; the slow tier compiles as users do."""
     config.pluginmanager.register(CompileTimes())
     if config.option.markexpr == "not slow":
-        flags = f"{QUICKLY} {OLD_EMITTER} {os.environ.get('XLA_FLAGS', '')}"
+        flags = f"{QUICKLY} {os.environ.get('XLA_FLAGS', '')}"
         os.environ["XLA_FLAGS"] = flags  # read when the backend starts
 
 

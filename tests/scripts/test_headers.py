@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.compilation import QUICKLY
+from support.compilation import NO_OPTIMIZATION
 from support.files import ROOT, SCRIPTS
 from support.small import flags, small_config
 
@@ -106,7 +106,7 @@ def test_script_trains_with_the_packages_of_its_header(name, path, uv, environme
         "--run-dir",
         "run",
     ]
-    done = run("run", *python, path.name, *train, XLA_FLAGS=QUICKLY)
+    done = run("run", *python, path.name, *train, XLA_FLAGS=NO_OPTIMIZATION)
     said = f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, (
         f"{name}.py does not train with the packages of its header:\n{said}"

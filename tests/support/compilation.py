@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-QUICKLY = " ".join(  # XLA's flags for the fast tier: no optimization
+NO_OPTIMIZATION = " ".join(  # flags that XLA has in all supported versions of JAX
     [
         "--xla_cpu_parallel_codegen_split_count=1",
         "--xla_backend_optimization_level=0",
@@ -12,8 +12,9 @@ QUICKLY = " ".join(  # XLA's flags for the fast tier: no optimization
         "--xla_cpu_opt_preset=fast_compile",
     ]
 )
-# Later versions have no other emitter, and XLA dies of unknown flags.
+# For the fast tier. Later versions have no other emitter, and XLA dies of unknown flags.
 OLD_EMITTER = "--xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
+QUICKLY = f"{NO_OPTIMIZATION} {OLD_EMITTER}"
 
 # For programs that are compared with others up to rounding, or that take few steps.
 jit_quickly = functools.partial(
