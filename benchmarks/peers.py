@@ -7,7 +7,8 @@ there. A contestant that runs as a process or in a loop in Python is a Timed: a 
 seeds' keys that returns the seconds it took.
 
 Peers run from their own files. What newer packages took from them is put back: gymnax's five-value
-step, `jax.tree_map`, and W&B and hydra. JaxMARL's log for W&B is left out. On CPUs Flax's
+step, `jax.tree_map`, and W&B and hydra. RL-X compiles and runs in one call, which is cut in two.
+JaxMARL's log for W&B is left out. On CPUs Flax's
 orthogonal initialization, which can hang under `vmap` there (dev/hangs.md), is replaced by the
 scripts' own. PureJaxRL's dqn.py gives each seed the same key by mistake: here each has its own.
 """
@@ -24,8 +25,10 @@ import time
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import flax
 import flax.linen as nn
 import gymnax
 import jax
@@ -125,6 +128,17 @@ CROSSQ_MUJOCO = SAC_MUJOCO | {
     "policy_lr": 1e-3,
     "critic_hidden_sizes": (256, 256),
 }
+FLASHSAC = {  # 64 and 32 units: about as many parameters as CROSSQ_MUJOCO
+    "num_envs": 1,
+    "num_steps": 2,
+    "gradient_steps": 2,
+    "policy_delay": 2,
+    "batch_size": 256,
+    "learning_starts": 256,
+    "hidden_size": 32,
+    "critic_hidden_size": 64,
+    "num_blocks": 2,
+}
 REJAX = {"batch_size": 256, "buffer_size": 20_000}
 HALF_CHEETAH = "onejit.envs.envpool:HalfCheetah-v4"
 
@@ -155,7 +169,7 @@ class Timed:
 
 def add_flags(parser) -> None:
     """The flags that say where the peers are."""
-    clones = ("purejaxrl", "purejaxql", "cleanrl", "jaxmarl", "pgx")
+    clones = ("purejaxrl", "purejaxql", "cleanrl", "jaxmarl", "pgx", "rlx")
     for name in clones:
         parser.add_argument(f"--{name}", type=Path, help="a clone of the repository")
     parser.add_argument("--cleanrl-python", type=Path, help="a Python that has what CleanRL needs")
@@ -496,6 +510,109 @@ def td3(options, steps):
         exploration_noise=0.2,  # of actions in [-2, 2]
         target_noise=0.4,
         target_noise_clip=1.0,
+    )
+
+
+# --- RL-X, and two scripts ---
+
+
+@flax.struct.dataclass
+class StateOfRLX:
+    """What RL-X's algorithms read of an environment's state."""
+
+    env_state: Any
+    next_observation: jax.Array
+    actual_next_observation: jax.Array  # before auto-reset
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    info: dict
+    key: jax.Array
+
+
+class PendulumOfRLX:
+    """gymnax's Pendulum-v1 with RL-X's interface."""
+
+    single_observation_space = types.SimpleNamespace(shape=(3,))
+    single_action_space = types.SimpleNamespace(shape=(1,), low=(-2.0,), high=(2.0,))
+    horizon = 200
+
+    def __init__(self):
+        kinds = importlib.import_module("rl_x.environments.action_space_type").ActionSpaceType
+        of_obs = importlib.import_module("rl_x.environments.observation_space_type")
+        self.general_properties = types.SimpleNamespace(
+            action_space_type=kinds.CONTINUOUS,
+            observation_space_type=of_obs.ObservationSpaceType.FLAT_VALUES,
+        )
+        env, self.params = gymnax.make("Pendulum-v1")
+        self.env = wrappers.LogWrapper(env)
+
+    def reset(self, keys, evaluates):
+        def reset(key):
+            obs, env_state = self.env.reset(key, self.params)
+            info = {"rollout/episode_return": 0.0}
+            return StateOfRLX(env_state, obs, obs, jnp.float32(0.0), False, False, info, key)
+
+        return jax.vmap(reset)(keys)
+
+    def step(self, state, action):
+        def step(state, action):
+            key, env_key = jax.random.split(state.key)
+            obs, env_state, reward, terminated, truncated, info = self.env.step(
+                env_key, state.env_state, action, self.params
+            )
+            final_obs = info["final_observation"]
+            info = {"rollout/episode_return": info["returned_episode_returns"]}
+            return StateOfRLX(env_state, obs, final_obs, reward, terminated, truncated, info, key)
+
+        return jax.vmap(step)(state, action)
+
+
+def flashsac(options, steps):
+    """Pendulum-v1, one gradient step per environment step. RL-X refuses parallel seeds."""
+    ours = Training("flashsac", steps, env_name="Pendulum-v1", buffer_size=20_000, **FLASHSAC)
+    if not options.rlx:
+        return ours, None
+    from ml_collections import ConfigDict
+
+    sys.path.insert(0, str(options.rlx))
+    folder = options.rlx / "rl_x" / "algorithms" / "flashsac" / "flax_full_jit"
+    module = load(  # its `train` compiles and runs; here it returns what it would compile
+        folder / "flashsac.py",
+        "rlx_flashsac",
+        corrections=[
+            ("train_function = jax.jit(jax.vmap(jitable_train_function))", ""),
+            ("self.start_time = deepcopy(self.last_time)", "return jitable_train_function"),
+        ],
+    )
+    algorithm = importlib.import_module("rl_x.algorithms.flashsac.flax_full_jit")
+    settings = algorithm.get_config("flashsac")
+    settings.update(
+        total_timesteps=steps,
+        learning_starts=FLASHSAC["learning_starts"],
+        buffer_size=20_000,
+        batch_size=FLASHSAC["batch_size"],
+        updates_per_step=1,
+        policy_delay=FLASHSAC["policy_delay"],
+        policy_hidden_dim=FLASHSAC["hidden_size"],
+        critic_hidden_dim=FLASHSAC["critic_hidden_size"],
+        logging_frequency=steps,
+        evaluation_and_save_frequency=-1,
+    )
+    runner = {"save_model": False, "track_console": False, "track_tb": False, "track_wandb": False}
+    environment = {"seed": 0, "nr_envs": 1, "render": False}
+    config = ConfigDict({"algorithm": settings, "runner": runner, "environment": environment})
+    env = PendulumOfRLX()
+    train = module.FlashSAC(config, env, env, run_path="", writer=None).train()
+    return ours, lambda key: train(key, 0)
+
+
+def flashsac_crossq(options, steps):
+    """flashsac.py and crossq.py with about as many parameters, one gradient step per step."""
+    settings = CROSSQ_MUJOCO | {"buffer_size": 20_000}
+    return (
+        Training("flashsac", steps, env_name="Pendulum-v1", buffer_size=20_000, **FLASHSAC),
+        Training("crossq", steps, env_name="Pendulum-v1", **settings),
     )
 
 

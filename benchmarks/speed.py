@@ -5,18 +5,21 @@
     git clone https://github.com/vwxyzjn/cleanrl
     git clone https://github.com/FLAIROx/JaxMARL
     git clone https://github.com/sotetsuk/pgx
-    pip install --target deps --no-deps flashbax rejax dm-haiku jmp tabulate pydantic
+    git clone https://github.com/nico-bohlinger/RL-X
+    pip install --target deps --no-deps flashbax rejax dm-haiku jmp tabulate pydantic \\
+        ml_collections
     python -m venv torch && torch/bin/pip install torch gymnasium tensorboard tyro
     python -m venv sbx && sbx/bin/pip install sbx-rl "gymnasium[mujoco]"
     PYTHONPATH=deps python benchmarks/speed.py --purejaxrl purejaxrl --purejaxql purejaxql \\
         --cleanrl cleanrl --cleanrl-python torch/bin/python --sbx-python sbx/bin/python \\
-        --jaxmarl JaxMARL --pgx pgx
+        --jaxmarl JaxMARL --pgx pgx --rlx RL-X
     PYTHONPATH=deps python benchmarks/speed.py sac td3 --seeds 1 8 --repeats 7
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn
-and pqn_minatar against PureJaxQL; sac and td3 against rejax; mappo against JaxMARL; alphazero
-against Pgx's example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx
-and crossq_sbx against sbx; envpool_steps and envpool_steps_8 against a plain loop over EnvPool;
+and pqn_minatar against PureJaxQL; sac and td3 against rejax; flashsac against RL-X; flashsac_crossq
+against crossq.py with about as many parameters; mappo against JaxMARL; alphazero against Pgx's
+example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx and
+crossq_sbx against sbx; envpool_steps and envpool_steps_8 against a plain loop over EnvPool;
 gridworld against a plain port. If a peer is missing, its rows are skipped with a message.
 benchmarks/peers.py has the hyperparameters and says what is put back in the peers' files for newer
 packages.
@@ -86,6 +89,8 @@ ROWS = {
     "pqn_minatar": Row(peers.pqn_minatar, (1,), (64,), 131_072, 4096, "PureJaxQL, Breakout"),
     "sac": Row(peers.sac, (1, 8), (64,), 65_536, 2, "rejax, Pendulum"),
     "td3": Row(peers.td3, (1, 8), (64,), 65_536, 2, "rejax, Pendulum"),
+    "flashsac": Row(peers.flashsac, (1,), (1,), 16_384, 2, "RL-X, Pendulum"),
+    "flashsac_crossq": Row(peers.flashsac_crossq, (1, 8), (64,), 16_384, 2),
     "mappo": Row(peers.mappo, (1, 8), (256,), 409_600, 2048, "JaxMARL, simple_spread"),
     "alphazero": Row(peers.alphazero, (1,), (1,), 4096, 1024, "Pgx, connect_four"),
     "gridworld": Row(peers.gridworld, (1, 8, 30), (4096,), 200_000, 1000, "a plain port"),
