@@ -339,9 +339,9 @@ def small_budget(file: str, words: list[str]) -> list[str]:
     return small + (["--eval-episodes", "1"] if is_tool else [])
 
 
-def needed(command: str) -> str:
-    """The package that an environment of onejit.envs needs."""
-    module = re.search(r"onejit\.envs\.(\w+):", command)
+def needed(text: str) -> str:
+    """The package that an environment of onejit.envs in a command or config needs."""
+    module = re.search(r"onejit\.envs\.(\w+):", text)
     return {"playground": "mujoco_playground"}.get(module[1], module[1]) if module else "jax"
 
 
@@ -356,16 +356,19 @@ def can_run(command: str, folder: Path) -> bool:
     if (
         not (words[:2] == ["onejit", "train"] or (file.endswith(".py") and "/" not in file))
         or "--help" in words
+        or "RUN_DIR" in words
     ):
         return False
     if words[2:3] == ["--resume"]:
         return (folder / words[3] / "run.json").exists()
-    there = not is_tool or "/" not in words[2]  # which is a script of the reader's
-    return (
-        there
-        and (not place or (folder / words[place]).exists())
-        and bool(importlib.util.find_spec(needed(command)))
-    )
+    if is_tool and "/" in words[2]:  # a script of the reader's
+        return False
+    if place:
+        config = folder / words[place]
+        if not config.exists():
+            return False
+        command += config.read_text()
+    return bool(importlib.util.find_spec(needed(command)))
 
 
 @pytest.mark.slow
