@@ -56,13 +56,9 @@ def learner(**overrides):
 
 
 def states_of(game, piles, player=1):
-    """The toy's states in which `player` is to move."""
-    make = jax.vmap(
-        lambda pile: game.state(
-            pile, jnp.int32(player), jnp.zeros(2), jnp.bool_(False), jnp.int32(0)
-        )
-    )
-    return make(jnp.asarray(piles))
+    """The toy's states in which `player` is to move. To be called in a jit: it is many programs."""
+    none = (jnp.zeros(2), jnp.bool_(False), jnp.int32(0))
+    return jax.vmap(lambda pile: game.state(pile, jnp.int32(player), *none))(piles)
 
 
 # --- pieces ---
@@ -82,15 +78,14 @@ def test_targets_against_their_definition():
             expected[t] += product * rewards[k]
             product = product * discounts[k]
         expected[t] += product * last
-    np.testing.assert_allclose(
-        alphazero.value_targets(rewards, discounts, last), expected, rtol=1e-4, atol=1e-5
-    )
+    found = jit_quickly(alphazero.value_targets)(rewards, discounts, last)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_games_that_are_cut_off_are_no_draws():
     rewards, discounts = np.zeros((3, 2)), np.full((3, 2), -1.0)
     discounts[2, 1] = 0.0  # the second game ends with a draw
-    targets = alphazero.value_targets(rewards, discounts, jnp.array([0.5, 0.5]))
+    targets = jit_quickly(alphazero.value_targets)(rewards, discounts, np.full(2, 0.5))
     np.testing.assert_allclose(targets, [[-0.5, 0.0], [0.5, 0.0], [-0.5, 0.0]])
 
 
@@ -100,24 +95,26 @@ def test_policy_loss_knows_legal_actions_alone():
     legal[:, 0] = True
     weights = np.where(legal, rng.random((20, 6)), 0.0)
     weights /= weights.sum(axis=1, keepdims=True)
-    loss, gradient = jax.value_and_grad(lambda x: alphazero.policy_loss(x, legal, weights).sum())(
-        jnp.asarray(logits)
-    )
+
+    @jit_quickly
+    def losses(logits):
+        loss = lambda x: alphazero.policy_loss(x, legal, weights).sum()  # noqa: E731
+        masked = alphazero.mask_logits(logits, legal)
+        return *jax.value_and_grad(loss)(logits), jax.nn.softmax(masked)
+
+    loss, gradient, policy = jax.device_get(losses(logits))
     expected = [
         -w[m] @ (x[m] - np.log(np.exp(x[m]).sum()))
         for x, m, w in zip(logits, legal, weights, strict=True)
     ]
     np.testing.assert_allclose(loss, np.sum(expected), rtol=1e-4)
-    assert (np.asarray(gradient)[~legal] == 0).all() and np.abs(
-        np.asarray(gradient)[legal]
-    ).max() > 0
-    policy = jax.nn.softmax(alphazero.mask_logits(jnp.asarray(logits), legal))
-    assert (np.asarray(policy)[~legal] == 0).all()
+    assert (gradient[~legal] == 0).all() and np.abs(gradient[legal]).max() > 0
+    assert (policy[~legal] == 0).all()
 
 
 def test_moves_are_sampled_in_proportion_to_visits():
-    visits = jnp.tile(jnp.array([0, 6, 3, 1]), (20_000, 1))
-    actions = np.asarray(alphazero.sample_by_visits(jax.random.key(0), visits))
+    visits = np.tile([0, 6, 3, 1], (20_000, 1))
+    actions = np.asarray(jit_quickly(alphazero.sample_by_visits)(jax.random.key(0), visits))
     np.testing.assert_allclose(
         np.bincount(actions, minlength=4) / 20_000, [0.0, 0.6, 0.3, 0.1], atol=0.02
     )
@@ -129,8 +126,10 @@ def test_sign_of_a_move(again):
     after the end.
     """
     game = nim(again)
-    play = jax.jit(jax.vmap(lambda state, action: alphazero.play_move(game, state, action, 0.9)))
-    after, reward, discount = play(states_of(game, [5, 5, 5, 1, 2]), jnp.array([0, 1, 2, 0, 1]))
+    play = jax.vmap(lambda state, action: alphazero.play_move(game, state, action, 0.9))
+    after, reward, discount = jit_quickly(lambda piles, *args: play(states_of(game, piles), *args))(
+        np.array([5, 5, 5, 1, 2]), np.array([0, 1, 2, 0, 1])
+    )
     kept = 0.9 if again else 0.0  # the third action is illegal in the other game, which it ends
     np.testing.assert_allclose(discount, [-0.9, -0.9, kept, 0.0, 0.0])
     # of player 1, who moved
@@ -139,28 +138,31 @@ def test_sign_of_a_move(again):
 
 
 def test_neighborhoods_and_a_dense_layer_are_a_convolution():
-    x, kernel = (
-        jax.random.normal(jax.random.key(i), shape)
-        for i, shape in enumerate([(2, 5, 4, 3), (3, 3, 3, 7)])
-    )
-    expected = jax.lax.conv_general_dilated(
-        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    np.testing.assert_allclose(
-        alphazero.neighborhoods(x) @ kernel.reshape(-1, 7), expected, rtol=1e-3, atol=1e-4
-    )
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, 5, 4, 3)), rng.normal(size=(3, 3, 3, 7))
+
+    @jit_quickly
+    def outputs(x, kernel):
+        names = ("NHWC", "HWIO", "NHWC")
+        theirs = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
+        return alphazero.neighborhoods(x) @ kernel.reshape(-1, 7), theirs
+
+    np.testing.assert_allclose(*outputs(x, kernel), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("network", ["mlp", "residual"])
 def test_networks(network):
     config = tiny(network=network, channels=8, num_blocks=1)
     net = alphazero.make_network(config, alphazero.make_game("tic_tac_toe"))
-    obs = jax.random.bernoulli(jax.random.key(0), shape=(5, 3, 3, 2))
-    params = jit_quickly(net.init)(jax.random.key(1), obs)
-    params = jax.tree.map(lambda leaf: leaf + 0.5, params)
-    logits, value = jit_quickly(net.apply)(params, obs)
+    obs = np.random.default_rng(0).random((5, 3, 3, 2)) < 0.5
+
+    @jit_quickly
+    def outputs(obs):
+        params = jax.tree.map(lambda leaf: leaf + 0.5, net.init(jax.random.key(1), obs))
+        return params, net.apply(params, obs), net.apply(params, obs[2])
+
+    params, (logits, value), one = jax.device_get(outputs(obs))
     assert logits.shape == (5, 9) and value.shape == (5,) and np.abs(value).max() <= 1
-    one = jit_quickly(net.apply)(params, obs[2])
     np.testing.assert_allclose(one[0], logits[2], rtol=1e-3, atol=1e-4)
     assert ("LayerNorm_0" in params["params"]) == (network == "residual")
 
@@ -170,9 +172,10 @@ def test_networks(network):
 
 @functools.cache
 def searcher(again):
-    """A search `(lie, key, states)` that knows nothing but the rules.
+    """A search `(piles, lie, flagged)` that knows nothing but the rules.
 
-    At the end of a game its value is `lie`.
+    At the end of a game its value is `lie`. With `flagged` its roots claim to have ended. It gives
+    actions, their weights, and the values and the actions' values of the roots.
     """
     game = nim(again)
 
@@ -182,17 +185,26 @@ def searcher(again):
     search = alphazero.make_gumbel_search(
         game, evaluate, gamma=1.0, simulations=200, max_considered_actions=3
     )
-    return jit_quickly(functools.partial(search, gumbel_scale=0.0))
+
+    @jit_quickly
+    def found(piles, lie, flagged):
+        states = states_of(game, piles)
+        states = states.replace(terminated=states.terminated | flagged)
+        output = search(lie, jax.random.key(0), states, gumbel_scale=0.0)
+        root = output.search_tree.summary()
+        return output.action, output.action_weights, root.value, root.qvalues
+
+    return lambda piles, lie=0.0, flagged=False: jax.device_get(found(piles, lie, flagged))
 
 
 @GAMES
 def test_search_finds_the_winning_moves(again):
     """Of both players, in all positions, and its values have the right sign."""
     piles = np.arange(1, 5 if again else 8)
-    found = searcher(again)(0.0, jax.random.key(0), states_of(nim(again), piles))
-    for i, (pile, action) in enumerate(zip(piles, found.action.tolist(), strict=True)):
+    actions, all_weights, _, _ = searcher(again)(piles)
+    for pile, action, weights in zip(piles, actions, all_weights, strict=True):
         assert nim_values(pile, again)[action] == nim_value(pile, again), pile
-        weights, values = np.asarray(found.action_weights)[i], np.array(nim_values(pile, again))
+        values = np.array(nim_values(pile, again))
         assert (weights[np.isinf(values)] == 0).all()
         assert weights[values == values.max()].sum() > 0.9, pile
 
@@ -201,45 +213,42 @@ def test_a_game_that_ended_within_the_search_stays_ended():
     """What the network says of positions after the end changes nothing, nor do moves after the
     end.
     """
-    states = states_of(nim(), np.arange(1, 8))
-    honest, lying = (searcher(False)(lie, jax.random.key(0), states) for lie in (0.0, 9.0))
-    np.testing.assert_array_equal(honest.action_weights, lying.action_weights)
-    roots = [found.search_tree.summary().value for found in (honest, lying)]
-    np.testing.assert_array_equal(*roots)
-    np.testing.assert_allclose(roots[0][0], 1.0, atol=0.02)  # one stone: every simulation wins
+    (_, *honest), (_, *lying) = (searcher(False)(np.arange(1, 8), lie) for lie in (0.0, 9.0))
+    for ours, theirs in zip(honest[:2], lying[:2], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # one stone: every simulation wins
+    np.testing.assert_allclose(honest[1][0], 1.0, atol=0.02)
 
 
 def test_a_search_from_a_state_that_is_flagged_as_ended_learns_nothing():
     """The fault of Pgx's auto_reset, which keeps `terminated` on the new state: all moves seem
     alike.
     """
-    states = states_of(nim(), np.arange(1, 8))
-    flagged = states.replace(terminated=jnp.ones(7, bool))
-    found = searcher(False)(0.0, jax.random.key(0), flagged)
-    assert (found.search_tree.summary().qvalues == 0).all()
+    assert (searcher(False)(np.arange(1, 8), flagged=True)[-1] == 0).all()
 
 
 def test_plain_mcts_finds_the_winning_moves():
     game = nim()
-    choose = jit_quickly(jax.vmap(alphazero.make_mcts(game, 100)))
-    piles = np.array([1, 2, 4, 5, 7] * 4)
-    moves = np.asarray(choose(jax.random.split(jax.random.key(0), 20), states_of(game, piles)))
+    choose = jax.vmap(alphazero.make_mcts(game, 100))
+    piles, keys = np.array([1, 2, 4, 5, 7] * 4), jax.random.split(jax.random.key(0), 20)
+    moves = np.asarray(jit_quickly(lambda piles: choose(keys, states_of(game, piles)))(piles))
     assert all(nim_values(pile)[move] == 1 for pile, move in zip(piles, moves, strict=True))
 
 
 def test_playout_is_the_outcome_for_the_player_to_move():
-    game, keys = nim(), jax.random.split(jax.random.key(0), 4000)
-    play = jit_quickly(jax.vmap(functools.partial(alphazero.playout, game), (0, None)))
+    @jit_quickly
+    def outcomes(pile, player, terminated):
+        state = jax.tree.map(lambda x: x[0], states_of(nim(), pile[None], player))
+        state = state.replace(terminated=terminated)
+        keys = jax.random.split(jax.random.key(0), 4000)
+        return jax.vmap(functools.partial(alphazero.playout, nim()), (0, None))(keys, state)
+
     for player in (0, 1):
-        one, two = (
-            play(keys, jax.tree.map(lambda x: x[0], states_of(game, [pile], player)))
-            for pile in (1, 2)
-        )
+        one, two = (np.asarray(outcomes(np.int32(pile), player, False)) for pile in (1, 2))
         assert (one == 1).all()
         # takes two and wins, or one and loses
         np.testing.assert_allclose(two.mean(), 0.0, atol=0.06)
-    ended = jax.tree.map(lambda x: x[0], states_of(game, [1])).replace(terminated=jnp.bool_(True))
-    assert (play(keys, ended) == 0).all()
+    assert (np.asarray(outcomes(np.int32(1), 1, True)) == 0).all()
 
 
 # --- self-play ---
@@ -353,9 +362,8 @@ def test_match_is_the_game_from_the_agent_s_side():
         reset_key, key = jax.random.split(key)
         return jax.lax.scan(step, env.reset(reset_key, env_params), jax.random.split(key, 30))[1]
 
-    obs, rewards, terminated, truncated, info = jit_quickly(jax.vmap(play))(
-        jax.random.split(jax.random.key(0), 20)
-    )
+    found = jit_quickly(lambda key: jax.vmap(play)(jax.random.split(key, 20)))(jax.random.key(0))
+    obs, rewards, terminated, truncated, info = jax.device_get(found)
     assert (obs.current_player == 0).all() and not obs.terminated.any() and not truncated.any()
     after, replied = info["positions"]
     final = info["final_observation"]
@@ -364,9 +372,9 @@ def test_match_is_the_game_from_the_agent_s_side():
     assert ((final.pile == 0) == terminated).all()
     won = np.where(after.pile == 0, 1.0, np.where(replied.pile == 0, -1.0, 0.0))
     np.testing.assert_array_equal(rewards, won)
-    replies = np.asarray(after.pile - replied.pile)
+    replies = after.pile - replied.pile
     assert set(replies[after.pile > 1].tolist()) == {1, 2} and (replies[after.pile == 1] == 1).all()
-    begun = np.asarray(obs._step_count)[:, 1:][np.asarray(terminated)[:, :-1]]
+    begun = obs._step_count[:, 1:][terminated[:, :-1]]
     assert set(begun.tolist()) == {0, 1} and 0.3 < begun.mean() < 0.7
 
 
@@ -375,9 +383,9 @@ def test_the_agent_is_to_move_where_players_move_again():
     moves.
     """
     match = alphazero.Match(NimAgain(), 0)
-    state, _ = jit_quickly(jax.vmap(lambda key: match.reset(key, None)))(
-        jax.random.split(jax.random.key(0), 200)
-    )
+    reset = jax.vmap(lambda key: match.reset(key, None)[0])
+    state = jit_quickly(lambda key: reset(jax.random.split(key, 200)))(jax.random.key(0))
+    state = jax.device_get(state)
     assert ((state.current_player == 0) | state.terminated).all() and state.terminated.mean() < 0.2
 
 
@@ -390,9 +398,8 @@ def test_policy_is_legal_and_search_improves_it(simulations):
     config, state, _ = learner()
     _, act = policy_of(alphazero, dataclasses.replace(config, eval_simulations=simulations))
     piles = np.array([1, 2, 4])
-    moves = np.asarray(
-        jit_quickly(jax.vmap(lambda obs: act(state.agent, (), obs)[0]))(states_of(nim(), piles))
-    )
+    choose = jax.vmap(lambda obs: act(state.agent, (), obs)[0])
+    moves = np.asarray(jit_quickly(lambda piles: choose(states_of(nim(), piles)))(piles))
     assert (moves < 2).all() and moves[0] == 0
     if simulations:
         assert all(nim_values(pile)[move] == 1 for pile, move in zip(piles, moves, strict=True))
@@ -403,7 +410,7 @@ def test_policy_is_legal_and_search_improves_it(simulations):
 
 def test_boards_as_text_and_the_names_of_moves():
     game = alphazero.make_game("connect_four")
-    step, state = jit_quickly(game.step), game.init(jax.random.key(0))
+    step, state = jit_quickly(game.step), jit_quickly(game.init)(jax.random.key(0))
     for column in (3, 3, 0):
         state = step(state, column)
     assert text(state).splitlines()[0] == "    a b c d e f g"
@@ -412,7 +419,7 @@ def test_boards_as_text_and_the_names_of_moves():
         list("X..X..."),
     ]
     assert move_names(state) == dict(zip("abcdefg", range(7), strict=True)) and to_move(state) == 2
-    names = move_names(alphazero.make_game("othello").init(jax.random.key(0)))
+    names = move_names(jit_quickly(alphazero.make_game("othello").init)(jax.random.key(0)))
     assert names == {"d3": 19, "c4": 26, "f5": 37, "e6": 44}
     with pytest.raises(ValueError, match="env_name = hex: play draws boards of tic_tac_toe"):
         check_stones(alphazero.make_game("hex"), "play draws")
@@ -423,7 +430,9 @@ def test_moves_of_both_players_in_order():
     move.
     """
     make = jax.vmap(lambda steps: Nim().state(0, 0, jnp.zeros(2), False, steps))
-    states, after, replied = (make(jnp.array(steps)) for steps in ([1, 3, 5], [2, 4, 6], [3, 5, 6]))
+    numbers = np.array([[1, 3, 5], [2, 4, 6], [3, 5, 6]])
+    made = jax.device_get(jit_quickly(jax.vmap(make))(numbers))
+    states, after, replied = (jax.tree.map(lambda leaf, i=i: leaf[i], made) for i in range(3))
     states, rewards = after_each_move(states, (after, replied), np.array([0.0, 0.0, 1.0]))
     assert states._step_count.tolist() == [1, 2, 3, 4, 5, 6] and rewards.tolist() == [
         0,

@@ -52,9 +52,15 @@ CASES = {
 }
 
 
+def to_numpy(function, **options):
+    """The function as a program whose results are arrays of NumPy."""
+    compiled = jax.jit(function, **options)
+    return lambda *args, **named: jax.device_get(compiled(*args, **named))
+
+
 def stack(states):
     """The states of several games as one, [games, ...]."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *states)
 
 
 def mask(logits, legal):
@@ -62,8 +68,14 @@ def mask(logits, legal):
     return jnp.where(legal, logits, -1e30)
 
 
+@jax.jit
 def random_move(key, state):
     return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf))
+
+
+def sample_by_visits(key, visits):
+    """In proportion to the visits (page 3 of arXiv 1712.01815)."""
+    return jax.random.categorical(key, jnp.log(visits))
 
 
 class Match:
@@ -87,7 +99,7 @@ class Match:
 
     def move(self, action) -> None:
         """A move of the player who is to move."""
-        self.state = self.step_game(self.state, jnp.int32(action))
+        self.state = self.step_game(self.state, np.int32(action))
         self.outcome += float(self.state.rewards[0])
 
     def reply(self, key, choose) -> None:
@@ -114,16 +126,18 @@ class Twin:
         self.config = config
         self.game = script.make_game(config.env_name)
         self.network = script.make_network(config, self.game)
-        self.init_game = jax.jit(self.game.init)
-        self.step_game = jax.jit(self.game.step)
-        self.search = jax.jit(self.search_by_network, static_argnames="simulations")
+        self.init_game = to_numpy(self.game.init)
+        self.step_game = to_numpy(self.game.step)
+        self.search = to_numpy(self.search_by_network, static_argnames="simulations")
+        self.sample = to_numpy(sample_by_visits)
+        self.apply = to_numpy(self.network.apply)
         self.mcts = jax.jit(self.search_at_random)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))
 
         network_key, game_key, match_key, self.key = jax.random.split(rng, 4)
         game_keys = jax.random.split(game_key, config.num_envs)
         self.games = [self.init_game(key) for key in game_keys]
-        self.params = jax.jit(self.network.init)(network_key, stack(self.games).observation)
+        self.params = to_numpy(self.network.init)(network_key, stack(self.games).observation)
         self.optimizer = Adam(self.params)
         self.update_count = 0
 
@@ -209,7 +223,7 @@ class Twin:
             return jnp.zeros(legal.shape), jax.vmap(random_game)(keys, states)
 
         root_key, search_key = jax.random.split(key)
-        states = stack([state])
+        states = jax.tree.map(lambda x: x[None], state)
         output = mctx.muzero_policy(
             (),
             search_key,
@@ -236,13 +250,12 @@ class Twin:
             best_action, weights, visits, values = self.search(
                 self.params, search_key, states, simulations=config.simulations
             )
-            # page 3 of arXiv 1712.01815: in proportion to the visits
-            sampled_action = jax.random.categorical(action_key, jnp.log(visits))
+            sampled_action = self.sample(action_key, visits)
             step = {
-                "obs": np.asarray(states.observation),
-                "legal": np.asarray(states.legal_action_mask),
-                "weights": np.asarray(weights),
-                "search_value": np.asarray(values),
+                "obs": states.observation,
+                "legal": states.legal_action_mask,
+                "weights": weights,
+                "search_value": values,
                 "reward": np.zeros(config.num_envs),
                 "discount": np.zeros(config.num_envs),
                 "terminated": np.zeros(config.num_envs, bool),
@@ -250,7 +263,7 @@ class Twin:
             for i, state in enumerate(self.games):
                 is_early = state._step_count < config.sampled_moves
                 action = sampled_action[i] if is_early else best_action[i]
-                next_state = self.step_game(state, jnp.int32(action))
+                next_state = self.step_game(state, action)
                 step["reward"][i] = next_state.rewards[state.current_player]
                 if next_state.terminated:
                     step["terminated"][i] = True
@@ -316,8 +329,8 @@ class Twin:
                 self.params, key, stack([state]), simulations=simulations, gumbel_scale=0.0
             )
             return action[0]
-        logits, _ = self.network.apply(self.params, state.observation)
-        return np.argmax(mask(logits, state.legal_action_mask))
+        logits, _ = self.apply(self.params, state.observation)
+        return np.argmax(np.where(state.legal_action_mask, logits, -np.inf))
 
     def play_matches(self, name, key) -> dict:
         """Moves of the greedy policy against an opponent, and the outcomes of games that ended."""

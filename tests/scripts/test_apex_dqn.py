@@ -1,10 +1,10 @@
 """Ape-X's mathematics, its sum tree, its replay, and what it learns where values are known."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,14 @@ def test_transitions_against_a_loop(n_step):
     reward, q, obs, next_obs = rng.normal(size=(4, length, num_envs)).astype(np.float32)
     action = rng.integers(0, 4, (length, num_envs))
     given = dict(obs=obs, action=action, q_taken=q, reward=reward, next_obs=next_obs)
-    steps = apex_dqn.Step(
-        **jax.tree.map(jnp.asarray, given | dict(terminated=terminated, truncated=truncated))
-    )
-    made = apex_dqn.n_step_transitions(steps, n_step)
-    n_step_return, discounts = apex_dqn.discounted(made, gamma)
+    steps = apex_dqn.Step(**given, terminated=terminated, truncated=truncated)
+
+    @jit_quickly
+    def transitions(steps):
+        made = apex_dqn.n_step_transitions(steps, n_step)
+        return made, *apex_dqn.discounted(made, gamma)
+
+    made, n_step_return, discounts = jax.device_get(transitions(steps))
     for t in range(num_steps):
         for env in range(num_envs):
             total, discount = 0.0, 1.0
@@ -48,17 +51,17 @@ def test_transitions_against_a_loop(n_step):
             assert made.action[t, env] == action[t, env]
 
 
-@pytest.mark.parametrize("discount", [0.9, 0.0])
-def test_target_by_hand(discount):
+def test_target_by_hand():
     """The online network chooses the action that the target network values: double Q-learning."""
-    next_q, next_q_online = jnp.array([[5.0, 7.0, 1.0]]), jnp.array([[0.0, 1.0, 2.0]])
-    target = apex_dqn.q_target(jnp.array([3.0]), jnp.array([discount]), next_q, next_q_online)
+    next_q, next_q_online = np.array([[5.0, 7.0, 1.0]] * 2), np.array([[0.0, 1.0, 2.0]] * 2)
+    discount = np.array([0.9, 0.0])
+    target = jit_quickly(apex_dqn.q_target)(np.full(2, 3.0), discount, next_q, next_q_online)
     np.testing.assert_allclose(target, 3.0 + discount * 1.0, rtol=1e-6)
 
 
 def test_streams_are_combined_by_hand():
-    advantage = jnp.array([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]])
-    q = apex_dqn.dueling_q(jnp.array([[10.0], [0.0]]), advantage)
+    advantage = np.array([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]])
+    q = jit_quickly(apex_dqn.dueling_q)(np.array([[10.0], [0.0]]), advantage)
     np.testing.assert_allclose(q, [[8.0, 9.0, 13.0], [-1.0, 0.0, 1.0]])
 
 
@@ -67,42 +70,41 @@ def replay_of(x):
     return apex_dqn.Transition(*[x for _ in apex_dqn.Transition._fields])
 
 
-def flatten(replay, size):
-    """[num_rollouts, num_steps, num_envs, ...] -> NumPy's [size, ...]."""
-    return jax.tree.map(lambda x: np.asarray(x).reshape(size, *x.shape[3:]), replay)
-
-
 def test_priorities_and_weights_by_hand():
-    np.testing.assert_allclose(
-        apex_dqn.priority_of(jnp.array([-4.0, 0.0, 9.0]), 0.5), [2.0, 1e-3, 3.0], rtol=1e-4
-    )
-    weights = apex_dqn.importance_weights(
-        jnp.array([0.5, 0.125, 0.25]), 10, 0.5
-    )  # sqrt of 1/5, 1/1.25, 1/2.5
+    priorities = jit_quickly(apex_dqn.priority_of)(np.array([-4.0, 0.0, 9.0]), 0.5)
+    np.testing.assert_allclose(priorities, [2.0, 1e-3, 3.0], rtol=1e-4)
+    # sqrt of 1/5, 1/1.25, 1/2.5
+    weights = jit_quickly(apex_dqn.importance_weights)(np.array([0.5, 0.125, 0.25]), 10, 0.5)
     np.testing.assert_allclose(weights, np.sqrt([0.25, 1.0, 0.5]), rtol=1e-5)
+
+
+@jit_quickly
+def write(td_error, exponent):
+    """Priorities of errors, and a tree of them."""
+    priority, index = apex_dqn.priority_of(td_error, exponent), jnp.arange(len(td_error))
+    return priority, apex_dqn.set_priorities(apex_dqn.init_sum_tree(512), index, priority)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("exponent", [0.0, 2.0, 100.0])
 def test_priorities_of_any_exponent_can_be_drawn_from(exponent, scale):
     """Priorities, their sum and the weights are finite, and priorities rise with the error."""
-    size = 500
-    priority = apex_dqn.priority_of(scale * jnp.linspace(0.1, 10.0, size), exponent)
+    priority, tree = jax.device_get(write(scale * np.linspace(0.1, 10.0, 500), exponent))
     assert (priority > 0).all() and np.isfinite(priority).all() and (np.diff(priority) >= 0).all()
-    tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(512), jnp.arange(size), priority)
     assert 0 < apex_dqn.total_priority(tree) < math.inf
-    replay = replay_of(jnp.arange(512.0).reshape(64, 4, 2))
-    for importance in (0.0, 1.0, 100.0):
-        _, index, weight = apex_dqn.sample(jax.random.key(0), replay, tree, size, 100, importance)
-        assert (index < size).all() and weight.max() == 1.0
+    replay, tree = replay_of(jnp.zeros((64, 4, 2))), jax.tree.map(jnp.asarray, tree)
+    for importance in (0.0, 1.0, 100.0):  # not compiled, which would round the highest weight
+        drawn = apex_dqn.sample(jax.random.key(0), replay, tree, 500, 100, importance)
+        _, index, weight = jax.device_get(drawn)
+        assert (index < 500).all() and weight.max() == 1.0
         assert np.isfinite(weight).all() and (weight >= 0).all()
 
 
 def test_epsilons_by_hand():
-    epsilons = apex_dqn.actor_epsilons(8, 0.4, 7.0)
-    np.testing.assert_allclose(epsilons, 0.4 ** np.arange(1, 9), rtol=1e-5)
-    np.testing.assert_allclose(apex_dqn.actor_epsilons(1, 0.4, 7.0), [0.4], rtol=1e-6)
-    np.testing.assert_array_equal(apex_dqn.actor_epsilons(3, -0.4, 7.0), [0.0] * 3)
+    epsilons = jit_quickly(apex_dqn.actor_epsilons, static_argnums=0)
+    np.testing.assert_allclose(epsilons(8, 0.4, 7.0), 0.4 ** np.arange(1, 9), rtol=1e-5)
+    np.testing.assert_allclose(epsilons(1, 0.4, 7.0), [0.4], rtol=1e-6)
+    np.testing.assert_array_equal(epsilons(8, -0.4, 7.0), [0.0] * 8)
 
 
 # --- the sum tree ---
@@ -133,9 +135,7 @@ def test_tree_finds_what_cumulative_sums_find(size):
         tree = apex_dqn.set_priorities(apex_dqn.init_sum_tree(size), jnp.arange(size), priority)
         return tree, apex_dqn.total_priority(tree), apex_dqn.sample_sum_tree(tree, mass)
 
-    found = write_and_find(
-        jnp.asarray(priority, jnp.float32), jnp.asarray([*mass, *beyond], jnp.float32)
-    )
+    found = write_and_find(priority, np.array([*mass, *beyond]))
     tree, in_all, (item, found) = jax.device_get(found)
     np.testing.assert_array_equal(sums(tree)[:size], priority)
     assert in_all == total
@@ -168,33 +168,30 @@ def test_sampling_follows_the_priorities():
     """Chi-square of 4e5 draws from 300 items, and the weights that make up for it."""
     size, batch, draws, alpha = 300, 100, 4000, 0.6
     td_error = np.random.default_rng(0).normal(size=size).astype(np.float32)
-    tree = apex_dqn.init_sum_tree(512)
-    priority = apex_dqn.priority_of(jnp.asarray(td_error), alpha)
-    tree = apex_dqn.set_priorities(tree, jnp.arange(size), priority)
+    priority, tree = write(td_error, alpha)
     replay = replay_of(jnp.arange(512.0).reshape(64, 4, 2))
     draw = lambda key: apex_dqn.sample(key, replay, tree, size, batch, 1.0)  # noqa: E731
-    batches, index, weight = jax.jit(
-        lambda: jax.lax.map(draw, jax.random.split(jax.random.key(0), draws))
-    )()
-    counts = np.bincount(np.asarray(index).reshape(-1), minlength=512)
+    drawn = jit_quickly(lambda key: jax.lax.map(draw, jax.random.split(key, draws)))
+    batches, index, weight = jax.device_get(drawn(jax.random.key(0)))
+    counts = np.bincount(index.reshape(-1), minlength=512)
     expected = np.abs(td_error) ** alpha / (np.abs(td_error) ** alpha).sum() * batch * draws
     assert not counts[size:].any()
     assert (
         (counts[:size] - expected) ** 2 / expected
     ).sum() < 400  # 99.99 % of chi-square with 299 degrees are below
     np.testing.assert_allclose(batches.obs, index)
-    weight = np.asarray(weight)
-    inverse = 1 / np.asarray(priority)[np.asarray(index)]
+    inverse = 1 / np.asarray(priority)[index]
     np.testing.assert_allclose(weight, inverse / inverse.max(axis=1, keepdims=True), rtol=1e-4)
 
 
 def test_replay_wraps_around():
     num_rollouts, num_steps, num_envs = 3, 2, 3
-    replay = replay_of(jnp.zeros((num_rollouts, num_steps, num_envs)))
+    replay = replay_of(np.zeros((num_rollouts, num_steps, num_envs), np.float32))
+    add = jit_quickly(apex_dqn.add_rollout)
     for count in range(8):
-        rows = (count * 6 + jnp.arange(6.0)).reshape(num_steps, num_envs)
+        rows = (count * 6 + np.arange(6.0)).reshape(num_steps, num_envs)
         new = replay_of(rows)._replace(rewards=rows + 1)
-        replay = apex_dqn.add_rollout(replay, new, jnp.int32(count))
+        replay = jax.device_get(add(replay, new, count))
     np.testing.assert_array_equal(replay.obs.reshape(-1), [*range(36, 48), *range(30, 36)])
     np.testing.assert_array_equal(replay.rewards, replay.obs + 1)
 
@@ -206,20 +203,24 @@ def test_priorities_are_of_the_transitions_that_they_stand_beside():
     )
     config = dataclasses.replace(config, buffer_size=65, lr=0.0, hidden_sizes=(4,))
     init, update = apex_dqn.make_learner(config)
-    state, update = jit_quickly(init)(jax.random.key(0)), jit_quickly(update)
-    for _ in range(7):  # 4 rollouts of the warm-up and 7 for the ring's 5
-        state, _ = update(state)
     network = apex_dqn.make_network(config, *apex_dqn.make_env(config))
-    replay = flatten(state.replay, 60)
-    q = np.asarray(network.apply(state.params, replay.obs))
-    next_q = np.asarray(network.apply(state.params, replay.next_obs))
-    n_step_return, discount = apex_dqn.discounted(replay, config.gamma)
-    target = n_step_return + discount * next_q.max(axis=-1)
-    td_error = target - q[np.arange(60), replay.action]
-    priorities = sums(state.tree)[:60]
-    expected = np.asarray(apex_dqn.priority_of(td_error, config.priority_exponent))
+
+    @jit_quickly
+    def run():
+        """7 updates. The ring has 5 rollouts, of which the warm-up has filled 4."""
+        state, _ = jax.lax.scan(update, init(jax.random.key(0)), length=7)
+        replay = jax.tree.map(lambda x: x.reshape(60, *x.shape[3:]), state.replay)
+        n_step_return, discount = apex_dqn.discounted(replay, config.gamma)
+        q, next_q = (network.apply(state.params, obs) for obs in (replay.obs, replay.next_obs))
+        target = n_step_return + discount * next_q.max(axis=-1)
+        td_error = target - q[jnp.arange(60), replay.action]
+        expected = apex_dqn.priority_of(td_error, config.priority_exponent)
+        return expected, state.tree, apex_dqn.total_priority(state.tree)
+
+    expected, tree, total = jax.device_get(run())
+    priorities = sums(tree)[:60]
     np.testing.assert_allclose(priorities, expected, rtol=1e-3)
-    np.testing.assert_allclose(apex_dqn.total_priority(state.tree), priorities.sum(), rtol=1e-5)
+    np.testing.assert_allclose(total, priorities.sum(), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -229,7 +230,7 @@ def test_replay_is_written_in_place(seeds):
     config = apex_dqn.Config(num_envs=8, batch_size=8, buffer_size=8 * 12_345, learning_starts=100)
     init, update = apex_dqn.make_learner(config)
     state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
-    loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
+    loop = jax.jit(functools.partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
     program = loop.lower(state).compile().as_text()
     size = 8 * 12_345
     sizes = rf"\[(?:[\d,]*,)?(?:12345|{size})[,\]]"  # also where XLA takes axes together

@@ -4,12 +4,13 @@ What it shares with SAC, tests/scripts/test_sac_td3.py tests there.
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load, save
 from support.compilation import jit_quickly
 
@@ -23,11 +24,11 @@ WARMUP = 2
 
 def test_correction_by_hand():
     """r and d of arXiv 1702.03275, algorithm 1, with r in [1/3, 3] and d in [-5, 5]."""
-    scale, shift = crossq.renormalization(
-        mean=jnp.array([1.0, 0.0, 9.0, -9.0]),
-        std=jnp.array([1.0, 8.0, 0.1, 1.0]),
-        running_mean=jnp.array([0.0, 0.0, 0.0, 0.0]),
-        running_std=jnp.array([2.0, 2.0, 1.0, 1.0]),
+    scale, shift = jit_quickly(crossq.renormalization)(
+        mean=np.array([1.0, 0.0, 9.0, -9.0]),
+        std=np.array([1.0, 8.0, 0.1, 1.0]),
+        running_mean=np.array([0.0, 0.0, 0.0, 0.0]),
+        running_std=np.array([2.0, 2.0, 1.0, 1.0]),
     )
     np.testing.assert_allclose(scale, [0.5, 3.0, 1 / 3, 1.0])
     np.testing.assert_allclose(shift, [0.5, 0.0, 5.0, -5.0])
@@ -37,14 +38,13 @@ def test_batch_renormalization_against_numpy():
     """Plain normalization in the first passes, then the correction; the running statistics."""
     layer = crossq.BatchRenorm(WARMUP)
     batches = np.random.default_rng(0).normal(2.0, 3.0, size=(5, 8, 2)).astype(np.float32)
-    variables = layer.init(jax.random.key(0), batches[0], training=True)
-    stats = variables["batch_stats"]
-    params = {"scale": jnp.array([1.5, 0.5]), "bias": jnp.array([0.1, -0.2])}
+    init = jit_quickly(partial(layer.init, training=True))
+    stats = init(jax.random.key(0), batches[0])["batch_stats"]
+    params = {"scale": np.array([1.5, 0.5]), "bias": np.array([0.1, -0.2])}
+    apply = jit_quickly(partial(layer.apply, mutable=["batch_stats"]), static_argnums=2)
     mean, var = np.zeros(2), np.ones(2)
     for i, x in enumerate(batches):
-        y, changed = layer.apply(
-            {"params": params, "batch_stats": stats}, x, training=True, mutable=["batch_stats"]
-        )
+        y, changed = apply({"params": params, "batch_stats": stats}, x, True)
         stats = changed["batch_stats"]
         std, running_std = np.sqrt(x.var(axis=0) + 1e-3), np.sqrt(var + 1e-3)
         r, d = 1.0, 0.0
@@ -57,9 +57,9 @@ def test_batch_renormalization_against_numpy():
         var = 0.99 * var + 0.01 * x.var(axis=0)
         np.testing.assert_allclose(stats["mean"], mean, rtol=1e-5)
         np.testing.assert_allclose(stats["var"], var, rtol=1e-5)
-        assert stats["passes"] == i + 1
+        assert int(stats["passes"]) == i + 1
 
-    y = layer.apply({"params": params, "batch_stats": stats}, x, training=False)
+    y, _ = apply({"params": params, "batch_stats": stats}, x, False)
     expected = (x - mean) / np.sqrt(var + 1e-3) * params["scale"] + params["bias"]
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
@@ -67,11 +67,15 @@ def test_batch_renormalization_against_numpy():
 def test_corrected_batch_is_normalized_by_the_running_statistics():
     """Where neither r nor d is cut off, training and evaluation give the same."""
     layer = crossq.BatchRenorm(0)
-    x = jax.random.normal(jax.random.key(1), (64, 3))
-    variables = layer.init(jax.random.key(0), x, training=True)
-    in_training, _ = layer.apply(variables, x, training=True, mutable=["batch_stats"])
-    in_evaluation = layer.apply(variables, x, training=False)
-    np.testing.assert_allclose(in_training, in_evaluation, rtol=1e-4, atol=1e-5)
+
+    @jit_quickly
+    def outputs(x):
+        variables = layer.init(jax.random.key(0), x, training=True)
+        in_training, _ = layer.apply(variables, x, training=True, mutable=["batch_stats"])
+        return in_training, layer.apply(variables, x, training=False)
+
+    x = np.random.default_rng(1).normal(size=(64, 3))
+    np.testing.assert_allclose(*outputs(x), rtol=1e-4, atol=1e-5)
 
 
 # --- passes of the critics ---
@@ -95,19 +99,20 @@ def test_joint_pass_equals_two_passes_with_frozen_statistics():
     """In training it does not: its statistics are those of both halves."""
     config = small_config()
     _, critic = crossq.make_networks(config, *crossq.make_env(config))
-    obs = jax.random.normal(jax.random.key(0), (2, 8, 3)) * jnp.array([1.0, 4.0])[:, None, None]
-    action = jax.random.normal(jax.random.key(1), (2, 8, 1))
-    variables = critic.init(jax.random.key(2), obs[0], action[0], training=True)
 
-    def values(obs, action, training):
-        if not training:
-            return critic.apply(variables, obs, action, training=False)
-        return critic.apply(variables, obs, action, training=True, mutable=["batch_stats"])[0]
+    @partial(jit_quickly, static_argnums=0)
+    def values(training):
+        """Of one pass of both halves, and of a pass of each."""
+        obs = jax.random.normal(jax.random.key(0), (2, 8, 3)) * jnp.array([[[1.0]], [[4.0]]])
+        action = jax.random.normal(jax.random.key(1), (2, 8, 1))
+        variables = critic.init(jax.random.key(2), obs[0], action[0], training=True)
+        apply = partial(critic.apply, variables, training=training, mutable=["batch_stats"])
+        joint, _ = apply(obs.reshape(16, 3), action.reshape(16, 1))
+        apart = [apply(o, a)[0] for o, a in zip(obs, action, strict=True)]
+        return joint, jnp.concatenate(apart)
 
     for training in (False, True):
-        joint = values(obs.reshape(16, 3), action.reshape(16, 1), training)
-        apart = [values(o, a, training) for o, a in zip(obs, action, strict=True)]
-        same = np.allclose(joint, np.concatenate(apart), rtol=1e-4, atol=1e-5)
+        same = np.allclose(*values(training), rtol=1e-4, atol=1e-5)
         assert same == (not training)
 
 
@@ -138,9 +143,13 @@ def test_statistics_change_in_training_alone():
 def test_saved_agent_played_in_numpy():
     """From the arrays of a file, with the running statistics."""
     config = small_config(hidden_sizes=(4, 6))
-    init, update = crossq.make_learner(config)
-    state, _ = jit_quickly(update)(jit_quickly(init)(jax.random.key(0)))
-    flat = {name: np.asarray(leaf) for name, leaf in flatten_dict(state.agent, sep=".").items()}
+    init, _ = crossq.make_learner(config)
+    shapes = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
+    rng = np.random.default_rng(0)
+    flat = {
+        name: rng.uniform(0.5 if "var" in name else -1.0, 1.0, leaf.shape).astype(leaf.dtype)
+        for name, leaf in shapes.items()
+    }
     arrays = load(save(flat))
 
     def renormalized(x, i):
@@ -153,11 +162,11 @@ def test_saved_agent_played_in_numpy():
         path = f"params.actor.Mlp_0.Dense_{i}"
         return x @ arrays[f"{path}.kernel"] + arrays[f"{path}.bias"]
 
-    obs = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    obs = rng.normal(size=(20, 3)).astype(np.float32)
     x = renormalized(obs, 0)
     for i in range(2):
         x = renormalized(np.maximum(dense(x, i), 0.0), i + 1)
     expected = np.tanh(dense(x, 2)[:, :1])
     start, act = policy_of(crossq, config)
-    actual = act(state.agent, start(), jnp.asarray(obs))[0]
+    actual = jit_quickly(act)(unflatten_dict(flat, sep="."), start(), obs)[0]
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)

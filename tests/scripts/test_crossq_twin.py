@@ -62,12 +62,15 @@ class Twin(sac.Twin):
     def init_networks(self, actor_key, critic_key, obs) -> None:
         init_actor = jax.jit(partial(self.actor.init, training=True))
         init_critic = jax.jit(partial(self.critic.init, training=True))
-        actor = init_actor(actor_key, obs)
-        critics = [init_critic(key, obs, self.noise) for key in jax.random.split(critic_key, 2)]
+        actor = jax.device_get(init_actor(actor_key, obs))
+        critic_keys = jax.random.split(critic_key, 2)
+        critics = jax.device_get([init_critic(key, obs, self.noise) for key in critic_keys])
         self.actor_params = actor["params"]
         self.actor_stats = actor["batch_stats"]
         self.critic_params = [critic["params"] for critic in critics]
         self.critic_stats = [critic["batch_stats"] for critic in critics]
+        self.mean_and_log_std = jax.jit(self.mean_and_log_std)
+        self.sample_action = jax.jit(self.sample_action)
 
     def start_learning(self) -> None:
         self.log_ent_coef = np.float32(np.log(self.config.ent_coef))
@@ -90,7 +93,7 @@ class Twin(sac.Twin):
 
     def act_with_noise(self, obs, noise):
         mean, log_std = self.mean_and_log_std((self.actor_params, self.actor_stats), obs)
-        return jnp.tanh(mean + jnp.exp(log_std) * noise)
+        return np.tanh(mean + np.exp(log_std) * noise)
 
     def critic_loss(self, critic_params, critic_stats, batch, next_action, next_log_prob, ent_coef):
         """Q(s, a) and Q(s', a') in one pass of each critic, arXiv 1902.05605, figure 3."""

@@ -1,9 +1,8 @@
 """DQN's mathematics and its replay against NumPy."""
 
-import dataclasses
+import functools
 import math
 import re
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from support.compilation import jit_quickly
 from support.tiers import slow
+from support.trees import arrays
 
 import apex_dqn
 import dqn
@@ -30,44 +30,57 @@ def test_targets_against_a_loop(double):
         choice = np.argmax((q if double else target_q)[i])
         if not terminated[i]:
             expected[i] += gamma * target_q[i, choice]
-    target = dqn.q_target(
-        jnp.asarray(reward),
+    target = jit_quickly(dqn.q_target)(
+        reward,
         terminated,
-        next_q=jnp.asarray(target_q),
-        next_q_online=jnp.asarray(q if double else target_q),
+        next_q=target_q,
+        next_q_online=q if double else target_q,
         gamma=gamma,
     )
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_epsilon_by_hand():
-    epsilon = dqn.linear_epsilon(jnp.array([0, 50, 100, 900]), 100.0, 0.9, 0.1)
-    np.testing.assert_allclose(epsilon, [0.9, 0.5, 0.1, 0.1], rtol=1e-5)
-    np.testing.assert_allclose(
-        dqn.linear_epsilon(jnp.array([1, 50]), 0.0, 0.9, 0.1), [0.1, 0.1], rtol=1e-5
+    epsilon = jit_quickly(dqn.linear_epsilon)
+    step = np.array([0, 50, 100, 900])
+    np.testing.assert_allclose(epsilon(step, 100.0, 0.9, 0.1), [0.9, 0.5, 0.1, 0.1], rtol=1e-5)
+    np.testing.assert_allclose(epsilon(step + 1, 0.0, 0.9, 0.1), 0.1, rtol=1e-5)
+
+
+@functools.cache
+def training(env_name, num_envs, num_steps, buffer_dtype):
+    """The config, and what `train` returns."""
+    config = dqn.Config(
+        env_name=env_name,
+        num_envs=num_envs,
+        num_steps=num_steps,
+        total_timesteps=1000,
+        learning_starts=100,
+        buffer_size=1000,
+        buffer_dtype=buffer_dtype,
+        batch_size=8,
+        gradient_steps=1,
+        exploration_fraction=0.5,
+        epsilon_start=0.9,
+        epsilon_finish=0.1,
+        hidden_sizes=(8,),
     )
+    return config, jit_quickly(dqn.make_train(config))(jax.random.key(0))
 
 
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 5), slow(16, 1)])
 def test_epsilon_falls_in_the_updates(num_envs, num_steps):
-    config = dqn.Config(
-        num_envs=num_envs, num_steps=num_steps, total_timesteps=1000, learning_starts=100
-    )
-    config = dataclasses.replace(
-        config, exploration_fraction=0.5, epsilon_start=0.9, epsilon_finish=0.1
-    )
-    config = dataclasses.replace(
-        config, batch_size=1, gradient_steps=1, hidden_sizes=(1,), buffer_size=1000
-    )
-    epsilon = jit_quickly(dqn.make_train(config))(jax.random.key(0))["metrics"]["epsilon"]
+    config, out = training("FrozenLake-misc", num_envs, num_steps, "")
+    epsilon = out["metrics"]["epsilon"]
     assert config.warmup_timesteps == math.ceil(100 / (num_envs * num_steps)) * num_envs * num_steps
     assert config.num_updates == (1000 - config.warmup_timesteps) // (num_envs * num_steps)
     share = np.arange(config.num_updates) / config.num_updates
     np.testing.assert_allclose(epsilon, 0.9 - 0.8 * np.minimum(1.0, share / 0.5), rtol=1e-5)
 
 
-def target_updates(num_envs, num_steps, rollout_counts):
-    """Whether the update after each of these numbers of rollouts changes the target network."""
+@functools.cache
+def target_updates(num_envs, num_steps):
+    """Tells of 600 numbers of rollouts whether the update after them changes the target network."""
     config = dqn.Config(
         num_envs=num_envs,
         num_steps=num_steps,
@@ -79,30 +92,30 @@ def target_updates(num_envs, num_steps, rollout_counts):
     )
     init, update = dqn.make_learner(config)
 
-    def changes(state, count):
-        after, _ = update(state._replace(rollout_count=count))
+    def changes(rollout_count):
+        state = init(jax.random.key(0))._replace(rollout_count=rollout_count + 1)  # of the warm-up
+        after, _ = update(state)
         differs = jax.tree.map(jnp.not_equal, state.target_params, after.target_params)
         return jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(differs)]).any()
 
-    state = jit_quickly(init)(jax.random.key(0))
-    return jit_quickly(jax.vmap(changes, (None, 0)))(state, rollout_counts + 1)  # one of warm-up
+    return jit_quickly(jax.vmap(changes))
 
 
 @pytest.mark.parametrize("num_envs, num_steps", [slow(1, 1), (3, 1), (7, 2), slow(10, 1), (64, 4)])
 def test_target_network_counts_environment_steps(num_envs, num_steps):
     """It is due where an update passed a multiple of 30 steps, and in each update of more steps."""
     rollout_size = num_envs * num_steps
-    updated = target_updates(num_envs, num_steps, jnp.arange(60))
-    for i in range(60):
+    updated = np.asarray(target_updates(num_envs, num_steps)(np.arange(600)))
+    for i in range(600):
         steps = range(i * rollout_size + 1, (i + 1) * rollout_size + 1)
         assert updated[i] == any(step % 30 == 0 for step in steps)
 
 
 def test_target_network_beyond_two_to_the_31_steps():
     """Where the count of steps overflows one interval differs in length, and none is longer."""
-    counts = jnp.arange(2**31 // 7 - 300, 2**31 // 7 + 300)
-    steps_between = 7 * np.diff(np.flatnonzero(target_updates(7, 1, counts)))
-    assert steps_between.max() <= 35  # 30, rounded up to whole updates
+    counts = 2**31 // 14 + np.arange(-300, 300)
+    steps_between = 14 * np.diff(np.flatnonzero(target_updates(7, 2)(counts)))
+    assert steps_between.max() <= 42  # 30, rounded up to whole updates
     assert (steps_between < 28).sum() <= 1
 
 
@@ -121,14 +134,9 @@ def test_polyak_factor(tau):
     init, update = dqn.make_learner(config)
     before = jit_quickly(init)(jax.random.key(0))
     after, _ = jit_quickly(update)(before)
-    expected = jax.tree.map(
-        lambda old, new: old + tau * (new - old), before.target_params, after.params
-    )
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7),
-        after.target_params,
-        expected,
-    )
+    trees = (before.target_params, after.params, after.target_params)
+    for old, new, target in zip(*map(arrays, trees), strict=True):
+        np.testing.assert_allclose(target, old + tau * (new - old), rtol=1e-5, atol=1e-7)
 
 
 # --- the replay ---
@@ -140,13 +148,13 @@ def counting_rollout(count, num_steps, num_envs):
     One in 10 ends an episode.
     """
     # [T, N]
-    number = jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs))
-    obs = jnp.stack([number, -number], axis=-1) * 1.0
+    number = np.int32((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs))
+    obs = np.float32(np.stack([number, -number], axis=-1))
     return dqn.Transition(
         obs=obs,
         action=number,
-        reward=number * 2.0,
-        next_obs=obs + 0.5,
+        reward=np.float32(number * 2.0),
+        next_obs=obs + np.float32(0.5),
         terminated=number // 100 % 10 == 3,
     )
 
@@ -154,23 +162,23 @@ def counting_rollout(count, num_steps, num_envs):
 def filled_replay(num_rollouts, num_envs, num_steps, writes):
     rollout = counting_rollout(0, num_steps, num_envs)
     replay = jax.tree.map(
-        lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout
+        lambda leaf: np.full((num_rollouts, *leaf.shape), -999).astype(leaf.dtype), rollout
     )
-    add = jax.jit(dqn.add_rollout)
+    add = jit_quickly(dqn.add_rollout)
     for i in range(writes):
-        replay = add(replay, counting_rollout(i * num_steps, num_steps, num_envs), jnp.int32(i))
+        replay = add(replay, counting_rollout(i * num_steps, num_steps, num_envs), np.int32(i))
     return replay
 
 
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
 def test_replay_gives_all_that_it_holds_and_nothing_else(num_envs, num_steps):
     num_rollouts = 10 // num_steps
-    sample = jax.jit(jax.vmap(partial(dqn.sample, batch_size=6000), (0, None, 0)))
+    sample = jit_quickly(jax.vmap(functools.partial(dqn.sample, batch_size=6000), (0, None, 0)))
     for writes in {1, num_rollouts, num_rollouts + 1, 31}:
         replay = filled_replay(num_rollouts, num_envs, num_steps, writes)
         count = writes * num_steps
         keys = jax.random.split(jax.random.key(writes), 2)
-        batches = sample(keys, replay, jnp.full(2, writes))
+        batches = sample(keys, replay, np.full(2, writes))
         batch = jax.tree.map(lambda leaf: np.asarray(leaf[1]), batches)
         number = batch.action
         starts = range(max(0, count - num_rollouts * num_steps), count)
@@ -196,7 +204,7 @@ def test_replay_is_written_in_place(seeds, num_envs, num_steps):
     )
     init, update = dqn.make_learner(config)
     state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
-    loop = jax.jit(partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
+    loop = jax.jit(functools.partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
     program = loop.lower(state).compile().as_text()
     # also where XLA takes axes together
     sizes = rf"\[(?:[\d,]*,)?(?:{12_345}|{12_345 * num_steps}|{buffer_size})[,\]]"
@@ -224,20 +232,13 @@ def test_warm_up_is_whole_updates():
 )
 def test_observations_of_all_kinds(name, stored):
     """A number, a matrix, a grid with channels, of which bools are exact."""
-    config = dqn.Config(
-        env_name=name, total_timesteps=300, learning_starts=200, buffer_size=300, hidden_sizes=(8,)
-    )
-    config = dataclasses.replace(config, buffer_dtype="bool" if stored is bool else "")
-    out = jit_quickly(dqn.make_train(config))(jax.random.key(0))
+    _, out = training(name, 3, 5, "bool" if stored is bool else "")
+    obs = out["runner_state"].replay.obs
     assert np.isfinite(out["metrics"]["td_loss"]).all()
-    assert out["runner_state"].replay.obs.dtype == stored
+    assert obs.dtype == stored
     if stored is bool:
-        usual = jit_quickly(dqn.make_train(dataclasses.replace(config, buffer_dtype="")))(
-            jax.random.key(0)
-        )
-        np.testing.assert_array_equal(
-            out["runner_state"].replay.obs, usual["runner_state"].replay.obs
-        )
+        _, usual = training(name, 3, 5, "")
+        np.testing.assert_array_equal(obs, usual["runner_state"].replay.obs)
 
 
 @pytest.mark.parametrize("script", [dqn, apex_dqn])
@@ -245,9 +246,10 @@ def test_network_without_hidden_layers(script):
     """Values are linear in the observation."""
     config = script.Config(hidden_sizes=())
     network = script.make_network(config, *script.make_env(config))
-    obs = jax.random.normal(jax.random.key(0), (3, 4))
-    params = network.init(jax.random.key(1), obs)
-    a, b, zero = (network.apply(params, x) for x in (obs, 2 * obs, 0 * obs))
+    obs = np.random.default_rng(0).normal(size=(3, 4))
+    params = jit_quickly(network.init)(jax.random.key(1), obs)
+    apply = jit_quickly(network.apply)
+    a, b, zero = (np.asarray(apply(params, x)) for x in (obs, 2 * obs, 0 * obs))
     assert a.shape == (3, 2) and {
         leaf.shape[0] for leaf in jax.tree.leaves(params) if leaf.ndim == 2
     } == {4}

@@ -3,6 +3,7 @@ against ppo.py's.
 """
 
 import dataclasses
+import functools
 import sys
 from functools import partial
 
@@ -12,6 +13,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import toys  # noqa: F401  registers the environments
+from flax.traverse_util import flatten_dict, unflatten_dict
 from support.compilation import jit_quickly
 from support.files import ROOT
 from support.small import small_config
@@ -26,7 +28,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import drift_vs_ppo
 
 CLIP = 0.2
-NETWORK = {"hidden": jnp.arange(1.0, 9.0)[:, None] / 10, "output": jnp.array([2.0])}
+NETWORK = {"hidden": np.arange(1.0, 9.0)[:, None] / 10, "output": np.array([2.0])}
 
 # (ratio, advantage, sign of the output weight, drift) of NETWORK, with a pocket calculator. The
 # inputs at a ratio of 1.5 are 0.405465, 0.164402, -0.5, 0.25 and the same times the advantage.
@@ -43,84 +45,105 @@ NETWORK_BY_HAND = [
 # --- mathematics ---
 
 
-@pytest.mark.parametrize("ratio, advantage, sign, value", NETWORK_BY_HAND)
-def test_network_by_hand(ratio, advantage, sign, value):
-    weights = NETWORK | {"output": sign * NETWORK["output"]}
-    drift = evolve.network_drift(weights, jnp.log(jnp.array([ratio])), jnp.array([advantage]), CLIP)
-    np.testing.assert_allclose(drift, [value], atol=2e-5)
+def test_drifts_by_hand():
+    """PPO's, too, and the one that is a formula."""
+    ratio, advantage, sign, value = np.array(NETWORK_BY_HAND).T
 
+    @jit_quickly
+    @jax.vmap
+    def network_drift(ratio, advantage, sign):
+        weights = NETWORK | {"output": sign * NETWORK["output"]}
+        return evolve.network_drift(weights, jnp.log(ratio)[None], advantage[None], CLIP)[0]
 
-@pytest.mark.parametrize(
-    "ratio, advantage, value",
-    [(1.5, 2.0, 0.6), (1.1, 2.0, 0), (0.5, -2.0, 0.6), (0.5, 2.0, 0), (3.0, -1.0, 0)],
-)
-def test_ppo_drift_by_hand(ratio, advantage, value):
-    np.testing.assert_allclose(
-        evolve.ppo_drift(jnp.log(ratio), jnp.asarray(advantage), CLIP), value, atol=1e-6
-    )
-
-
-def test_dpo_drift_by_hand():
+    np.testing.assert_allclose(network_drift(ratio, advantage, sign), value, atol=2e-5)
+    ratio, advantage = np.array([1.5, 1.1, 0.5, 0.5, 3.0]), np.array([2.0, 2.0, -2.0, 2.0, -1.0])
+    drift = jit_quickly(evolve.ppo_drift)(np.log(ratio), advantage, CLIP)
+    np.testing.assert_allclose(drift, [0.6, 0, 0.6, 0, 0], atol=1e-6)
     ratio, advantage, value, _ = np.array(BY_HAND).T
-    np.testing.assert_allclose(
-        evolve.dpo_drift(jnp.log(ratio), jnp.asarray(advantage)), value, atol=2e-5
-    )
+    drift = jit_quickly(evolve.dpo_drift)(np.log(ratio), advantage)
+    np.testing.assert_allclose(drift, value, atol=2e-5)
 
 
 def test_network_is_a_drift_whatever_its_weights():
     """Not negative; zero with zero gradient at a ratio of 1."""
-    log_ratio, advantage = map(
-        jnp.ravel, jnp.meshgrid(jnp.linspace(-2, 2, 41), jnp.linspace(-3, 3, 31))
-    )
-    for seed in range(3):
-        keys = jax.random.split(jax.random.key(seed))
-        weights = {
-            "hidden": jax.random.normal(keys[0], (8, 16)),
-            "output": jax.random.normal(keys[1], (16,)),
-        }
+    grid = np.meshgrid(np.linspace(-2, 2, 41), np.linspace(-3, 3, 31))
+    log_ratio, advantage = map(np.ravel, grid)
+    at_one = np.abs(log_ratio) < 1e-6
+    assert at_one.sum() == 31
+
+    @jit_quickly
+    def drift_and_slope(weights):
         drift, slope = jax.vjp(
-            lambda x, w=weights: evolve.network_drift(w, x, advantage, CLIP), log_ratio
+            lambda x: evolve.network_drift(weights, x, advantage, CLIP), jnp.float32(log_ratio)
         )
-        slope = slope(jnp.ones_like(drift))[0]
-        at_one = np.abs(log_ratio) < 1e-6
+        return drift, slope(jnp.ones_like(drift))[0]
+
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        weights = {"hidden": rng.normal(size=(8, 16)), "output": rng.normal(size=16)}
+        drift, slope = map(np.asarray, drift_and_slope(weights))
         assert (drift >= 0).all() and (drift > 0.1).any() and np.isfinite(slope).all()
-        assert at_one.sum() == 31 and (drift[at_one] == 0).all() and (slope[at_one] == 0).all()
+        assert (drift[at_one] == 0).all() and (slope[at_one] == 0).all()
 
 
 def test_first_loss_and_gradient_are_those_of_ppo():
     rng = np.random.default_rng(0)
-    old, advantage = jnp.asarray(rng.normal(size=(2, 256)), jnp.float32)
-    new = old + jnp.asarray(rng.normal(size=256) * 0.4, jnp.float32)
-    weights = evolve.init_weights(jax.random.key(0), 32)
-    drift = partial(evolve.network_drift, weights, clip_eps=CLIP)
-    ours = jax.value_and_grad(lambda x: evolve.policy_loss(x, old, advantage, drift))(new)
-    theirs = jax.value_and_grad(lambda x: ppo.policy_loss(x, old, advantage, CLIP)[0])(new)
+    old, advantage = rng.normal(size=(2, 256))
+    new = old + rng.normal(size=256) * 0.4
+
+    def evolved(new, old, advantage, output):
+        """The loss with a network that has this output weight."""
+        weights = evolve.init_weights(jax.random.key(0), 32)
+        weights = weights | {"output": weights["output"] + output}
+        drift = partial(evolve.network_drift, weights, clip_eps=CLIP)
+        return evolve.policy_loss(new, old, advantage, drift)
+
+    @jit_quickly
+    def losses(*batch):
+        """Of a network at its start and of PPO with their gradients, and of another network."""
+        return (
+            jax.value_and_grad(evolved)(*batch, 0.0),
+            jax.value_and_grad(lambda *batch: ppo.policy_loss(*batch, CLIP)[0])(*batch),
+            evolved(*batch, 0.1),
+        )
+
+    ours, theirs, other = jax.device_get(losses(new, old, advantage))
     np.testing.assert_allclose(ours[0], theirs[0], atol=2e-4)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-3, atol=1e-6)
-    assert (np.asarray(theirs[1]) == 0).sum() > 20  # the clip has set in
-    some = weights | {"output": weights["output"] + 0.1}
-    other = evolve.policy_loss(
-        new, old, advantage, partial(evolve.network_drift, some, clip_eps=CLIP)
-    )
+    assert (theirs[1] == 0).sum() > 20  # the clip has set in
     assert abs(other - theirs[0]) > 1e-3
 
 
 def test_best_agent_by_hand():
-    returns = jnp.array([[1.0, 1.0], [9.0, jnp.nan], [2.0, 4.0], [3.0, 1.0]])
-    agents = {"a": jnp.arange(8).reshape(4, 2), "b": jnp.arange(16.0).reshape(4, 2, 2)}
-    found = evolve.best_agent(returns, agents)
-    assert found["a"] == 5 and (found["b"] == jnp.array([10.0, 11.0])).all()
+    returns = np.array([[1.0, 1.0], [9.0, np.nan], [2.0, 4.0], [3.0, 1.0]])
+    agents = {"a": np.arange(8).reshape(4, 2), "b": np.arange(16.0).reshape(4, 2, 2)}
+    found = jax.device_get(jit_quickly(evolve.best_agent)(returns, agents))
+    assert found["a"] == 5 and (found["b"] == [10.0, 11.0]).all()
 
 
 # --- the evolution strategy ---
 
-STRATEGY = evolve.Config(population_size=6, drift_size=2, es_lr=0.03, es_sigma=0.2)
+STRATEGY = evolve.Config(population_size=16, drift_size=2, es_lr=0.03, es_sigma=0.2)
 
 
-def start_strategy():
-    strategy = evolve.make_strategy(STRATEGY)
-    weights = evolve.init_weights(jax.random.key(0), STRATEGY.drift_size)
-    return strategy, strategy.init(jax.random.key(1), weights, strategy.default_params)
+@jit_quickly
+def start_strategy(config):
+    strategy = evolve.make_strategy(config)
+    weights = evolve.init_weights(jax.random.key(0), config.drift_size)
+    return strategy.init(jax.random.key(1), weights, strategy.default_params)
+
+
+@jit_quickly
+def ask(config, seed, state):
+    strategy = evolve.make_strategy(config)
+    return strategy.ask(jax.random.key(seed), state, strategy.default_params)
+
+
+@jit_quickly
+def tell(config, population, cost, state):
+    strategy = evolve.make_strategy(config)
+    key = jax.random.key(9)
+    return strategy.tell(key, population, cost, state, strategy.default_params)[0]
 
 
 def flatten(population):
@@ -130,22 +153,22 @@ def flatten(population):
 
 
 def test_population_is_of_mirrored_pairs():
-    strategy, state = start_strategy()
-    population, _ = strategy.ask(jax.random.key(2), state, strategy.default_params)
+    state = start_strategy(STRATEGY)
+    population, _ = ask(STRATEGY, 2, state)
     noise = (flatten(population) - np.asarray(state.mean)) / 0.2
-    np.testing.assert_allclose(noise[:3], -noise[3:], atol=1e-5)
-    assert 0.6 < noise[:3].std() < 1.4 and np.linalg.matrix_rank(noise) == 3
+    np.testing.assert_allclose(noise[:8], -noise[8:], atol=1e-5)
+    assert 0.6 < noise[:8].std() < 1.4 and np.linalg.matrix_rank(noise) == 8
 
 
 def test_steps_against_numpy_on_a_quadratic():
     """Ranks, the estimate of the gradient and Adam; the third network has not finished an
     episode.
     """
-    strategy, state = start_strategy()
+    state = start_strategy(STRATEGY)
     mean, size = np.asarray(state.mean, float), STRATEGY.population_size
     first, second = np.zeros_like(mean), np.zeros_like(mean)
     for t in range(1, 4):
-        population, state = strategy.ask(jax.random.key(t), state, strategy.default_params)
+        population, state = ask(STRATEGY, t, state)
         networks = flatten(population).astype(float)
         cost = np.square(networks - 1.0).sum(axis=1)
         cost[2] = np.nan
@@ -155,41 +178,29 @@ def test_steps_against_numpy_on_a_quadratic():
             gradient += (rank / (size - 1) - 0.5) * (networks[i] - mean) / (size * 0.2**2)
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
         mean = mean - 0.03 * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
-        state, _ = strategy.tell(
-            jax.random.key(9), population, jnp.asarray(cost), state, strategy.default_params
-        )
+        state = tell(STRATEGY, population, cost, state)
         np.testing.assert_allclose(state.mean, mean, rtol=1e-3, atol=1e-4)
 
 
 def test_networks_that_are_all_the_same_stay_numbers():
     """With `es_sigma` 0 the estimate of the gradient was 0 / 0."""
-    strategy = evolve.make_strategy(dataclasses.replace(STRATEGY, es_sigma=0.0))
-    _, state = start_strategy()
+    config, state = dataclasses.replace(STRATEGY, es_sigma=0.0), start_strategy(STRATEGY)
     for t in range(3):
-        population, state = strategy.ask(jax.random.key(t), state, strategy.default_params)
-        cost = jnp.arange(6.0)
-        state, _ = strategy.tell(
-            jax.random.key(9), population, cost, state, strategy.default_params
-        )
-        assert np.isfinite(flatten(population)).all() and np.isfinite(state.mean).all()
+        population, state = ask(config, t, state)
+        state = tell(config, population, np.arange(16.0), state)
+        assert np.isfinite(flatten(population)).all()
+        assert np.isfinite(np.asarray(state.mean)).all()
 
 
 def test_strategy_finds_the_minimum_of_a_quadratic():
-    strategy = evolve.make_strategy(dataclasses.replace(STRATEGY, population_size=16, es_lr=0.1))
-    _, state = start_strategy()
-
-    def step(state, key):
-        population, state = strategy.ask(key, state, strategy.default_params)
-        cost = jax.vmap(
-            lambda weights: sum(jnp.square(x - 1.0).sum() for x in jax.tree.leaves(weights))
-        )(population)
-        state, _ = strategy.tell(key, population, cost, state, strategy.default_params)
-        return state, cost.mean()
-
-    _, cost = jit_quickly(partial(jax.lax.scan, step))(
-        state, jax.random.split(jax.random.key(0), 100)
-    )
-    assert cost[0] > 10 and cost[-1] < 2  # 18 weights, and 18 * 0.2**2 is what the noise costs
+    config, state = dataclasses.replace(STRATEGY, es_lr=0.1), start_strategy(STRATEGY)
+    costs = []
+    for t in range(100):
+        population, state = ask(config, t, state)
+        cost = np.square(flatten(population) - 1.0).sum(axis=1)
+        state = tell(config, population, cost, state)
+        costs.append(cost.mean())
+    assert costs[0] > 10 and costs[-1] < 2  # 18 weights, and 18 * 0.2**2 is what the noise costs
 
 
 # --- trainings ---
@@ -200,6 +211,8 @@ CONFIG = dataclasses.replace(
 KEYS, PLAY_KEYS = jax.random.split(jax.random.key(3), (2, 2))
 
 
+@functools.cache
+@jit_quickly
 def networks():
     keys = jax.random.split(jax.random.key(4), CONFIG.population_size)
     weights = jax.vmap(partial(evolve.init_weights, size=4))(keys)
@@ -267,48 +280,52 @@ def test_slices_give_the_same(evaluated, num_slices):
 # --- fitness ---
 
 
-def player(logits, **settings):
-    """`play` of an agent that knows nothing but how likely each action is."""
-    config = dataclasses.replace(CONFIG, **settings)
+@functools.cache
+def player():
+    """`play(logits, key)` of an agent that knows nothing but how likely each action is.
+
+    And its environment.
+    """
+    config = dataclasses.replace(CONFIG, fitness_episodes=5, env_params={"max_steps_in_episode": 9})
     env, env_params = evolve.make_env(config)
     actor, _ = evolve.make_networks(config, env, env_params)
-    obs, _ = env.reset(jax.random.key(0), env_params)
-    params = jax.tree.map(jnp.zeros_like, actor.init(jax.random.key(0), obs))
-    (last,) = [
-        name for name in params["params"] if params["params"][name]["bias"].shape == (len(logits),)
-    ]
-    params["params"][last]["bias"] = jnp.asarray(logits)
-    statistics = evolve.init_mean_std(obs.shape)
-    nothing = dict.fromkeys(evolve.AgentState._fields)
-    used = {"params": {"actor": params}, "obs_statistics": statistics}
-    state = evolve.AgentState(**nothing | used)
-    return jit_quickly(partial(evolve.make_inner(config)[1], state)), env, env_params
+    shape = env.observation_space(env_params).shape
+
+    def play(logits, key):
+        params = actor.init(key, jnp.zeros(shape))
+        params = flatten_dict(jax.tree.map(jnp.zeros_like, params))
+        (last,) = [path for path in params if path[-1] == "bias" and params[path].shape == (2,)]
+        params[last] = logits
+        statistics = evolve.init_mean_std(shape)
+        nothing = dict.fromkeys(evolve.AgentState._fields)
+        used = {"params": {"actor": unflatten_dict(params)}, "obs_statistics": statistics}
+        return evolve.make_inner(config)[1](evolve.AgentState(**nothing | used), key)
+
+    return jit_quickly(play), env, env_params
 
 
 def test_fitness_is_of_whole_episodes():
     """CartPole pushed one way only: each episode, played by itself in a loop, counts once, though
     some last longer.
     """
-    play, env, env_params = player(
-        [0.0, 1e3], fitness_episodes=3, env_params={"max_steps_in_episode": 9}
-    )
-    returns, lengths = play(jax.random.key(7))
+    play, env, env_params = player()
+    returns, lengths = play(np.array([0.0, 1e3]), jax.random.key(7))
     reset_key, _ = jax.random.split(jax.random.key(7))
     expected, reset, step = [], jit_quickly(env.reset), jit_quickly(env.step)
-    for key in jax.random.split(reset_key, 3):
+    for key in jax.random.split(reset_key, 5):
         _, state = reset(key, env_params)
         steps, done = 0, False
         while not done:
             _, state, _, terminated, truncated, _ = step(key, state, 1, env_params)
-            steps, done = steps + 1, bool(terminated | truncated)
+            steps, done = steps + 1, bool(terminated) or bool(truncated)
         expected.append(steps)
     assert len(set(expected)) > 1  # they end at different times
     np.testing.assert_allclose([returns, lengths], [np.mean(expected)] * 2)
 
 
 def test_fitness_ends_at_the_time_limit():
-    play, _, _ = player([0.0, 0.0], fitness_episodes=5, env_params={"max_steps_in_episode": 4})
-    assert [float(value) for value in play(jax.random.key(0))] == [4.0, 4.0]
+    play, _, _ = player()
+    assert [float(value) for value in play(np.zeros(2), jax.random.key(0))] == [9.0, 9.0]
 
 
 def test_generation_on_an_environment_of_known_value():
@@ -329,7 +346,7 @@ def test_generation_on_an_environment_of_known_value():
     }
     for name, value in expected.items():
         np.testing.assert_allclose(out["metrics"][name], np.full((2, 1), value), atol=1e-5)
-    state = out["runner_state"]
+    state = jax.device_get(out["runner_state"])
     drift = np.concatenate(
         [state.agent["drift"][name].reshape(2, -1) for name in ("hidden", "output")], axis=1
     )
@@ -341,8 +358,9 @@ def test_networks_of_a_generation_play_the_same_episodes():
 
     Two agents of a network play different episodes.
     """
-    same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), networks())
-    returns, lengths, _ = jit_quickly(evolve.make_evaluate(CONFIG))(same, KEYS, PLAY_KEYS)
+    same = jax.tree.map(lambda leaf: np.broadcast_to(leaf[:1], leaf.shape), networks())
+    evaluate = jit_quickly(evolve.make_evaluate(CONFIG))
+    returns, lengths = jax.device_get(evaluate(same, KEYS, PLAY_KEYS)[:2])
     np.testing.assert_allclose(returns, np.broadcast_to(returns[:1], returns.shape), rtol=1e-5)
     assert lengths[0, 0] != lengths[0, 1]
 
@@ -353,7 +371,7 @@ def test_networks_of_a_generation_play_the_same_episodes():
 def test_report(tmp_path):
     config = dataclasses.replace(CONFIG, num_generations=1)
     state = jax.eval_shape(jax.vmap(evolve.make_learner(config)[0]), KEYS)
-    state = state._replace(drift=jax.tree.map(lambda leaf: leaf[:2], networks()))
+    state = state._replace(drift=jax.tree.map(lambda leaf: np.asarray(leaf)[:2], networks()))
     evolve.report(config, state, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"drift.png"}
     picture = matplotlib.image.imread(tmp_path / "drift.png")[..., :3]

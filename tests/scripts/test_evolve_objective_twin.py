@@ -4,8 +4,10 @@ An agent learns as the twin of ppo.py does, with a drift in place of the clip. e
 strategy is called as it is.
 """
 
+import copy
 import dataclasses
 import types
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ import test_ppo_twin as ppo
 from evosax.algorithms import Open_ES
 from support import twin
 from support.tiers import slow
-from support.twin import Environments
+from support.twin import Adam, Environments, RunningStatistics
 
 import evolve_objective as script
 
@@ -70,19 +72,58 @@ def drift(weights, ratio, advantage, clip_eps):
 
 
 class Agent(ppo.Twin):
-    """An agent that trains with the drift of these weights."""
+    """An agent that trains with a drift. Those that `start` makes share its compiled programs."""
 
     script = script
 
-    def __init__(self, config, rng, weights):
-        self.weights = weights
-        inner = types.SimpleNamespace(
+    def __init__(self, config):
+        self.config = types.SimpleNamespace(
             **vars(config),
             num_envs=config.inner_envs,
             num_steps=config.inner_steps,
             num_updates=config.inner_updates,
         )
-        super().__init__(inner, rng)
+        self.environments = Environments(script, config)
+        env, env_params = self.environments.env, self.environments.env_params
+        self.actor, self.critic = script.make_networks(config, env, env_params)
+        self.init = jax.jit(self.init_params)
+        self.log_probs = jax.jit(self.log_probs)
+        self.value = jax.jit(self.value)
+        self.gradient_with = jax.jit(self.gradient_with)
+
+    def init_params(self, actor_key, critic_key, obs):
+        return {
+            "actor": self.actor.init(actor_key, obs),
+            "critic": self.critic.init(critic_key, obs),
+        }
+
+    def gradient_with(self, weights, params, batch):
+        agent = copy.copy(self)
+        agent.weights = weights
+        return jax.grad(agent.loss, has_aux=True)(params, batch)
+
+    def start(self, rng, weights):
+        """A new agent with the drift of these weights."""
+        agent = copy.copy(self)
+        agent.weights = weights
+        agent.gradient = partial(self.gradient_with, weights)
+        actor_key, critic_key, env_key, agent.key = jax.random.split(rng, 4)
+        agent.environments = self.reset(env_key, self.config.num_envs)
+        obs = np.array(agent.environments.obs)
+        agent.params = jax.device_get(self.init(actor_key, critic_key, obs))
+        agent.optimizer = Adam(agent.params, eps=1e-5, max_norm=self.config.max_grad_norm)
+        agent.obs_statistics = RunningStatistics((3,))
+        agent.return_statistics = RunningStatistics(())
+        agent.discounted_return = np.zeros(self.config.num_envs)
+        agent.update_count = 0
+        return agent
+
+    def reset(self, rng, number):
+        """New environments."""
+        environments = copy.copy(self.environments)
+        environments.states, environments.obs, environments.ended = [], [], []
+        environments.reset(jax.random.split(rng, number))
+        return environments
 
     def objective(self, ratio, advantage):
         penalty = drift(self.weights, ratio, advantage, self.config.clip_eps)
@@ -91,9 +132,8 @@ class Agent(ppo.Twin):
     def play(self, rng):
         """Mean return and length of new episodes, in which the agent explores as in training."""
         config = self.config
-        environments = Environments(script, config)
         reset_key, key = jax.random.split(rng)
-        environments.reset(jax.random.split(reset_key, config.fitness_episodes))
+        environments = self.reset(reset_key, config.fitness_episodes)
         going_on = np.ones(config.fitness_episodes, bool)
         returns = np.zeros(config.fitness_episodes)
         lengths = np.zeros(config.fitness_episodes)
@@ -102,7 +142,7 @@ class Agent(ppo.Twin):
             obs = np.array(environments.obs)
             if config.normalize_obs:
                 obs = self.obs_statistics.normalize(obs)
-            action, _ = self.act(action_key, jnp.asarray(obs, jnp.float32))
+            action, _ = self.act(action_key, np.asarray(obs, np.float32))
             env_keys = jax.random.split(env_key, config.fitness_episodes)
             reward, terminated, truncated, _ = environments.step(env_keys, action)
             returns += going_on * reward
@@ -114,17 +154,11 @@ class Agent(ppo.Twin):
 class Twin:
     def __init__(self, config, rng):
         self.config = config
-        environments = Environments(script, config)
-        env, env_params = environments.env, environments.env_params
-        actor, critic = script.make_networks(config, env, env_params)
+        self.agent = Agent(config)
 
         keys = jax.random.split(rng, 6)
-        actor_key, critic_key, weights_key, es_key, obs_key, self.key = keys
-        obs, _ = env.reset(obs_key, env_params)
-        self.params = {
-            "actor": jax.jit(actor.init)(actor_key, obs),
-            "critic": jax.jit(critic.init)(critic_key, obs),
-        }
+        actor_key, critic_key, weights_key, es_key, _, self.key = keys
+        self.params = self.agent.init(actor_key, critic_key, np.zeros((config.inner_envs, 3)))
         hidden = jax.random.normal(weights_key, (8, config.drift_size)) / np.sqrt(8)
         self.drift = {"hidden": hidden, "output": jnp.zeros(config.drift_size)}
         self.strategy = Open_ES(
@@ -145,14 +179,15 @@ class Twin:
         train_keys = jax.random.split(train_key, config.inner_seeds)
         play_keys = jax.random.split(play_key, config.inner_seeds)
         population, es_state = strategy.ask(ask_key, self.es_state, strategy.default_params)
+        networks = jax.device_get(population)
 
         agents = {}
         returns = np.zeros((config.population_size, config.inner_seeds))
         lengths = np.zeros((config.population_size, config.inner_seeds))
         for member in range(config.population_size):
-            weights = {name: x[member] for name, x in population.items()}
+            weights = {name: x[member] for name, x in networks.items()}
             for seed in range(config.inner_seeds):
-                agent = Agent(config, train_keys[seed], weights)
+                agent = self.agent.start(train_keys[seed], weights)
                 for _ in range(config.inner_updates):
                     agent.update()
                 agents[member, seed] = agent

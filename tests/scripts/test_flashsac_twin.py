@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import test_sac_twin as sac
 from support import twin
+from support.compilation import jit_quickly
 from support.twin import RunningStatistics
 
 import flashsac as script
@@ -83,11 +84,14 @@ class Twin(sac.Twin):
     script = script
 
     def init_networks(self, actor_key, critic_key, obs) -> None:
-        init_actor = jax.jit(partial(self.actor.init, training=True))
-        init_critic = jax.jit(partial(self.critic.init, training=True))
+        init_actor = jit_quickly(partial(self.actor.init, training=True))
+        init_critic = jit_quickly(partial(self.critic.init, training=True))
         actor = init_actor(actor_key, obs)
         critics = [init_critic(key, obs, self.noise) for key in jax.random.split(critic_key, 2)]
-        self.joint_pass = jax.jit(self.joint_pass)
+        self.action = jit_quickly(self.action)
+        self.draw = jit_quickly(self.draw, static_argnums=1)
+        self.bootstrap = jit_quickly(self.bootstrap)
+        self.split = jit_quickly(self.split)
         self.actor_params = projected(actor["params"])
         self.actor_stats = actor["batch_stats"]
         self.critic_params = [projected(critic["params"]) for critic in critics]
@@ -98,26 +102,34 @@ class Twin(sac.Twin):
         self.largest_return = 0.0
 
     def act(self, obs, noise):
-        """In evaluation."""
         variables = {"params": self.actor_params, "batch_stats": self.actor_stats}
-        gaussian = self.actor.apply(variables, jnp.asarray(obs, jnp.float32), training=False)
+        return self.action(variables, obs.astype(np.float32), noise)
+
+    def action(self, variables, obs, noise):
+        """In evaluation."""
+        gaussian = self.actor.apply(variables, obs, training=False)
         return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
+
+    def draw(self, key, max_noise_steps):
+        """Of a step: noise, the steps for which it is held, and the keys of the environments."""
+        noise_key, noise_steps_key, env_key = jax.random.split(key, 3)
+        weights = np.arange(1.0, max_noise_steps + 1) ** -self.config.noise_exponent
+        log_probability = jnp.log(jnp.asarray(weights / weights.sum(), jnp.float32))
+        index = jax.random.categorical(noise_steps_key, log_probability)
+        noise = jax.random.normal(noise_key, (self.config.num_envs, 2))
+        return noise, index + 1, list(jax.random.split(env_key, self.config.num_envs))
 
     def add_transitions(self, key, max_noise_steps, act) -> None:
         config = self.config
         rollout = []
         for step_key in jax.random.split(key, config.num_steps):
-            noise_key, noise_steps_key, env_key = jax.random.split(step_key, 3)
+            noise, noise_steps, env_keys = self.draw(step_key, max_noise_steps)
             if self.noise_steps_left == 0:
-                self.noise = jax.random.normal(noise_key, self.noise.shape)
-                weights = np.arange(1.0, max_noise_steps + 1) ** -config.noise_exponent
-                log_probability = jnp.log(jnp.asarray(weights / weights.sum(), jnp.float32))
-                index = jax.random.categorical(noise_steps_key, log_probability)
-                self.noise_steps_left = int(index) + 1
+                self.noise = noise
+                self.noise_steps_left = int(noise_steps)
             self.noise_steps_left -= 1
             obs = np.array(self.environments.obs)
             action = np.asarray(act(obs, self.noise))
-            env_keys = jax.random.split(env_key, config.num_envs)
             reward, terminated, truncated, next_obs = self.environments.step(env_keys, action)
             for i in range(config.num_envs):
                 rollout.append(
@@ -196,19 +208,26 @@ class Twin(sac.Twin):
         size = self.config.batch_size
         return logits[:size], logits[size:], changed["batch_stats"]
 
+    def bootstrap(self, actor, target_critics, batch, key):
+        """a', its log-probability, and the probabilities of the atoms by each target critic."""
+        gaussian = self.actor.apply(actor, batch["next_obs"], training=False)
+        next_action, next_log_prob = self.sample_action(gaussian, key)
+        next_probabilities = []
+        for params, stats in zip(*target_critics, strict=True):
+            _, next_logits, _ = self.joint_pass(params, stats, batch, next_action)
+            next_probabilities.append(jax.nn.softmax(next_logits))
+        return next_action, next_log_prob, next_probabilities
+
     def target(self, batch, key):
         """Probabilities of the atoms, [B, K], and the share of values that none can represent."""
         config = self.config
         limit, num_atoms = config.value_limit, config.num_atoms
         atoms = np.linspace(-limit, limit, num_atoms)
-        variables = {"params": self.actor_params, "batch_stats": self.actor_stats}
-        gaussian = self.actor.apply(variables, batch["next_obs"], training=False)
-        next_action, next_log_prob = self.sample_action(gaussian, key)
-        next_probabilities = []
-        for params, stats in zip(self.target_params, self.critic_stats, strict=True):
-            _, next_logits, _ = self.joint_pass(params, stats, batch, next_action)
-            next_probabilities.append(np.asarray(jax.nn.softmax(next_logits)))
-
+        actor = {"params": self.actor_params, "batch_stats": self.actor_stats}
+        target_critics = (self.target_params, self.critic_stats)
+        next_action, next_log_prob, next_probabilities = jax.device_get(
+            self.bootstrap(actor, target_critics, batch, key)
+        )
         alpha = np.exp(self.log_ent_coef)
         target = np.zeros((config.batch_size, num_atoms), np.float32)
         outside = 0.0
@@ -289,23 +308,28 @@ class Twin(sac.Twin):
         )
         return metrics | {"outside_support": outside}
 
+    def split(self, key):
+        """The next key, that of the rollout, and lists of keys of batches, actors and critics."""
+        key, collect_key, batch_key, actor_key, critic_key = jax.random.split(key, 5)
+        num_groups = self.config.gradient_steps // self.config.policy_delay
+        batch_keys = jax.random.split(batch_key, (num_groups, self.config.policy_delay))
+        actor_keys = jax.random.split(actor_key, num_groups)
+        critic_keys = jax.random.split(critic_key, (num_groups, self.config.policy_delay))
+        each = [list(map(list, batch_keys)), list(actor_keys), list(map(list, critic_keys))]
+        return key, collect_key, *each
+
     def update(self) -> dict:
         config = self.config
-        keys = jax.random.split(self.key, 5)
-        self.key, collect_key, batch_key, actor_key, critic_key = keys
+        self.key, collect_key, batch_keys, actor_keys, critic_keys = self.split(self.key)
         self.add_transitions(collect_key, config.max_noise_steps, self.act)
-        num_groups = config.gradient_steps // config.policy_delay
-        batch_keys = jax.random.split(batch_key, (num_groups, config.policy_delay))
-        actor_keys = jax.random.split(actor_key, num_groups)
-        critic_keys = jax.random.split(critic_key, (num_groups, config.policy_delay))
         actor_metrics = []
         critic_metrics = []
-        for group in range(num_groups):
+        for group, actor_key in enumerate(actor_keys):
             for i in range(config.policy_delay):
-                batch = self.sample(batch_keys[group, i])
+                batch = self.sample(batch_keys[group][i])
                 if i == 0:
-                    actor_metrics.append(self.actor_step(actor_keys[group], batch))
-                critic_metrics.append(self.critic_step(critic_keys[group, i], batch))
+                    actor_metrics.append(self.actor_step(actor_key, batch))
+                critic_metrics.append(self.critic_step(critic_keys[group][i], batch))
         mean = {"reward_divisor": self.reward_divisor()}
         for steps in (critic_metrics, actor_metrics):
             mean |= {name: np.mean([step[name] for step in steps]) for name in steps[0]}
@@ -316,7 +340,7 @@ class Twin(sac.Twin):
         np.testing.assert_allclose(state.largest_return, self.largest_return, rtol=1e-4)
         returns = self.discounted_return
         np.testing.assert_allclose(state.discounted_return, returns, rtol=1e-4, atol=1e-5)
-        assert state.noise_steps_left == self.noise_steps_left
+        assert int(state.noise_steps_left) == self.noise_steps_left
 
     def check_learning(self, state) -> None:
         super().check_learning(state)

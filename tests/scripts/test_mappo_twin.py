@@ -60,7 +60,7 @@ CASES = {
 
 
 def stack(trees):
-    return jax.tree.map(lambda *leaves: jnp.array(leaves), *trees)
+    return jax.tree.map(lambda *leaves: np.array(leaves), *trees)
 
 
 def masked_mean(x, alive):
@@ -73,11 +73,13 @@ class Twin:
         self.env, self.env_params = script.make_env(config)
         self.actor, self.critic = script.make_networks(config, self.env, self.env_params)
         self.step_one = jax.jit(lambda *args: self.env.step(*args, self.env_params))
+        self.log_probs = jax.jit(self.log_probs)
+        self.value = jax.jit(self.value)
         reset_one = jax.jit(lambda key: self.env.reset(key, self.env_params))
 
         actor_key, critic_key, env_key, self.key = jax.random.split(rng, 4)
         env_keys = jax.random.split(env_key, config.num_envs)
-        starts = [reset_one(key) for key in env_keys]
+        starts = jax.device_get([reset_one(key) for key in env_keys])
         self.obs = [obs for obs, _ in starts]
         self.states = [state for _, state in starts]
         self.num_agents = len(self.obs[0].alive)
@@ -86,10 +88,11 @@ class Twin:
 
         obs = stack(self.obs)
         sequence = (self.no_memory(), jax.tree.map(lambda x: x[None], obs), self.first[None])
-        self.params = {
+        params = {
             "actor": jax.jit(self.actor.init)(actor_key, *sequence),
             "critic": jax.jit(self.critic.init)(critic_key, *sequence),
         }
+        self.params = jax.device_get(params)
         self.optimizer = Adam(self.params, eps=1e-5, max_norm=config.max_grad_norm)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))
         self.update_count = 0
@@ -98,7 +101,8 @@ class Twin:
     def no_memory(self):
         if self.config.cell == "none":
             return ()
-        return jnp.zeros((self.config.num_envs, self.num_agents, self.config.cell_size))
+        shape = (self.config.num_envs, self.num_agents, self.config.cell_size)
+        return np.zeros(shape, np.float32)
 
     def step_network(self, network, params, memory, obs, first):
         """The output for one observation, and the memory after it; empty before a first one."""
@@ -126,16 +130,17 @@ class Twin:
             action_key, env_key = jax.random.split(step_key)
             obs = stack(self.obs)
             first = self.first
-            log_probs, self.memory["actor"] = self.log_probs(
-                self.params["actor"], self.memory["actor"], obs, first
+            log_probs, self.memory["actor"] = jax.device_get(
+                self.log_probs(self.params["actor"], self.memory["actor"], obs, first)
             )
-            action = jnp.argmax(log_probs + jax.random.gumbel(action_key, log_probs.shape), -1)
-            log_prob = jnp.take_along_axis(log_probs, action[..., None], -1)[..., 0]
+            gumbel = np.asarray(jax.random.gumbel(action_key, log_probs.shape))
+            action = np.argmax(log_probs + gumbel, -1)
+            log_prob = np.take_along_axis(log_probs, action[..., None], -1)[..., 0]
             step = {"obs": obs, "first": first, "action": action, "log_prob": log_prob}
 
             results = []
             for i, one_key in enumerate(jax.random.split(env_key, config.num_envs)):
-                results.append(self.step_one(one_key, self.states[i], action[i]))
+                results.append(jax.device_get(self.step_one(one_key, self.states[i], action[i])))
                 self.obs[i], self.states[i], _, terminated, truncated, info = results[-1]
                 if terminated or truncated:
                     self.episodes.append(
@@ -171,11 +176,11 @@ class Twin:
         never = np.zeros(config.num_envs, bool)
         for step in steps:
             params = self.params["critic"]
-            step["value"], self.memory["critic"] = self.value(
-                params, self.memory["critic"], step["obs"], step["first"]
+            step["value"], self.memory["critic"] = jax.device_get(
+                self.value(params, self.memory["critic"], step["obs"], step["first"])
             )
-            step["next_value"], _ = self.value(
-                params, self.memory["critic"], step["next_obs"], never
+            step["next_value"], _ = jax.device_get(
+                self.value(params, self.memory["critic"], step["next_obs"], never)
             )
             step["advantage"] = np.zeros((config.num_envs, self.num_agents))
         for i in range(config.num_envs):
@@ -192,7 +197,7 @@ class Twin:
                     next_advantage = delta + config.gamma * config.gae_lambda * next_advantage
                     step["advantage"][i, agent] = next_advantage
         for step in steps:
-            step["target"] = step["advantage"] + np.asarray(step["value"])
+            step["target"] = step["advantage"] + step["value"]
 
     def loss(self, params, batch, memory):
         """Equation 9 of arXiv 1707.06347, negated. `batch` is a list of steps in time."""
@@ -249,7 +254,7 @@ class Twin:
             names = steps[0].keys()
             steps = [
                 {
-                    name: jax.tree.map(lambda *x: jnp.concatenate(x), *[s[name] for s in steps])
+                    name: jax.tree.map(lambda *x: np.concatenate(x), *[s[name] for s in steps])
                     for name in names
                 }
             ]
@@ -271,7 +276,7 @@ class Twin:
         steps = self.collect(collect_key)
         self.estimate_advantages(steps)
         names = ("obs", "first", "action", "log_prob", "value", "advantage", "target")
-        batch = [{name: jax.tree.map(jnp.asarray, step[name]) for name in names} for step in steps]
+        batch = [{name: step[name] for name in names} for step in steps]
         metrics = self.learn(batch, memory, learn_key)
         self.update_count += 1
         value = np.array([step["value"] for step in steps])

@@ -36,34 +36,32 @@ def make_config(**overrides):
 
 
 def make_network(config):
-    """`(init, apply, step)`: the body, the actor and the critic as one network, over a sequence or
-    over one step of it.
+    """`(init, apply)`: the body, the actor and the critic as one network, over a sequence.
 
-    They return the memory after each step, the policies and the values.
+    It gives the memory after each step, the logits and the values.
     """
     body, actor, critic = ppo_rnn.make_networks(config, *ppo_rnn.make_env(config))
 
     def init(key, hidden, obs, first):
         return {
-            "body": jax.jit(body.init)(key, hidden, obs, first),
-            "actor": jax.jit(actor.init)(key, hidden),
-            "critic": jax.jit(critic.init)(key, hidden),
+            "body": body.init(key, hidden, obs, first),
+            "actor": actor.init(key, hidden),
+            "critic": critic.init(key, hidden),
         }
 
     def apply(params, hidden, obs, first):
         hidden = body.apply(params["body"], hidden, obs, first)
-        return hidden, actor.apply(params["actor"], hidden), critic.apply(params["critic"], hidden)
+        logits = actor.apply(params["actor"], hidden).logits
+        return hidden, logits, critic.apply(params["critic"], hidden)
 
-    def step(params, hidden, obs, first):
-        hidden, policy, value = apply(params, hidden, obs[None], first[None])
-        return hidden[0], policy[0], value[0]
-
-    return jit_quickly(init), jit_quickly(apply), jit_quickly(step)
+    return init, apply
 
 
-def larger(params):
-    """Parameters of which the memory and the policy make more than those at the start."""
-    return jax.tree.map(lambda leaf: 3.0 * leaf, params)
+def random_params(init, *args):
+    """Numbers that are neither 0 nor orthogonal as they are at the start."""
+    rng = np.random.default_rng(1)
+    draw = lambda leaf: rng.normal(scale=0.7, size=leaf.shape).astype(np.float32)  # noqa: E731
+    return jax.tree.map(draw, jax.eval_shape(init, jax.random.key(0), *args))
 
 
 # --- what is taken from ppo.py, whose tests are of both ---
@@ -92,12 +90,12 @@ def test_gru_against_a_loop():
     first = rng.random((steps, envs)) < 0.3
     assert first[1:].any() and not first[0].all()
     gru = ppo_rnn.Gru(size)
-    params = jit_quickly(gru.init)(jax.random.key(0), hidden, x, first)
+    params = jax.device_get(jit_quickly(gru.init)(jax.random.key(0), hidden, x, first))
     for gate in ("reset", "update", "new"):
         kernel = params["params"][gate]
         np.testing.assert_allclose(kernel @ kernel.T, np.eye(size), atol=1e-4)
-    params = jax.tree.map(lambda leaf: leaf + jnp.asarray(rng.normal(size=leaf.shape)), params)
-    cell = jax.tree.map(np.asarray, params["params"])
+    params = jax.tree.map(lambda leaf: leaf + rng.normal(size=leaf.shape), params)
+    cell = params["params"]
     kernels = dict(
         zip(("reset", "update", "new"), np.split(cell["Dense_0"]["kernel"], 3, axis=1), strict=True)
     )
@@ -121,18 +119,11 @@ def test_gru_against_a_loop():
 
 
 def test_gru_is_that_of_flax():
-    gru, cell, size = ppo_rnn.Gru(5), nn.GRUCell(5), 5
-    x, hidden = (
-        jax.random.normal(jax.random.key(0), (1, 3, 4)),
-        jax.random.normal(jax.random.key(1), (3, size)),
-    )
-    params = gru.init(jax.random.key(2), hidden, x, jnp.zeros((1, 3), bool))["params"]
-    params["bias"] = jnp.arange(size, dtype=float)
-    kernels, biases = (
-        jnp.split(params["Dense_0"]["kernel"], 3, axis=1),
-        jnp.split(params["Dense_0"]["bias"] + 1.0, 3),
-    )
-    params["Dense_0"]["bias"] = jnp.concatenate(biases)
+    gru, cell, rng = ppo_rnn.Gru(5), nn.GRUCell(5), np.random.default_rng(0)
+    x, hidden, never = rng.normal(size=(1, 3, 4)), rng.normal(size=(3, 5)), np.zeros((1, 3), bool)
+    params = random_params(gru.init, hidden, x, never)["params"]
+    kernels = np.split(params["Dense_0"]["kernel"], 3, axis=1)
+    biases = np.split(params["Dense_0"]["bias"], 3)
     theirs = {}
     for i, (gate, name) in enumerate(zip("rzn", ("reset", "update", "new"), strict=True)):
         theirs |= {
@@ -140,24 +131,22 @@ def test_gru_is_that_of_flax():
             f"h{gate}": {"kernel": params[name]},
         }
     theirs["hn"]["bias"] = params["bias"]
-    after = gru.apply({"params": params}, hidden, x, jnp.zeros((1, 3), bool))[0]
-    np.testing.assert_allclose(
-        after, cell.apply({"params": theirs}, hidden, x[0])[0], rtol=1e-4, atol=1e-6
-    )
+
+    @jit_quickly
+    def memories(params, theirs, hidden, x):
+        ours = gru.apply({"params": params}, hidden, x, never)[0]
+        return ours, cell.apply({"params": theirs}, hidden, x[0])[0]
+
+    np.testing.assert_allclose(*memories(params, theirs, hidden, x), rtol=1e-4, atol=1e-6)
 
 
 def random_cell(name):
     """A cell with a memory of 5 units, its parameters and a nonzero memory, for sequences of 3
     environments.
     """
-    cell, keys = getattr(ppo_rnn, name)(5), jax.random.split(jax.random.key(0), 3)
-    hidden = jax.random.normal(keys[0], (3, 5))
-    params = jit_quickly(cell.init)(keys[1], hidden, jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), bool))
-    return (
-        cell,
-        jax.tree.map(lambda leaf: leaf + jax.random.normal(keys[2], leaf.shape), params),
-        hidden,
-    )
+    cell, hidden = getattr(ppo_rnn, name)(5), np.random.default_rng(0).normal(size=(3, 5))
+    params = random_params(cell.init, hidden, np.zeros((1, 3, 4)), np.zeros((1, 3), bool))
+    return cell, params, hidden
 
 
 @pytest.fixture
@@ -176,10 +165,10 @@ def test_mingru_against_a_loop(parallel):
     """
     (cell, params, start), rng = random_cell("MinGru"), np.random.default_rng(0)
     apply, x = jit_quickly(cell.apply), rng.normal(size=(9, 3, 4))
-    layers = [jax.tree.map(np.asarray, params["params"][f"Dense_{i}"]) for i in range(2)]
+    layers = [params["params"][f"Dense_{i}"] for i in range(2)]
     for first in (*np.eye(9, dtype=bool), np.zeros(9, bool), rng.random((9, 3)) < 0.4):
         first = np.broadcast_to(first.reshape(9, -1), (9, 3))
-        h, expected = np.split(np.asarray(start), [3], axis=1), []
+        h, expected = np.split(start, [3], axis=1), []
         for t in range(9):
             h, below = [np.where(first[t][:, None], 0.0, each) for each in h], []
             for layer, size, memory in zip(layers, (3, 2), h, strict=True):
@@ -212,11 +201,11 @@ def test_gradients_do_not_cross_a_reset(name, parallel):
     sequence.
     """
     cell, params, start = random_cell(name)
-    x = jax.random.normal(jax.random.key(1), (9, 3, 4))
-    first = jnp.zeros((9, 3), bool).at[4, 0].set(True)
+    x, first = np.random.default_rng(1).normal(size=(9, 3, 4)), np.zeros((9, 3), bool)
+    first[4, 0] = True
     memory = lambda start, x: cell.apply(params, start, x, first)[6].sum()  # noqa: E731
-    to_start, to_x = jit_quickly(jax.grad(memory, (0, 1)))(start, x)
-    assert (np.asarray(to_start != 0).any(axis=1) == [False, True, True]).all()
+    to_start, to_x = jax.device_get(jit_quickly(jax.grad(memory, (0, 1)))(start, x))
+    assert ((to_start != 0).any(axis=1) == [False, True, True]).all()
     steps = np.arange(9)
     expected = [(begin <= steps) & (steps <= 6) for begin in (4, 0, 0)]
     np.testing.assert_array_equal((to_x != 0).any(axis=2).T, expected)
@@ -225,22 +214,29 @@ def test_gradients_do_not_cross_a_reset(name, parallel):
 @pytest.mark.parametrize("cell", ["gru", "mingru", "none"])
 def test_a_sequence_is_its_steps_one_after_the_other(cell):
     config = make_config(cell=cell)
-    (init, whole, step), rng = make_network(config), np.random.default_rng(0)
-    obs, first = (
-        jnp.asarray(rng.normal(size=(7, 4, 2)), jnp.float32),
-        jnp.asarray(rng.random((7, 4)) < 0.3),
-    )
-    start = hidden = jnp.asarray(rng.normal(size=(4, 5)), jnp.float32)
-    params = larger(init(jax.random.key(0), hidden, obs, first))
-    hiddens, policy, values = whole(params, start, obs, first)
-    for t in range(7):
-        hidden, step_policy, value = step(params, hidden, obs[t], first[t])
-        np.testing.assert_allclose(hidden, hiddens[t], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(value, values[t], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(step_policy.logits, policy.logits[t], rtol=1e-4, atol=1e-6)
-    _, _, same = whole(params, start, obs, jnp.zeros_like(first))
-    _, _, other = whole(params, start.at[0].add(1.0), obs, jnp.zeros_like(first))
-    assert (np.asarray(other != same).all(axis=0) == [cell != "none", False, False, False]).all()
+    (init, apply), rng = make_network(config), np.random.default_rng(0)
+    obs, first = rng.normal(size=(7, 4, 2)), rng.random((7, 4)) < 0.3
+    start = rng.normal(size=(4, 5)).astype(np.float32)
+    params = random_params(init, start, obs, first)
+
+    @jit_quickly
+    def outputs(start, first):
+        """Of the whole sequence, and of its steps."""
+
+        def step(hidden, obs_and_first):
+            (hidden,), logits, value = apply(params, hidden, *obs_and_first)
+            return hidden, (hidden, logits[0], value[0])
+
+        stepwise = jax.lax.scan(step, start, (obs[:, None], first[:, None]))[1]
+        return apply(params, start, obs, first), stepwise
+
+    whole, stepwise = outputs(start, first)
+    for found, expected in zip(whole, stepwise, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    never, more = np.zeros_like(first), start + np.eye(4, 1, dtype=np.float32)
+    (_, _, same), (_, _, other) = (outputs(each, never)[0] for each in (start, more))
+    changed = np.asarray(other) != np.asarray(same)
+    assert (changed.all(axis=0) == [cell != "none", False, False, False]).all()
 
 
 # --- what is seen ---
@@ -251,27 +247,29 @@ def play(config, actions):
     ...] and so on.
     """
     env, env_params = ppo_rnn.make_env(config)
-    obs, state = env.reset(jax.random.key(0), env_params)
-    seen, rewards, dones, finals = [obs], [], [], []
-    for i, action in enumerate(actions):
-        obs, state, reward, terminated, truncated, info = env.step(
-            jax.random.key(i), state, action, env_params
-        )
-        assert (
-            obs.shape == info["final_observation"].shape == env.observation_space(env_params).shape
-        )
-        seen.append(obs)
-        rewards.append(reward)
-        dones.append(terminated | truncated)
-        finals.append(info["final_observation"])
-    return tuple(map(np.asarray, (seen, rewards, dones, finals)))
+    shape = env.observation_space(env_params).shape
+
+    def step(state, inputs):
+        key, action = inputs
+        obs, state, reward, terminated, truncated, info = env.step(key, state, action, env_params)
+        assert obs.shape == info["final_observation"].shape == shape
+        return state, (obs, reward, terminated | truncated, info["final_observation"])
+
+    @jit_quickly
+    def run(actions):
+        first, state = env.reset(jax.random.key(0), env_params)
+        keys = jax.random.split(jax.random.key(1), len(actions))
+        _, (seen, *rest) = jax.lax.scan(step, state, (keys, actions))
+        return jnp.concatenate([first[None], seen]), *rest
+
+    return jax.device_get(run(np.array(actions)))
 
 
 def test_previous_action_and_reward():
     config = make_config(
         observe_previous=True, observe=(0,), env_params={"noise": 1.0, "max_steps_in_episode": 3}
     )
-    actions = jnp.asarray([2, 0, 1, 2, 1])
+    actions = np.array([2, 0, 1, 2, 1])
     seen, rewards, dones, finals = play(config, actions)
     assert dones.tolist() == [False, False, True, False, False]
     one_hot = np.eye(3)[actions]
@@ -290,14 +288,14 @@ def test_previous_action_and_reward():
     "name, size, seen", [("CartPole-v1", 4, (2, 0)), slow("Catch-bsuite", 50, (49,))]
 )
 def test_entries_that_are_seen(name, size, seen):
-    everything, *_ = play(make_config(env_name=name), jnp.asarray([1, 0, 1]))
-    some, *_ = play(make_config(env_name=name, observe=seen), jnp.asarray([1, 0, 1]))
+    everything, *_ = play(make_config(env_name=name), [1, 0, 1])
+    some, *_ = play(make_config(env_name=name, observe=seen), [1, 0, 1])
     assert everything.shape == (4, size)
     np.testing.assert_array_equal(some, everything[:, seen])
 
 
 def test_numbers_of_states_are_one_hot():
-    seen, *_ = play(make_config(env_name="FrozenLake-misc"), jnp.asarray([1, 2]))
+    seen, *_ = play(make_config(env_name="FrozenLake-misc"), [1, 2])
     assert seen.shape[1] == 16 and (seen.sum(axis=1) == 1).all() and seen[0, 0] == 1
 
 
@@ -322,8 +320,7 @@ def test_recall_needs_memory(cell):
         cell=cell,
         cell_size=16,
     )
-    train = jit_quickly(jax.vmap(ppo_rnn.make_train(config)))
-    state = train(jax.random.split(jax.random.key(0), 6))["runner_state"]
+    train = ppo_rnn.make_train(config)
     env, env_params = ppo_rnn.make_env(config)
     start, act = policy_of(ppo_rnn, config)
 
@@ -339,8 +336,14 @@ def test_recall_needs_memory(cell):
         _, (rewards, terminated) = jax.lax.scan(step, carry, jax.random.split(step_key, 4))
         return rewards.sum(), terminated
 
-    play = jit_quickly(jax.vmap(jax.vmap(episodic_return, (None, 0)), (0, None)))
-    returns, terminated = play(state.agent, jax.random.split(jax.random.key(1), 64))
+    @jit_quickly
+    @jax.vmap
+    def returns_of(key):
+        agent = train(key)["runner_state"].agent
+        keys = jax.random.split(jax.random.key(1), 64)
+        return jax.vmap(episodic_return, (None, 0))(agent, keys)
+
+    returns, terminated = jax.device_get(returns_of(jax.random.split(jax.random.key(0), 6)))
     assert (terminated == np.array([False, False, False, True])).all()
-    means = np.asarray(returns.mean(axis=1))  # of each agent
+    means = returns.mean(axis=1)  # of each agent
     assert (means == 1.0).sum() >= 4 if cell != "none" else ((means > 0.2) & (means < 0.8)).all()

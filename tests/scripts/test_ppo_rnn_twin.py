@@ -59,17 +59,21 @@ class Twin(ppo.Twin):
         self.environments = Environments(script, config)
         env, env_params = self.environments.env, self.environments.env_params
         self.body, self.actor, self.critic = script.make_networks(config, env, env_params)
+        self.remember = jax.jit(self.remember)
+        self.log_probs = jax.jit(self.log_probs)
+        self.value = jax.jit(self.value)
 
         body_key, actor_key, critic_key, env_key, self.key = jax.random.split(rng, 5)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        obs = jnp.array(self.environments.obs)
+        obs = np.array(self.environments.obs)
         self.first = np.ones(config.num_envs, bool)
         self.memory = np.zeros((config.num_envs, config.cell_size), np.float32)
-        self.params = {
+        params = {
             "body": jax.jit(self.body.init)(body_key, self.memory, obs[None], self.first[None]),
             "actor": jax.jit(self.actor.init)(actor_key, self.memory),
             "critic": jax.jit(self.critic.init)(critic_key, self.memory),
         }
+        self.params = jax.device_get(params)
         self.optimizer = twin.Adam(self.params, eps=1e-5, max_norm=config.max_grad_norm)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))
         self.obs_statistics = RunningStatistics(obs.shape[1:])
@@ -93,7 +97,7 @@ class Twin(ppo.Twin):
             raw_obs.append(obs)
             if config.normalize_obs:
                 obs = self.obs_statistics.normalize(obs)
-            obs = jnp.asarray(obs, jnp.float32)
+            obs = np.asarray(obs, np.float32)
             first = self.first
             self.memory = self.remember(self.params, self.memory, obs, first)
             action, log_prob = self.act(action_key, self.memory)
@@ -103,7 +107,7 @@ class Twin(ppo.Twin):
             if config.normalize_obs:
                 next_obs = self.obs_statistics.normalize(next_obs)
             # The final observation is remembered by the memory of its own episode.
-            next_obs = jnp.asarray(next_obs, jnp.float32)
+            next_obs = np.asarray(next_obs, np.float32)
             never = np.zeros(config.num_envs, bool)
             next_memory = self.remember(self.params, self.memory, next_obs, never)
             steps.append(
@@ -126,13 +130,14 @@ class Twin(ppo.Twin):
 
     def loss(self, params, batch):
         """The memory is computed again, step by step, from the one before the rollout."""
-        memory = batch["memory"]
-        memories = []
-        for t in range(self.config.num_steps):
-            memory = self.remember(params, memory, batch["seen"][t], batch["first"][t])
-            memories.append(memory)
+
+        def step(memory, seen_and_first):
+            memory = self.remember(params, memory, *seen_and_first)
+            return memory, memory
+
+        _, memories = jax.lax.scan(step, batch["memory"], (batch["seen"], batch["first"]))
         flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items() if name != "memory"}
-        return super().loss(params, flat | {"obs": jnp.concatenate(memories)})
+        return super().loss(params, flat | {"obs": memories.reshape(-1, memories.shape[-1])})
 
     def learn(self, batch, key) -> dict:
         """A minibatch holds the whole sequences of some environments."""

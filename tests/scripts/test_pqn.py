@@ -1,9 +1,8 @@
 """PQN's mathematics against NumPy."""
 
-import dataclasses
+import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.compilation import jit_quickly
@@ -12,6 +11,8 @@ from support.tiers import slow
 import pqn
 
 # --- mathematics ---
+
+q_lambda_target = jit_quickly(pqn.q_lambda_target)
 
 
 def mixture_of_n_step_returns(rewards, next_values, terminated, truncated, gamma, q_lambda):
@@ -46,30 +47,42 @@ def test_targets_against_their_definition(q_lambda):
         and (truncated & ~terminated).any()
     )
     args = rewards, next_values, terminated, truncated, 0.9, q_lambda
-    targets = pqn.q_lambda_target(*map(jnp.asarray, args))
+    targets = q_lambda_target(*args)
     np.testing.assert_allclose(targets, mixture_of_n_step_returns(*args), rtol=1e-4, atol=1e-5)
 
 
 def test_targets_by_hand():
     """Three steps, gamma 1/2, lambda 1/2; the second is truncated, then terminated."""
-    rewards, next_values = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([[8.0], [16.0], [32.0]])
-    ends, never = jnp.array([[False], [True], [False]]), jnp.zeros((3, 1), bool)
+    rewards, next_values = np.array([[1.0], [2.0], [4.0]]), np.array([[8.0], [16.0], [32.0]])
+    ends, never = np.array([[False], [True], [False]]), np.zeros((3, 1), bool)
     # The last: 4 + 16. The second: 2 + 8 where it is truncated, 2 where it terminated. The first: 1
     # + (that + 8) / 4.
-    truncated = pqn.q_lambda_target(rewards, next_values, never, ends, 0.5, 0.5)
-    np.testing.assert_allclose(truncated[:, 0], [1 + (10 + 8) / 4, 10, 20])
+    truncated = q_lambda_target(rewards, next_values, never, ends, 0.5, 0.5)
+    np.testing.assert_allclose(np.asarray(truncated)[:, 0], [1 + (10 + 8) / 4, 10, 20])
     for also in (never, ends):
-        terminated = pqn.q_lambda_target(rewards, next_values, ends, also, 0.5, 0.5)
-        np.testing.assert_allclose(terminated[:, 0], [1 + (2 + 8) / 4, 2, 20])
+        terminated = q_lambda_target(rewards, next_values, ends, also, 0.5, 0.5)
+        np.testing.assert_allclose(np.asarray(terminated)[:, 0], [1 + (2 + 8) / 4, 2, 20])
+
+
+@functools.cache
+def training(env_name):
+    config = pqn.Config(
+        env_name=env_name,
+        total_timesteps=10 * 64,
+        num_envs=4,
+        num_steps=16,
+        num_minibatches=2,
+        epsilon_start=0.9,
+        epsilon_finish=0.1,
+        exploration_fraction=0.4,
+        hidden_sizes=(8,),
+    )
+    return jit_quickly(pqn.make_train(config))(jax.random.key(0))["metrics"]
 
 
 def test_epsilon_falls_in_the_first_updates():
-    config = pqn.Config(total_timesteps=10 * 64, num_envs=4, num_steps=16, num_minibatches=2)
-    config = dataclasses.replace(
-        config, epsilon_start=0.9, epsilon_finish=0.1, exploration_fraction=0.4
-    )
-    metrics = jit_quickly(pqn.make_train(config))(jax.random.key(0))["metrics"]
-    np.testing.assert_allclose(metrics["epsilon"], [0.9, 0.7, 0.5, 0.3, *[0.1] * 6], rtol=1e-5)
+    epsilon = training("FrozenLake-misc")["epsilon"]
+    np.testing.assert_allclose(epsilon, [0.9, 0.7, 0.5, 0.3, *[0.1] * 6], rtol=1e-5)
 
 
 @pytest.mark.parametrize("layer_norm", [True, slow(False)])
@@ -77,16 +90,15 @@ def test_epsilon_falls_in_the_first_updates():
 def test_network_against_numpy(name, layer_norm):
     config = pqn.Config(env_name=name, layer_norm=layer_norm, hidden_sizes=(7, 6))
     network = pqn.make_network(config, *pqn.make_env(config))
-    x = np.random.default_rng(0).random((5, *network.obs_space.shape))
-    params = jax.jit(network.init)(jax.random.key(0), x)
-    params = jax.tree.map(
-        lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params
-    )
+    rng = np.random.default_rng(0)
+    x = rng.random((5, *network.obs_space.shape))
+    params = jax.device_get(jit_quickly(network.init)(jax.random.key(0), x))
+    params = jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape), params)
     dense = [
         params["params"][f"Dense_{i}"]
         for i in range(len([k for k in params["params"] if "Dense" in k]))
     ]
-    q = network.apply(params, x)
+    q = jit_quickly(network.apply)(params, x)
     if x.ndim == 4:
         x = np.stack(
             [[x[:, i : i + 3, j : j + 3].reshape(5, -1) for j in range(8)] for i in range(8)]
@@ -109,8 +121,4 @@ def test_network_against_numpy(name, layer_norm):
 @pytest.mark.parametrize("name", ["FrozenLake-misc", "Catch-bsuite", "Breakout-MinAtar"])
 def test_observations_of_all_kinds(name):
     """A number, a matrix, a grid with channels."""
-    config = pqn.Config(
-        env_name=name, total_timesteps=128, num_envs=4, num_steps=16, hidden_sizes=(8,)
-    )
-    out = jit_quickly(pqn.make_train(config))(jax.random.key(0))
-    assert np.isfinite(out["metrics"]["td_loss"]).all()
+    assert np.isfinite(training(name)["td_loss"]).all()

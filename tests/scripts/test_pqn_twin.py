@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from support import twin
+from support.compilation import jit_quickly
 from support.twin import Environments
 
 import pqn as script
@@ -44,9 +45,12 @@ class Twin:
         self.network = script.make_network(config, env, self.environments.env_params)
         params_key, env_key, self.key = jax.random.split(rng, 3)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        self.params = jax.jit(self.network.init)(params_key, jnp.array(self.environments.obs))
-        self.radam = optax.scale_by_radam()  # arXiv 1908.03265
-        self.radam_state = self.radam.init(self.params)
+        obs = np.array(self.environments.obs)
+        self.params = jax.device_get(jit_quickly(self.network.init)(params_key, obs))
+        self.q = jit_quickly(self.network.apply)
+        radam = optax.scale_by_radam()  # arXiv 1908.03265
+        self.radam_state = jit_quickly(radam.init)(self.params)
+        self.radam_step = jit_quickly(radam.update)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))
         self.update_count = 0
 
@@ -55,9 +59,9 @@ class Twin:
         config = self.config
         steps = []
         for action_key, env_key in jax.random.split(key, (config.num_steps, 2)):
-            explore, choice = jax.random.uniform(action_key, (2, config.num_envs))
+            explore, choice = np.asarray(jax.random.uniform(action_key, (2, config.num_envs)))
             obs = np.array(self.environments.obs)
-            q = self.network.apply(self.params, obs)
+            q = np.asarray(self.q(self.params, obs))
             action = [
                 int(3 * choice[i]) if explore[i] < epsilon else int(np.argmax(q[i]))
                 for i in range(config.num_envs)
@@ -84,7 +88,7 @@ class Twin:
         """
         config = self.config
         for step in steps:
-            next_q = np.asarray(self.network.apply(self.params, step["next_obs"]))
+            next_q = np.asarray(self.q(self.params, step["next_obs"]))
             step["next_value"] = next_q.max(axis=-1)
             step["target"] = np.zeros(config.num_envs)
         for i in range(config.num_envs):
@@ -116,11 +120,12 @@ class Twin:
             order = twin.order_of_bits(epoch_key, config.num_envs * config.num_steps)
             for indices in np.split(order, config.num_minibatches):
                 minibatch = {name: x[indices] for name, x in batch.items()}
-                grads, metrics = self.gradient(self.params, minibatch)
+                grads, metrics = jax.device_get(self.gradient(self.params, minibatch))
                 norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
                 scale = min(1, config.max_grad_norm / norm)
                 grads = jax.tree.map(lambda g, scale=scale: scale * g, grads)
-                steps, self.radam_state = self.radam.update(grads, self.radam_state)
+                steps, self.radam_state = self.radam_step(grads, self.radam_state)
+                steps = jax.device_get(steps)
                 self.params = jax.tree.map(lambda p, s: p - lr * s, self.params, steps)
                 all_metrics.append(metrics)
         return {name: np.mean([m[name] for m in all_metrics]) for name in all_metrics[0]}

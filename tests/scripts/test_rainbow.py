@@ -34,6 +34,9 @@ def test_replay_and_tree_are_those_of_apex(name):
 
 # --- distributions ---
 
+project = jit_quickly(rainbow.project)
+loss_and_error = jit_quickly(rainbow.loss_and_error, static_argnums=2)
+
 
 def project_slowly(values, probability, support):
     """Algorithm 1 of arXiv 1707.06887, one value at a time."""
@@ -56,7 +59,7 @@ def test_projection_against_a_loop(atoms):
     values = rng.normal(1.0, 4.0, (40, atoms))
     values[0], values[1], values[2] = support, -100.0, 100.0  # on the atoms, below all, above all
     probability = rng.dirichlet(np.ones(atoms), 40)
-    found = rainbow.project(*map(jnp.asarray, (values, probability, support)))
+    found = np.asarray(project(values, probability, support))
     np.testing.assert_allclose(found, project_slowly(values, probability, support), atol=1e-5)
     np.testing.assert_allclose(found.sum(axis=-1), 1.0, rtol=1e-5)
     mean = (probability * np.clip(values, -3.0, 5.0)).sum(axis=-1)
@@ -67,9 +70,10 @@ def test_projection_against_a_loop(atoms):
     "v_min, v_max", [(1.0, 1.0), (1e3, 1e3 + 1.0), (1e4, 1e4 + 1.0), (5.0, -5.0)]
 )
 def test_projection_keeps_the_mass_on_any_support(v_min, v_max):
-    support = jnp.linspace(v_min, v_max, 51)
-    found = rainbow.project(support[None] + 0.01, jnp.full((1, 51), 1 / 51), support)
-    np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-5)
+    support = np.linspace(v_min, v_max, 51, dtype=np.float32)
+    values = np.tile(support + np.float32(0.01), (40, 1))
+    found = np.asarray(project(values, np.full((40, 51), 1 / 51), support))
+    np.testing.assert_allclose(found.sum(axis=-1), 1.0, rtol=1e-5)
 
 
 def test_quantile_huber_loss_against_a_loop():
@@ -80,35 +84,31 @@ def test_quantile_huber_loss_against_a_loop():
         error = target[row, j] - quantiles[row, i]
         huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
         expected[row] += abs((i + 0.5) / 5 - (error < 0)) * huber / 5
-    np.testing.assert_allclose(
-        rainbow.quantile_huber_loss(*map(jnp.asarray, (quantiles, target))), expected, rtol=1e-4
-    )
+    loss, error = loss_and_error(quantiles, target, "quantile")
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    np.testing.assert_array_equal(loss, error)
 
 
 def test_minimum_of_the_quantile_loss_are_the_quantiles():
     """Of a standard normal distribution, given by 2,000 samples; kappa of 1 blurs them a little."""
-    samples = jnp.asarray(scipy.special.ndtri((np.arange(2000) + 0.5) / 2000), jnp.float32) * 20
+    samples = 20 * scipy.special.ndtri((np.arange(2000) + 0.5) / 2000)
     loss = lambda quantiles: rainbow.quantile_huber_loss(quantiles[None], samples[None])[0]  # noqa: E731
     descend = lambda _, quantiles: quantiles - 5.0 * jax.grad(loss)(quantiles)  # noqa: E731
-    found = jax.jit(lambda x: jax.lax.fori_loop(0, 3000, descend, x))(jnp.zeros(5))
+    found = jax.jit(lambda x: jax.lax.fori_loop(0, 3000, descend, x))(np.zeros(5))
     np.testing.assert_allclose(found, 20 * scipy.special.ndtri([0.1, 0.3, 0.5, 0.7, 0.9]), atol=0.5)
 
 
 def test_losses_and_errors():
-    outputs, target = jnp.array([[0.0], [1.0]]), jnp.array([[-3.0], [1.5]])
-    loss, error = rainbow.loss_and_error(outputs, target, "none")
+    outputs, target = np.array([[0.0], [1.0]]), np.array([[-3.0], [1.5]])
+    loss, error = loss_and_error(outputs, target, "none")
     np.testing.assert_allclose(loss, [4.5, 0.125])
     np.testing.assert_allclose(error, [3.0, 0.5])
     rng = np.random.default_rng(0)
     logits, target = rng.normal(size=(6, 4)), rng.dirichlet(np.ones(4), 6)
     target[0] = [0.0, 1.0, 0.0, 0.0]
-    outputs, targets = jnp.asarray(logits), jnp.asarray(target)
-    loss, error = rainbow.loss_and_error(outputs, targets, "categorical")
+    loss, error = loss_and_error(logits, target, "categorical")
     expected = scipy.special.rel_entr(target, scipy.special.softmax(logits, axis=-1)).sum(axis=-1)
     np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(loss, error)
-    loss, error = rainbow.loss_and_error(outputs, targets, "quantile")
-    np.testing.assert_allclose(loss, rainbow.quantile_huber_loss(outputs, targets))
     np.testing.assert_array_equal(loss, error)
 
 
@@ -117,16 +117,17 @@ def test_bellman_targets(distribution):
     """Mean of the target is R + discount times the mean of what follows, and R alone after a
     termination.
     """
-    rng, support = np.random.default_rng(0), jnp.linspace(-20.0, 20.0, 9)
-    outputs = jnp.asarray(rng.normal(0, 2, (5, 1 if distribution == "none" else 9)), jnp.float32)
-    returns, discount = (
-        jnp.asarray(rng.normal(0, 2, 5), jnp.float32),
-        jnp.array([0.9, 0.5, 0.0, 0.7, 0.0]),
-    )
-    target = rainbow.bellman_target(
-        returns, discount, outputs.at[2].set(jnp.nan), support, distribution
-    )
-    mean = rainbow.action_values(outputs[:, None], support, distribution)[:, 0]
+    rng, support = np.random.default_rng(0), np.linspace(-20.0, 20.0, 9)
+    outputs = rng.normal(0, 2, (5, 1 if distribution == "none" else 9))
+    returns, discount = rng.normal(0, 2, 5), np.array([0.9, 0.5, 0.0, 0.7, 0.0])
+
+    @jit_quickly
+    def target_and_mean(returns, discount, outputs, support):
+        unknown = outputs.at[2].set(jnp.nan)
+        target = rainbow.bellman_target(returns, discount, unknown, support, distribution)
+        return target, rainbow.action_values(outputs[:, None], support, distribution)[:, 0]
+
+    target, mean = map(np.asarray, target_and_mean(returns, discount, outputs, support))
     found = (
         (target * support).sum(axis=-1) if distribution == "categorical" else target.mean(axis=-1)
     )
@@ -139,22 +140,20 @@ def test_dueling_of_distributions():
     """Each atom on its own, before the softmax."""
     rng = np.random.default_rng(0)
     value, advantage = rng.normal(size=(3, 1, 5)), rng.normal(size=(3, 4, 5))
-    found = rainbow.dueling_q(jnp.asarray(value), jnp.asarray(advantage))
-    for atom in range(5):
-        expected = apex_dqn.dueling_q(
-            jnp.asarray(value[..., atom]), jnp.asarray(advantage[..., atom])
-        )
-        np.testing.assert_allclose(found[..., atom], expected, rtol=1e-5)
+    found = jit_quickly(rainbow.dueling_q)(value, advantage)
+    expected = jit_quickly(jax.vmap(apex_dqn.dueling_q, -1, -1))(value, advantage)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 # --- noise ---
 
 
 def noisy_network(**overrides):
+    """A network, the shapes of its parameters, and observations."""
     config = dataclasses.replace(rainbow.Config(hidden_sizes=(6, 5)), **overrides)
     network = rainbow.make_network(config, *rainbow.make_env(config))
-    obs = jax.random.normal(jax.random.key(1), (3, 4))
-    return network, jax.jit(network.init)(jax.random.key(0), obs), obs
+    obs = np.random.default_rng(1).normal(size=(3, 4))
+    return network, jax.eval_shape(network.init, jax.random.key(0), obs), obs
 
 
 def noise_of(key, params):
@@ -178,18 +177,20 @@ def factors_of(layer, params, inputs, key):
 
 def test_noisy_layer_by_hand():
     """y = x (mu + sigma * f(p) f(q)^T) + mu_b + sigma_b f(q), arXiv 1706.10295, section 3."""
-    layer, x = rainbow.NoisyDense(3, 0.5), jax.random.normal(jax.random.key(0), (7, 2))
-    params, key = layer.init(jax.random.key(1), x), jax.random.key(2)
-    actual = layer.apply(params | {"noise": noise_of(key, params)}, x)
-    leaves = {name: np.asarray(leaf) for name, leaf in params["params"].items()}
-    p, q = factors_of(layer, params, 2, key)
+    layer, x = rainbow.NoisyDense(3, 0.5), np.random.default_rng(0).normal(size=(7, 2))
+
+    @jit_quickly
+    def compute(x):
+        params, key = layer.init(jax.random.key(1), x), jax.random.key(2)
+        noisy = layer.apply(params | {"noise": noise_of(key, params)}, x)
+        return params["params"], noisy, layer.apply(params, x), factors_of(layer, params, 2, key)
+
+    leaves, noisy, silent, (p, q) = jax.device_get(compute(x))
     kernel = leaves["kernel"] + leaves["kernel_std"] * np.outer(p, q)
     np.testing.assert_allclose(
-        actual, x @ kernel + leaves["bias"] + leaves["bias_std"] * q, rtol=1e-4, atol=1e-5
+        noisy, x @ kernel + leaves["bias"] + leaves["bias_std"] * q, rtol=1e-4, atol=1e-5
     )
-    np.testing.assert_allclose(
-        layer.apply(params, x), x @ leaves["kernel"] + leaves["bias"], rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(silent, x @ leaves["kernel"] + leaves["bias"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(leaves["kernel_std"], 0.5 / np.sqrt(2), rtol=1e-6)
     np.testing.assert_allclose(leaves["bias_std"], 0.5 / np.sqrt(2), rtol=1e-6)
     kernel = leaves["kernel"]
@@ -199,9 +200,10 @@ def test_noisy_layer_by_hand():
 def test_noise_is_of_the_papers_distribution():
     """f(x) = sign(x) sqrt|x|: mean 0, E f^2 = E|x| = sqrt(2 / pi), and all entries independent."""
     layer = rainbow.NoisyDense(3, 0.5)
-    params = layer.init(jax.random.key(1), jnp.zeros((1, 2)))
-    keys = jax.random.split(jax.random.key(2), 4000)
-    factors = jax.vmap(lambda key: jnp.concatenate(factors_of(layer, params, 2, key)))(keys)
+    params = jax.eval_shape(layer.init, jax.random.key(1), np.zeros((1, 2)))  # shapes alone
+    draw = jax.vmap(lambda key: jnp.concatenate(factors_of(layer, params, 2, key)))
+    factors = jit_quickly(lambda key: draw(jax.random.split(key, 4000)))(jax.random.key(2))
+    factors = np.asarray(factors)
     np.testing.assert_allclose(factors.mean(axis=0), 0.0, atol=0.07)
     np.testing.assert_allclose((factors**2).mean(axis=0), np.sqrt(2 / np.pi), atol=0.07)
     correlation = np.corrcoef(factors.T) - np.eye(5)
@@ -213,7 +215,6 @@ def test_layers_share_no_noise():
     network, params, obs = noisy_network(activation="tanh")
     layers = params["params"]
     assert set(layers) == {f"NoisyDense_{i}" for i in range(5)}
-    keys = jax.random.split(jax.random.key(3), 2000)
     seen = {}
 
     def record(next_call, args, kwargs, context):
@@ -233,29 +234,32 @@ def test_layers_share_no_noise():
             network.apply({"params": zeros, "noise": sample}, obs)
         return jnp.stack([seen[name] for name in sorted(seen)])
 
-    samples = jax.vmap(noise)(keys)
+    draw = jit_quickly(lambda key: jax.vmap(noise)(jax.random.split(key, 2000)))
+    samples = np.asarray(draw(jax.random.key(3)))
     assert samples.shape == (2000, 5)
     assert np.abs(np.corrcoef(samples.T) - np.eye(5)).max() < 0.1
 
 
 def test_no_noise_without_noisy_layers():
     _, params, _ = noisy_network(noisy=False)
-    assert rainbow.draw_noise(jax.random.key(2), params, 1) == {}
+    assert jax.eval_shape(lambda key: rainbow.draw_noise(key, params, 1), jax.random.key(2)) == {}
 
 
 def test_policy_is_silent_and_greedy():
-    config = rainbow.Config(
-        hidden_sizes=(6, 5), num_envs=4, learning_starts=16, buffer_size=64, batch_size=4
-    )
-    init, _ = rainbow.make_learner(config)
-    state, (start, act) = jit_quickly(init)(jax.random.key(0)), policy_of(rainbow, config)
-    obs = 10 * jax.random.normal(jax.random.key(3), (200, 4))
-    actions = jax.vmap(lambda obs: act(state.agent, start(), obs)[0])(obs)
+    config = rainbow.Config(hidden_sizes=(6, 5))
     network = rainbow.make_network(config, *rainbow.make_env(config))
-    values = (jax.nn.softmax(network.apply(state.params, obs)) * jnp.linspace(0.0, 100.0, 51)).sum(
-        axis=-1
-    )
-    assert (actions == values.argmax(axis=-1)).all() and set(np.asarray(actions)) == {0, 1}
+    start, act = policy_of(rainbow, config)
+
+    @jit_quickly
+    def actions_and_probabilities(obs):
+        params = network.init(jax.random.key(0), obs)
+        actions = jax.vmap(lambda obs: act({"params": params}, start(), obs)[0])(obs)
+        return actions, jax.nn.softmax(network.apply(params, obs))
+
+    obs = 10 * np.random.default_rng(3).normal(size=(200, 4))
+    actions, probabilities = map(np.asarray, actions_and_probabilities(obs))
+    values = (probabilities * np.linspace(0.0, 100.0, 51)).sum(axis=-1)
+    assert (actions == values.argmax(axis=-1)).all() and set(actions) == {0, 1}
 
 
 # --- training ---
@@ -305,8 +309,9 @@ def test_each_part_can_be_switched_off_alone(part):
     "v_min, v_max, least, most", [(-60, -30, 0.99, 1.01), (30, 60, 0.99, 1.01), (-40, 40, 0.0, 0.1)]
 )
 def test_support_edge_tells_of_a_support_that_misses_the_returns(v_min, v_max, least, most):
-    learned = learn("rainbow", 60, kinds="cut", v_min=float(v_min), v_max=float(v_max))
-    assert least <= learned.metrics["support_edge"][-1] <= most
+    plain = {"n_step": 1, "dueling": False, "double": False}  # a smaller program
+    learned = learn("rainbow", 60, "cut", v_min=float(v_min), v_max=float(v_max), **plain)
+    assert least <= np.asarray(learned.metrics["support_edge"])[-1] <= most
 
 
 @pytest.mark.slow
@@ -331,8 +336,11 @@ def test_floats_are_mapped_over():
 def test_the_replay_does_not_depend_on_gamma(script):
     """An agent of a population that gets another gamma uses it for all that it has stored."""
 
+    @jit_quickly
     def replay(gamma):
-        config = script.Config(num_envs=4, learning_starts=64, buffer_size=64, gamma=gamma)
-        return jit_quickly(script.make_learner(config)[0])(jax.random.key(0)).replay
+        config = script.Config(
+            num_envs=4, learning_starts=64, buffer_size=64, gamma=gamma, hidden_sizes=(6,)
+        )
+        return script.make_learner(config)[0](jax.random.key(0)).replay
 
     jax.tree.map(np.testing.assert_array_equal, replay(0.9), replay(0.5))

@@ -65,9 +65,11 @@ class Twin(apex.Twin):
         env = self.environments.env
         self.network = script.make_network(config, env, self.environments.env_params)
         self.outputs = jax.jit(self.noisy_outputs)
+        self.values = jax.jit(self.values)
         params_key, env_key, tail_key, warmup_key, self.key = jax.random.split(rng, 5)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        self.params = jax.jit(self.network.init)(params_key, jnp.array(self.environments.obs))
+        params = jax.jit(self.network.init)(params_key, np.array(self.environments.obs))
+        self.params = jax.device_get(params)
         self.target_params = self.params
         self.optimizer = Adam(self.params, eps=1.5e-4, max_norm=config.max_grad_norm)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))
@@ -94,7 +96,7 @@ class Twin(apex.Twin):
             for name, layer in sorted(params["params"].items())
             if "kernel_std" in layer
         }
-        normal = jax.random.normal(key, (num_samples, sum(sizes.values())))
+        normal = np.asarray(jax.random.normal(key, (num_samples, sum(sizes.values()))))
         noise = np.where(normal < 0, -1, 1) * np.sqrt(np.abs(normal))
         ends = np.cumsum(list(sizes.values()), dtype=int)
         return [
@@ -122,9 +124,9 @@ class Twin(apex.Twin):
         samples = self.draw_noise(noise_key, self.params, num_steps)
         keys = jax.random.split(steps_key, (num_steps, 2))
         for (action_key, env_key), noise in zip(keys, samples, strict=True):
-            explore, choice = jax.random.uniform(action_key, (2, num_envs))
+            explore, choice = np.asarray(jax.random.uniform(action_key, (2, num_envs)))
             obs = np.array(self.environments.obs)
-            q = self.values(self.outputs(self.params, obs, noise))
+            q = np.asarray(self.values(self.outputs(self.params, obs, noise)))
             action = [
                 int(3 * choice[i]) if explore[i] < epsilon else int(np.argmax(q[i]))
                 for i in range(num_envs)
@@ -178,10 +180,11 @@ class Twin(apex.Twin):
         choosing = outputs
         if config.double:
             choosing = self.outputs(self.params, next_obs, choice_noise)
-        best = np.argmax(self.values(choosing), axis=-1)
+        best = np.argmax(np.asarray(self.values(choosing)), axis=-1)
+        outputs = np.asarray(outputs, np.float64)
         targets = []
         for i, transition in enumerate(transitions):
-            next_outputs = np.asarray(outputs[i, best[i]], np.float64)
+            next_outputs = outputs[i, best[i]]
             atoms = self.atoms if config.distribution == "categorical" else next_outputs
             values = transition["n_step_return"] + transition["discount"] * atoms
             if config.distribution == "categorical":
@@ -234,7 +237,7 @@ class Twin(apex.Twin):
             "target": self.targets(transitions, choice_noise, target_noise),
             "weight": np.asarray(weights, np.float32),
         }
-        grads, (errors, metrics) = self.gradient(self.params, batch, loss_noise)
+        grads, (errors, metrics) = jax.device_get(self.gradient(self.params, batch, loss_noise))
         self.params = self.optimizer.step(self.params, grads, lr)
         for transition, error in zip(transitions, errors, strict=True):
             transition["priority"] = self.priority(float(error))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.special
 import scipy.stats
 import toys  # noqa: F401  registers the environments
 from support.compilation import jit_quickly
@@ -19,6 +20,8 @@ from onejit.base import statistics
 from onejit.run.directory import read_config
 
 # --- targets ---
+
+soft_q_lambda_target = jit_quickly(reppo.soft_q_lambda_target)
 
 
 def ends_at_every_step(steps=6):
@@ -47,23 +50,23 @@ def test_targets_against_their_definition():
             soft = (1.0 - decay) * next_q[k, n] - ent_coef * log_prob[k, n]
             expected[t, n] += trace * (rewards[k, n] + follows * soft)
             trace *= follows * decay
-    inputs = map(jnp.float32, (rewards, next_q, log_prob))
-    targets = reppo.soft_q_lambda_target(*inputs, terminated, truncated, ent_coef, gamma, q_lambda)
+    ends = terminated, truncated
+    targets = soft_q_lambda_target(rewards, next_q, log_prob, *ends, ent_coef, gamma, q_lambda)
     np.testing.assert_allclose(targets, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_terminal_state_has_no_value_and_no_entropy():
-    ones, yes, no = jnp.ones((3, 1)), np.ones((3, 1), bool), np.zeros((3, 1), bool)
+    ones, yes, no = np.ones((3, 1)), np.ones((3, 1), bool), np.zeros((3, 1), bool)
     for truncated in (yes, no):  # a step that is both counts as terminated
-        targets = reppo.soft_q_lambda_target(
-            ones, 50 * ones, -70 * ones, yes, truncated, 0.5, 0.9, 0.8
-        )
+        targets = soft_q_lambda_target(ones, 50 * ones, -70 * ones, yes, truncated, 0.5, 0.9, 0.8)
         np.testing.assert_array_equal(targets, ones)
-    targets = reppo.soft_q_lambda_target(ones, 50 * ones, -70 * ones, no, yes, 0.5, 0.9, 0.8)
+    targets = soft_q_lambda_target(ones, 50 * ones, -70 * ones, no, yes, 0.5, 0.9, 0.8)
     np.testing.assert_allclose(targets, (1 + 0.9 * (50 + 0.5 * 70)) * ones, rtol=1e-6)
 
 
 # --- HL-Gauss ---
+
+hl_gauss = jit_quickly(reppo.hl_gauss, static_argnums=3)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_hl_gauss_against_numerical_integration(v_min, v_max, num_bins):
     targets = np.array(
         [v_min - 5.0, v_min, 0.7 * v_min + 0.3 * v_max, v_max - 0.4 * width, v_max, v_max + 1e4]
     )
-    found = np.asarray(reppo.hl_gauss(jnp.float32(targets), v_min, v_max, num_bins))
+    found = np.asarray(hl_gauss(targets, v_min, v_max, num_bins))
     centers = np.linspace(v_min, v_max, num_bins)
     inner = np.linspace(-0.5, 0.5, 2001) * width
     for target, probabilities in zip(np.clip(targets, v_min, v_max), found, strict=True):
@@ -87,17 +90,15 @@ def test_hl_gauss_against_numerical_integration(v_min, v_max, num_bins):
 
 def test_mean_of_hl_gauss_is_the_target_inside_of_the_support():
     v_min, v_max, num_bins = -10.0, 10.0, 51
-    targets = jnp.linspace(
-        v_min + 1.2, v_max - 1.2, 333
-    )  # three bins from the edges, where the mean is drawn inwards
-    probabilities = jit_quickly(reppo.hl_gauss, static_argnums=3)(targets, v_min, v_max, num_bins)
-    np.testing.assert_allclose(
-        probabilities @ jnp.linspace(v_min, v_max, num_bins), targets, atol=1e-3
-    )
+    # three bins from the edges, where the mean is drawn inwards
+    targets = np.linspace(v_min + 1.2, v_max - 1.2, 333)
+    probabilities = np.asarray(hl_gauss(targets, v_min, v_max, num_bins))
+    mean = probabilities @ np.linspace(v_min, v_max, num_bins)
+    np.testing.assert_allclose(mean, targets, atol=1e-3)
 
 
 def test_hl_gauss_of_a_support_without_width_is_finite():
-    assert np.isfinite(reppo.hl_gauss(jnp.array([-1.0, 2.0, 3.0]), 2.0, 2.0, 5)).all()
+    assert np.isfinite(hl_gauss(np.array([-1.0, 2.0, 3.0]), 2.0, 2.0, 5)).all()
 
 
 @pytest.mark.parametrize(
@@ -105,31 +106,30 @@ def test_hl_gauss_of_a_support_without_width_is_finite():
 )
 def test_critic_reads_the_mean_of_its_bins_and_begins_near_0(v_min, v_max, num_bins):
     critic = reppo.Critic((64, 64), "swish", num_bins, v_min, v_max)
-    obs, action = jax.random.normal(jax.random.key(0), (2, 100, 3))
-    params = jax.jit(critic.init)(jax.random.key(1), obs, action)
-    logits, q = critic.apply(params, obs, action)
+    rng = np.random.default_rng(0)
+    obs, action = rng.normal(size=(2, 100, 3))
+    params = jax.device_get(jit_quickly(critic.init)(jax.random.key(1), obs, action))
+    apply = jit_quickly(critic.apply)
+    logits, q = apply(params, obs, action)
     assert logits.shape == (100, num_bins) and q.shape == (100,)
     np.testing.assert_allclose(q, 0.0, atol=1e-3 * (v_max - v_min))
     program = str(jax.make_jaxpr(critic.apply)(params, obs, action))
     assert program.count("dot_general") == 3  # the layers: GPUs round products, so the mean is none
-    other = jax.tree.map(
-        lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(2), leaf.shape), params
-    )
-    logits, q = critic.apply(other, obs, action)
-    np.testing.assert_allclose(
-        q, jax.nn.softmax(logits) @ np.linspace(v_min, v_max, num_bins), rtol=1e-3, atol=1e-3
-    )
+    other = jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape), params)
+    logits, q = jax.device_get(apply(other, obs, action))
+    probabilities = scipy.special.softmax(logits, axis=-1)
+    expected = probabilities @ np.linspace(v_min, v_max, num_bins)
+    np.testing.assert_allclose(q, expected, rtol=1e-3, atol=1e-3)
     assert q.std() > 0
 
 
 def test_hidden_layers_are_normalized():
     """A scale of the inputs makes no difference where no bias has been learned."""
     net = reppo.Mlp((16, 16), 4, "swish")
-    x = jax.random.normal(jax.random.key(0), (10, 5)) + 1.0
-    params = jax.jit(net.init)(jax.random.key(1), x)
-    np.testing.assert_allclose(
-        net.apply(params, 100 * x), net.apply(params, x), rtol=1e-3, atol=1e-5
-    )
+    x = np.random.default_rng(0).normal(1.0, size=(10, 5))
+    params = jit_quickly(net.init)(jax.random.key(1), x)
+    apply = jit_quickly(net.apply)
+    np.testing.assert_allclose(apply(params, 100 * x), apply(params, x), rtol=1e-3, atol=1e-5)
     assert sum("RMSNorm" in name for name in params["params"]) == 2
 
 
@@ -142,43 +142,44 @@ def gaussian(mean, std):
 
 def test_divergence_against_samples_of_squashed_actions():
     """tanh leaves the divergence as it is: before it, it is the mean of log-ratios after it."""
-    old = gaussian([0.3, -0.8], [0.6, 1.1])
-    new = gaussian([0.1, -0.5], [0.8, 1.2])
-    shape = (200_000,)
-    key = jax.random.key(0)
-    action, log_prob = reppo.squash(old).sample_and_log_prob(seed=key, sample_shape=shape)
-    log_ratio = log_prob - reppo.squash(new).log_prob(action)
-    log_ratio = log_ratio[jnp.abs(action).max(axis=-1) < 0.9999]  # elsewhere tanh has no inverse
-    kl = old.kl_divergence(new)
+
+    @jit_quickly
+    def sample():
+        old = gaussian([0.3, -0.8], [0.6, 1.1])
+        new = gaussian([0.1, -0.5], [0.8, 1.2])
+        squashed = reppo.squash(old)
+        sampled = squashed.sample_and_log_prob(seed=jax.random.key(0), sample_shape=(200_000,))
+        kls = [old.kl_divergence(new), new.kl_divergence(old), old.kl_divergence(old)]
+        return sampled, reppo.squash(new).log_prob(sampled[0]), kls
+
+    (action, log_prob), new_log_prob, (kl, other_way, to_itself) = jax.device_get(sample())
+    log_ratio = log_prob - new_log_prob
+    log_ratio = log_ratio[np.abs(action).max(axis=-1) < 0.9999]  # elsewhere tanh has no inverse
     np.testing.assert_allclose(kl, log_ratio.mean(), rtol=0.02)
-    assert kl != new.kl_divergence(old)
-    assert old.kl_divergence(old) == 0
+    assert kl != other_way
+    assert to_itself == 0
 
 
 def test_squashed_gaussian_is_that_of_sac():
-    mean, log_std = jax.random.normal(jax.random.key(0), (2, 50, 4))
-    policy = gaussian(3 * mean, jnp.exp(log_std))
-    key = jax.random.key(1)
-    of_reppo = reppo.squash(policy).sample_and_log_prob(seed=key)
-    of_sac = sac.squash(policy).sample_and_log_prob(seed=key)
-    for a, b in zip(of_reppo, of_sac, strict=True):
+    @jit_quickly
+    def samples():
+        mean, log_std = jax.random.normal(jax.random.key(0), (2, 50, 4))
+        policy = gaussian(3 * mean, jnp.exp(log_std))
+        key = jax.random.key(1)
+        return [script.squash(policy).sample_and_log_prob(seed=key) for script in (reppo, sac)]
+
+    for a, b in zip(*samples(), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_each_state_is_gated_by_its_own_divergence():
     """Within the bound alpha log pi - Q, and no divergence; outside of it beta KL, and no value."""
-    q, log_prob, kl = (
-        jnp.array([1.0, 2.0, 4.0]),
-        jnp.array([0.5, -1.0, 3.0]),
-        jnp.array([0.01, 0.3, 0.05]),
-    )
-    arguments = 0.2, 0.7, 0.1
-    np.testing.assert_allclose(
-        reppo.policy_loss(q, log_prob, kl, *arguments),
-        ((0.1 - 1.0) + 0.7 * 0.3 + (0.6 - 4.0)) / 3,
-        rtol=1e-6,
-    )
-    of_q, of_log_prob, of_kl = jax.grad(reppo.policy_loss, (0, 1, 2))(q, log_prob, kl, *arguments)
+    q = np.array([1.0, 2.0, 4.0])
+    log_prob = np.array([0.5, -1.0, 3.0])
+    kl = np.array([0.01, 0.3, 0.05])
+    loss_and_gradients = jit_quickly(jax.value_and_grad(reppo.policy_loss, (0, 1, 2)))
+    loss, (of_q, of_log_prob, of_kl) = loss_and_gradients(q, log_prob, kl, 0.2, 0.7, 0.1)
+    np.testing.assert_allclose(loss, ((0.1 - 1.0) + 0.7 * 0.3 + (0.6 - 4.0)) / 3, rtol=1e-6)
     np.testing.assert_allclose(of_q, np.array([-1.0, 0.0, -1.0]) / 3, rtol=1e-6)
     np.testing.assert_allclose(of_log_prob, np.array([0.2, 0.0, 0.2]) / 3, rtol=1e-6)
     np.testing.assert_allclose(of_kl, np.array([0.0, 0.7, 0.0]) / 3, rtol=1e-6)
@@ -186,11 +187,12 @@ def test_each_state_is_gated_by_its_own_divergence():
 
 def test_loss_of_a_coefficient_by_hand():
     """d/dlog alpha is alpha (H - target), d/dlog beta is beta (bound - KL)."""
-    log_coef = jnp.log(0.2)
-    loss, gradient = jax.value_and_grad(reppo.coef_loss)(log_coef, 1.5)
+    loss_and_gradients = jit_quickly(jax.value_and_grad(reppo.coef_loss, (0, 1)))
+    loss, (gradient, of_slack) = loss_and_gradients(np.log(0.2), 1.5)
     np.testing.assert_allclose([loss, gradient], 0.2 * 1.5, rtol=1e-5)  # it falls
-    np.testing.assert_allclose(jax.grad(reppo.coef_loss)(log_coef, -1.0), -0.2, rtol=1e-5)
-    assert jax.grad(reppo.coef_loss, 1)(log_coef, 1.5) == 0.0  # the policy is not moved
+    assert of_slack == 0.0  # the policy is not moved
+    _, (gradient, _) = loss_and_gradients(np.log(0.2), -1.0)
+    np.testing.assert_allclose(gradient, -0.2, rtol=1e-5)
 
 
 # --- one update ---

@@ -53,17 +53,20 @@ class Twin(ppo.Twin):
 
     def init_networks(self, actor_key, critic_key, obs) -> None:
         config = self.config
-        self.critic_params = jax.jit(self.critic.init)(
-            critic_key, obs, jnp.zeros((config.num_envs, 2))
-        )
+        action = np.zeros((config.num_envs, 2))
+        critic_params = jax.jit(self.critic.init)(critic_key, obs, action)
+        self.critic_params = jax.device_get(critic_params)
         self.policy_params = {
-            "actor": jax.jit(self.actor.init)(actor_key, obs),
+            "actor": jax.device_get(jax.jit(self.actor.init)(actor_key, obs)),
             "log_ent_coef": np.float32(np.log(config.ent_coef)),
             "log_kl_coef": np.float32(np.log(config.kl_coef)),
         }
         self.critic_optimizer = Adam(self.critic_params, max_norm=config.max_grad_norm)
         self.policy_optimizer = Adam(self.policy_params, max_norm=config.max_grad_norm)
         self.params = None  # of the PPO twin
+        self.mean_and_log_std = jax.jit(self.mean_and_log_std)
+        self.sample_action = jax.jit(self.sample_action)
+        self.q = jax.jit(self.q)
         self.critic_gradient = jax.jit(jax.grad(self.critic_loss, has_aux=True))
         self.policy_gradient = jax.jit(jax.grad(self.policy_loss, has_aux=True))
 
@@ -100,6 +103,7 @@ class Twin(ppo.Twin):
         next_obs = np.array([step["next_obs"] for step in steps])
         next_action, next_log_prob = self.sample_action(actor_params, next_obs, key)
         _, next_q = self.q(self.critic_params, next_obs, next_action)
+        next_log_prob, next_q = np.asarray(next_log_prob), np.asarray(next_q)
         for step in steps:
             step["target"] = np.zeros(config.num_envs)
         for i in range(config.num_envs):

@@ -1,6 +1,6 @@
 """SAC and TD3: mathematics and replay against NumPy, and what they learn of known values."""
 
-import dataclasses
+import functools
 import math
 import re
 import types
@@ -16,6 +16,7 @@ import toys  # noqa: F401  registers the environments
 from support.compilation import jit_quickly
 from support.probe import FINITE, LIMIT, learn
 from support.tiers import slow
+from support.trees import arrays
 
 import sac
 import td3
@@ -32,29 +33,40 @@ alike = pytest.mark.parametrize(
 
 @both
 def test_td_loss_by_hand(script):
-    q, target = jnp.array([[0.0, 1.0], [2.0, 3.0]]), jnp.array([1.0, 3.0])
-    np.testing.assert_allclose(script.td_loss(q, target), (1 + 4) / 2 + (1 + 0) / 2, rtol=1e-6)
+    q, target = np.array([[0.0, 1.0], [2.0, 3.0]]), np.array([1.0, 3.0])
+    loss = jit_quickly(script.td_loss)(q, target)
+    np.testing.assert_allclose(loss, (1 + 4) / 2 + (1 + 0) / 2, rtol=1e-6)
 
 
 @both
 def test_networks_of_critics_differ(script):
     init, _ = script.make_learner(script.Config())
-    for leaf in jax.tree.leaves(jit_quickly(init)(jax.random.key(0)).params["critics"]):
+    critics = jit_quickly(lambda key: init(key).params["critics"])(jax.random.key(0))
+    for leaf in arrays(critics):
         assert leaf.shape[0] == 2 and (
             np.any(leaf[0] != leaf[1]) or not np.any(leaf)
         )  # biases are 0
 
 
+@functools.cache
+def noise_of(script):
+    @jit_quickly
+    def noise(correlation):
+        white = jax.random.normal(jax.random.key(0), (400, 2000))
+
+        def step(noise, white):
+            noise = script.correlated(noise, white, correlation)
+            return noise, noise
+
+        return jax.lax.scan(step, white[0], white[1:])[1]
+
+    return noise
+
+
 @alike
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95, 1.5])
 def test_noise_has_unit_variance_and_the_correlation(script, correlation):
-    white = jax.random.normal(jax.random.key(0), (400, 2000))
-
-    def step(noise, white):
-        noise = script.correlated(noise, white, correlation)
-        return noise, noise
-
-    _, noise = jax.lax.scan(step, white[0], white[1:])
+    noise = np.asarray(noise_of(script)(correlation))
     correlation = min(correlation, 1.0)  # a larger one, as a sweep may draw it, counts as 1
     np.testing.assert_allclose(noise[-1].std(), 1.0, atol=0.06)
     np.testing.assert_allclose((noise[:-1] * noise[1:]).mean(), correlation, atol=0.02)
@@ -63,11 +75,11 @@ def test_noise_has_unit_variance_and_the_correlation(script, correlation):
 
 @alike
 def test_random_actions_are_uniform(script):
-    noise = jnp.array([-math.inf, -1.0, 0.0, 1.0, math.inf])
-    np.testing.assert_allclose(
-        script.random_action(noise), [-1.0, -0.6826895, 0.0, 0.6826895, 1.0], rtol=1e-5
-    )
-    actions = script.random_action(jax.random.normal(jax.random.key(0), (100_000,)))
+    noise = np.array([-math.inf, -1.0, 0.0, 1.0, math.inf])
+    random_action = jit_quickly(script.random_action)
+    expected = [-1.0, -0.6826895, 0.0, 0.6826895, 1.0]
+    np.testing.assert_allclose(random_action(noise), expected, rtol=1e-5)
+    actions = random_action(np.random.default_rng(0).normal(size=100_000))
     np.testing.assert_allclose(np.histogram(actions, 10, (-1, 1))[0], 10_000, rtol=0.05)
 
 
@@ -85,32 +97,41 @@ def test_log_probability_against_numpy():
     noise = np.asarray(jax.random.normal(key, (50, 4)), np.float64)
     u = mean + np.exp(log_std) * noise
     expected = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(u) ** 2)
-    policy = squashed(jnp.float32(mean), jnp.float32(log_std))
-    action, log_prob = policy.sample_and_log_prob(seed=key)
+
+    def sample(mean, log_std):
+        return squashed(mean, log_std).sample_and_log_prob(seed=key)
+
+    action, log_prob = jit_quickly(sample)(mean, log_std)
     np.testing.assert_allclose(action, np.tanh(u), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(log_prob, expected.sum(axis=-1), rtol=1e-3, atol=1e-3)
 
 
 def test_log_probability_is_that_of_a_density():
     """It integrates to 1 over all actions, and samples are scored by it."""
-    policy = squashed(jnp.array([0.3]), jnp.array([-0.5]))
-    action = jnp.tanh(jnp.linspace(-6.0, 6.0, 20_001))
-    density = jnp.exp(policy.log_prob(action[:, None]))
-    np.testing.assert_allclose(jnp.trapezoid(density, action), 1.0, atol=1e-3)
-    action, log_prob = policy.sample_and_log_prob(seed=jax.random.key(0), sample_shape=1000)
-    np.testing.assert_allclose(policy.log_prob(action), log_prob, atol=1e-3)
+
+    @jit_quickly
+    def integral_and_scores():
+        policy = squashed(jnp.array([0.3]), jnp.array([-0.5]))
+        action = jnp.tanh(jnp.linspace(-6.0, 6.0, 20_001))
+        density = jnp.exp(policy.log_prob(action[:, None]))
+        sample, log_prob = policy.sample_and_log_prob(seed=jax.random.key(0), sample_shape=1000)
+        return jnp.trapezoid(density, action), policy.log_prob(sample), log_prob
+
+    integral, score, log_prob = integral_and_scores()
+    np.testing.assert_allclose(integral, 1.0, atol=1e-3)
+    np.testing.assert_allclose(score, log_prob, atol=1e-3)
 
 
-@pytest.mark.parametrize("mean", [-1000.0, -30.0, 30.0, 1000.0])
-def test_log_probability_of_saturated_actions(mean):
+def test_log_probability_of_saturated_actions():
     """log(1 - tanh(u)^2) is 2 log 2 - 2 |u| where u is large, and its gradient is -2 sign(u)."""
     key = jax.random.key(0)
-    noise = jax.random.normal(key, (1,))[0]
+    mean = np.array([-1000.0, -30.0, 30.0, 1000.0])
+    noise = np.asarray(jax.random.normal(key, (1,)))
 
     def log_prob(mean):
         return squashed(mean[None], jnp.zeros(1)).sample_and_log_prob(seed=key)[1]
 
-    value, gradient = jax.value_and_grad(log_prob)(jnp.float32(mean))
+    value, gradient = jit_quickly(jax.vmap(jax.value_and_grad(log_prob)))(mean)
     log_gaussian = -0.5 * noise**2 - 0.5 * math.log(2 * math.pi)
     expected = log_gaussian - 2 * math.log(2) + 2 * abs(mean + noise)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
@@ -128,11 +149,11 @@ def test_target_of_sac_against_a_loop():
     for b in range(40):
         if not terminated[b]:
             expected[b] += gamma * (min(next_q[0, b], next_q[1, b]) - ent_coef * log_prob[b])
-    target = sac.q_target(
-        jnp.asarray(reward),
-        jnp.asarray(terminated),
-        next_q=jnp.asarray(next_q),
-        next_log_prob=jnp.asarray(log_prob),
+    target = jit_quickly(sac.q_target)(
+        reward,
+        terminated,
+        next_q=next_q,
+        next_log_prob=log_prob,
         ent_coef=ent_coef,
         gamma=gamma,
     )
@@ -140,27 +161,24 @@ def test_target_of_sac_against_a_loop():
 
 
 def test_losses_of_policy_and_entropy_coefficient_by_hand():
-    q, log_prob = jnp.array([[1.0, 5.0], [2.0, 4.0]]), jnp.array([0.5, -1.5])
-    np.testing.assert_allclose(
-        sac.policy_loss(q, log_prob, 0.2), ((0.1 - 1.0) + (-0.3 - 4.0)) / 2, rtol=1e-6
-    )
-    loss, gradient = jax.value_and_grad(sac.ent_coef_loss)(jnp.log(0.2), -log_prob.mean(), -1.0)
+    q, log_prob = np.array([[1.0, 5.0], [2.0, 4.0]]), np.array([0.5, -1.5])
+    loss = jit_quickly(sac.policy_loss)(q, log_prob, 0.2)
+    np.testing.assert_allclose(loss, ((0.1 - 1.0) + (-0.3 - 4.0)) / 2, rtol=1e-6)
+    loss_and_gradient = jit_quickly(jax.value_and_grad(sac.ent_coef_loss))
+    loss, gradient = loss_and_gradient(np.log(0.2), -log_prob.mean(), -1.0)
     np.testing.assert_allclose(loss, -0.2 * (-0.5 - 1.0), rtol=1e-6)
     assert gradient > 0  # the entropy, 0.5, is above its target: the coefficient falls
-    assert jax.grad(sac.ent_coef_loss)(jnp.log(0.2), -log_prob.mean(), 1.0) < 0
+    assert loss_and_gradient(np.log(0.2), -log_prob.mean(), 1.0)[1] < 0
 
 
 # --- mathematics of TD3 ---
 
 
 def test_smoothed_actions_by_hand():
-    action, noise = jnp.array([0.0, 0.9, -0.9, 0.5]), jnp.array([0.7, 0.7, -0.2, -0.1])
-    np.testing.assert_allclose(
-        td3.smoothed_action(action, noise, 0.5), [0.5, 1.0, -1.0, 0.4], rtol=1e-6
-    )
-    np.testing.assert_allclose(
-        td3.smoothed_action(action, -noise, 0.5), [-0.5, 0.4, -0.7, 0.6], rtol=1e-6
-    )
+    action, noise = np.array([0.0, 0.9, -0.9, 0.5]), np.array([0.7, 0.7, -0.2, -0.1])
+    smoothed = jit_quickly(td3.smoothed_action)
+    np.testing.assert_allclose(smoothed(action, noise, 0.5), [0.5, 1.0, -1.0, 0.4], rtol=1e-6)
+    np.testing.assert_allclose(smoothed(action, -noise, 0.5), [-0.5, 0.4, -0.7, 0.6], rtol=1e-6)
 
 
 def test_target_of_td3_against_a_loop():
@@ -170,15 +188,8 @@ def test_target_of_td3_against_a_loop():
         r + gamma * (0.0 if t else min(q))
         for r, t, q in zip(reward, terminated, next_q.T, strict=True)
     ]
-    target = td3.q_target(jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(next_q), gamma)
+    target = jit_quickly(td3.q_target)(reward, terminated, next_q, gamma)
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
-
-
-def small_td3(**settings):
-    config = td3.Config(
-        num_envs=2, batch_size=8, hidden_sizes=(4,), learning_starts=9, buffer_size=100
-    )
-    return dataclasses.replace(config, **settings)
 
 
 # --- the replay ---
@@ -186,10 +197,9 @@ def small_td3(**settings):
 
 def counting_rollout(script, count, num_steps, num_envs):
     """Steps whose every entry tells its time and its environment. One in 10 terminates."""
-    number = (
-        jnp.asarray((count + np.arange(num_steps))[:, None] * 100 + np.arange(num_envs)) * 1.0
-    )  # [T, N]
-    obs = jnp.stack([number, -number], axis=-1)
+    number = (count + np.arange(num_steps))[:, None] * 100.0 + np.arange(num_envs)  # [T, N]
+    number = number.astype(np.float32)
+    obs = np.stack([number, -number], axis=-1)
     return script.Transition(
         obs=obs,
         action=obs + 0.25,
@@ -203,19 +213,19 @@ def counting_rollout(script, count, num_steps, num_envs):
 @pytest.mark.parametrize("num_envs, num_steps", [(3, 1), (3, 4), (1, 7), (2, 10)])
 def test_replay_gives_all_that_it_holds_and_nothing_else(script, num_envs, num_steps):
     num_rollouts = 10 // num_steps
-    sample, add = jax.jit(script.sample, static_argnums=3), jax.jit(script.add_rollout)
+    sample, add = jit_quickly(script.sample, static_argnums=3), jit_quickly(script.add_rollout)
     for writes in {1, num_rollouts, num_rollouts + 1, 31}:
         rollout = counting_rollout(script, 0, num_steps, num_envs)
         replay = jax.tree.map(
-            lambda leaf: jnp.full((num_rollouts, *leaf.shape), -999, leaf.dtype), rollout
+            lambda leaf: np.full((num_rollouts, *leaf.shape), -999).astype(leaf.dtype), rollout
         )
         for i in range(writes):
             replay = add(
-                replay, counting_rollout(script, i * num_steps, num_steps, num_envs), jnp.int32(i)
+                replay, counting_rollout(script, i * num_steps, num_steps, num_envs), np.int32(i)
             )
         count = writes * num_steps
-        steps = sample(jax.random.key(writes), replay, jnp.int32(writes), 6000)
-        number = np.asarray(steps.obs[..., 0])
+        steps = jax.device_get(sample(jax.random.key(writes), replay, np.int32(writes), 6000))
+        number = steps.obs[..., 0]
         starts = range(max(0, count - num_rollouts * num_steps), count)
         valid = {step * 100 + env for step in starts for env in range(num_envs)}
         found, times = np.unique(number, return_counts=True)
@@ -288,8 +298,9 @@ def test_both_ends_of_an_episode_in_brax(script, terminates):
     """
     env_params = {"length" if terminates else "max_steps_in_episode": LIMIT}
     config = script.Config(env_name="ValueBrax", learning_starts=400, env_params=env_params)
-    state = jit_quickly(script.make_learner(config)[0])(jax.random.key(0))
-    steps = jax.tree.map(lambda leaf: leaf[:100], state.replay)
+    init, _ = script.make_learner(config)
+    replay = jit_quickly(lambda key: init(key).replay)(jax.random.key(0))
+    steps = jax.tree.map(lambda leaf: np.asarray(leaf)[:100], replay)
     np.testing.assert_array_equal(steps.next_obs[..., 0], steps.obs[..., 0])
     np.testing.assert_array_equal(steps.next_obs[..., 1], steps.obs[..., 1] + 1)
     np.testing.assert_array_equal(steps.terminated, (steps.next_obs[..., 1] == LIMIT) & terminates)

@@ -83,9 +83,10 @@ def kernels(script, config) -> set[tuple[int, ...]]:
 
 
 def network(script, config):
-    """`apply(params, obs [B, H, W, C]) -> [B, ...]` and its parameters."""
+    """`init(key) -> params` and `apply(params, obs [B, H, W, C]) -> [B, ...]`."""
     env, env_params = script.make_env(config)
-    obs, _ = env.reset(jax.random.key(0), env_params)
+    space = env.observation_space(env_params)
+    obs = jnp.zeros((2, *space.shape), space.dtype)
     if script is not ppo_rnn:
         if hasattr(script, "make_networks"):
             made, _ = script.make_networks(config, env, env_params)
@@ -96,11 +97,13 @@ def network(script, config):
             output = made.apply(params, obs)
             return getattr(output, "logits", output)  # an actor's output is a distribution
 
-        return apply, jit_quickly(made.init)(jax.random.key(0), obs[None])
+        return lambda key: made.init(key, obs), apply
     body, first = script.make_networks(config, env, env_params)[0], jnp.ones((1, 2), bool)
-    memory, obs = jnp.zeros((2, config.cell_size)), jnp.stack([obs, obs])[None]
-    params = jit_quickly(body.init)(jax.random.key(0), memory, obs, first)
-    return lambda params, obs: body.apply(params, memory, obs[None], first)[0], params
+    memory = jnp.zeros((2, config.cell_size))
+    return (
+        lambda key: body.init(key, memory, obs[None], first),
+        lambda params, obs: body.apply(params, memory, obs[None], first)[0],
+    )
 
 
 # --- the convolutions ---
@@ -114,16 +117,17 @@ def test_a_dense_layer_on_patches_is_a_convolution(size, stride, shape):
     x, kernel = rng.normal(size=(2, 3, *shape)), rng.normal(size=(size, size, shape[-1], 5))
     blocks = size // stride
     dense = kernel.reshape(blocks, stride, blocks, stride, shape[-1], 5).transpose(0, 2, 1, 3, 4, 5)
-    ours = ppo.patches(jnp.asarray(x), size, stride) @ dense.reshape(-1, 5)
     names = jax.lax.conv_dimension_numbers((6, *shape), kernel.shape, ("NHWC", "HWIO", "NHWC"))
-    theirs = jax.lax.conv_general_dilated(
-        jnp.asarray(x.reshape(6, *shape)),
-        jnp.asarray(kernel),
-        (stride, stride),
-        "VALID",
-        dimension_numbers=names,
-    )
-    np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-3, atol=1e-3)
+
+    @jit_quickly
+    def outputs(x, kernel, dense):
+        ours = ppo.patches(x, size, stride) @ dense
+        theirs = jax.lax.conv_general_dilated(
+            x.reshape(6, *shape), kernel, (stride, stride), "VALID", dimension_numbers=names
+        )
+        return ours.reshape(theirs.shape), theirs
+
+    np.testing.assert_allclose(*outputs(x, kernel, dense.reshape(-1, 5)), rtol=1e-3, atol=1e-3)
 
 
 @each_script
@@ -206,23 +210,35 @@ def test_bytes_are_divided_by_255(script, torso):
         make_config(script, torso, image={"size": 40, "dtype": dtype}, **more)
         for dtype in ("uint8", "float32")
     ]
-    (of_bytes, params), (of_floats, _) = (network(script, config) for config in configs)
-    found = of_bytes(params, jnp.asarray(x))
-    np.testing.assert_allclose(
-        found, of_floats(params, jnp.asarray(x / 255, jnp.float32)), rtol=1e-4, atol=1e-5
-    )
-    assert np.abs(found - of_floats(params, jnp.asarray(x, jnp.float32))).max() > 1e-3
+    (init, of_bytes), (_, of_floats) = (network(script, config) for config in configs)
+
+    @jit_quickly
+    def outputs(x):
+        params = init(jax.random.key(0))
+        inputs = x.astype(jnp.float32)
+        return of_bytes(params, x), of_floats(params, inputs / 255), of_floats(params, inputs)
+
+    found, divided, whole = map(np.asarray, outputs(x))
+    np.testing.assert_allclose(found, divided, rtol=1e-4, atol=1e-5)
+    assert np.abs(found - whole).max() > 1e-3
 
 
 def test_numbers_that_are_stored_in_a_byte_are_not_divided():
     """`buffer_dtype` says how to store them: 0 and 1 stay 0 and 1."""
-    x = jnp.asarray(np.random.default_rng(0).integers(0, 2, (2, 10, 10, 4)), jnp.float32)
+    x = np.random.default_rng(0).integers(0, 2, (2, 10, 10, 4)).astype(np.float32)
     for script in (ppo, dqn, apex_dqn, rainbow):
         config = make_config(script, "grid", env_name="Breakout-MinAtar", buffer_dtype="int8")
-        apply, params = network(script, config)
-        plain, _ = network(script, dataclasses.replace(config, buffer_dtype=""))
-        np.testing.assert_array_equal(apply(params, x), plain(params, x))
-        np.testing.assert_array_equal(apply(params, x.astype(jnp.int8)), plain(params, x))
+        init, apply = network(script, config)
+        _, plain = network(script, dataclasses.replace(config, buffer_dtype=""))
+
+        @jit_quickly
+        def outputs(x, init=init, apply=apply, plain=plain):
+            params = init(jax.random.key(0))
+            return apply(params, x), apply(params, x.astype(jnp.int8)), plain(params, x)
+
+        floats, stored, expected = outputs(x)
+        np.testing.assert_array_equal(floats, expected)
+        np.testing.assert_array_equal(stored, expected)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +300,6 @@ def test_learns_from_pictures(script, num_updates, overrides):
 def test_acting_and_the_loss_see_the_same_pictures():
     """Else the ratio is not 1 before any gradient step."""
     for script in (ppo, ppo_rnn):
-        config = make_config(
-            script, update_epochs=1, num_minibatches=1, num_updates=2, image={"size": 36}
-        )
+        config = make_config(script, "grid", 2, {"size": 5}, update_epochs=1, num_minibatches=1)
         metrics = jit_quickly(script.make_train(config))(jax.random.key(0))["metrics"]
         np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)
