@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import twin
+from support.tiers import slow
 from support.twin import Adam, Environments
 
 import apex_dqn as script
@@ -233,6 +234,6 @@ class Twin:
         np.testing.assert_array_equal(*map(jax.random.key_data, (state.key, self.key)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("one step")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin, num_updates=4, seed=9)  # many episodes terminate

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 import test_ppo_continuous_twin as ppo
 from support import twin
+from support.tiers import slow
 
 import dpo_continuous as script
 
@@ -43,6 +44,6 @@ class Twin(ppo.Twin):
         return ratio * advantage - drift, {"drift": drift.mean()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("all off")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin, seed=9)  # many episodes terminate

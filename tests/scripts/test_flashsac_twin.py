@@ -13,6 +13,7 @@ import pytest
 import test_sac_twin as sac
 from support import twin
 from support.compilation import jit_quickly
+from support.tiers import slow
 from support.twin import RunningStatistics
 
 import flashsac as script
@@ -351,6 +352,6 @@ class Twin(sac.Twin):
         twin.assert_trees(ent_coef_adam.mu, self.ent_coef_optimizer.mean, "log_ent_coef's mu")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("all off"), slow("small returns")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin)

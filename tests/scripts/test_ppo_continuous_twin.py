@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import twin
+from support.tiers import slow
 from support.twin import Adam, Environments, RunningStatistics
 
 import ppo_continuous as script
@@ -249,6 +250,6 @@ class Twin:
         assert adam.count == self.optimizer.steps
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("all off")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin, seed=9)  # many episodes terminate

@@ -60,7 +60,10 @@ def make_network(config):
 def random_params(init, *args):
     """Numbers that are neither 0 nor orthogonal as they are at the start."""
     rng = np.random.default_rng(1)
-    draw = lambda leaf: rng.normal(scale=0.7, size=leaf.shape).astype(np.float32)  # noqa: E731
+
+    def draw(leaf):
+        return rng.normal(scale=0.7, size=leaf.shape).astype(np.float32)
+
     return jax.tree.map(draw, jax.eval_shape(init, jax.random.key(0), *args))
 
 

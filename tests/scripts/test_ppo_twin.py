@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import test_ppo_continuous_twin as continuous
 from support import twin
+from support.tiers import slow
 from support.twin import RunningStatistics
 
 import ppo as script
@@ -101,7 +102,7 @@ class MaskedTwin(Twin):
         super().check(state._replace(obs=np.concatenate(state.obs, axis=-1)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("all off")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin, seed=9)  # many episodes terminate
 

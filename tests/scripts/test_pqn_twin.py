@@ -9,6 +9,7 @@ import optax
 import pytest
 from support import twin
 from support.compilation import jit_quickly
+from support.tiers import slow
 from support.twin import Environments
 
 import pqn as script
@@ -155,6 +156,6 @@ class Twin:
         np.testing.assert_array_equal(*map(jax.random.key_data, (state.key, self.key)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("all off")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin, num_updates=4)

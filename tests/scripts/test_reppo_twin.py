@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import test_ppo_continuous_twin as ppo
 from support import twin
+from support.tiers import slow
 from support.twin import Adam
 
 import reppo as script
@@ -221,6 +222,6 @@ def constant(x):
     return jax.lax.stop_gradient(x)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("all off")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin, seed=2)  # many episodes terminate

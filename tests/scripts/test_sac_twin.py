@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import twin
+from support.tiers import slow
 from support.twin import Adam, Environments, RunningStatistics
 
 import sac as script
@@ -261,6 +262,6 @@ class Twin:
         twin.assert_trees(critic_adam.nu, stack(self.critic_optimizer.square), "critics' nu")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("all off")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin, seed=1)  # with seed 0 one gradient is all rounding

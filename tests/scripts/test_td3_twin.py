@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import test_sac_twin as sac
 from support import twin
+from support.tiers import slow
 
 import td3 as script
 
@@ -111,6 +112,6 @@ class Twin(sac.Twin):
         twin.assert_trees(critic_adam.nu, sac.stack(self.critic_optimizer.square), "critics' nu")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all on", slow("all off")])
 def test_twin(case):
     twin.check(script, CASES[case], Twin)
