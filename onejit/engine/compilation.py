@@ -282,8 +282,7 @@ def largest_slice(compile_size, total: int, step: int, memory: float) -> Program
         bytes_of_a_run = max(1.0, (other_bytes - program.bytes) / (other_size - size))
         fitting = int(size - (program.bytes - memory) / bytes_of_a_run)
         fitting = max(step, min(size - step, fitting))
-        even = math.ceil(total / number_of_slices(total, fitting) / step) * step
-        size = max(step, min(size - step, even))
+        size = math.ceil(total / number_of_slices(total, fitting) / step) * step  # even slices
 
 
 def compile_slices(

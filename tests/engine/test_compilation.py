@@ -158,6 +158,7 @@ def test_seeds_that_the_devices_do_not_divide_keep_them_busy(total, memory, size
         (0, 10, 100, 1, 999, 50),  # two slices of 50 rather than one of 99 and one of 1
         (300, 10, 100, 1, 700, 34),  # 40 fit: three slices
         (300, 10, 100, 8, 700, 40),
+        (0, 10, 100, 8, 1039, 56),  # 104 do not fit; even slices, not one of 96 and one of 4
         (0, 10, 3, 8, 80, 8),
         (0, 10, 7, 1, 15, 1),
         (900, 1, 1000, 1, 1000, 100),  # two guesses in proportion would be far off
