@@ -48,6 +48,7 @@ PEERS = {
     "pqn": ("pqn.py", "CartPole-v1", "PureJaxQL"),
     "sac": ("sac.py", "Pendulum-v1", "rejax"),
     "td3": ("td3.py", "Pendulum-v1", "rejax"),
+    "flashsac": ("flashsac.py", "Pendulum-v1", "RL-X"),
     "mappo": ("mappo.py", "MPE simple_spread", "JaxMARL"),
     "ppo_torch": ("ppo.py", "CartPole-v1", "CleanRL"),
     "ppo_mujoco": ("ppo_continuous.py", "HalfCheetah-v4", "CleanRL"),
