@@ -401,6 +401,8 @@ def test_page_runs(page, tmp_path, monkeypatch):
         words = shlex.split(command)
         if words[0] == "cp":
             subprocess.run(words, check=True)
+        elif words[:2] == ["onejit", "new"]:
+            run("-m", *words)
         elif words[0] in ("python", "onejit") and not need and can_run(command, tmp_path):
             program = ["-m", "onejit"] if words[0] == "onejit" else []
             run(
