@@ -7,10 +7,10 @@ there. A contestant that runs as a process or in a loop in Python is a Timed: a 
 seeds' keys that returns the seconds it took.
 
 Peers run from their own files. What newer packages took from them is put back: gymnax's five-value
-step, `jax.tree_map`, and W&B and hydra. RL-X compiles and runs in one call, which is cut in two.
-JaxMARL's log for W&B is left out. On CPUs Flax's
-orthogonal initialization, which can hang under `vmap` there (dev/hangs.md), is replaced by the
-scripts' own. PureJaxRL's dqn.py gives each seed the same key by mistake: here each has its own.
+step, `jax.tree_map`, and W&B and hydra. RL-X compiles and trains in one call: here it returns what
+it would compile. JaxMARL's log for W&B is left out. On CPUs Flax's orthogonal initialization, which
+can hang under `vmap` there (dev/hangs.md), is replaced by the scripts' own. PureJaxRL's dqn.py
+gives each seed the same key by mistake: here each has its own.
 """
 
 import dataclasses
@@ -128,7 +128,7 @@ CROSSQ_MUJOCO = SAC_MUJOCO | {
     "policy_lr": 1e-3,
     "critic_hidden_sizes": (256, 256),
 }
-FLASHSAC = {  # 64 and 32 units: about as many parameters as CROSSQ_MUJOCO
+FLASHSAC = {  # the critics have about as many parameters as in CROSSQ_MUJOCO
     "num_envs": 1,
     "num_steps": 2,
     "gradient_steps": 2,
@@ -608,7 +608,7 @@ def flashsac(options, steps):
 
 
 def flashsac_crossq(options, steps):
-    """flashsac.py and crossq.py with about as many parameters, one gradient step per step."""
+    """Critics of about as many parameters, one gradient step per environment step."""
     settings = CROSSQ_MUJOCO | {"buffer_size": 20_000}
     return (
         Training("flashsac", steps, env_name="Pendulum-v1", buffer_size=20_000, **FLASHSAC),

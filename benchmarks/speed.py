@@ -17,8 +17,8 @@
 
 Rows: ppo, ppo_minatar, ppo_continuous (hopper), ppo_ant, ppo_rnn and dqn against PureJaxRL; pqn
 and pqn_minatar against PureJaxQL; sac and td3 against rejax; flashsac against RL-X; flashsac_crossq
-against crossq.py with about as many parameters; mappo against JaxMARL; alphazero against Pgx's
-example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx and
+against crossq.py with critics of about as many parameters; mappo against JaxMARL; alphazero against
+Pgx's example; ppo_torch, ppo_mujoco and sac_mujoco against CleanRL's PyTorch files; sac_sbx and
 crossq_sbx against sbx; envpool_steps and envpool_steps_8 against a plain loop over EnvPool;
 gridworld against a plain port. If a peer is missing, its rows are skipped with a message.
 benchmarks/peers.py has the hyperparameters and says what is put back in the peers' files for newer

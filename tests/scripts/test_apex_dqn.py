@@ -207,7 +207,7 @@ def test_priorities_are_of_the_transitions_that_they_stand_beside():
 
     @jit_quickly
     def run():
-        """7 updates. The ring has 5 rollouts, of which the warm-up has filled 4."""
+        """Train for 7 updates. The warm-up has filled 4 of the replay's 5 rollouts."""
         state, _ = jax.lax.scan(update, init(jax.random.key(0)), length=7)
         replay = jax.tree.map(lambda x: x.reshape(60, *x.shape[3:]), state.replay)
         n_step_return, discount = apex_dqn.discounted(replay, config.gamma)

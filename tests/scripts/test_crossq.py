@@ -13,6 +13,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load, save
 from support.compilation import jit_quickly
+from support.networks import random_agent
 
 import crossq
 from onejit.engine.evaluation import policy_of
@@ -143,13 +144,7 @@ def test_statistics_change_in_training_alone():
 def test_saved_agent_played_in_numpy():
     """From the arrays of a file, with the running statistics."""
     config = small_config(hidden_sizes=(4, 6))
-    init, _ = crossq.make_learner(config)
-    shapes = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
-    rng = np.random.default_rng(0)
-    flat = {
-        name: rng.uniform(0.5 if "var" in name else -1.0, 1.0, leaf.shape).astype(leaf.dtype)
-        for name, leaf in shapes.items()
-    }
+    flat = random_agent(crossq, config)
     arrays = load(save(flat))
 
     def renormalized(x, i):
@@ -162,7 +157,7 @@ def test_saved_agent_played_in_numpy():
         path = f"params.actor.Mlp_0.Dense_{i}"
         return x @ arrays[f"{path}.kernel"] + arrays[f"{path}.bias"]
 
-    obs = rng.normal(size=(20, 3)).astype(np.float32)
+    obs = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
     x = renormalized(obs, 0)
     for i in range(2):
         x = renormalized(np.maximum(dense(x, i), 0.0), i + 1)

@@ -80,7 +80,7 @@ def test_epsilon_falls_in_the_updates(num_envs, num_steps):
 
 @functools.cache
 def target_updates(num_envs, num_steps):
-    """Tells of 600 numbers of rollouts whether the update after them changes the target network."""
+    """Whether an update changes the target network, after each of 600 numbers of rollouts."""
     config = dqn.Config(
         num_envs=num_envs,
         num_steps=num_steps,

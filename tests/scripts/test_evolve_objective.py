@@ -100,7 +100,7 @@ def test_first_loss_and_gradient_are_those_of_ppo():
 
     @jit_quickly
     def losses(*batch):
-        """Of a network at its start and of PPO with their gradients, and of another network."""
+        """Losses and gradients of a new network and of PPO, and the loss of another network."""
         return (
             jax.value_and_grad(evolved)(*batch, 0.0),
             jax.value_and_grad(lambda *batch: ppo.policy_loss(*batch, CLIP)[0])(*batch),

@@ -16,6 +16,7 @@ import toys  # noqa: F401  registers the environments
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load, save
 from support.compilation import jit_quickly
+from support.networks import random_agent
 from support.probe import learn
 from support.trees import arrays, assert_same
 
@@ -599,13 +600,7 @@ def test_rates_of_the_optimizers():
 def test_saved_agent_played_in_numpy():
     """From the arrays of a file: tanh of the mean, by the running statistics."""
     config = small_config(num_blocks=2)
-    init, _ = flashsac.make_learner(config)
-    shapes = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
-    rng = np.random.default_rng(0)
-    flat = {
-        name: rng.uniform(0.5 if "var" in name else -1.0, 1.0, leaf.shape).astype(np.float32)
-        for name, leaf in shapes.items()
-    }
+    flat = random_agent(flashsac, config)
     arrays = load(save(flat))
 
     def norm(x, path):
@@ -617,7 +612,7 @@ def test_saved_agent_played_in_numpy():
     def kernel(path):
         return arrays[f"params.actor.ResNet_0.{path}.kernel"]
 
-    obs = rng.normal(size=(20, 5)).astype(np.float32)
+    obs = np.random.default_rng(1).normal(size=(20, 5)).astype(np.float32)
     x = norm(obs, "BatchNorm_0") @ kernel("Dense_0")
     for block in ("Block_0", "Block_1"):
         y = np.maximum(norm(x @ kernel(f"{block}.Dense_0"), f"{block}.BatchNorm_0"), 0.0)

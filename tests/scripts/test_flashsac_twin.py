@@ -112,7 +112,7 @@ class Twin(sac.Twin):
         return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
 
     def draw(self, key, max_noise_steps):
-        """Of a step: noise, the steps for which it is held, and the keys of the environments."""
+        """Noise for a step, how many steps it is held, and a key for each environment."""
         noise_key, noise_steps_key, env_key = jax.random.split(key, 3)
         weights = np.arange(1.0, max_noise_steps + 1) ** -self.config.noise_exponent
         log_probability = jnp.log(jnp.asarray(weights / weights.sum(), jnp.float32))
@@ -310,7 +310,7 @@ class Twin(sac.Twin):
         return metrics | {"outside_support": outside}
 
     def split(self, key):
-        """The next key, that of the rollout, and lists of keys of batches, actors and critics."""
+        """The next key, the key of the rollout, and the keys of each batch, actor and critic."""
         key, collect_key, batch_key, actor_key, critic_key = jax.random.split(key, 5)
         num_groups = self.config.gradient_steps // self.config.policy_delay
         batch_keys = jax.random.split(batch_key, (num_groups, self.config.policy_delay))

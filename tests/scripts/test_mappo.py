@@ -46,7 +46,10 @@ def tiny(num_updates=6, **overrides):
 def awake(state):
     """Biases and heads begin at zeros or near them; here they tell observations apart."""
     rng = np.random.default_rng(9)
-    draw = lambda leaf: rng.normal(scale=0.7, size=leaf.shape).astype(np.float32)  # noqa: E731
+
+    def draw(leaf):
+        return rng.normal(scale=0.7, size=leaf.shape).astype(np.float32)
+
     return state._replace(params=jax.tree.map(draw, state.params))
 
 

@@ -1,9 +1,23 @@
-"""What a network computes on the way to its output."""
+"""What a network computes on the way to its output, and agents of random numbers."""
 
 import dataclasses
 
 import flax.linen as nn
 import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+
+def random_agent(script, config) -> dict:
+    """An agent {dotted name: array} whose biases and statistics are not trivial."""
+    init, _ = script.make_learner(config)
+    shapes = flatten_dict(jax.eval_shape(init, jax.random.key(0)).agent, sep=".")
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name, leaf in shapes.items():
+        low = 0.5 if "var" in name else -1.0
+        arrays[name] = rng.uniform(low, 1.0, leaf.shape).astype(leaf.dtype)
+    return arrays
 
 
 def actor_input(script, config):
