@@ -4,8 +4,7 @@
 """
 
 import importlib
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +35,7 @@ class Episode(NamedTuple):
 class Film(NamedTuple):
     """Pictures of an episode."""
 
-    frames: Callable  # a function that yields the frames at each call
+    frames: Iterator
     seconds: float  # between two frames
 
 
@@ -45,6 +44,7 @@ class Adapter:
 
     default_formats = ("gif",)
     packages: tuple[str, ...] = ()  # that drawing needs
+    seconds: float = 0.1  # that a step lasts
 
     def __init__(self, env):
         self.env = env
@@ -61,12 +61,21 @@ class Adapter:
         if "svg" in formats:
             raise ValueError("formats: svg draws the games of Pgx, and no others")
 
-    def film(self, episode: Episode) -> Film:
+    def frames(self, episode: Episode, steps: range) -> Iterator:
+        """The pictures of these steps."""
         raise NotImplementedError
 
-    def every(self, dt: float) -> int:
-        """Steps from a frame to the next, if a step takes `dt` seconds."""
-        return max(1, round(1 / (FRAMES_PER_SECOND * dt)))
+    def film(self, episode: Episode) -> Film:
+        every = max(1, round(1 / (FRAMES_PER_SECOND * self.seconds)))  # steps between two frames
+        return Film(self.frames(episode, episode.steps[::every]), every * self.seconds)
+
+
+class InRealTime(Adapter):
+    """A step lasts `env.dt` seconds, if the environment has this attribute."""
+
+    @property
+    def seconds(self):
+        return float(getattr(self.env, "dt", 0.1))
 
 
 class Brax(Adapter):
@@ -87,102 +96,72 @@ class Brax(Adapter):
     def check_formats(self, formats):
         if not hasattr(self.bodies, "sys"):
             raise ValueError("env_name: this brax environment has no bodies to draw")
-        if "svg" in formats:
-            raise ValueError("formats: svg draws the games of Pgx, and no others")
+        super().check_formats(set(formats) - {"html"})
 
-    def film(self, episode):
-        dt = float(self.bodies.dt)
-        every = self.every(dt)
-        frames = partial(
-            figures.mujoco_frames,
-            self.bodies,
-            episode.states.brax.pipeline_state,
-            episode.rewards,
-            episode.steps[::every],
-        )
-        return Film(frames, every * dt)
+    @property
+    def seconds(self):
+        return float(self.bodies.dt)
+
+    def frames(self, episode, steps):
+        states = episode.states.brax.pipeline_state
+        return figures.mujoco_frames(self.bodies, states, episode.rewards, steps)
 
 
-class Team(Adapter):
+class Team(InRealTime):
     """An environment of JaxMARL in mappo.py, drawn by JaxMARL's visualizers."""
 
     @staticmethod
     def draws(env):
         return hasattr(getattr(env, "env", None), "agents")
 
-    def film(self, episode):
+    def frames(self, episode, steps):
         drawn = importlib.import_module("onejit.watch.jaxmarl").Drawn(self.env)
-        dt = float(getattr(self.env, "dt", 0.1))
-        every = self.every(dt)
-        steps = episode.steps[::every]
-        frames = partial(figures.frames_of_all_steps, drawn, episode.states, episode.rewards, steps)
-        return Film(frames, every * dt)
+        return figures.frames_of_all_steps(drawn, episode.states, episode.rewards, steps)
 
 
 class Board(Adapter):
     """A board game of alphazero.py."""
 
     default_formats = ("svg",)
+    seconds = 1.0
 
     @staticmethod
     def draws(env):
         return hasattr(env, "game")
 
     def check_formats(self, formats):
-        if "html" in formats:
-            raise ValueError("formats: html is for brax environments; use gif or mp4")
+        super().check_formats(set(formats) - {"svg"})
         if set(formats) - {"svg"}:
             check_stones(self.env.game, "gif and mp4 draw")
         if "svg" in formats and not type(self.env.game).__module__.startswith("pgx."):
             raise ValueError("formats: svg draws the games of Pgx, and no others")
 
-    def film(self, episode):
-        frames = partial(
-            figures.board_frames,
-            episode.env_name,
-            episode.states,
-            episode.rewards,
-            episode.steps,
-        )
-        return Film(frames, seconds=1.0)
+    def frames(self, episode, steps):
+        return figures.board_frames(episode.env_name, episode.states, episode.rewards, steps)
 
 
-class Host(Adapter):
+class Host(InRealTime):
     """An environment outside JAX, which plays the episode again: see onejit.envs.host."""
 
     @staticmethod
     def draws(env):
         return hasattr(env, "frames")
 
-    def film(self, episode):
-        dt = float(getattr(self.env, "dt", 0.1))
-        every = self.every(dt)
-        steps = episode.steps[::every]
-        frames = partial(
-            figures.frames_of_all_steps, self.env, episode.states, episode.rewards, steps
-        )
-        return Film(frames, every * dt)
+    def frames(self, episode, steps):
+        return figures.frames_of_all_steps(self.env, episode.states, episode.rewards, steps)
 
 
-class OwnPictures(Adapter):
+class OwnPictures(InRealTime):
     """An environment with a method `frame(state, params)`: see docs/environments.md."""
 
     @staticmethod
     def draws(env):
         return hasattr(env, "frame")
 
-    def film(self, episode):
-        dt = float(getattr(self.env, "dt", 0.1))
-        every = self.every(dt)
-        frames = partial(
-            figures.own_frames,
-            self.env,
-            episode.env_params,
-            episode.states,
-            episode.rewards,
-            episode.steps[::every],
+    def frames(self, episode, steps):
+        return figures.own_frames(
+            self.env, episode.env_params, episode.states, episode.rewards, steps
         )
-        return Film(frames, every * dt)
 
 
 class GridWorld(Adapter):
@@ -192,11 +171,8 @@ class GridWorld(Adapter):
     def draws(env):
         return hasattr(env, "walls") and hasattr(env, "cliff")
 
-    def film(self, episode):
-        frames = partial(
-            figures.grid_world_frames, self.env, episode.states, episode.rewards, episode.steps
-        )
-        return Film(frames, seconds=0.1)
+    def frames(self, episode, steps):
+        return figures.grid_world_frames(self.env, episode.states, episode.rewards, steps)
 
 
 class GymnaxVisualizer(Adapter):
@@ -214,16 +190,14 @@ class GymnaxVisualizer(Adapter):
     def packages(self):
         return ("pygame",) if self.is_drawn_by_pygame else ()
 
-    def film(self, episode):
-        frames = partial(
-            figures.gymnax_frames,
-            self.env,
-            episode.env_params,
-            episode.states,
-            episode.rewards,
-            episode.steps,
+    @property
+    def seconds(self):
+        return 0.05 if self.is_drawn_by_pygame else 0.1
+
+    def frames(self, episode, steps):
+        return figures.gymnax_frames(
+            self.env, episode.env_params, episode.states, episode.rewards, steps
         )
-        return Film(frames, seconds=0.05 if self.is_drawn_by_pygame else 0.1)
 
 
 class Observations(Adapter):
@@ -233,11 +207,10 @@ class Observations(Adapter):
     def draws(env):
         return True
 
-    def film(self, episode):
+    def frames(self, episode, steps):
         obs = figures.observe_all(self.env, episode.env_params, episode.states)
         draw = figures.grid_frames if obs.ndim in (3, 4) else figures.bar_frames
-        frames = partial(draw, episode.env_name, obs, episode.rewards, episode.steps)
-        return Film(frames, seconds=0.1)
+        return draw(episode.env_name, obs, episode.rewards, steps)
 
 
 ADAPTERS = (

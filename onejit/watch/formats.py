@@ -20,7 +20,7 @@ from onejit.watch.figures import state_at
 
 
 def save_gif(frames, seconds: float, file) -> None:
-    pictures = (Image.fromarray(frame).quantize() for frame in frames())
+    pictures = (Image.fromarray(frame).quantize() for frame in frames)
     # GIF counts 1/100 s, and browsers slow down below 2/100 s
     milliseconds = 10 * max(2, round(100 * seconds))
     first = next(pictures)
@@ -39,7 +39,6 @@ def ffmpeg_command(width: int, height: int, seconds: float, path: str) -> list[s
 
 
 def save_mp4(frames, seconds: float, file) -> None:
-    frames = frames()
     first = next(frames)
     height, width, _ = first.shape
     command = ffmpeg_command(width, height, seconds, file.name)

@@ -427,7 +427,7 @@ def test_gymnax_environments(name, monkeypatch):
     frames, seconds = render.frames_of(
         SimpleNamespace(env_name=name), env, params, jax.device_get(states), rewards
     )
-    frames = list(frames())
+    frames = list(frames)
     assert len(frames) == 6 and 0.01 < seconds < 0.2
     assert len({frame.shape for frame in frames}) == 1 and frames[0].dtype == np.uint8
     below_title = frames[0].shape[0] // 6
@@ -461,7 +461,7 @@ def test_mp4(tmp_path, monkeypatch):
     frames = [np.full((31, 45, 3), 20 * i, np.uint8) for i in range(10)]
     monkeypatch.chdir(tmp_path)
     with open("lr:0.1.mp4", "wb") as file:  # no protocol of ffmpeg's
-        formats.save_mp4(lambda: iter(frames), 0.1, file)
+        formats.save_mp4(iter(frames), 0.1, file)
     reader = imageio_ffmpeg.read_frames(str(tmp_path / "lr:0.1.mp4"))
     about = next(reader)
     assert (about["size"], about["fps"], about["codec"]) == ((46, 32), 10, "h264")

@@ -105,7 +105,7 @@ def frame(panel: Panel) -> Image.Image:
         mock.patch.object(figures, "captioned", lambda picture, *_: np.asarray(picture)),
     ):
         film = render.frames_of(config, render.unwrap(env), env_params, states, rewards)
-        frames = list(film.frames())
+        frames = list(film.frames)
     return Image.fromarray(frames[min(int(panel.share * len(frames)), len(frames) - 1)])
 
 
