@@ -12,7 +12,6 @@ The environments step on the CPU. docs/host_environments.md says what is lost co
 environments in JAX.
 """
 
-import functools
 import inspect
 import threading
 
@@ -20,7 +19,7 @@ import jax
 
 from onejit.base.cores import number_of_cores
 from onejit.envs.adapter import check_truth_values, needs, register
-from onejit.envs.host.batch import NO_LIMIT, Batch, HostEnv, Thread, as_gymnax, say_once
+from onejit.envs.host.batch import NO_LIMIT, HostEnv, Thread, as_gymnax, say_once
 
 with needs("gymnasium"):
     import gymnasium
@@ -35,35 +34,6 @@ _compiling = set()  # threads in which JAX has compiled
 @jax.monitoring.register_event_duration_secs_listener
 def _note_the_thread(event, duration_secs, **others):
     _compiling.add(threading.get_ident())
-
-
-class Vector(Batch):
-    """Environments of Gymnasium, in which row i has seed i."""
-
-    def __init__(self, env, seeds, limit, draw=False):
-        arguments = env.arguments
-        if limit != env.limit:
-            arguments = arguments | {"max_episode_steps": limit}
-        if draw:
-            arguments = arguments | {"render_mode": "rgb_array"}
-        self.rows = env.make_rows(arguments, len(seeds))
-        try:
-            self.first = self.rows.reset(range(len(seeds)), seeds)
-        except BaseException:
-            self.rows.close()
-            raise
-
-    def step(self, actions):
-        return self.rows.step(actions)
-
-    def reset_rows(self, rows):
-        return self.rows.reset(rows)
-
-    def frame(self):
-        return self.rows.render()
-
-    def close(self):
-        self.rows.close()
 
 
 def default_arguments(spec) -> dict:
@@ -101,7 +71,7 @@ class Gymnasium(HostEnv):
         image_axes: str = "",
         **arguments,
     ):
-        super().__init__(functools.partial(Vector, self), None, None, limit=NO_LIMIT)
+        super().__init__(self.make_batch, None, None, limit=NO_LIMIT)
         if vectorization_mode not in ("sync", "async"):
             raise ValueError(f"vectorization_mode = {vectorization_mode}: must be sync or async")
         if num_processes is not None and vectorization_mode == "sync":
@@ -128,6 +98,21 @@ class Gymnasium(HostEnv):
             say_once(f"{name}: {observations.note}")
         self.spaces = as_gymnax(observations, actions)
         self.limit = limit or NO_LIMIT
+
+    def make_batch(self, seeds, limit, draw=False):
+        """Environments in which row i has seed i."""
+        arguments = self.arguments
+        if limit != self.limit:
+            arguments = arguments | {"max_episode_steps": limit}
+        if draw:
+            arguments = arguments | {"render_mode": "rgb_array"}
+        rows = self.make_rows(arguments, len(seeds))
+        try:
+            rows.first = rows.reset_rows(range(len(seeds)), seeds)
+        except BaseException:
+            rows.close()
+            raise
+        return rows
 
     def make_rows(self, arguments, number: int):
         if self.num_processes:

@@ -318,7 +318,7 @@ def test_a_process_that_hangs_at_its_end_is_ended(monkeypatch):
     monkeypatch.setattr(gymnasium_rows, "SECONDS_TO_CLOSE", 0.1)
     name = register(toys.Toy)
     rows = gymnasium_rows.Processes(gymnasium.spec(name), {}, "", number=1, num_processes=1)
-    rows.processes[0].send(("reset", (range(10**7),)))  # fails, after a long time or at once
+    rows.processes[0].send(("reset_rows", (range(10**7),)))  # fails, after a long time or at once
     rows.close()
     assert rows.processes[0].process.poll() is not None
 

@@ -23,8 +23,10 @@ SECONDS_TO_CLOSE = 5.0
 class Rows:
     """Environments that `gymnasium.make(spec, **arguments)` makes. Each is a row.
 
-    `image_axes` is an argument of `Observations`.
+    It has the methods of `Batch`. `image_axes` is an argument of `Observations`.
     """
+
+    first: np.ndarray  # observations after the first reset
 
     def __init__(self, spec, arguments: dict, image_axes: str, number: int):
         self.envs = []
@@ -62,7 +64,7 @@ class Rows:
     def empty(self, number: int):
         return np.empty((number, *self.observations.shape), self.observations.dtype)
 
-    def reset(self, rows, seeds=None):
+    def reset_rows(self, rows, seeds=None):
         """Begin episodes in `rows` [k]. Returns their observations [k, *obs_shape]."""
         out = self.empty(len(rows))
         for i in range(len(rows)):
@@ -85,7 +87,7 @@ class Rows:
             write(out[i, ...], obs)
         return out, reward, terminated, truncated
 
-    def render(self):
+    def frame(self):
         """A picture of the first row."""
         return np.asarray(self.envs[0].render())
 
@@ -202,8 +204,9 @@ def kind_and_text(error: Exception):
 class Processes:
     """The same as `Rows`, with the rows divided among processes."""
 
+    first: np.ndarray
+
     def __init__(self, spec, arguments: dict, image_axes: str, number: int, num_processes: int):
-        self.number = number
         self.parts = np.array_split(np.arange(number), min(num_processes, number))
         self.processes = []
         try:
@@ -221,20 +224,18 @@ class Processes:
     def describe(self):
         return self.processes[0].call("describe")
 
-    def reset(self, rows, seeds=None):
+    def reset_rows(self, rows, seeds=None):
         rows = np.asarray(rows)
         asked = []
         for process, part in zip(self.processes, self.parts, strict=True):
             here = np.flatnonzero(np.isin(rows, part))
             if here.size:
                 own_seeds = None if seeds is None else [seeds[i] for i in here]
-                process.send(("reset", (rows[here] - part[0], own_seeds)))
+                process.send(("reset_rows", (rows[here] - part[0], own_seeds)))
                 asked.append((process, here))
-        out = None
-        for process, here in asked:
-            obs = process.receive()
-            if out is None:
-                out = np.empty((len(rows), *obs.shape[1:]), obs.dtype)
+        parts = [process.receive() for process, _ in asked]
+        out = np.empty((len(rows), *parts[0].shape[1:]), parts[0].dtype)
+        for (_, here), obs in zip(asked, parts, strict=True):
             out[here] = obs
         return out
 
@@ -244,8 +245,8 @@ class Processes:
         results = [process.receive() for process in self.processes]
         return tuple(np.concatenate(parts) for parts in zip(*results, strict=True))
 
-    def render(self):
-        return self.processes[0].call("render")
+    def frame(self):
+        return self.processes[0].call("frame")
 
     def close(self) -> None:
         for process in self.processes:
