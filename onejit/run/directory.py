@@ -87,6 +87,14 @@ def script_of(run_dir, record: Record, force: bool = False, trust: bool = False)
     return load_script(copy)
 
 
+def script_and_config(run_dir, record: Record, force: bool = False, trust: bool = False):
+    """`(script, config)` of a run, as `script_of` imports the script. Raises ValueError."""
+    script = script_of(run_dir, record, force, trust)
+    config = read_config(script, Path(run_dir) / "config.yaml")
+    local_modules.check_environment(run_dir, record, env_name_of(config), trust)
+    return script, config
+
+
 def load_run(run_dir, force: bool = False, file: str = "agent.safetensors", trust: bool = False):
     """`(script, config, agents)` of a finished run of a script or of `onejit train`.
 
@@ -103,9 +111,7 @@ def load_run(run_dir, force: bool = False, file: str = "agent.safetensors", trus
             f"{run_dir}: is a sweep; its best trials are runs, in {Path(run_dir) / 'agents'}"
         )
     arrays, _ = read_agents(Path(run_dir) / file)
-    script = script_of(run_dir, record, force, trust)
-    config = read_config(script, Path(run_dir) / "config.yaml")
-    local_modules.check_environment(run_dir, record, env_name_of(config), trust)
+    script, config = script_and_config(run_dir, record, force, trust)
     return script, config, unflatten_dict(arrays, sep=".")
 
 

@@ -47,6 +47,7 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     record = read_record(run_dir)
     if is_first():
         warn_of_changed_versions(record.versions)
+    check_random_numbers(record)
     return run_dir, record, given
 
 

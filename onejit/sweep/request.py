@@ -11,7 +11,6 @@ from onejit.engine import hosts
 from onejit.run import resume
 from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.record import Record, make_record
-from onejit.run.resume import check_random_numbers
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, field_names, field_of, read_flags
 from onejit.script.contract import Script
@@ -115,7 +114,6 @@ def read_request(
         return new_request(script, config, options, swept, command)
 
     run_dir, record, given = resume.read_resumed(words, "sweep", ResumeOptions, until_the_end)
-    check_random_numbers(record)
     if record.finished is not None:
         shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
         print(f"{run_dir} has finished: there is nothing left to do")

@@ -37,10 +37,10 @@ from onejit.engine.progress import count_restored, progress_bar, warn_of_days
 from onejit.report import tracking
 from onejit.report.tracking import TRACKERS
 from onejit.run import resume
-from onejit.run.directory import new_run_dir, read_config, script_of
+from onejit.run.directory import new_run_dir, read_config, script_and_config
 from onejit.run.lock import holding
 from onejit.run.record import Record, make_record, write_record
-from onejit.run.resume import check_random_numbers, options_of
+from onejit.run.resume import options_of
 from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, write_config
@@ -96,11 +96,7 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
 def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
     """The run of `--resume RUN_DIR`; None if it has finished. Raises ValueError."""
     run_dir, record, given = resume.read_resumed(words, "train", ResumeOptions, until_the_end)
-    check_random_numbers(record)
-    script = script_of(run_dir, record, given.force, given.trust)
-    config = read_config(script, run_dir / "config.yaml")
-    env_name = env_name_of(config)
-    local_modules.check_environment(run_dir, record, env_name, given.trust)
+    script, config = script_and_config(run_dir, record, given.force, given.trust)
     options = options_of(Options, run_dir, record)
     if given.total_timesteps is not None:
         steps = whole_number("total_timesteps", given.total_timesteps)

@@ -25,10 +25,9 @@ from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import open_checkpoints, restore
 from onejit.run import resume
-from onejit.run.directory import read_config, script_of
-from onejit.run.resume import check_random_numbers, options_of
-from onejit.script import command_line, local_modules
-from onejit.script.configs import env_name_of
+from onejit.run.directory import script_and_config
+from onejit.run.resume import options_of
+from onejit.script import command_line
 from onejit.script.contract import Script
 from onejit.script.steps import timesteps_until
 from onejit.train.options import Options
@@ -489,11 +488,7 @@ def main(words) -> Path:
         raise ValueError("coordinator, num_processes, process_id, distributed: not with --find-nan")
     with contextlib.ExitStack() as until_the_end:
         run_dir, record, given = resume.read_resumed(words, "train", FindOptions, until_the_end)
-        check_random_numbers(record)
-        script = script_of(run_dir, record, given.force, given.trust)
-        config = read_config(script, run_dir / "config.yaml")
-        env_name = env_name_of(config)
-        local_modules.check_environment(run_dir, record, env_name, given.trust)
+        script, config = script_and_config(run_dir, record, given.force, given.trust)
         options = options_of(Options, run_dir, record, memory=given.memory)
         search(script, config, options, run_dir, record.slice)
     return run_dir
