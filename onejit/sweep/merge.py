@@ -9,7 +9,7 @@ import numpy as np
 import tyro
 
 from onejit.base.clock import Clock
-from onejit.run.directory import load_metrics, new_run_dir, script_of
+from onejit.run.directory import load_metrics, new_run_dir
 from onejit.run.lock import holding
 from onejit.run.record import Record, read_record
 from onejit.run.write import write_inputs
@@ -17,13 +17,7 @@ from onejit.script import command_line, local_modules
 from onejit.sweep import results
 from onejit.sweep.options import read_part
 from onejit.sweep.ranking import best_trials
-from onejit.sweep.request import (
-    Request,
-    check_environments,
-    config_of,
-    make_groups,
-    request_of,
-)
+from onejit.sweep.request import Request, config_of, make_groups, request_of
 from onejit.sweep.slice_files import DIVERGED, FINAL_RETURN, FIRST_NOT_FINITE
 
 # options that may differ between the parts of a sweep
@@ -144,10 +138,8 @@ def main(words: list[str]) -> Path:
     check_parts(run_dirs, records)
 
     record = merged_record(records, run_dirs, words)
-    script = script_of(run_dirs[0], record, given.force, given.trust)
-    request = request_of(script, run_dirs[0], record)
-    check_environments(request, given.trust)
-    run_dir = given.run_dir or new_run_dir(script, request.config, prefix="sweep-")
+    request = request_of(run_dirs[0], record, given)
+    run_dir = given.run_dir or new_run_dir(request.script, request.config, prefix="sweep-")
 
     trials = {}
     for part in run_dirs:
@@ -166,7 +158,7 @@ def main(words: list[str]) -> Path:
         run_dir=run_dir, record=record, groups=make_groups(request), returns=returns
     )
     with holding(run_dir, is_new=True):
-        write_inputs(run_dir, request.config, script, modules)
+        write_inputs(run_dir, request.config, request.script, modules)
         tables = results.write_files(request, arrays, keep_agents)  # run.json is the last file
     results.show_tables(tables, run_dir)
     return run_dir

@@ -21,7 +21,6 @@ from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.devices import smallest_slice
-from onejit.run.directory import script_of
 from onejit.run.record import read_record, write_record
 from onejit.script import command_line
 from onejit.script.steps import steps_of, timesteps_until, total_steps
@@ -36,13 +35,7 @@ from onejit.sweep.exchange import (
     follow_schedule,
 )
 from onejit.sweep.options import required
-from onejit.sweep.request import (
-    Request,
-    check_environments,
-    float_names,
-    new_request,
-    request_of,
-)
+from onejit.sweep.request import Request, float_names, new_request, request_of
 from onejit.sweep.slice_files import finished_slices, runs_of, slice_name
 from onejit.sweep.strategy import Strategy
 from onejit.sweep.values import read_distribution
@@ -159,9 +152,7 @@ def read_replay(words: list[str], command: list[str]) -> Request:
     record = read_record(sweep_dir)
     if not record.schedule:
         raise ValueError(f"replay: {sweep_dir} is no sweep with --pbt that has finished")
-    script = script_of(sweep_dir, record, given.force, given.trust)
-    request = request_of(script, sweep_dir, record)
-    check_environments(request, given.trust)
+    request = request_of(sweep_dir, record, given)
     seed = request.options.seed + 1 if given.seed is None else given.seed
     if seed == request.options.seed:
         raise ValueError(f"seed = {seed}: is the sweep's; a replay needs another one")
@@ -174,7 +165,7 @@ def read_replay(words: list[str], command: list[str]) -> Request:
         memory=given.memory,
     )
     replay = {"of": str(sweep_dir), "schedule": record.schedule}
-    return new_request(script, request.config, options, request.swept, command, replay)
+    return new_request(request.script, request.config, options, request.swept, command, replay)
 
 
 # --- programs ---

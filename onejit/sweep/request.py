@@ -118,10 +118,7 @@ def read_request(
         shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
-    script = script_of(run_dir, record, given.force, given.trust)
-    request = request_of(script, run_dir, record, given.memory)
-    check_environments(request, given.trust)
-    return request
+    return request_of(run_dir, record, given, given.memory)
 
 
 def parse(script: Script, words: list[str], description: str | None) -> tuple:
@@ -172,10 +169,9 @@ def new_request(
     return request
 
 
-def request_of(
-    script: Script, run_dir: Path, record: Record, memory: float | None = None
-) -> Request:
-    """The request of a sweep that has begun. Raises ValueError."""
+def request_of(run_dir: Path, record: Record, given, memory: float | None = None) -> Request:
+    """The request of a sweep that has begun. `given` has `force` and `trust`. Raises ValueError."""
+    script = script_of(run_dir, record, given.force, given.trust)
     if not record.swept:
         raise ValueError(
             f"{run_dir}: is a sweep of an older version of onejit, which alone can read its options"
@@ -183,7 +179,9 @@ def request_of(
     config = read_config(script, run_dir / "config.yaml")
     options = resume.options_of(Options, run_dir, record, memory)
     trials = trials_of(script, record.swept, options)
-    return Request(script, config, options, run_dir, record.swept, trials, record, [], {})
+    request = Request(script, config, options, run_dir, record.swept, trials, record, [], {})
+    check_environments(request, given.trust)
+    return request
 
 
 def check_environments(request: Request, trust: bool) -> None:
