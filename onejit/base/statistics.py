@@ -174,6 +174,12 @@ def finite(sample) -> np.ndarray:
     return kept if len(kept) else np.array([-np.inf])
 
 
+def count_finite(sample) -> str:
+    """`10`, or `9 of 10 finite`."""
+    number = int(np.isfinite(sample).sum())
+    return str(number) if number == len(sample) else f"{number} of {len(sample)} finite"
+
+
 def diverged(agent) -> np.ndarray:
     """Which seeds have parameters that are not finite: leaves [num_seeds, ...] -> [num_seeds].
 

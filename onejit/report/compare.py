@@ -264,12 +264,7 @@ def values_of(tasks: dict) -> list[np.ndarray]:
 
 def count_seeds(samples) -> str:
     """`10`, or `9 of 10 finite`; several counts where environments differ."""
-    counts = []
-    for sample in samples:
-        seeds = len(sample)
-        finite = int(np.isfinite(sample).sum())
-        counts.append(str(seeds) if finite == seeds else f"{finite} of {seeds} finite")
-    return "/".join(dict.fromkeys(counts))
+    return "/".join(dict.fromkeys(map(statistics.count_finite, samples)))
 
 
 def aggregate(methods, scaled: bool) -> list[dict]:

@@ -138,11 +138,6 @@ def greedy_returns(populations: Populations) -> np.ndarray:
     return np.where(populations.diverged, -np.inf, populations.evaluation.mean(axis=2))
 
 
-def mean_of_finite(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else -np.inf
-
-
 def make_table(populations: Populations) -> list[str]:
     """A row for each population, with its best agent."""
     titles = ["return", "greedy return", "mean of all", "worst", "agents"]
@@ -150,10 +145,7 @@ def make_table(populations: Populations) -> list[str]:
     greedy = greedy_returns(populations)
     for population, agent in enumerate(best_agents(populations)):
         of_all = greedy[population]
-        finite = of_all[np.isfinite(of_all)]
-        number = f"{len(of_all)}"
-        if len(finite) < len(of_all):
-            number = f"{len(finite)} of {len(of_all)} finite"
+        finite = statistics.finite(of_all)
         values = [values[population, agent, -1] for values in populations.schedule.values()]
         row = [
             str(population),
@@ -161,9 +153,9 @@ def make_table(populations: Populations) -> list[str]:
             *[show_value(float(value)) for value in values],
             f"{populations.returns[population, agent, -1]:.4g}",
             f"{of_all[agent]:.4g}",
-            f"{mean_of_finite(of_all):.4g}",
-            f"{finite.min() if len(finite) else -np.inf:.4g}",
-            number,
+            f"{finite.mean():.4g}",
+            f"{finite.min():.4g}",
+            statistics.count_finite(of_all),
         ]
         rows.append(row)
     return align(rows).split("\n")
@@ -176,9 +168,8 @@ def summarize(populations: Populations) -> tuple[list[str], dict]:
     """
     greedy = greedy_returns(populations)
     best = greedy[np.arange(len(greedy)), best_agents(populations)]
-    means = np.array([mean_of_finite(of_all) for of_all in greedy])
-    finite = greedy[np.isfinite(greedy)]
-    worst = float(finite.min()) if len(finite) else -np.inf
+    means = np.array([statistics.finite(of_all).mean() for of_all in greedy])
+    worst = float(statistics.finite(greedy).min())
     episodes = populations.evaluation.shape[2]
     number = plural(len(greedy), "population")
     lines = []

@@ -57,13 +57,11 @@ class Result(NamedTuple):
 
     def mean_of_finite(self) -> float:
         """Mean return of the finite seeds, or -inf."""
-        finite = self.returns[np.isfinite(self.returns)]
-        return float(finite.mean()) if len(finite) else -np.inf
+        return float(statistics.finite(self.returns).mean())
 
     def worst_of_finite(self) -> float:
         """Worst return of the finite seeds, or -inf."""
-        finite = self.returns[np.isfinite(self.returns)]
-        return float(finite.min()) if len(finite) else -np.inf
+        return float(statistics.finite(self.returns).min())
 
 
 def collect(request: Request) -> dict[int, dict]:
@@ -121,8 +119,6 @@ def make_table(ranked: list[Result]) -> list[str]:
         titles.append("rung")
     rows = [["trial", *ranked[0].values, *titles]]
     for result in ranked:
-        seeds = len(result.returns)
-        finite = int(np.isfinite(result.returns).sum())
         interval = "none"
         if not np.isnan(result.low):
             interval = f"{result.low:.4g} to {result.high:.4g}"
@@ -133,7 +129,7 @@ def make_table(ranked: list[Result]) -> list[str]:
             interval,
             show_value(result.mean_of_finite()),
             show_value(result.worst_of_finite()),
-            str(seeds) if finite == seeds else f"{finite} of {seeds} finite",
+            statistics.count_finite(result.returns),
         ]
         if has_rungs:
             row.append(str(result.rung))
