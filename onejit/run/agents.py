@@ -12,14 +12,19 @@ from onejit.base.files import reading
 from onejit.script.contract import Script
 
 
-def save_agents(agents, script: Script, seed: int, path: Path) -> None:
-    """Write agents [num_seeds, ...]. The file says from which script and seed they are."""
+def as_bytes(agents, metadata: dict[str, str] | None = None) -> bytes:
+    """The content of a file with agents [num_seeds, ...], by dotted names."""
     arrays = {}
     for name, leaf in flatten_dict(agents, sep=".").items():
         arrays[name] = np.ascontiguousarray(leaf)
+    return as_safetensors(arrays, metadata)
+
+
+def save_agents(agents, script: Script, seed: int, path: Path) -> None:
+    """Write agents [num_seeds, ...]. The file says from which script and seed they are."""
     # one entry: safetensors writes several in any order, and equal runs get equal files
     metadata = {"run": yaml.safe_dump({"script": Path(script.__file__).stem, "seed": seed})}
-    path.write_bytes(as_safetensors(arrays, metadata))  # its own `save_file` hides the file
+    path.write_bytes(as_bytes(agents, metadata))  # its own `save_file` hides the file
 
 
 def read_agents(path: Path) -> tuple[dict, dict]:

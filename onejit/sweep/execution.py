@@ -7,8 +7,6 @@ from functools import partial
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
-from safetensors.numpy import save as as_safetensors
 
 from onejit.base import statistics
 from onejit.base.files import write
@@ -17,6 +15,7 @@ from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import damage_of
 from onejit.report import tracking
+from onejit.run.agents import as_bytes
 from onejit.run.record import write_record
 from onejit.script.configs import plain
 from onejit.script.steps import timesteps_until
@@ -225,10 +224,7 @@ def finish_slice(
         track(request, group, trial)
 
     if request.options.keep:
-        flat = {}
-        for key, leaf in flatten_dict(agent, sep=".").items():
-            flat[key] = np.ascontiguousarray(leaf)
-        write(folder / f"{name}.safetensors", lambda file: file.write(as_safetensors(flat)))
+        write(folder / f"{name}.safetensors", lambda file: file.write(as_bytes(agent)))
     of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
     write(folder / f"{name}.npz", partial(np.savez, **metrics, **of_runs))
     if group.num_updates == group.config.num_updates:

@@ -14,13 +14,13 @@ import jax
 import numpy as np
 import tyro
 from flax.traverse_util import flatten_dict
-from safetensors.numpy import save as as_safetensors
 
 from onejit.base.files import write
 from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.devices import smallest_slice
+from onejit.run.agents import as_bytes
 from onejit.run.record import read_record, write_record
 from onejit.script import command_line
 from onejit.script.steps import steps_of, timesteps_until, total_steps
@@ -347,10 +347,7 @@ def finish_slice(request: Request, name: str, metrics, population, agent, return
     arrays[EVALUATION] = returns
     for key, leaf in flatten_dict(population, sep=".").items():
         arrays[OF_POPULATION + key] = leaf
-    flat = {}
-    for key, leaf in flatten_dict(agent, sep=".").items():
-        flat[key] = np.ascontiguousarray(leaf)
-    write(folder / f"{name}.safetensors", lambda file: file.write(as_safetensors(flat)))
+    write(folder / f"{name}.safetensors", lambda file: file.write(as_bytes(agent)))
     write(folder / f"{name}.npz", partial(np.savez, **arrays))
     shutil.rmtree(request.run_dir / "unfinished" / name)
     write_record(request.run_dir, request.record)

@@ -22,7 +22,7 @@ from onejit.sweep.options import required
 from onejit.sweep.population import EVALUATION, OF_POPULATION, exchange_of, number_of_runs
 from onejit.sweep.request import Request, float_names
 from onejit.sweep.results import write_run
-from onejit.sweep.slice_files import finished_slices, read_agents, read_slice
+from onejit.sweep.slice_files import delete_slices, finished_slices, read_agents, read_slice
 from onejit.sweep.values import show_value
 
 
@@ -357,11 +357,6 @@ def write_replay(request: Request) -> bool:
     lines = [*final.lines("final return"), *greedy.lines("greedy return")]
     print("\n".join([*lines, f"results in {run_dir}"]))
     return not lost.all()
-
-
-def delete_slices(run_dir: Path) -> None:
-    for name in ("slices", "unfinished"):
-        shutil.rmtree(run_dir / name, ignore_errors=True)
 
 
 def write_results(request: Request) -> bool:

@@ -27,6 +27,7 @@ from onejit.sweep.slice_files import (
     DIVERGED,
     FINAL_RETURN,
     FIRST_NOT_FINITE,
+    delete_slices,
     finished_slices,
     read_agents,
     read_slice,
@@ -345,10 +346,8 @@ def write_results(request: Request) -> bool:
 
     Returns whether a seed of any trial is left that has not diverged. Raises OSError.
     """
-    run_dir = request.run_dir
     arrays = collect(request)
     tables = write_files(request, arrays, keep_agents)
-    for name in ("slices", "unfinished"):
-        shutil.rmtree(run_dir / name, ignore_errors=True)
-    show_tables(tables, run_dir)
+    delete_slices(request.run_dir)
+    show_tables(tables, request.run_dir)
     return not all(of_trial[DIVERGED].all() for of_trial in arrays.values())

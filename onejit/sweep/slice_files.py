@@ -1,10 +1,11 @@
 """Files of a sweep that has not finished: the metrics and agents of complete slices.
 
-The file `slices/GROUP-FIRST-LAST.npz` has the metrics of the runs [FIRST, LAST) of a group, and the
-arrays OF_RUNS. The file `.safetensors` of the same name has the agents. The folder
-`unfinished/GROUP-FIRST-LAST` has the checkpoints of these runs.
+The file `slices/GROUP-FIRST-LAST.npz` has the metrics of the runs [FIRST, LAST) of a group, and
+arrays `run.*`, which are not metrics. The file `.safetensors` of the same name has the agents. The
+folder `unfinished/GROUP-FIRST-LAST` has the checkpoints of these runs.
 """
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from safetensors import safe_open
 FINAL_RETURN = "run.final_return"
 FIRST_NOT_FINITE = "run.first_not_finite"
 DIVERGED = "run.diverged"
-OF_RUNS = (FINAL_RETURN, FIRST_NOT_FINITE, DIVERGED)  # arrays of a slice that are not metrics
 
 
 def slice_name(group: int, first: int, last: int) -> str:
@@ -65,3 +65,8 @@ def read_agents(run_dir: Path, group: int, wanted: range) -> dict:
     if found < len(wanted):
         raise OSError(f"{run_dir / 'slices'}: lacks agents of group {group}")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def delete_slices(run_dir: Path) -> None:
+    for name in ("slices", "unfinished"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
