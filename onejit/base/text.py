@@ -1,6 +1,8 @@
-"""Text of messages: options, tables, and suggestions for names that are not known."""
+"""Text of messages and of tables: options, rows, and suggestions for names that are not known."""
 
+import csv
 import difflib
+import io
 
 
 class OptionNeeded(ValueError):
@@ -39,6 +41,13 @@ def align(rows: list[list[str]]) -> str:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def as_csv(rows) -> str:
+    """Rows of values as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def duration(seconds: float) -> str:

@@ -1,8 +1,6 @@
 """The results of population-based training, and of the replay of a schedule."""
 
-import csv
 import dataclasses
-import io
 import shutil
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ from flax.traverse_util import unflatten_dict
 
 from onejit.base import statistics
 from onejit.base.files import write, write_picture
-from onejit.base.text import align, plural
+from onejit.base.text import align, as_csv, plural
 from onejit.run.record import now, write_record
 from onejit.script.configs import task_of, write_config
 from onejit.script.steps import steps_of, timesteps_until
@@ -197,11 +195,9 @@ def summarize(populations: Populations) -> tuple[list[str], dict]:
 
 def make_schedule_csv(request: Request, populations: Populations) -> str:
     """A row for each population, stretch and agent."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
     names = list(populations.schedule)
     of_stretch = ["population", "agent", "first_update", "last_update", "parent"]
-    rows.writerow([*of_stretch, *names, "return", "rank"])
+    rows = [[*of_stretch, *names, "return", "rank"]]
     interval = required(request.options.exploit_interval)
     number, size, stretches = populations.rank.shape
     for population in range(number):
@@ -212,16 +208,14 @@ def make_schedule_csv(request: Request, populations: Populations) -> str:
                 of_agent = [populations.returns[at], populations.rank[at]]
                 updates = [stretch * interval, (stretch + 1) * interval]
                 parent = populations.parent[at]
-                rows.writerow([population, agent, *updates, parent, *values, *of_agent])
-    return text.getvalue()
+                rows.append([population, agent, *updates, parent, *values, *of_agent])
+    return as_csv(rows)
 
 
 def make_csv(populations: Populations) -> str:
     """A row for each population and agent, at the end of training."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
     names = list(populations.schedule)
-    rows.writerow(["population", "agent", *names, "return", "rank", "greedy_return", "diverged"])
+    rows = [["population", "agent", *names, "return", "rank", "greedy_return", "diverged"]]
     greedy = greedy_returns(populations)
     number, size, _ = populations.rank.shape
     for population in range(number):
@@ -230,8 +224,8 @@ def make_csv(populations: Populations) -> str:
             values = [populations.schedule[name][at][-1] for name in names]
             of_end = [populations.returns[at][-1], populations.rank[at][-1]]
             of_agent = [*of_end, greedy[at], bool(populations.diverged[at])]
-            rows.writerow([*at, *values, *of_agent])
-    return text.getvalue()
+            rows.append([*at, *values, *of_agent])
+    return as_csv(rows)
 
 
 # --- files ---
@@ -333,12 +327,10 @@ def write_replay(request: Request) -> bool:
     metrics = {name: v for name, v in arrays.items() if not name.startswith(OF_POPULATION)}
     schedule = request.record.replay["schedule"]
     interval = required(request.options.exploit_interval)
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["first_update", "last_update", *schedule])
+    rows = [["first_update", "last_update", *schedule]]
     for stretch, values in enumerate(zip(*schedule.values(), strict=True)):
-        rows.writerow([stretch * interval, (stretch + 1) * interval, *values])
-    write(run_dir / "schedule.csv", text.getvalue())
+        rows.append([stretch * interval, (stretch + 1) * interval, *values])
+    write(run_dir / "schedule.csv", as_csv(rows))
 
     shutil.rmtree(run_dir / "agents", ignore_errors=True)  # of an earlier attempt
     last = {name: values[-1] for name, values in schedule.items()}

@@ -1,7 +1,6 @@
 """The results of a sweep: table, CSV, pictures, metrics and the best agents."""
 
 import csv
-import io
 import math
 import re
 import shutil
@@ -14,7 +13,7 @@ from flax.traverse_util import unflatten_dict
 
 from onejit.base import statistics
 from onejit.base.files import reading, write, write_picture
-from onejit.base.text import align
+from onejit.base.text import align, as_csv
 from onejit.run.record import Record, now, write_record
 from onejit.run.write import begin_run, finish_run
 from onejit.script import local_modules
@@ -143,8 +142,6 @@ def make_csv(request: Request, results: list[Result]) -> str:
 
     A return that is not finite is written as -inf.
     """
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
     of_seed = ["seed", "final_return", "first_update_not_finite", "diverged"]
     of_trial = ["trial_interquartile_mean", "trial_mean", "trial_worst"]
     rank = {}
@@ -152,7 +149,7 @@ def make_csv(request: Request, results: list[Result]) -> str:
         of_trial += ["trial_rung", "trial_updates", "trial_rank"]
         for trials in rank_trials(request).values():
             rank |= {trial: place for place, trial in enumerate(trials, start=1)}
-    rows.writerow(["trial", *request.swept, *of_seed, *of_trial])
+    rows = [["trial", *request.swept, *of_seed, *of_trial]]
     for result in results:
         values = []
         for value in request.trials[result.trial].values():
@@ -173,8 +170,8 @@ def make_csv(request: Request, results: list[Result]) -> str:
             if result.rung is not None:
                 num_updates = result.metrics["episodes"].shape[1]
                 row += [result.rung, num_updates, rank[result.trial]]
-            rows.writerow(row)
-    return text.getvalue()
+            rows.append(row)
+    return as_csv(rows)
 
 
 def read_csv(path: Path) -> dict[int, list[dict]]:
