@@ -4,37 +4,37 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from onejit.base import statistics
+from onejit.script.steps import timesteps_until
+
+POINTS = 100  # of a curve
 
 
-def stretches(num_updates: int, points: int = 100) -> list[np.ndarray]:
+def stretches(num_updates: int, points: int) -> list[np.ndarray]:
     """The updates of each point of a curve."""
     return np.array_split(np.arange(num_updates), min(points, num_updates))
 
 
-def learning_curve(config, metrics: dict, points: int = 100) -> tuple[np.ndarray, np.ndarray]:
+def learning_curve(config, metrics: dict, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
     """Environment steps [points], and the mean return up to them [num_seeds, points].
 
     Each point is the mean over the episodes that ended since the point before, NaN where none did.
     """
-    steps_per_update = config.num_envs * config.num_steps
-    warmup_timesteps = getattr(config, "warmup_timesteps", 0)
-
     steps = []
     returns = []
     for updates in stretches(metrics["episodes"].shape[1], points):
         part = {name: values[:, updates] for name, values in metrics.items()}
         returns.append(statistics.mean_return(part))
-        steps.append(warmup_timesteps + (updates[-1] + 1) * steps_per_update)
+        steps.append(timesteps_until(config, updates[-1] + 1))
     return np.array(steps), np.stack(returns, axis=1)
 
 
-def has_few_episodes(config, metrics: dict, points: int = 100) -> np.ndarray:
+def has_few_episodes(config, metrics: dict) -> np.ndarray:
     """Where a seed ends less than one episode per environment since the point before: [points].
 
     Short episodes then count too much, because long ones are still running.
     """
     episodes = metrics["episodes"].mean(axis=0)
-    parts = stretches(len(episodes), points)
+    parts = stretches(len(episodes), POINTS)
     return np.array([episodes[updates].sum() < config.num_envs for updates in parts])
 
 
