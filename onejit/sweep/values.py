@@ -67,12 +67,6 @@ def read_distribution(script: Script, name: str, words: list[str]) -> tuple[str,
     return kind, low, high
 
 
-def draw(script: Script, name: str, words: list[str], samples: int, rng) -> np.ndarray:
-    """`samples` values of a distribution. Raises ValueError."""
-    kind, low, high = read_distribution(script, name, words)
-    return from_uniform(kind, low, high, rng.random_sample(samples))
-
-
 def from_uniform(kind: str, low: float, high: float, unit):
     """Values of a distribution from uniform numbers in [0, 1), arrays of NumPy or JAX."""
     if kind == "uniform":
@@ -93,7 +87,8 @@ def make_trials(
     for name, words in swept.items():
         if words[0] in DISTRIBUTIONS:
             assert samples is not None  # `check_options` has seen to it
-            drawn[name] = draw(script, name, words, samples, rng)
+            distribution = read_distribution(script, name, words)
+            drawn[name] = from_uniform(*distribution, rng.random_sample(samples))
     for name, words in swept.items():
         if words[0] not in DISTRIBUTIONS:
             listed[name] = read_values(script, name, words)
