@@ -9,11 +9,10 @@ import shutil
 
 from onejit.base.text import plural
 from onejit.engine import hosts
-from onejit.script.configs import plain, task_of
 from onejit.script.steps import steps_of, timesteps_until
 from onejit.sweep.options import Options, required
-from onejit.sweep.ranking import sort_trials
-from onejit.sweep.request import Group, Request, config_of
+from onejit.sweep.ranking import sort_trials, trials_of_tasks
+from onejit.sweep.request import Group, Request
 from onejit.sweep.slice_files import checkpoints_of, finished_slices, read_slice
 from onejit.sweep.strategy import Strategy
 
@@ -96,14 +95,6 @@ def ends_of_rungs(config, options: Options, num_trials: int, groups) -> list[int
 def number_left(num_trials: int, eta: int, rung: int) -> int:
     """How many of the trials train in a rung."""
     return max(1, num_trials // eta**rung)
-
-
-def trials_of_tasks(request: Request, trials: list[int]) -> dict[str, list[int]]:
-    """The trials of each environment. Returns of different environments cannot be compared."""
-    tasks = {}
-    for trial in trials:
-        tasks.setdefault(task_of(plain(config_of(request, trial))), []).append(trial)
-    return tasks
 
 
 def sizes_of_tasks(request: Request) -> list[int]:

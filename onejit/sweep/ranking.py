@@ -37,16 +37,21 @@ def sort_trials(trials: list[int], returns: dict, rungs: dict[int, int]) -> list
     return sorted(trials, key=rank, reverse=True)
 
 
+def trials_of_tasks(request: Request, trials: list[int]) -> dict[str, list[int]]:
+    """The trials of each environment. Returns of different environments cannot be compared."""
+    tasks = {}
+    for trial in trials:
+        tasks.setdefault(task_of(plain(config_of(request, trial))), []).append(trial)
+    return tasks
+
+
 def rank_trials(request: Request) -> dict[str, list[int]]:
     """The finished trials of each environment, best first."""
-    ranks = {}
-    for trial, returns in sorted(request.returns.items()):
-        if np.isnan(returns).any():
-            continue
-        task = task_of(plain(config_of(request, trial)))
-        ranks.setdefault(task, []).append(trial)
+    returns = sorted(request.returns.items())
+    finished = [trial for trial, of_seeds in returns if not np.isnan(of_seeds).any()]
+    tasks = trials_of_tasks(request, finished)
     rungs = {trial: request.groups[number].rung for trial, number in last_groups(request).items()}
-    return {task: sort_trials(of_task, request.returns, rungs) for task, of_task in ranks.items()}
+    return {task: sort_trials(of_task, request.returns, rungs) for task, of_task in tasks.items()}
 
 
 def best_trials(request: Request) -> list[int]:
