@@ -4,7 +4,6 @@ A run directory holds `config.yaml`, `metrics.npz`, `learning_curve.png` and `ag
 `onejit train` adds a copy of the script, `run.json`, evaluations and checkpoints.
 """
 
-import hashlib
 import secrets
 import time
 from pathlib import Path
@@ -42,7 +41,7 @@ def copy_of_script(run_dir, record: Record, force: bool = False) -> Path | None:
     is_bare = Path(name).name == name  # no path to another folder
     if not is_bare or not local_modules.is_inside(copy, run_dir):
         return None
-    if not force and hashlib.sha256(copy.read_bytes()).hexdigest() != record.sha256:
+    if not force and local_modules.hash_of(copy.read_bytes()) != record.sha256:
         problem = f"{copy}: has been edited since the run began"
         raise OptionNeeded(problem, "force", "uses the edited script")
     return copy

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from onejit.run.agents import read_agents
 from onejit.script.configs import plain
 from onejit.script.contract import Script
 from onejit.script.load import git, source_of
+from onejit.script.local_modules import hash_of
 from onejit.script.steps import total_steps
 
 Kind = Literal["train", "sweep", "trial", "script"]
@@ -154,7 +154,7 @@ def make_record(kind: Kind, script: Script, config, options, command: list[str])
         random_keys=jax.config.jax_default_prng_impl,  # pyright: ignore[reportAttributeAccessIssue]
         commit=commit.strip(),
         path=str(path),
-        sha256=hashlib.sha256(source_of(script)).hexdigest(),
+        sha256=hash_of(source_of(script)),
         folders=[str(path.parent), os.getcwd()],
         steps_total=total_steps(config, options.num_seeds),
         options={name: value for name, value in vars(options).items() if name not in NOT_KEPT},

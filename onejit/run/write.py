@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from onejit.base import statistics
 from onejit.base.files import write, write_picture
@@ -15,7 +14,7 @@ from onejit.run.agents import save_agents
 from onejit.run.learning_curve import draw_learning_curve
 from onejit.run.record import Record, now, write_record
 from onejit.script import local_modules
-from onejit.script.configs import plain, write_config
+from onejit.script.configs import write_config
 from onejit.script.contract import Script
 from onejit.script.load import git, source_of
 from onejit.script.steps import timesteps_until
@@ -26,7 +25,7 @@ def save_results(script: Script, config, seed: int, agents, metrics: dict, folde
 
     `metrics` {name: [num_seeds, num_updates]} and `agents` [num_seeds, ...] are NumPy arrays.
     """
-    (folder / "config.yaml").write_text(yaml.safe_dump(plain(config), sort_keys=False))
+    write_config(folder / "config.yaml", config)
     np.savez_compressed(folder / "metrics.npz", **metrics)
     save_agents(agents, script, seed, folder / "agent.safetensors")
     title = f"{Path(script.__file__).stem} on {config.env_name}"
