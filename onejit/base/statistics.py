@@ -33,21 +33,15 @@ def last_return(metrics) -> np.ndarray:
     return np.where(has_ended.any(axis=1), returns, np.nan)
 
 
-def final_stretch(num_updates: int, end: int) -> slice:
-    """The updates before `end`, as many as the last tenth of `num_updates` has."""
-    width = num_updates - num_updates * 9 // 10
-    return slice(max(0, end - width), end)
-
-
 def at_the_end(metrics, num_updates: int | None = None) -> dict:
     """Episodes and returns of the last tenth of the updates.
 
     If the training was stopped early, `num_updates` is the number of updates it was meant to have:
     a tenth of them then counts.
     """
-    end = metrics["episodes"].shape[1]
-    stretch = final_stretch(num_updates or end, end)
-    return {name: metrics[name][:, stretch] for name in ("episodes", "episodic_return")}
+    num_updates = num_updates or metrics["episodes"].shape[1]
+    width = num_updates - num_updates * 9 // 10
+    return {name: metrics[name][:, -width:] for name in ("episodes", "episodic_return")}
 
 
 def final_return(metrics, num_updates: int | None = None, running=(0.0, 0)) -> np.ndarray:
