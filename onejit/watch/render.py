@@ -44,7 +44,7 @@ from onejit.run.record import read_record
 from onejit.script.contract import Script
 from onejit.script.environment import unwrap
 from onejit.watch import formats as render_formats
-from onejit.watch.adapters import Episode, Film, adapter_of
+from onejit.watch.adapters import Episode, adapter_of
 from onejit.watch.boards import after_each_move
 from onejit.watch.figures import state_at
 
@@ -124,11 +124,6 @@ def play(script: Script, config, agents, keys):
             states, rewards = after_each_move(states[0], positions, rewards)
         played.append((states, rewards))
     return played
-
-
-def frames_of(config, env, env_params, states, rewards) -> Film:
-    """The pictures of an episode, as the adapter of the environment's library draws them."""
-    return adapter_of(env).film(Episode(config.env_name, env_params, states, rewards))
 
 
 # --- the command line ---

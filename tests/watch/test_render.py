@@ -424,9 +424,8 @@ def test_gymnax_environments(name, monkeypatch):
 
     states, rewards = play(jax.random.key(1))
     rewards = np.asarray(rewards)
-    frames, seconds = render.frames_of(
-        SimpleNamespace(env_name=name), env, params, jax.device_get(states), rewards
-    )
+    episode = Episode(name, params, jax.device_get(states), rewards)
+    frames, seconds = adapter_of(env).film(episode)
     frames = list(frames)
     assert len(frames) == 6 and 0.01 < seconds < 0.2
     assert len({frame.shape for frame in frames}) == 1 and frames[0].dtype == np.uint8

@@ -27,7 +27,9 @@ sys.path.insert(0, str(ROOT))
 
 from onejit import train
 from onejit.run.directory import load_run
+from onejit.script.environment import unwrap
 from onejit.watch import figures, render
+from onejit.watch.adapters import Episode, adapter_of
 
 FIGURES = ROOT / "docs" / "figures"
 COLUMNS = 4
@@ -104,7 +106,8 @@ def frame(panel: Panel) -> Image.Image:
         mock.patch.object(figures, "figure_frames", axes_alone),
         mock.patch.object(figures, "captioned", lambda picture, *_: np.asarray(picture)),
     ):
-        film = render.frames_of(config, render.unwrap(env), env_params, states, rewards)
+        episode = Episode(config.env_name, env_params, states, rewards)
+        film = adapter_of(unwrap(env)).film(episode)
         frames = list(film.frames)
     return Image.fromarray(frames[min(int(panel.share * len(frames)), len(frames) - 1)])
 
