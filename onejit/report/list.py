@@ -50,19 +50,19 @@ def changed(run_dir: Path) -> float:
     return max(path.stat().st_mtime for path in paths if path.is_file())
 
 
-def is_finished(run_dir: Path, record: Record) -> bool:
-    if is_of_main(run_dir):
-        return share_of_main(run_dir, record.settings) == 1.0
-    return record.finished is not None
+def progress_of(run_dir: Path, record: Record) -> tuple[bool, str]:
+    """Whether a run has finished, and its progress.
 
-
-def share_done(run_dir: Path, record: Record) -> str:
-    """The progress at the last checkpoint, or at the end of a script's own `main`."""
+    It is the progress at the last checkpoint, or at the end of a script's own `main`.
+    """
     if is_of_main(run_dir):
-        return f"{100 * share_of_main(run_dir, record.settings):.0f} %"
+        share = share_of_main(run_dir, record.settings)
+        return share == 1.0, f"{100 * share:.0f} %"
+    if record.finished is not None:
+        return True, "100 %"
     if not record.steps_total:
-        return "-"
-    return f"{100 * record.steps_done / record.steps_total:.0f} %"
+        return False, "-"
+    return False, f"{100 * record.steps_done / record.steps_total:.0f} %"
 
 
 def describe(run_dir: Path) -> list[str]:
@@ -79,12 +79,10 @@ def describe_record(run_dir: Path) -> list[str]:
     """The cells between the path of a run and its age."""
     record = read_record(run_dir)
     settings = record.settings
-    if is_finished(run_dir, record):
-        state = "finished"
-        done = "100 %"
-    else:
+    is_finished, done = progress_of(run_dir, record)
+    state = "finished"
+    if not is_finished:
         state = "running" if is_locked(run_dir) else "stopped"
-        done = share_done(run_dir, record)
     if record.kind == "sweep":
         final_return = "a sweep"
     elif state == "finished" or is_of_main(run_dir):
