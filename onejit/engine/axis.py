@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from onejit.engine.devices import shardings
+import onejit.engine.devices  # noqa: F401 - before JAX starts
 
 
 def over_one(function):
@@ -34,9 +35,18 @@ class Axis(NamedTuple):
 
     @classmethod
     def of(cls, size: int) -> "Axis":
-        """Raises ValueError if so many runs cannot be spread over the devices."""
-        devices, sharding, replicated = shardings(size)
-        return cls(size, len(devices), sharding, replicated)
+        """A single process uses as many devices as divide `size`. Raises ValueError."""
+        devices = jax.devices()
+        if jax.process_count() == 1:
+            most = max(n for n in range(1, len(devices) + 1) if size % n == 0)
+            devices = devices[:most]
+        elif size % len(devices):
+            raise ValueError(
+                f"{size} runs cannot be spread over the {len(devices)} devices of all processes"
+            )
+        mesh = Mesh(devices, ("run",))
+        sharding = NamedSharding(mesh, PartitionSpec("run"))
+        return cls(size, len(devices), sharding, NamedSharding(mesh, PartitionSpec()))
 
     def shape(self, *of_run: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
         """An array with this shape for each run."""

@@ -59,11 +59,6 @@ class Program(NamedTuple):
         """Of arrays [size, ...]."""
         return self.axis.sharding
 
-    @property
-    def replicated(self):
-        """Of arrays that every device has."""
-        return self.axis.replicated
-
 
 # --- functions ---
 

@@ -1,4 +1,4 @@
-"""The devices of all processes, and how runs are spread over them.
+"""The devices of all processes.
 
 Importing this module gives JAX a CPU device per core and a compilation cache, as the scripts do.
 It has to be imported before JAX starts.
@@ -9,7 +9,6 @@ import os
 import platform
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from onejit.base.cores import number_of_cores
 
@@ -44,22 +43,3 @@ def smallest_slice(num_runs: int) -> int:
     if jax.process_count() > 1:
         return jax.device_count()
     return min(num_runs, jax.device_count())
-
-
-def shardings(size: int):
-    """`(devices, sharding, replicated)`: shardings of arrays [size, ...] and of shared arrays.
-
-    A single process uses as many devices as divide `size`. Raises ValueError.
-    """
-    devices = jax.devices()
-    if jax.process_count() == 1:
-        most = max(n for n in range(1, len(devices) + 1) if size % n == 0)
-        devices = devices[:most]
-    elif size % len(devices):
-        raise ValueError(
-            f"{size} runs cannot be spread over the {len(devices)} devices of all processes"
-        )
-    mesh = Mesh(devices, ("run",))
-    sharding = NamedSharding(mesh, PartitionSpec("run"))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return devices, sharding, replicated

@@ -105,7 +105,7 @@ def make_reader(program):
     The result has NumPy arrays on all processes.
     """
 
-    @partial(jax.jit, static_argnums=2, out_shardings=program.replicated)
+    @partial(jax.jit, static_argnums=2, out_shardings=program.axis.replicated)
     def window(metrics, first, width):
         def columns(values):
             return jax.lax.dynamic_slice_in_dim(values, first, width, axis=1)
