@@ -209,13 +209,10 @@ def describe_steps(loops: list[Loop], script: Script, config, seconds) -> dict:
     return steps
 
 
-def make_plan(script: Script, config, options: Options, memory_gib: float | None) -> dict:
-    """The plan that `--json` writes, in bytes and seconds. `memory_gib`: of the GPU to use.
-
-    Raises ValueError.
-    """
+def make_plan(script: Script, config, options: Options) -> dict:
+    """The plan that `--json` writes, in bytes and seconds. Raises ValueError."""
     gpu = read_gpu(options.gpu)
-    limit = memory_gib * memory.GIB if memory_gib else POOL * gpu.memory
+    limit = options.memory * memory.GIB if options.memory else POOL * gpu.memory
     compile_size = compiler(script, config, gpu.description)
     compiled = compile_size(options.num_seeds)
     parts = memory.memory_of(compiled)
@@ -319,7 +316,7 @@ def main(words) -> None:
         raise ValueError(
             "coordinator, num_processes, process_id, distributed: a plan is for one GPU"
         )
-    plan = make_plan(script, config, options, options.memory)
+    plan = make_plan(script, config, options)
     show(plan, options.kernels)
     if options.json:
         write(options.json, json.dumps(plan))
