@@ -22,10 +22,6 @@ def of_size(abstract, size: int):
     return jax.tree.map(resized, abstract)
 
 
-def number_of_runs(carry) -> int:
-    return carry["metrics"]["episodes"].shape[0]
-
-
 def take(folder: Path, update: int, program, rows: np.ndarray):
     """The rows of the carry of a slice after an update. Raises OSError."""
     with open_checkpoints(folder, keep=2) as manager:
@@ -52,7 +48,7 @@ def gather(run_dir: Path, group: int, update: int, runs: np.ndarray, program):
         rows = runs[(first <= runs) & (runs < last)] - first
         if len(rows):
             parts.append(take(folder, update, program, rows))
-    if sum(map(number_of_runs, parts)) != len(runs):
+    if sum(len(part["metrics"]["episodes"]) for part in parts) != len(runs):
         raise OSError(f"{run_dir / 'unfinished'}: has no checkpoints of all runs of group {group}")
     carry = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     return jax.device_put(carry, program.sharding), update

@@ -72,13 +72,10 @@ def draw_rungs(ranked: list, title: str, file) -> None:
     for result in reversed(ranked):
         steps, returns = learning_curve(result.config, result.metrics, points=50)
         ends[result.rung] = steps[-1]
-        finite = np.isfinite(returns)
-        with np.errstate(invalid="ignore"):  # where no episode has ended
-            mean = np.where(finite, returns, 0.0).sum(axis=0) / finite.sum(axis=0)
         is_best = result is ranked[0]
         axes.plot(
             steps,
-            mean,
+            without_infinite(statistics.finite_mean(returns)),
             color=colors(result.rung / most),
             linewidth=3 if is_best else 1,
             marker="." if len(steps) == 1 else None,
@@ -224,7 +221,7 @@ def over_time(axes, begins, ends, values, returns, norm):
 
 
 def draw_population(
-    title: str, *, begins, ends, returns, schedule, distributions, ancestors, file
+    title: str, file, *, begins, ends, returns, schedule, distributions, ancestors
 ) -> None:
     """Each float of a population over time, coloured by the return.
 

@@ -305,15 +305,15 @@ def write_pictures(request: Request, populations: Populations, population: int, 
     title = f"{script_name} on {task}, population {population}, the best of {len(populations.rank)}"
     draw = partial(
         pictures.draw_population,
+        title,
         begins=np.array(begins),
         ends=np.array(ends),
         returns=populations.returns[population],
         schedule={name: values[population] for name, values in populations.schedule.items()},
         distributions=exchange.distributions,
         ancestors=lineage(populations.parent[population], agent),
-        title=title,
     )
-    write_picture(request.run_dir / "population.png", lambda file: draw(file=file))
+    write_picture(request.run_dir / "population.png", draw)
 
 
 def write_replay(request: Request) -> bool:
