@@ -157,10 +157,9 @@ def first_bad_update(program, carry, done: int):
 IS_BAD = {"NaN": jnp.isnan, "infinity": jnp.isinf}
 
 
-def evaluate(jaxpr, consts, args, wanted):
-    """The values of the variables `wanted`, compiled with all that they need."""
-    outputs = jaxpr.replace(outvars=list(wanted), debug_info=jaxpr.debug_info.with_unknown_names())
-    return jax.jit(jaxpr_as_fun(ClosedJaxpr(outputs, consts)))(*args)
+def with_outputs(jaxpr, wanted: list):
+    """The jaxpr that computes the variables `wanted`, with all that they need."""
+    return jaxpr.replace(outvars=wanted, debug_info=jaxpr.debug_info.with_unknown_names())
 
 
 def flags_of(jaxpr, consts, args) -> tuple:
@@ -250,7 +249,8 @@ def look_into(jaxpr, consts, args, eqn, output, kind, flags, names, frames):
     names = f"{names}/{eqn.source_info.name_stack}".strip("/")
     frames = [*frames_of(eqn), *frames]
     variables = [var for var in eqn.invars if not isinstance(var, Literal)]
-    values = dict(zip(variables, evaluate(jaxpr, consts, args, variables), strict=True))
+    evaluate = jax.jit(jaxpr_as_fun(ClosedJaxpr(with_outputs(jaxpr, variables), consts)))
+    values = dict(zip(variables, evaluate(*args), strict=True))
     inputs = [var.val if isinstance(var, Literal) else values[var] for var in eqn.invars]
     found = None
     if eqn.primitive.name == "scan":
@@ -265,11 +265,9 @@ def look_into(jaxpr, consts, args, eqn, output, kind, flags, names, frames):
         return found
     cause = None
     if kind == "NaN":
-        for i, var in enumerate(eqn.invars):
-            if not isinstance(var, Literal) and var in flags and flags[var]["infinity"]:
-                outputs = jaxpr.replace(
-                    outvars=[eqn.invars[i]], debug_info=jaxpr.debug_info.with_unknown_names()
-                )
+        for var in variables:
+            if var in flags and flags[var]["infinity"]:
+                outputs = with_outputs(jaxpr, [var])
                 cause = find_origin(outputs, consts, args, 0, "infinity", "", frames[1:])
                 break
     return Origin(eqn.primitive.name, kind, names, frames, cause)
