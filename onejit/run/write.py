@@ -49,10 +49,10 @@ def write_inputs(run_dir: Path, config, script: Script, modules: dict[str, bytes
         write(run_dir / "script.diff", diff)
 
 
-def begin_run(
-    run_dir: Path, config, record: Record, script: Script, modules: dict[str, bytes]
-) -> None:
+def begin_run(run_dir: Path, config, record: Record, script: Script, env_names) -> None:
     """Write all that a run needs to be resumed; run.json is the last file. Raises OSError."""
+    modules = local_modules.read_sources(script, env_names)
+    record.modules = {path: local_modules.hash_of(source) for path, source in modules.items()}
     write_inputs(run_dir, config, script, modules)
     write_record(run_dir, record)
 

@@ -50,10 +50,6 @@ def hash_of(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
 
-def hashes_of(sources: dict[str, bytes]) -> dict[str, str]:
-    return {path: hash_of(source) for path, source in sources.items()}
-
-
 # --- when a run begins ---
 
 

@@ -37,7 +37,7 @@ from onejit.engine.progress import progress_bar
 from onejit.report import tracking
 from onejit.run.lock import holding, remove
 from onejit.run.write import begin_run
-from onejit.script import command_line, local_modules
+from onejit.script import command_line
 from onejit.script.configs import env_name_of
 from onejit.script.errors import (
     about_the_config,
@@ -95,15 +95,8 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
     record.steps_total = steps_total
     if is_new:
         env_names = dict.fromkeys(env_name_of(group.config) for group in groups)
-        modules = local_modules.read_sources(request.script, env_names)
-        record.modules = local_modules.hashes_of(modules)
         hosts.only_first(
-            begin_run,
-            request.run_dir,
-            request.config,
-            record,
-            request.script,
-            modules,
+            begin_run, request.run_dir, request.config, record, request.script, env_names
         )
     if hosts.is_first():
         print("\n".join(kind.strategy.describe(plural(len(jax.devices()), "device"))))

@@ -15,7 +15,7 @@ from onejit.base import statistics
 from onejit.base.files import reading, write, write_picture
 from onejit.base.text import align, as_csv
 from onejit.run.record import Record, now, write_record
-from onejit.run.write import begin_run, finish_run
+from onejit.run.write import finish_run, write_inputs
 from onejit.script import local_modules
 from onejit.script.configs import OF_THE_TASK, plain, write_config
 from onejit.script.steps import steps_of
@@ -253,7 +253,8 @@ def write_run(request: Request, name: str, config, about: dict, trained: dict) -
 
     run_dir = request.run_dir / "agents" / name
     modules = local_modules.read_copies(request.run_dir, record, force=True)  # checked at the start
-    begin_run(run_dir, config, record, request.script, modules)
+    write_inputs(run_dir, config, request.script, modules)
+    write_record(run_dir, record)
     finish_run(
         run_dir,
         record,

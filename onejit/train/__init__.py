@@ -42,7 +42,7 @@ from onejit.run.lock import holding
 from onejit.run.record import Record, make_record, write_record
 from onejit.run.resume import options_of
 from onejit.run.write import begin_run, finish_run
-from onejit.script import command_line, local_modules
+from onejit.script import command_line
 from onejit.script.configs import env_name_of, write_config
 from onejit.script.contract import Script
 from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
@@ -187,9 +187,8 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
         hosts.only_first(write_extended, request)
     else:
         record.slice = program.size
-        modules = local_modules.read_sources(script, [env_name_of(config)])
-        record.modules = local_modules.hashes_of(modules)
-        hosts.only_first(begin_run, request.run_dir, config, record, script, modules)
+        env_names = [env_name_of(config)]
+        hosts.only_first(begin_run, request.run_dir, config, record, script, env_names)
     if hosts.is_first():
         updates = f"{config.num_updates} updates of {steps_of(config)} steps"
         print(f"{config.env_name}: {updates}; {plural(options.num_seeds, 'seed')} in {description}")
