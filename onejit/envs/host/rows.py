@@ -214,9 +214,6 @@ class Processes:
                 self.processes.append(Process(spec, arguments, image_axes, len(part)))
             for process in self.processes:  # all make their environments at the same time
                 process.receive()
-        except gymnasium.error.DependencyNotInstalled as error:
-            self.close()
-            raise ValueError(str(error)) from error
         except BaseException:
             self.close()
             raise
