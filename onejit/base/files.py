@@ -9,7 +9,7 @@ from pathlib import Path
 def write(path: Path, content) -> None:
     """Write a file completely or not at all. Raises OSError, which names the file.
 
-    `content` is a string, or a function that writes to a binary file.
+    `content` is text, bytes, or a function that writes to a binary file.
     """
     temporary = path.with_name(path.name + ".partial")
     try:
@@ -18,7 +18,7 @@ def write(path: Path, content) -> None:
             if callable(content):
                 content(file)
             else:
-                file.write(content.encode())
+                file.write(content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
     except OSError as error:
         raise OSError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -36,7 +36,7 @@ def write_picture(path: Path, draw) -> None:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"warning: {path.name} cannot be drawn ({cause})", file=sys.stderr)
         return
-    write(path, lambda file: file.write(picture.getvalue()))
+    write(path, picture.getvalue())
 
 
 @contextlib.contextmanager

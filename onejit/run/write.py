@@ -43,7 +43,7 @@ def write_inputs(run_dir: Path, config, script: Script, modules: dict[str, bytes
     source = source_of(script)
     diff = git(path, "diff", "HEAD", "--", path) if path.read_bytes() == source else ""
     write_config(run_dir / "config.yaml", config)
-    write(run_dir / path.name, lambda file: file.write(source))
+    write(run_dir / path.name, source)
     local_modules.write_copies(run_dir, modules)
     if diff:
         write(run_dir / "script.diff", diff)

@@ -238,7 +238,7 @@ def save(policy: Policy, form: str, path: Path, script: str) -> str:
         raise ValueError(
             f"format = {form}: the policy of {script} cannot be converted ({cause})"
         ) from error
-    write(path, lambda file: file.write(content))
+    write(path, content)
     inputs = [in_words(name, x, batch) for name, x in policy.inputs.items()]
     arrays = jax.eval_shape(policy.act, *policy.inputs.values())
     outputs = [in_words(name, x, batch) for name, x in zip(policy.outputs, arrays, strict=True)]

@@ -224,7 +224,7 @@ def finish_slice(
         track(request, group, trial)
 
     if request.options.keep:
-        write(folder / f"{name}.safetensors", lambda file: file.write(as_bytes(agent)))
+        write(folder / f"{name}.safetensors", as_bytes(agent))
     of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
     write(folder / f"{name}.npz", partial(np.savez, **metrics, **of_runs))
     if group.num_updates == group.config.num_updates:

@@ -347,7 +347,7 @@ def finish_slice(request: Request, name: str, metrics, population, agent, return
     arrays[EVALUATION] = returns
     for key, leaf in flatten_dict(population, sep=".").items():
         arrays[OF_POPULATION + key] = leaf
-    write(folder / f"{name}.safetensors", lambda file: file.write(as_bytes(agent)))
+    write(folder / f"{name}.safetensors", as_bytes(agent))
     write(folder / f"{name}.npz", partial(np.savez, **arrays))
     shutil.rmtree(request.run_dir / "unfinished" / name)
     write_record(request.run_dir, request.record)
