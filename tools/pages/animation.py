@@ -30,7 +30,8 @@ from onejit import train
 from onejit.base import files, statistics
 from onejit.run.directory import load_metrics, load_run, read_config
 from onejit.script import load
-from onejit.watch import render
+from onejit.script.environment import unwrap
+from onejit.watch import figures, render
 
 CONFIGS = ROOT / "configs"
 SIZE = 300  # pixels of a square picture
@@ -46,21 +47,14 @@ def best_episode(name: str, config_file: str, max_steps: int, drawn_in: str = ""
     """
     run_dir = ROOT / "runs" / "animation" / Path(config_file).stem
     if not run_dir.exists():
-        train.main(
-            [
-                name,
-                "--config",
-                str(CONFIGS / name / config_file),
-                "--num-seeds=4",
-                f"--run-dir={run_dir}",
-            ]
-        )
+        config = str(CONFIGS / name / config_file)
+        train.main([name, "--config", config, "--num-seeds=4", f"--run-dir={run_dir}"])
     script, config, agents = load_run(run_dir)
     final = statistics.final_return(load_metrics(run_dir))
     print(f"{name}: final returns {np.round(final, 1)}")
-    best = jax.tree.map(lambda leaf: leaf[final.argmax()][None], agents)
+    best = jax.tree.map(lambda leaf: np.repeat(leaf[final.argmax()][None], 16, axis=0), agents)
     config = dataclasses.replace(config, env_name=drawn_in or config.env_name)
-    episodes = [render.play(script, config, best, jax.random.key(key))[0] for key in range(16)]
+    episodes = render.play(script, config, best, jax.random.split(jax.random.key(0), 16))
     states, rewards = max(episodes, key=lambda episode: len(episode[1]))
     print(f"{name}: an episode of {len(rewards)} steps, return {rewards.sum():.4g}")
     return script, config, *jax.tree.map(lambda leaf: leaf[:max_steps], (states, rewards))
@@ -73,7 +67,7 @@ def walker_frames(count: int):
     script, config, states, rewards = best_episode(
         "ppo_continuous", "mujoco_walker2d.yaml", count * every, drawn_in
     )
-    env, steps = render.unwrap(script.make_env(config)[0]), range(0, len(rewards), every)
+    env, steps = unwrap(script.make_env(config)[0]), range(0, len(rewards), every)
     for step, picture in zip(steps, env.frames(states, steps), strict=True):
         yield f"return {rewards[: step + 1].sum():.0f}", picture
 
@@ -82,13 +76,8 @@ def breakout_frames(count: int):
     """`(caption, picture)` of the grid: a colour for each channel, as onejit render has them."""
     script, config, states, rewards = best_episode("ppo", "breakout.yaml", count)
     env, env_params = script.make_env(config)
-    obs = render.observe_all(render.unwrap(env), env_params, states)
-    colors = np.vstack(
-        [[0, 0, 0], colormaps["turbo"](np.linspace(0.1, 0.95, obs.shape[-1]))[:, :3]]
-    )
-    for step, picture in enumerate(
-        colors[((obs > 0) * (1 + np.arange(obs.shape[-1]))).max(axis=-1)]
-    ):
+    obs = figures.observe_all(unwrap(env), env_params, states)
+    for step, picture in enumerate(figures.channel_colors(obs)):
         yield f"return {rewards[: step + 1].sum():.0f}", np.uint8(255 * picture)
 
 

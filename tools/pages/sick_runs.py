@@ -16,9 +16,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
-from PIL import Image
+from matplotlib.figure import Figure
+from small_png import save
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -68,8 +68,8 @@ def bins(values: np.ndarray, width: int = 5) -> np.ndarray:
 
 
 def draw(name: str, metrics: dict, file: Path) -> None:
-    figure, axes = plt.subplots(2, 2, figsize=(5.6, 3.6), layout="constrained")
-    for axis, (metric, limits) in zip(axes.flat, PANELS.items(), strict=True):
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    for axis, (metric, limits) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
         curves = bins(metrics[metric])
         steps = (np.arange(curves.shape[1]) + 1) * 1e5 / curves.shape[1]
         axis.plot(steps, curves.T, color="tab:blue", linewidth=0.8, alpha=0.6)
@@ -89,11 +89,7 @@ def draw(name: str, metrics: dict, file: Path) -> None:
             )
     settings = ", ".join(f"{field} {value:g}" for field, value in RUNS[name].items())
     figure.suptitle(f"{settings}, {len(curves)} seeds", fontsize=11)
-    figure.set_dpi(110)
-    figure.canvas.draw()
-    picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
-    picture.quantize(32).save(file, optimize=True)  # few colors, a third of the bytes
-    plt.close(figure)
+    save(figure, file, colors=32, dpi=110)
 
 
 def main():
