@@ -25,29 +25,22 @@ def make_run(folder, record=None, finished=False, **settings):
     folder.mkdir(parents=True)
     record = {"settings": settings, "steps_done": 250, "steps_total": 1000} | (record or {})
     if finished:
-        record |= {
-            "finished": "2026-11-23 12:00:00",
-            "final return": {"mean": 123.4567, "worst": -7.5},
-        }
+        final = {"mean": 123.4567, "worst": -7.5}
+        record |= {"finished": "2026-11-23 12:00:00", "final return": final}
     (folder / "run.json").write_text(json.dumps(record))
     return folder
 
 
-def make_run_of_a_script(folder, returns, lost=(), **settings):
+def make_run_of_a_script(folder, returns, lost=()):
     """A run directory as `python SCRIPT.py` leaves it, after 10 updates."""
     folder.mkdir(parents=True)
     table = np.zeros(len(returns))
     table[list(lost)] = np.nan
     save_file({"q": table}, folder / "agent.safetensors", {"script": "mine", "seed": "3"})
-    (folder / "config.yaml").write_text(
-        yaml.safe_dump({"env_name": "Catch-bsuite", "env_params": {"rows": 7}} | settings)
-    )
-    episodes = np.ones((len(returns), 10))
-    np.savez(
-        folder / "metrics.npz",
-        episodes=episodes,
-        episodic_return=np.repeat(np.array([returns]).T, 10, axis=1),
-    )
+    settings = {"env_name": "Catch-bsuite", "env_params": {"rows": 7}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    curve = np.repeat(np.array([returns]).T, 10, axis=1)
+    np.savez(folder / "metrics.npz", episodes=np.ones(curve.shape), episodic_return=curve)
     return folder
 
 
@@ -63,11 +56,8 @@ def test_states(tmp_path, capsys):
     what = ["ppo", "CartPole-v1", "2"]
     make_run(tmp_path / "a" / "finished", finished=True)
     make_run(tmp_path / "stopped")
-    make_run(
-        tmp_path / "diverged",
-        {"finished": "x", "final return": {"mean": None, "worst": None}},
-        num_seeds=8,
-    )
+    none = {"finished": "x", "final return": {"mean": None, "worst": None}}
+    make_run(tmp_path / "diverged", none, num_seeds=8)
     make_run(tmp_path / "begun", {"steps_total": None})
     make_run(tmp_path / "sweep", {"kind": "sweep"})
     make_run(tmp_path / "whole_sweep", {"kind": "sweep", "finished": "x"})
@@ -81,11 +71,8 @@ def test_states(tmp_path, capsys):
     found = {name: cells[:-1] for name, cells in rows(capsys, tmp_path).items()}
     held.release()
     damaged = found.pop("damaged")
-    assert (
-        damaged[:3] == ["-"] * 3
-        and damaged[3].startswith("cannot be read: ")
-        and "run.json" in damaged[3]
-    )
+    assert damaged[:3] == ["-"] * 3
+    assert damaged[3].startswith("cannot be read: ") and "run.json" in damaged[3]
     assert found == {
         "a/finished": [*what, "finished", "100 %", "123.5, worst -7.5"],
         "stopped": [*what, "stopped", "25 %", "-"],

@@ -13,33 +13,27 @@ from onejit.run import learning_curve
 from onejit.sweep import pictures
 
 
-def band_of(returns) -> list:
-    return statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are drawn, none of which is written."""
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: drawn.append(figure))
+    return drawn
 
 
 def test_the_band_of_a_curve_stays_within_the_returns():
     """Student's interval of these seeds passes 500, the best return of CartPole-v1."""
     returns = np.array([[400.0, 500.0], [500.0, 500.0], [500.0, 500.0], [500.0, np.nan]])
-    mean, low, high = band_of(returns)
+    mean, low, high = statistics.bootstrap_interval(statistics.mean_over_seeds, returns)
     assert mean[0] == 475.0 and 400.0 <= low[0] < 475.0 < high[0] <= 500.0
     assert np.isnan([mean[1], low[1], high[1]]).all()
     assert statistics.student_interval(returns)[2][0] > 500.0
-    one = band_of(returns[:1])
+    one = statistics.bootstrap_interval(statistics.mean_over_seeds, returns[:1])
     assert one[0][0] == 400.0 and np.isnan(one[1:]).all()
 
 
-def test_bootstrap_of_the_mean_against_a_plain_one():
-    values = np.random.default_rng(1).normal(size=20)
-    _, low, high = band_of(values)
-    rng = np.random.default_rng(2)
-    means = [rng.choice(values, 20).mean() for _ in range(5000)]
-    np.testing.assert_allclose([low, high], np.percentile(means, [2.5, 97.5]), atol=0.03)
-
-
-def test_points_of_few_episodes_are_marked(monkeypatch):
+def test_points_of_few_episodes_are_marked(figures):
     """Two seeds, four updates, four environments: less than four episodes in the first two."""
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: figures.append(figure))
     config = types.SimpleNamespace(num_envs=4, num_steps=10)
     episodes = np.array([[1, 3, 4, 8], [0, 4, 5, 8]])
     metrics = {"episodes": episodes, "episodic_return": np.where(episodes, 1.0, np.nan)}
@@ -72,9 +66,7 @@ def test_labels_of_a_logarithmic_axis_do_not_overlap(values):
     assert all(before[1] < after[0] for before, after in itertools.pairwise(sorted(boxes)))
 
 
-def test_a_heat_map_has_a_cell_for_each_trial(monkeypatch):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: figures.append(figure))
+def test_a_heat_map_has_a_cell_for_each_trial(figures):
     ranked = [
         types.SimpleNamespace(values={"lr": lr, "gamma": gamma}, interquartile_mean=mean)
         for lr, gamma, mean in [(0.1, 0.9, 2), (0.1, 0.99, 1), (1.0, 0.9, 3), (1.0, 0.99, -np.inf)]
@@ -89,9 +81,7 @@ def test_a_heat_map_has_a_cell_for_each_trial(monkeypatch):
     assert not points.texts and len(points.collections[0].get_offsets()) == 3
 
 
-def test_the_picture_of_a_comparison_has_two_panels(monkeypatch):
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **how: figures.append(figure))
+def test_the_picture_of_a_comparison_has_two_panels(figures):
     interval = {"value": 0.6, "low": 0.5, "high": 0.7}
     mean = {"statistic": "interquartile mean", "versus": ""} | interval
     median = {"statistic": "median", "versus": ""} | interval
