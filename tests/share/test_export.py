@@ -27,11 +27,9 @@ from onejit.watch import render
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     args = "q_learning_gridworld --total-timesteps=3000 --num-steps=300 --lr=0.5"
-    args += " --num-seeds=5 --seed=3"
+    args += " --num-seeds=5 --seed=3 --max-steps-in-episode=60 --eval-episodes=2"
     path = tmp_path_factory.mktemp("export") / "run"
-    return train.main(
-        [*args.split(), "--max-steps-in-episode=60", "--eval-episodes=2", f"--run-dir={path}"]
-    )
+    return train.main([*args.split(), f"--run-dir={path}"])
 
 
 @pytest.fixture
@@ -60,17 +58,11 @@ def run_card(folder):
 
 def test_what_the_folder_holds(run_dir, folder):
     assert folder == run_dir.with_name("run-export")
-    files = {
-        "agent.safetensors",
-        "config.yaml",
-        "metrics.npz",
-        "evaluation.npy",
-        "learning_curve.png",
-        "run.json",
-    }
-    files |= {"README.md", "replay.gif", "q_learning_gridworld.py"}
-    assert {path.name for path in folder.iterdir()} - {"from_the_card.py"} == files
-    for name in files - {"README.md", "replay.gif", "run.json"}:
+    copies = {"agent.safetensors", "config.yaml", "metrics.npz", "evaluation.npy"}
+    copies |= {"learning_curve.png", "q_learning_gridworld.py"}
+    names = {path.name for path in folder.iterdir()} - {"from_the_card.py"}
+    assert names == copies | {"README.md", "replay.gif", "run.json"}
+    for name in copies:
         assert (folder / name).read_bytes() == (run_dir / name).read_bytes()
     for name in ("README.md", "run.json"):  # no command line, which may hold passwords
         text = (folder / name).read_text()
@@ -104,12 +96,13 @@ def test_the_card_of_agents_that_a_sweep_has_chosen(copied, tmp_path):
     record = read_stored(copied)
     chosen = {"kind": "trial", "population": "the best agents"}
     (copied / "run.json").write_text(json.dumps(record | chosen))
-    text = (export.main(copied, tmp_path / "out", video=False) / "README.md").read_text()
+    short = {"video": False, "eval_episodes": 0}
+    text = (export.main(copied, tmp_path / "out", **short) / "README.md").read_text()
     assert "chosen by a sweep" in text and "A sweep has chosen the agents by returns" in text
     assert "another training. " not in text and "To train them again" not in text
     replay = {"kind": "trial", "population": "a replay of the schedule {}"}
     (copied / "run.json").write_text(json.dumps(record | replay))
-    text = (export.main(copied, tmp_path / "replay", video=False) / "README.md").read_text()
+    text = (export.main(copied, tmp_path / "replay", **short) / "README.md").read_text()
     assert "with a schedule that a sweep has found" in text and "another training. " in text
 
 
@@ -127,27 +120,18 @@ def test_the_hub_reads_the_card(run_dir, folder):
     assert 0 <= mean <= 1 and 0 <= deviation <= 0.5
 
 
-def test_another_agent_without_episodes(run_dir, tmp_path):
+def test_another_agent_without_episodes_and_video(run_dir, tmp_path):
     words = ["--seed-index=2", "--eval-episodes=0", "--no-video", "--license=mit"]
-    __main__.main(["export", str(run_dir), f"--out={tmp_path / 'out'}", *words])
-    text = (tmp_path / "out" / "README.md").read_text()
+    out = tmp_path / "deep" / "out"
+    __main__.main(["export", str(run_dir), f"--out={out}", *words])
+    text = (out / "README.md").read_text()
+    assert not (out / "replay.gif").exists() and "replay.gif" not in text
     assert "leaf[2]" in text and "This card plays agent 2, as --seed-index says." in text
     assert "mean_reward" not in text and "license: mit\n" in text
 
 
 def test_the_cards_code_gives_an_action(folder):
     assert run_card(folder).strip() in ("0", "1", "2", "3")
-
-
-def test_render_plays_what_was_exported(folder, capsys):
-    assert render.main(folder, agents=("best",), max_steps=1)
-    shutil.rmtree(folder / "render")
-    assert "stands in" not in capsys.readouterr().out
-
-
-def test_without_a_video(copied, tmp_path):
-    out = export.main(copied, tmp_path / "deep" / "out", video=False)
-    assert not (out / "replay.gif").exists() and "replay.gif" not in (out / "README.md").read_text()
 
 
 def refused(capsys, *words) -> str:
@@ -228,12 +212,18 @@ def test_upload_and_download(copied, server, tmp_path, capsys, monkeypatch):
     assert "hf:me/none: 404" in capsys.readouterr().err
 
 
-def test_the_functions_of_the_package(copied, server, tmp_path, monkeypatch):
+def test_the_functions_of_the_package(copied, server, tmp_path, monkeypatch, capsys):
+    """Four lines of the card download the run, play the agent and get the card's mean_reward."""
     monkeypatch.chdir(tmp_path)
-    export.main(copied, push="me/mine", video=False)
+    text = (export.main(copied, push="me/mine", video=False) / "README.md").read_text()
+    code = re.findall(r"(?s)```python\n(.*?)```", text)[0]
+    assert len([line for line in code.splitlines() if line]) == 4
+    exec(code, {})
+    (value,) = re.findall(r"value: (.*)", text)
+    assert capsys.readouterr().out.splitlines()[-1] == value
+
     folder = onejit.download("me/mine")
     assert folder == Path("runs/hf/me/mine")
-
     script, config, agents = onejit.load_run(folder)
     returns = onejit.evaluate(script, config, agents, episodes=3)
     assert returns.shape == (5, 3)
@@ -246,25 +236,6 @@ def test_the_functions_of_the_package(copied, server, tmp_path, monkeypatch):
     means = {row["method"]: row["value"] for row in rows if row["statistic"] == "mean"}
     mean = np.load(copied / "evaluation.npy").mean()
     assert means == pytest.approx({"q_learning_gridworld": mean, "again": mean})
-
-
-@pytest.mark.slow
-def test_four_lines_of_the_card_play_the_agent(copied, server, tmp_path):
-    """They download it, and get the card's mean_reward."""
-    out = export.main(copied, push="me/mine", video=False)
-    text = (out / "README.md").read_text()
-    code = re.findall(r"(?s)```python\n(.*?)```", text)[0]
-    lines = [line for line in code.splitlines() if line]
-    assert len(lines) == 4
-    (tmp_path / "elsewhere").mkdir()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=tmp_path / "elsewhere", env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    (value,) = re.findall(r"value: (.*)", text)
-    assert done.stdout.splitlines()[-1] == value
 
 
 # --- mistakes ---
@@ -287,9 +258,8 @@ def test_bad_input(copied, tmp_path, capsys):
     assert "has no copy of its script" in refused(capsys, copied)
     script.write_text(source)
     for lost in ("finished", "final return"):  # the second is one of a sweep
-        (copied / "run.json").write_text(
-            json.dumps({key: value for key, value in record.items() if key != lost})
-        )
+        rest = {key: value for key, value in record.items() if key != lost}
+        (copied / "run.json").write_text(json.dumps(rest))
         assert "is not a finished run of onejit train" in refused(capsys, copied)
     (copied / "run.json").write_text(json.dumps(record))
     config = (copied / "config.yaml").read_text()
@@ -329,20 +299,13 @@ def test_networks_and_an_environment_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1"
     small += " --update-epochs 1 --hidden-sizes 8 4"
-    run_dir = train.main(
-        [
-            "ppo",
-            "--env-name=env_to_export:Mine-v0",
-            *small.split(),
-            "--num-seeds=2",
-            "--run-dir=run",
-        ]
-    )
+    small += " --num-seeds=2 --run-dir=run"
+    run_dir = train.main(["ppo", "--env-name=env_to_export:Mine-v0", *small.split()])
     out = export.main(run_dir)
     assert (out / "modules" / "env_to_export.py").read_text() == ENVIRONMENT
     text = (out / "README.md").read_text()
     assert "PYTHONPATH=modules python ppo.py" in text and "\n- Mine-v0\n" in text
-    shutil.move(out, tmp_path.parent / "elsewhere_of_export")
     (tmp_path / "env_to_export.py").unlink()
-    assert run_card(tmp_path.parent / "elsewhere_of_export").strip() in ("0", "1", "2")
-    shutil.rmtree(tmp_path.parent / "elsewhere_of_export")
+    elsewhere = shutil.move(out, tmp_path.parent / "elsewhere_of_export")
+    assert run_card(elsewhere).strip() in ("0", "1", "2")
+    shutil.rmtree(elsewhere)
