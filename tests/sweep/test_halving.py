@@ -1,11 +1,10 @@
 """`onejit sweep --halving`: which trials go on, how they train, and resuming."""
 
-import csv
+import contextlib
 import dataclasses
-import json
+import io
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +15,9 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 from support.files import ROOT
-from support.refusals import assert_sweep_refuses
 from support.returns import is_mean_with_running
 from support.strategies import groups_of
+from support.sweeps import metrics_of, record_of, rows_of
 from support.tiers import slow
 from support.trees import assert_same
 
@@ -26,64 +25,38 @@ from onejit import sweep
 from onejit.base import statistics
 from onejit.engine import compilation
 from onejit.script import load
-from onejit.sweep import execution, gather, halving, jobs, pictures, ranking, search, slice_files
+from onejit.sweep import execution, halving, ranking, search, slice_files
 
-SMALL = [
-    "q_learning_gridworld",
-    "--num-steps=200",
-    "--total-timesteps=5400",  # 27 updates
-    "--height=4",
-    "--width=6",
-    "--start",
-    "3",
-    "5",
-    "--step-reward=-1",
-    "--epsilon=0.3",
-    "--max-steps-in-episode=50",
-    "--num-seeds=2",
-]
+pytestmark = pytest.mark.usefixtures("quick_pictures_in_module")
+
+SMALL = ["q_learning_gridworld", "--num-steps=200", "--total-timesteps=5400"]  # 27 updates
+SMALL += ["--height=4", "--width=6", "--start", "3", "5", "--step-reward=-1", "--epsilon=0.3"]
+SMALL += ["--max-steps-in-episode=50", "--num-seeds=2"]
 RATES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0]
 SWEEP = [*SMALL, "--lr", *map(str, RATES)]
-H3 = ["--halving=3"]
-THREE = ["--lr", "0.1", "0.2", "0.3"]
-HALVING = [*SWEEP, *H3]
+HALVING = [*SWEEP, "--halving=3"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_results():
-    """No pictures: most of a small sweep's time goes into them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("draw_curves", "draw_returns", "draw_heat_map"):
-            patch.setattr(pictures, name, lambda *args: args[-1].write(b"picture"))
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def slices_of_four_runs():
+def compiled_for():
     """Slices of the same size in all sweeps, whose runs can then agree bit for bit.
 
     A slice may end within the seeds of a trial. In later rungs, which have few runs, slices are
-    padded.
+    padded. The list has the number of runs for which each program was compiled.
     """
+    totals = []
+
+    def four_runs(compile_size, total, *_):
+        totals.append(total)
+        return compile_size(4)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "largest_slice", lambda compile_size, *_: compile_size(4))
-        yield
+        patch.setattr(compilation, "largest_slice", four_runs)
+        yield totals
 
 
 def run(words, run_dir: Path) -> Path:
     return sweep.main([*words, f"--run-dir={run_dir}"])
-
-
-def metrics_of(run_dir: Path) -> dict:
-    return dict(np.load(run_dir / "metrics.npz"))
-
-
-def rows_of(run_dir: Path) -> list[dict]:
-    return list(csv.DictReader((run_dir / "results.csv").open()))
-
-
-def record_of(run_dir: Path) -> dict:
-    return json.loads((run_dir / "run.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +66,21 @@ def full(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def halved(tmp_path_factory):
-    """9 trials to update 3, 3 trials to update 9, 1 trial to update 27."""
-    return run(HALVING, tmp_path_factory.mktemp("halved") / "run")
+def watched(tmp_path_factory, compiled_for):
+    """9 trials to update 3, 3 trials to update 9, 1 trial to update 27.
+
+    And what the sweep has printed, and for how many runs it has compiled programs.
+    """
+    compiled_for.clear()
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        run_dir = run(HALVING, tmp_path_factory.mktemp("halved") / "run")
+    return run_dir, said.getvalue(), list(compiled_for)
+
+
+@pytest.fixture(scope="module")
+def halved(watched):
+    return watched[0]
 
 
 def test_trials_of_equal_interquartile_mean_are_ranked_by_their_mean():
@@ -175,23 +160,10 @@ def test_schedules_are_those_of_the_full_budget(tmp_path):
         assert_same(metrics[name][int(survivor)], whole[name][int(survivor)])
 
 
-@pytest.mark.slow
-def test_one_program_for_each_rung(tmp_path, monkeypatch, capfd):
-    """Of its size, and agreeing with a full sweep up to rounding."""
-    compiled = []
-    compile_slice = compilation.compile_slice
-
-    def compile_it(script, config, names, size):
-        compiled.append(size)
-        return compile_slice(script, config, names, size)
-
-    monkeypatch.setattr(compilation, "compile_slice", compile_it)
-    monkeypatch.setattr(
-        compilation, "largest_slice", lambda compile_size, total, *_: compile_size(total)
-    )
-    run_dir = run(HALVING, tmp_path / "run")
-    assert compiled == [18, 6, 2] == record_of(run_dir)["slices"]
-    said = capfd.readouterr().out
+def test_one_program_for_each_rung(watched):
+    run_dir, said, totals = watched
+    assert totals == [18, 6, 2]
+    assert record_of(run_dir)["slices"] == [4, 4, 4]
     assert "halving: 9 trials to 600, 3 trials to 1,800, 1 trial to 5,400 timesteps" in said
     for rung, updates in enumerate(("0 to 3", "3 to 9", "9 to 27"), start=1):
         assert f"rung {rung}" in said and f"updates {updates} of 27" in said
@@ -280,21 +252,13 @@ def test_groups_and_environments(tmp_path):
 
 
 @pytest.mark.slow
-def test_trials_that_are_not_finite_stop(tmp_path, capfd):
-    run_dir = run([*SMALL, "--lr", "1e30", "0.5", "2e30", "0.1", "--halving=2"], tmp_path / "run")
-    assert capfd.readouterr().err.count("not finite: trial") == 2
-    reached = {row["lr"]: row["trial_rung"] for row in rows_of(run_dir)}
-    assert reached["1e+30"] == reached["2e+30"] == "1"
-    assert {reached["0.5"], reached["0.1"]} == {"2", "3"}
-
-
-@pytest.mark.slow
 def test_rungs_before_any_episode_has_ended(tmp_path, capfd):
     """There is nothing to choose by: one line, instead of trials in the order of their numbers."""
     words = ["q_learning_gridworld", "--num-steps=10", "--total-timesteps=900", "--num-seeds=2"]
     words += ["--height=30", "--width=30", "--start", "29", "29", "--max-steps-in-episode=500"]
+    words += ["--halving=3"]
     with pytest.raises(SystemExit) as stop:
-        run([*words, *THREE, *H3, "--first-rung=40"], tmp_path / "run")
+        run([*words, "--lr", "0.1", "0.2", "0.3", "--first-rung=40"], tmp_path / "run")
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 2
     assert "first_rung: no episode has ended in 40 timesteps" in message
@@ -304,21 +268,28 @@ def test_rungs_before_any_episode_has_ended(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_each_batch_of_optuna_is_a_bracket(tmp_path):
+def test_each_batch_of_optuna_is_a_bracket(stop_at, tmp_path):
+    """Also in a sweep that is stopped and resumed."""
     words = [*SMALL, "--lr", "uniform", "0.01", "1", "--optuna=tpe", "--samples=10", "--batch=4"]
-    run_dir = run([*words, "--halving=2"], tmp_path / "run")
-    rows = {int(row["trial"]): int(row["trial_rung"]) for row in rows_of(run_dir)}
+    words += ["--halving=2"]
+    whole = run(words, tmp_path / "whole")
+    rows = {int(row["trial"]): int(row["trial_rung"]) for row in rows_of(whole)}
     assert [sorted(rows[i] for i in batch) for batch in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9])] == [
         [1, 1, 2, 3],
         [1, 1, 2, 3],
         [1, 3],
     ]
-    record = record_of(run_dir)
+    record = record_of(whole)
     assert record["steps_done"] == record["steps_total"]
     assert record["slices"] == [4, 4, 4]  # each rung has compiled once
+    stop_at(record["steps_total"] * 3 // 4)
+    with pytest.raises(SystemExit):
+        run(words, tmp_path / "run")
+    sweep.main(["--resume", tmp_path / "run"])
+    assert_same_results(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", slow("cmaes"), slow("random")])
+@pytest.mark.parametrize("sampler", ["tpe", slow("cmaes")])
 def test_optuna_knows_which_trials_stopped(sampler):
     """They are pruned at the update of their rung, with their return."""
     words = [*SMALL, "--lr", "log-uniform", "1e-4", "1", "--gamma", "uniform", "0.5", "1"]
@@ -410,63 +381,7 @@ def test_rungs_count_the_warm_up():
     assert halving.ends_of_rungs(config, options, 9, groups) == [expected, config.num_updates]
 
 
-@pytest.mark.parametrize(
-    "args, words",
-    [
-        ([*SWEEP, "--halving=1"], "halving = 1: at least 2"),
-        ([*SWEEP, "--halving=2.5"], "halving 2.5"),
-        ([*SWEEP, "--halving=10"], "halving = 10: at least 10 trials there are 9"),
-        ([*SWEEP, "--halving=100"], "halving = 100"),
-        ([*SWEEP, "--rungs=2"], "rungs = 2: goes with --halving"),
-        ([*SWEEP, "--first-rung=1000"], "first_rung = 1000: goes with --halving"),
-        ([*HALVING, "--rungs=1"], "rungs = 1: at least 2"),
-        ([*HALVING, "--rungs=5"], "rungs = 5: more than 4"),
-        ([*HALVING, "--rungs=2000000000"], "rungs = 2000000000: more than 4"),
-        ([*HALVING, "--rungs=2", "--first-rung=1000"], "first_rung = 1000: --rungs"),
-        ([*HALVING, "--first-rung=100"], "first_rung = 100: at least 200"),
-        ([*HALVING, "--first-rung=0"], "first_rung = 0: at least 200"),
-        (
-            [*SMALL[:2], "--total-timesteps=5500", "--first-rung=5450", *THREE, *H3],
-            "first_rung = 5450: the last rung no update",
-        ),
-        ([*HALVING, "--first-rung=5400"], "first_rung = 5400: below total_timesteps = 5400"),
-        (
-            [*SMALL[:2], "--total-timesteps=400", *THREE, *H3],
-            "halving = 3: total_timesteps = 400 few updates",
-        ),
-        (
-            [*SMALL[:2], "--total-timesteps", "5400", "9000", "--lr", "0.1", "0.2", "--halving=2"],
-            "total_timesteps: --halving",
-        ),
-        (
-            [*SMALL, "--lr", "uniform", "0", "1", "--optuna=tpe", "--samples=9", "--batch=2", *H3],
-            "halving = 3: at least 3 trials there are 2",
-        ),
-    ],
-)
-def test_refuses(args, words, tmp_path, capfd):
-    assert_sweep_refuses(args, words, tmp_path / "run", capfd)
-
-
 # --- resuming ---
-
-
-@pytest.fixture
-def stop_at(monkeypatch):
-    """A function that sends this process a signal when so many steps are done."""
-
-    def arrange(steps):
-        count = jobs.count
-        sent = []
-
-        def count_and_stop(request, progress, done, **options):
-            count(request, progress, done, **options)
-            if request.record.steps_done >= steps and not sent:
-                sent.append(os.kill(os.getpid(), signal.SIGTERM))
-
-        monkeypatch.setattr(jobs, "count", count_and_stop)
-
-    return arrange
 
 
 def assert_same_results(run_dir: Path, other: Path) -> None:
@@ -479,55 +394,14 @@ def assert_same_results(run_dir: Path, other: Path) -> None:
     assert names == {path.relative_to(other) for path in other.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    "updates",
-    [
-        slow(2),  # within the first rung
-        36,  # 27 + 9: within the second
-        slow(46),  # 27 + 18 + 1: within the last
-    ],
-)
-def test_stopped_and_resumed(halved, stop_at, tmp_path, updates):
-    stop_at(updates * 2 * 200)
+def test_stopped_and_resumed(halved, stop_at, tmp_path):
+    """Within the second rung."""
+    stop_at((27 + 9) * 2 * 200)
     with pytest.raises(SystemExit) as stop:
         run(HALVING, tmp_path / "run")
     assert stop.value.code == 143
     before = record_of(tmp_path / "run")
     assert before["steps_done"] < before["steps_total"]
-    sweep.main(["--resume", tmp_path / "run"])
-    assert_same_results(tmp_path / "run", halved)
-
-
-def interrupt(*_):
-    """As a kill does it: without a last checkpoint."""
-    raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-def test_killed_before_trials_are_chosen(halved, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(halving, "choose", interrupt)
-        run(HALVING, tmp_path / "run")
-    sweep.main(["--resume", tmp_path / "run"])
-    assert_same_results(tmp_path / "run", halved)
-
-
-@pytest.mark.slow
-def test_killed_while_the_runs_of_a_rung_are_gathered(halved, tmp_path, monkeypatch):
-    """From the second of the folders that they lie in."""
-    folders = []
-    take = gather.take
-
-    def take_and_stop(folder, *args):
-        folders.append(folder)
-        if len(folders) == 2:
-            raise KeyboardInterrupt
-        return take(folder, *args)
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(gather, "take", take_and_stop)
-        run(HALVING, tmp_path / "run")
-    assert len(set(folders)) == 2
     sweep.main(["--resume", tmp_path / "run"])
     assert_same_results(tmp_path / "run", halved)
 
@@ -553,29 +427,21 @@ def test_killed_while_checkpoints_of_a_rung_are_deleted(halved, tmp_path, monkey
 
 @pytest.mark.slow
 def test_damaged_checkpoint_of_a_rung(halved, tmp_path, monkeypatch, capfd):
-    """The runs of its slice are trained again from the checkpoint before it, or from the start."""
-    words = [*HALVING, "--checkpoint-interval=1e-9"]
+    """After a kill before the trials were chosen, without a last checkpoint.
+
+    The runs of the slice are trained again from the checkpoint before it, or from the start.
+    """
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(halving, "choose", interrupt)
-        run(words, tmp_path / "run")
+        run([*HALVING, "--checkpoint-interval=1e-9"], tmp_path / "run")
     folder = tmp_path / "run" / "unfinished" / "0-0000004-0000008" / "3"
-    largest = max(
-        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
-    )
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-8])
     sweep.main(["--resume", tmp_path / "run"])
     assert "0-0000004-0000008/3 is damaged" in capfd.readouterr().err
-    assert_same(metrics_of(tmp_path / "run"), metrics_of(halved))
-    assert rows_of(tmp_path / "run") == rows_of(halved)
-
-
-@pytest.mark.slow
-def test_optuna_stopped_and_resumed(stop_at, tmp_path):
-    words = [*SMALL, "--lr", "uniform", "0.01", "1", "--optuna=tpe", "--samples=8", "--batch=4"]
-    words += ["--halving=2"]
-    whole = run(words, tmp_path / "whole")
-    stop_at(record_of(whole)["steps_total"] * 3 // 4)
-    with pytest.raises(SystemExit):
-        run(words, tmp_path / "run")
-    sweep.main(["--resume", tmp_path / "run"])
-    assert_same_results(tmp_path / "run", whole)
+    assert_same_results(tmp_path / "run", halved)

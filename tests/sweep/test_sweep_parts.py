@@ -1,6 +1,5 @@
 """Sweeps on several machines: `--part`, `--merge`, and `--storage` with a study of Optuna's."""
 
-import csv
 import json
 import os
 import re
@@ -17,40 +16,23 @@ import pytest
 from optuna.trial import TrialState
 from safetensors.numpy import load_file
 from support.files import ROOT
-from support.refusals import assert_sweep_refuses
 from support.strategies import groups_of
+from support.sweeps import metrics_of, record_of, rows_of
 from support.tiers import slow
 from support.trees import assert_same
 
 from onejit import sweep
 from onejit.engine import compilation
-from onejit.sweep import halving, pictures, search, storage
+from onejit.sweep import halving, search, storage
 from onejit.sweep import options as sweep_options
-from onejit.sweep import request as sweep_request
+from onejit.sweep.request import groups_of_part, make_groups, read_request
 
-SMALL = [
-    "q_learning_gridworld",
-    "--num-steps=200",
-    "--total-timesteps=2000",
-    "--height=4",
-    "--width=6",
-    "--start",
-    "3",
-    "5",
-    "--epsilon=0.3",
-    "--max-steps-in-episode=50",
-    "--num-seeds=2",
-]
+pytestmark = pytest.mark.usefixtures("quick_pictures_in_module")
+
+SMALL = ["q_learning_gridworld", "--num-steps=200", "--total-timesteps=2000", "--num-seeds=2"]
+SMALL += ["--height=4", "--width=6", "--start", "3", "5", "--epsilon=0.3"]
+SMALL += ["--max-steps-in-episode=50"]
 SWEEP = [*SMALL, "--random-starts", "True", "False", "--lr", "0.01", "0.1", "0.5", "1e30"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_results():
-    """No pictures: most of a small sweep's time goes into them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("draw_curves", "draw_returns", "draw_heat_map"):
-            patch.setattr(pictures, name, lambda *args: args[-1].write(b"picture"))
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,16 +43,9 @@ def slices_of_two_runs():
         yield
 
 
-def metrics_of(run_dir: Path) -> dict:
-    return dict(np.load(run_dir / "metrics.npz"))
-
-
-def rows_of(run_dir: Path) -> list[dict]:
-    return list(csv.DictReader((run_dir / "results.csv").open()))
-
-
-def record_of(run_dir: Path) -> dict:
-    return json.loads((run_dir / "run.json").read_text())
+def begun(words):
+    """The request of a new sweep, with its record but without training."""
+    return read_request(words, None)
 
 
 # --- parts ---
@@ -100,18 +75,18 @@ def test_parts_share_the_trials(parts):
     assert [record_of(part)["num_trials"] for part in parts] == [2, 3, 3]
 
 
-@pytest.mark.parametrize("number", [3, slow(1), slow(5), slow(8)])
+@pytest.mark.parametrize("number", [3, slow(8)])
 def test_trials_do_not_depend_on_the_number_of_parts(number):
     words = [*SMALL, "--random-starts", "True", "False", "--lr", "uniform", "0.1", "1"]
     words += ["--samples=4"]
-    everything = sweep.read_request(words, None)
+    everything = begun(words)
     found = []
     for part in range(1, number + 1):
-        request = sweep.read_request([*words, f"--part={part}/{number}"], None)
+        request = begun([*words, f"--part={part}/{number}"])
         assert request.trials == everything.trials
-        for group in sweep_request.groups_of_part(request):
+        for group in groups_of_part(request):
             found += group.trials
-    assert found == [i for group in sweep_request.make_groups(everything) for i in group.trials]
+    assert found == [i for group in make_groups(everything) for i in group.trials]
 
 
 @pytest.mark.slow
@@ -131,11 +106,6 @@ def test_merged_parts_are_as_one_sweep(whole, parts, tmp_path, capsys):
     assert record["steps_done"] == record["steps_total"] == record_of(whole)["steps_total"]
     assert record["num_trials"] == 8 and "finished" in record
     assert not list(tmp_path.glob("*.merging"))
-
-
-@pytest.mark.slow
-def test_a_merged_sweep_is_finished(parts, tmp_path, capsys):
-    merged = sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
     sweep.main(["--resume", merged])
     assert "there is nothing left to do" in capsys.readouterr().out
 
@@ -186,21 +156,19 @@ def test_merge_refuses(whole, parts, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_merge_that_was_killed_can_be_repeated(parts, tmp_path, monkeypatch):
+    replace = Path.replace
+
+    def replace_or_stop(self, target):
+        if target == tmp_path / "run" / "metrics.npz":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", interrupt_at(Path.replace, tmp_path / "run" / "metrics.npz"))
+        patch.setattr(Path, "replace", replace_or_stop)
         sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
     assert not (tmp_path / "run").exists()
     sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
     assert "finished" in record_of(tmp_path / "run")
-
-
-def interrupt_at(replace, target):
-    def interrupting(self, other):
-        if Path(other) == target:
-            raise KeyboardInterrupt
-        return replace(self, other)
-
-    return interrupting
 
 
 # --- a study that several sweeps share ---
@@ -215,11 +183,6 @@ def study_of(name: str):
 
 def states_of(name: str) -> list[str]:
     return [trial.state.name for trial in study_of(name).trials]
-
-
-def begun(words):
-    """The request of a new sweep, with its record but without training."""
-    return sweep.read_request(words, None)
 
 
 def train(request, stop_after: int | None = None) -> None:
@@ -408,26 +371,6 @@ def test_a_study_belongs_to_one_sweep(tmp_path):
         words = [word for word in OPTUNA if not change.startswith(word.split("=")[0])]
         with pytest.raises(ValueError, match=f"belongs to a sweep with another {field}"):
             train(begun([*words, change, f"--storage={name}"]))
-
-
-@pytest.mark.parametrize(
-    "args, words",
-    [
-        ([*SWEEP, "--part=5/4"], "part = 5/4: 1/4 to 4/4"),
-        ([*SWEEP, "--part=0/4"], "part = 0/4: 1/4 to 4/4"),
-        ([*SWEEP, "--part=1"], "part = 1: I/N"),
-        ([*SWEEP, "--part=one/two"], "part = one/two: I/N"),
-        ([*SWEEP, "--part=1/9"], "part = 1/9: 8 trials"),
-        ([*SWEEP, "--part=1/2", "--halving=2"], "part = 1/2: --halving"),
-        ([*OPTUNA, "--part=1/2"], "part = 1/2: --optuna"),
-        ([*SWEEP, "--storage=study.log"], "storage = study.log: --optuna"),
-        ([*OPTUNA, "--storage=/nowhere/at/all/study.log"], "storage = /nowhere cannot be opened"),
-        ([*OPTUNA, "--storage=nodb://host/x"], "storage = nodb://host/x: cannot be opened"),
-        ([*OPTUNA, "--storage="], "storage"),
-    ],
-)
-def test_refuses(args, words, tmp_path, capfd):
-    assert_sweep_refuses(args, words, tmp_path / "run", capfd)
 
 
 @pytest.mark.slow
