@@ -1,6 +1,6 @@
-"""CrossQ: batch renormalization against its formula, running statistics, and known values.
+"""CrossQ: batch renormalization against its formula, and saved agents.
 
-What it shares with SAC, tests/scripts/test_sac_td3.py tests there.
+All else is compared with its twin.
 """
 
 import dataclasses
@@ -9,8 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load, save
 from support.compilation import jit_quickly
 from support.networks import random_agent
@@ -65,20 +64,6 @@ def test_batch_renormalization_against_numpy():
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_corrected_batch_is_normalized_by_the_running_statistics():
-    """Where neither r nor d is cut off, training and evaluation give the same."""
-    layer = crossq.BatchRenorm(0)
-
-    @jit_quickly
-    def outputs(x):
-        variables = layer.init(jax.random.key(0), x, training=True)
-        in_training, _ = layer.apply(variables, x, training=True, mutable=["batch_stats"])
-        return in_training, layer.apply(variables, x, training=False)
-
-    x = np.random.default_rng(1).normal(size=(64, 3))
-    np.testing.assert_allclose(*outputs(x), rtol=1e-4, atol=1e-5)
-
-
 # --- passes of the critics ---
 
 
@@ -115,30 +100,6 @@ def test_joint_pass_equals_two_passes_with_frozen_statistics():
     for training in (False, True):
         same = np.allclose(*values(training), rtol=1e-4, atol=1e-5)
         assert same == (not training)
-
-
-def passes(batch_stats) -> set[int]:
-    """How often the layers of a network were trained."""
-    return {
-        int(n)
-        for path, leaf in flatten_dict(batch_stats).items()
-        if path[-1] == "passes"
-        for n in np.ravel(leaf)
-    }
-
-
-@pytest.mark.slow
-def test_statistics_change_in_training_alone():
-    """Not by acting, nor by the passes of the other network's loss."""
-    config = small_config()
-    init, update = crossq.make_learner(config)
-    state = jit_quickly(init)(jax.random.key(0))
-    assert passes(state.batch_stats) == {0}  # the warm-up and `init` itself
-    update = jit_quickly(update)
-    for i in (1, 2):
-        state, _ = update(state)
-        assert passes(state.batch_stats["critics"]) == {4 * i}
-        assert passes(state.batch_stats["actor"]) == {2 * i}
 
 
 def test_saved_agent_played_in_numpy():
