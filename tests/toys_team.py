@@ -64,10 +64,8 @@ class ToyTeam(MultiAgentEnv):
 
     def reset(self, key):
         zero = jnp.int32(0)
-        sign, action = (
-            jax.random.rademacher(key, (), jnp.float32),
-            jnp.zeros(self.num_agents, jnp.int32),
-        )
+        sign = jax.random.rademacher(key, (), jnp.float32)
+        action = jnp.zeros(self.num_agents, jnp.int32)
         state = State(done=jnp.zeros((), bool), step=zero, age=zero, sign=sign, action=action)
         return self.get_obs(state), state
 
@@ -75,7 +73,7 @@ class ToyTeam(MultiAgentEnv):
         stacked = jnp.stack([actions[name] for name in self.agents]).astype(jnp.int32)
         state = state.replace(step=state.step + 1, age=state.age + 1, action=stacked)
         state = state.replace(done=self.is_terminal(state))
-        pay = {"ones": 1.0, "sign": state.sign, "action": (stacked == 2) * 1.0}[self.pays]
+        pay = {"ones": 1.0, "action": (stacked == 2) * 1.0}[self.pays]
         rewards = pay * (jnp.arange(self.num_agents) + 1.0) + self.noise * jax.random.normal(key)
         dones = dict(zip(self.agents, ~self.alive(state), strict=True)) | {"__all__": state.done}
         shaped = dict(zip(self.agents, 10.0 * jnp.arange(self.num_agents), strict=True))

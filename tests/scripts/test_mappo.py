@@ -1,7 +1,6 @@
 """IPPO and MAPPO: what a team adds to PPO, against NumPy and where the value is known."""
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import jax
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 import toys_team
 from support.compilation import jit_quickly
-from support.tiers import slow
 from support.trees import arrays
 
 import mappo
-from onejit.engine import evaluation
 from onejit.engine.evaluation import policy_of
 from onejit.run.directory import read_config
 
@@ -300,12 +297,12 @@ def test_shaping_decays():
     np.testing.assert_allclose(weight, [0.0, 1.0, 0.25, 0.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("settings", [{"dies": 2}, slow({"max_steps": 5, "length": 99})])
-def test_memory_is_of_the_episode_alone(settings):
+def test_memory_is_of_the_episode_alone():
     """After each rollout it is what acting from the start of the episode gives.
 
     A death on the way changes nothing.
     """
+    settings = {"dies": 2}
     config, state, update = tiny(cell="gru", lr=0.0, env_params=settings, centralized_critic=False)
     state, update = awake(state), jit_quickly(update)
     start, act = policy_of(mappo, config)
@@ -375,78 +372,6 @@ def test_actions_that_are_not_available_are_never_taken():
         available = np.arange(3) == np.array([[first], [second]])
         action, _ = act(state.agent, start(), obs._replace(available=available))
         assert action.tolist() == [first, second]
-
-
-# --- environments of known value ---
-
-GAMMA, LIMIT = 0.9, 5
-ENDLESS = 1 / (1 - GAMMA)
-FINITE = (1 - GAMMA ** (LIMIT - np.arange(LIMIT))) / (1 - GAMMA)  # at each step of the episode
-
-
-@functools.cache
-def learn(num_updates=150, env_params=(), **overrides):
-    """Train a team without entropy.
-
-    Returns config, final state, and the critic's values of steps with sign 1, [T, A].
-    """
-    settings = dict(
-        num_envs=8, num_steps=16, num_minibatches=4, update_epochs=4, hidden_sizes=(16, 16), lr=3e-3
-    )
-    settings |= {
-        "gamma": GAMMA,
-        "ent_coef": 0.0,
-        "vf_clip_eps": float("inf"),
-        "shaping_fraction": 0.0,
-    }
-    config = make_config(num_updates, env_params=dict(env_params), **settings | overrides)
-    out = jit_quickly(mappo.make_train(config))(jax.random.key(0))
-    _, critic = mappo.make_networks(config, *mappo.make_env(config))
-    obs = jnp.stack([jnp.ones(LIMIT), jnp.arange(LIMIT) / 5], axis=-1)  # [T, 2]
-    seen = observe(jnp.broadcast_to(obs[:, None], (LIMIT, 2, 2)))
-    memory = mappo.start_memory(config, 2)
-    values, _ = critic.apply(
-        out["runner_state"].params["critic"], memory, seen, jnp.zeros(LIMIT, bool)
-    )
-    return config, out, np.asarray(values)
-
-
-EACH = [
-    slow({"centralized_critic": True}),
-    slow({"centralized_critic": False}),
-    slow({"cell": "gru"}),
-]
-
-
-@pytest.mark.parametrize("settings", EACH)
-def test_termination_is_not_bootstrapped(settings):
-    """Agent i is paid i + 1, which its number alone tells."""
-    *_, values = learn(env_params=(("length", LIMIT),), **settings)
-    np.testing.assert_allclose(values, FINITE[:, None] * [1.0, 2.0], atol=0.5)
-
-
-@pytest.mark.parametrize("settings", EACH)
-def test_truncation_is_bootstrapped_from_the_last_observation(settings):
-    """Not from the first one of the next episode, whose sign, and so its return, may differ."""
-    *_, values = learn(
-        600, env_params=(("length", 99), ("max_steps", LIMIT), ("pays", "sign")), **settings
-    )
-    np.testing.assert_allclose(values, np.tile([ENDLESS, 2 * ENDLESS], (LIMIT, 1)), rtol=0.2)
-
-
-@pytest.mark.slow
-def test_shared_reward():
-    *_, values = learn(env_params=(("length", LIMIT),), shared_reward=True)
-    np.testing.assert_allclose(values, np.tile(FINITE[:, None] * 1.5, 2), atol=0.5)
-
-
-@pytest.mark.slow
-def test_best_actions_are_learned():
-    config, out, _ = learn(100, env_params=(("length", LIMIT), ("pays", "action")))
-    options = dataclasses.make_dataclass("Options", ["seed", "eval_episodes"])(0, 2)
-    agents = jax.tree.map(lambda leaf: leaf[None], out["runner_state"].agent)
-    returns = jit_quickly(evaluation.greedy_returns(mappo, config, options))(agents, np.arange(1))
-    np.testing.assert_allclose(returns, 1.5 * LIMIT)  # of the team: the mean over the agents
 
 
 # --- JaxMARL's environments ---

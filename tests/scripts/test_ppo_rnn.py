@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,28 +32,6 @@ def make_config(**overrides):
         hidden_sizes=(6,),
     )
     return dataclasses.replace(config, **overrides)
-
-
-def make_network(config):
-    """`(init, apply)`: the body, the actor and the critic as one network, over a sequence.
-
-    It gives the memory after each step, the logits and the values.
-    """
-    body, actor, critic = ppo_rnn.make_networks(config, *ppo_rnn.make_env(config))
-
-    def init(key, hidden, obs, first):
-        return {
-            "body": body.init(key, hidden, obs, first),
-            "actor": actor.init(key, hidden),
-            "critic": critic.init(key, hidden),
-        }
-
-    def apply(params, hidden, obs, first):
-        hidden = body.apply(params["body"], hidden, obs, first)
-        logits = actor.apply(params["actor"], hidden).logits
-        return hidden, logits, critic.apply(params["critic"], hidden)
-
-    return init, apply
 
 
 def random_params(init, *args):
@@ -121,28 +98,6 @@ def test_gru_against_a_loop():
     )
 
 
-def test_gru_is_that_of_flax():
-    gru, cell, rng = ppo_rnn.Gru(5), nn.GRUCell(5), np.random.default_rng(0)
-    x, hidden, never = rng.normal(size=(1, 3, 4)), rng.normal(size=(3, 5)), np.zeros((1, 3), bool)
-    params = random_params(gru.init, hidden, x, never)["params"]
-    kernels = np.split(params["Dense_0"]["kernel"], 3, axis=1)
-    biases = np.split(params["Dense_0"]["bias"], 3)
-    theirs = {}
-    for i, (gate, name) in enumerate(zip("rzn", ("reset", "update", "new"), strict=True)):
-        theirs |= {
-            f"i{gate}": {"kernel": kernels[i], "bias": biases[i]},
-            f"h{gate}": {"kernel": params[name]},
-        }
-    theirs["hn"]["bias"] = params["bias"]
-
-    @jit_quickly
-    def memories(params, theirs, hidden, x):
-        ours = gru.apply({"params": params}, hidden, x, never)[0]
-        return ours, cell.apply({"params": theirs}, hidden, x[0])[0]
-
-    np.testing.assert_allclose(*memories(params, theirs, hidden, x), rtol=1e-4, atol=1e-6)
-
-
 def random_cell(name):
     """A cell with a memory of 5 units, its parameters and a nonzero memory, for sequences of 3
     environments.
@@ -183,19 +138,6 @@ def test_mingru_against_a_loop(parallel):
         np.testing.assert_allclose(apply(params, start, x, first), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["stepwise_recurrence", "parallel_recurrence"])
-def test_recurrence_against_a_loop(name):
-    """`decay` is zero at a reset, also in the first step of one column."""
-    rng = np.random.default_rng(0)
-    decay, new, h = rng.random((300, 2)), rng.normal(size=(300, 2)), rng.normal(size=2)
-    decay[rng.random((300, 2)) < 0.05], decay[0] = 0.0, [0.0, 0.9]
-    found, expected = jit_quickly(getattr(ppo_rnn, name))(decay, new, h), []
-    for t in range(300):
-        h = decay[t] * h + new[t]
-        expected.append(h)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "name, parallel", [("Gru", False), ("MinGru", False), ("MinGru", True)], indirect=["parallel"]
 )
@@ -212,34 +154,6 @@ def test_gradients_do_not_cross_a_reset(name, parallel):
     steps = np.arange(9)
     expected = [(begin <= steps) & (steps <= 6) for begin in (4, 0, 0)]
     np.testing.assert_array_equal((to_x != 0).any(axis=2).T, expected)
-
-
-@pytest.mark.parametrize("cell", ["gru", "mingru", "none"])
-def test_a_sequence_is_its_steps_one_after_the_other(cell):
-    config = make_config(cell=cell)
-    (init, apply), rng = make_network(config), np.random.default_rng(0)
-    obs, first = rng.normal(size=(7, 4, 2)), rng.random((7, 4)) < 0.3
-    start = rng.normal(size=(4, 5)).astype(np.float32)
-    params = random_params(init, start, obs, first)
-
-    @jit_quickly
-    def outputs(start, first):
-        """Of the whole sequence, and of its steps."""
-
-        def step(hidden, obs_and_first):
-            (hidden,), logits, value = apply(params, hidden, *obs_and_first)
-            return hidden, (hidden, logits[0], value[0])
-
-        stepwise = jax.lax.scan(step, start, (obs[:, None], first[:, None]))[1]
-        return apply(params, start, obs, first), stepwise
-
-    whole, stepwise = outputs(start, first)
-    for found, expected in zip(whole, stepwise, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-    never, more = np.zeros_like(first), start + np.eye(4, 1, dtype=np.float32)
-    (_, _, same), (_, _, other) = (outputs(each, never)[0] for each in (start, more))
-    changed = np.asarray(other) != np.asarray(same)
-    assert (changed.all(axis=0) == [cell != "none", False, False, False]).all()
 
 
 # --- what is seen ---
