@@ -1,6 +1,5 @@
 """The GridWorld and tabular Q-learning, against a plain Python model of both."""
 
-import dataclasses
 import itertools
 import math
 
@@ -40,7 +39,6 @@ GRIDS = {
     "cliff": CLIFF | {"walls": ((0, 2),)},
     "cliff that terminates": CLIFF | {"cliff_terminates": True},
 }
-each_grid = pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 
 
 def read_config(name):
@@ -127,7 +125,7 @@ def every_cell_and_action(env):
 # --- the environment ---
 
 
-@each_grid
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_every_transition(grid):
     """The limit is 10 steps: the last of these times is truncated, also if the step terminates."""
     params = make_config(grid, max_steps_in_episode=10)
@@ -200,22 +198,10 @@ def test_starts_that_reach_the_goal():
 
 
 def test_random_starts():
-    """Uniform over the free cells that reach the goal, at resets and in training."""
-    config = make_config(
-        {
-            "height": 2,
-            "width": 4,
-            "random_starts": True,
-            "goal": (0, 3),
-            "walls": ((0, 1), (1, 0)),
-            "start": (0, 0),
-        },
-        max_steps_in_episode=1,
-        num_steps=4000,
-        total_timesteps=4000,
-    )
-    env = script.GridWorld(config)
-    params = config
+    """Uniform over the free cells that reach the goal, at resets and at the ends of episodes."""
+    grid = {"height": 2, "width": 4, "goal": (0, 3), "walls": ((0, 1), (1, 0)), "start": (0, 0)}
+    params = make_config(grid, random_starts=True, max_steps_in_episode=1)
+    env = script.GridWorld(params)
     free = [2, 5, 6, 7]  # 0 is walled off
     assert env.starts.tolist() == free
     keys = jax.random.split(jax.random.key(0), 4000)
@@ -227,12 +213,6 @@ def test_random_starts():
         assert (
             counts.sum() == counts[free].sum() and scipy.stats.chisquare(counts[free]).pvalue > 1e-3
         )
-    init, update = script.make_learner(
-        dataclasses.replace(config, gamma=0.0, lr=1.0, q_init=-1.0, epsilon=1.0)
-    )
-    q = jit_quickly(update)(init(jax.random.key(0)))[0].q
-    visited = (q != -1).any(axis=1)  # every step is an episode of its own
-    assert np.flatnonzero(visited).tolist() == free
 
 
 def test_statistics_of_episodes():
@@ -322,73 +302,7 @@ def test_the_extreme_uniform_numbers():
 # --- learning ---
 
 
-@each_grid
-def test_one_step_of_learning_for_every_cell_and_action(grid):
-    """A terminal step is not bootstrapped, a truncated one is."""
-    gamma, lr = 0.8, 0.25
-    config = make_config(grid, max_steps_in_episode=10, epsilon=0.0, gamma=gamma, lr=lr)
-    init, update = script.make_learner(config)
-    env, _ = script.make_env(config)
-    cells, actions = (np.repeat(each, 2) for each in every_cell_and_action(env))
-    times = np.tile(np.array([0, 9], np.int32), len(cells) // 2)
-    q = (
-        np.random.default_rng(0).permutation(env.next_cell.size).reshape(-1, 4).astype(np.float32)
-    )  # no two equal
-
-    def learn(cell, action, time):
-        state = init(jax.random.key(0))
-        before = jnp.asarray(q).at[cell, action].set(1000.0)  # the greedy one
-        env_state = state.env_state.replace(
-            env_state=script.GridState(cell=cell, time=time), episode_lengths=time
-        )
-        state = state._replace(q=before, obs=cell, env_state=env_state)
-        return before, *update(state)
-
-    before, after, metrics = jax.device_get(jit_quickly(jax.vmap(learn))(cells, actions, times))
-    for i, (cell, action, time) in enumerate(zip(cells, actions, times, strict=True)):
-        reached, reward, terminated = model(grid, cell, action)
-        done = terminated or time == 9
-        error = reward + (0 if terminated else gamma * before[i, reached].max()) - 1000
-        expected = before[i].copy()
-        expected[cell, action] = 1000 + lr * error
-        np.testing.assert_allclose(after.q[i], expected, rtol=1e-5)
-        assert after.env_state.env_state.cell[i] == (env.starts[0] if done else reached)
-        assert after.env_state.env_state.time[i] == (0 if done else time + 1)
-        np.testing.assert_allclose(metrics["td_loss"][i], error**2, rtol=1e-4)
-        assert metrics["q_value"][i] == 1000 and metrics["episodes"][i] == done
-        if done:
-            assert (metrics["episodic_return"][i], metrics["episodic_length"][i]) == (
-                reward,
-                time + 1,
-            )
-
-
-@pytest.mark.parametrize("num_seeds", [1, 3])
-def test_agents_together_are_those_alone(num_seeds):
-    """Under `vmap`, also with rates of their own."""
-    config = make_config(
-        CLIFF | {"random_starts": True}, num_steps=20, total_timesteps=100, epsilon=0.3
-    )
-    configs = dataclasses.replace(
-        config, lr=0.1 + 0.2 * np.arange(num_seeds), goal_reward=1.0 + np.arange(num_seeds)
-    )
-    keys = jax.random.split(jax.random.key(0), num_seeds)
-    axes = jax.tree.map(lambda leaf: 0 if np.ndim(leaf) else None, configs)
-    run = jit_quickly(lambda config, key: script.make_train(config)(key))
-    together = jax.vmap(run, (axes, 0))(configs, keys)
-    for i, key in enumerate(keys):
-        lr, goal_reward = float(configs.lr[i]), float(configs.goal_reward[i])
-        alone = run(dataclasses.replace(config, lr=lr, goal_reward=goal_reward), key)
-        np.testing.assert_allclose(
-            together["runner_state"].q[i], alone["runner_state"].q, rtol=1e-5, atol=1e-6
-        )
-        for name, values in alone["metrics"].items():
-            np.testing.assert_allclose(
-                together["metrics"][name][i], values, rtol=1e-4, atol=1e-6, err_msg=name
-            )
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))  # without and with a cliff
 def test_q_against_value_iteration(seed):
     """On random grids, every step random: Q of all free cells, though the limit cuts episodes."""
     rng = np.random.default_rng(seed)
@@ -422,27 +336,19 @@ def test_q_against_value_iteration(seed):
     np.testing.assert_allclose(q[env.starts], expected[env.starts], atol=1e-3)
 
 
-@pytest.fixture(scope="module")
-def thirty_agents():
-    """Q of 30 agents with the published settings after 1e5 and after 3e5 steps."""
+def test_thirty_agents_learn_the_shortest_path():
+    """With the published settings: nearly all after 1e5 steps, all after 3e5."""
     config = script.Config(total_timesteps=300_000, lr=0.1, gamma=0.9, epsilon=0.1)
     init, update = script.make_learner(config)
     state = jax.vmap(init)(jax.random.split(jax.random.key(0), 30))
-    learned = {}
-    for steps, num_updates in ((100_000, 100), (300_000, 200)):
+    for num_updates, wanted in ((100, 27), (200, 30)):
         train = jax.vmap(lambda state, n=num_updates: jax.lax.scan(update, state, length=n)[0])
         state = jax.jit(train)(state)
-        learned[steps] = np.asarray(state.q)
-    return learned
-
-
-@pytest.mark.parametrize(("steps", "wanted"), [(100_000, 27), (300_000, 30)])
-def test_thirty_agents_learn_the_shortest_path(thirty_agents, steps, wanted):
-    q = thirty_agents[steps]
-    paths = [greedy_path({}, q_of_agent, 95) for q_of_agent in q]
-    assert sum(path[-1] == 0 and len(path) == 19 for path in paths) >= wanted
-    assert np.median(q[:, 95].max(axis=1)) == pytest.approx(0.9**17, rel=0.01)
-    assert q.max() <= 1 and q.min() >= 0
+        q = np.asarray(state.q)
+        paths = [greedy_path({}, q_of_agent, 95) for q_of_agent in q]
+        assert sum(path[-1] == 0 and len(path) == 19 for path in paths) >= wanted
+        assert np.median(q[:, 95].max(axis=1)) == pytest.approx(0.9**17, rel=0.01)
+        assert q.max() <= 1 and q.min() >= 0
 
 
 def test_memory_does_not_grow_with_the_number_of_steps():
@@ -477,8 +383,9 @@ def test_policy_follows_the_greedy_path():
     assert act({"q": np.zeros((20, 4))}, memory, obs)[0] == 0  # of equals the first
 
 
-@each_grid
-def test_report(grid, tmp_path):
+@pytest.mark.parametrize("name", ["one row", "cliff"])
+def test_report(name, tmp_path):
+    grid = GRIDS[name]
     config = make_config(grid)
     env, _ = script.make_env(config)
     q = value_iteration(grid, env.height * env.width, 0.9)

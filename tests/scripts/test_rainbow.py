@@ -1,9 +1,6 @@
-"""Rainbow's six parts against NumPy, each switched off alone, and what it learns on environments of
-known value.
-"""
+"""Rainbow's distributions and noise against NumPy, and each of its six parts switched off alone."""
 
 import dataclasses
-import functools
 import inspect
 import itertools
 
@@ -16,7 +13,6 @@ import scipy.special
 import toys
 from support.compilation import jit_quickly
 from support.probe import learn
-from support.tiers import slow
 
 import apex_dqn
 import rainbow
@@ -87,15 +83,6 @@ def test_quantile_huber_loss_against_a_loop():
     loss, error = loss_and_error(quantiles, target, "quantile")
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
     np.testing.assert_array_equal(loss, error)
-
-
-def test_minimum_of_the_quantile_loss_are_the_quantiles():
-    """Of a standard normal distribution, given by 2,000 samples; kappa of 1 blurs them a little."""
-    samples = 20 * scipy.special.ndtri((np.arange(2000) + 0.5) / 2000)
-    loss = lambda quantiles: rainbow.quantile_huber_loss(quantiles[None], samples[None])[0]  # noqa: E731
-    descend = lambda _, quantiles: quantiles - 5.0 * jax.grad(loss)(quantiles)  # noqa: E731
-    found = jax.jit(lambda x: jax.lax.fori_loop(0, 3000, descend, x))(np.zeros(5))
-    np.testing.assert_allclose(found, 20 * scipy.special.ndtri([0.1, 0.3, 0.5, 0.7, 0.9]), atol=0.5)
 
 
 def test_losses_and_errors():
@@ -285,24 +272,10 @@ OFF = {
 }
 
 
-@functools.cache
-def losses(**overrides):
-    """Of a short training, [num_updates]."""
-    config = rainbow.Config(
-        num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,)
-    )
-    config = dataclasses.replace(config, total_timesteps=64 + 8 + 40, **overrides)
-    return np.asarray(
-        jit_quickly(rainbow.make_train(config))(jax.random.key(0))["metrics"]["td_loss"]
-    )
-
-
-@pytest.mark.parametrize("part", [slow(part) for part in OFF])
+@pytest.mark.parametrize("part", OFF)
 def test_each_part_can_be_switched_off_alone(part):
-    without, whole = losses(**{part: OFF[part]}), losses()
-    assert np.isfinite(without).all() and (
-        len(without) != len(whole) or not np.allclose(without, whole)
-    )
+    init, update = rainbow.make_learner(rainbow.Config(**{part: OFF[part]}))
+    jax.eval_shape(update, jax.eval_shape(init, jax.random.key(0)))
 
 
 @pytest.mark.parametrize(
@@ -312,24 +285,6 @@ def test_support_edge_tells_of_a_support_that_misses_the_returns(v_min, v_max, l
     plain = {"n_step": 1, "dueling": False, "double": False}  # a smaller program
     learned = learn("rainbow", 60, "cut", v_min=float(v_min), v_max=float(v_max), **plain)
     assert least <= np.asarray(learned.metrics["support_edge"])[-1] <= most
-
-
-@pytest.mark.slow
-def test_floats_are_mapped_over():
-    config = rainbow.Config(
-        num_envs=4, learning_starts=64, buffer_size=256, batch_size=8, hidden_sizes=(8,)
-    )
-    config = dataclasses.replace(config, total_timesteps=64 + 8 + 40)
-    names = {"v_min": (0.0, -5.0), "v_max": (100.0, 9.0), "noisy_std": (0.5, 0.1)}
-    grid = dataclasses.replace(
-        config, **{name: jnp.array(values) for name, values in names.items()}
-    )
-    axes = jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, grid)
-    run = lambda config, key: rainbow.make_train(config)(key)["metrics"]["td_loss"]  # noqa: E731
-    found = jit_quickly(jax.vmap(run, (axes, None)))(grid, jax.random.key(0))
-    for i in range(2):
-        one = dataclasses.replace(config, **{name: values[i] for name, values in names.items()})
-        np.testing.assert_allclose(found[i], jit_quickly(run)(one, jax.random.key(0)), rtol=1e-3)
 
 
 @pytest.mark.parametrize("script", [apex_dqn, rainbow])
