@@ -56,17 +56,6 @@ def train_in_chunks(script, lengths):
     return stack(runs)
 
 
-@functools.cache
-def train_alone(script):
-    return jit_quickly(script.make_train(shifted_config(script)))
-
-
-@functools.cache
-def alone(script):
-    """A run for each seed, one after the other."""
-    return stack([train_alone(script)(key) for key in seed_keys()])
-
-
 def stack(trees):
     """Arrays of NumPy: JAX would compile a program for each shape."""
     leaves = [np.stack(leaves) for leaves in zip(*map(arrays, trees), strict=True)]
@@ -243,18 +232,7 @@ def test_same_config_makes_the_same_program(script):
     assert lowered(script, program) == lowered(script, again)
 
 
-@pytest.mark.common
-def test_together_as_alone(script):
-    assert_close(trained(script), alone(script))
-
-
-@pytest.mark.common
-def test_alone_as_in_chunks(script):
-    assert_close(alone(script), train_in_chunks(script, (3, 3)))
-
-
 def test_whole_together_with_traced_floats_as_in_chunks_alone_with_static_ones(script):
-    """If it fails, the tests marked `common` say which of the three differences it is."""
     assert_close(trained(script), train_in_chunks(script, (3, 3)))
 
 
@@ -264,18 +242,14 @@ def test_chunks_of_any_length_agree_bit_for_bit(script):
 
 
 def test_old_keys_are_taken(script):
-    found = jax.eval_shape(train_alone(script), jax.random.PRNGKey(7))["metrics"]
+    train = script.make_train(shifted_config(script))
+    found = jax.eval_shape(train, jax.random.PRNGKey(7))["metrics"]
     expected = trained(script)["metrics"]  # of four seeds, whose keys are new ones
     assert found.keys() == expected.keys()
     for name, metric in found.items():
         assert (4, *metric.shape) == expected[name].shape and metric.dtype == expected[
             name
         ].dtype, name
-
-
-@pytest.mark.common
-def test_old_keys_give_the_same(script):
-    assert_close(train_alone(script)(jax.random.PRNGKey(7)), train_alone(script)(jax.random.key(7)))
 
 
 def test_the_annealed_rate_stays_at_0(script):
@@ -318,12 +292,6 @@ def test_trains_with_64_bits(script):
 # --- floats that are traced ---
 
 
-@pytest.mark.common
-def test_traced_floats_as_static_ones(script):
-    together = jit_quickly(jax.vmap(script.make_train(shifted_config(script))))
-    assert_close(trained(script), together(seed_keys()))
-
-
 def test_a_new_float_does_not_retrace(script):
     run, traces = traced(script)
     for config in (shifted_config(script), small_config(script)):
@@ -346,10 +314,8 @@ def test_no_float_is_ignored(script):
 def test_every_float_can_be_swept(script):
     config = shifted_config(script)
     values = {name: jnp.full(3, getattr(config, name)) for name in field_names(script, float)}
-    grid, run = (
-        dataclasses.replace(config, **values),
-        jax.jit(lambda config, rng: script.make_train(config)(rng)),
-    )
+    grid = dataclasses.replace(config, **values)
+    run = jax.jit(lambda config, rng: script.make_train(config)(rng))
     axes = jax.tree.map(lambda leaf: 0 if jnp.ndim(leaf) else None, grid)
     sweep = jax.vmap(jax.vmap(run, (None, 0)), (axes, None))
     out = jax.eval_shape(sweep, grid, jax.random.split(jax.random.key(0), 2))

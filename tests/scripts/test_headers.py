@@ -7,7 +7,6 @@ them in its cache; the first time needs the network.
 
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -32,19 +31,12 @@ OF_MINE = (
 )
 
 
-def header(name: str) -> str:
-    """The lines of the script's inline metadata."""
-    return re.search(r"(?ms)^# /// script\n.*?^# ///\n", (ROOT / f"{name}.py").read_text())[0]
-
-
 @pytest.fixture(scope="module")
 def uv():
     """The command, as `uv` of the virtual environment or of the path."""
-    if (
-        subprocess.run([sys.executable, "-m", "uv", "--version"], capture_output=True).returncode
-        == 0
-    ):
-        return [sys.executable, "-m", "uv"]
+    module = [sys.executable, "-m", "uv"]
+    if subprocess.run([*module, "--version"], capture_output=True).returncode == 0:
+        return module
     assert shutil.which("uv"), "uv is missing: pip install -c constraints.txt -e '.[dev]'"
     return [shutil.which("uv")]
 

@@ -37,8 +37,6 @@ from support.trees import arrays, assert_close
 
 from onejit.engine.evaluation import policy_of
 
-SIZES = ["update_epochs", "gradient_steps", "batch_size", "target_update_interval"]
-
 
 def markers():
     """Flags have no prefix, and a boolean is written out."""
@@ -131,18 +129,6 @@ def not_understood(start, capfd):
 
 
 # --- values that cannot be ---
-
-
-def test_sizes_with_which_nothing_is_learned(script, refuses):
-    for name in field_names(script, int):
-        if name in SIZES:
-            refuses([f"--{name}=0"], f"{name} = 0")
-            refuses([f"--{name}", -1], f"{name} = -1")
-
-
-def test_batch_that_does_not_divide(script, refuses):
-    if "num_minibatches" in field_names(script):
-        refuses(["--num-minibatches=5"], "num_minibatches = 5")
 
 
 def test_too_few_steps_for_one_update(refuses):

@@ -76,8 +76,6 @@ class Learned(NamedTuple):
         They are of n actions, of n critics for the greedy action, or of the state alone.
         """
         obs = jnp.asarray(obs, float)
-        if getattr(self.config, "normalize_obs", False):
-            obs = self.script.normalize(self.state.obs_statistics, obs)
         return np.asarray(VALUES[self.script.__name__](self, obs))
 
     def first_rewards(self, kind: int) -> np.ndarray:
