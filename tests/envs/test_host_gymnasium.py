@@ -271,7 +271,6 @@ import warnings
 import gymnasium, jax, jax.numpy as jnp, numpy as np
 from onejit.envs.gymnasium import register_ids
 import ppo
-{imports}
 
 class Mine(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
@@ -279,14 +278,14 @@ class Mine(gymnasium.Env):
     def reset(self, seed=None, options=None):
         warnings.warn("the robot is old")
         print("printed by the environment")
-        return np.zeros(2, np.float32), {{}}
+        return np.zeros(2, np.float32), {}
     def step(self, action):
         reward = float(jax.jit(lambda x: (x @ x).sum())(jnp.ones((256, 256)))) / 256**3
-        return np.ones(2, np.float32), reward, False, False, {{}}
+        return np.ones(2, np.float32), reward, False, False, {}
 
 gymnasium.register("Mine-v0", entry_point=Mine, max_episode_steps=6)
 register_ids("Mine-v0")
-params = {{"vectorization_mode": "async"}}
+params = {"vectorization_mode": "async"}
 config = ppo.Config(env_name="Mine-v0", env_params=params, num_envs=4, num_steps=8,
                     num_minibatches=2, total_timesteps=96)
 out = jax.jit(jax.vmap(ppo.make_train(config)))(jax.random.split(jax.random.key(0), 3))
@@ -297,15 +296,11 @@ print("returns", out["metrics"]["episodic_return"][:, -1])
 @pytest.mark.slow
 def test_an_environment_with_jax_in_processes(tmp_path):
     """It ends, although JAX has threads here and there, and warnings are shown."""
-    (tmp_path / "mine.py").write_text(WARNS.format(imports=""))
+    (tmp_path / "mine.py").write_text(WARNS)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, tmp_path / "mine.py"]
     done = subprocess.run(
-        [sys.executable, tmp_path / "mine.py"],
-        cwd=tmp_path,
-        env=env,
-        timeout=300,
-        capture_output=True,
-        text=True,
+        command, cwd=tmp_path, env=env, timeout=300, capture_output=True, text=True
     )
     assert "returns [6. 6. 6.]" in done.stdout, done.stderr
     assert "the robot is old" in done.stderr and "printed by the environment" in done.stderr
@@ -372,15 +367,8 @@ def test_what_is_done_to_images_is_said_once(capsys):
     ("space", "expected"),
     [
         (spaces.Box(0, 255, (6, 5), np.uint8), lambda x: x[..., None]),
-        slow(spaces.Box(0, 255, (7,), np.uint8), lambda x: x),
-        slow(spaces.Box(0, 1, (6, 6, 3), np.uint8), np.float32),
-        slow(spaces.Box(0, 9, (4,), np.int64), np.float32),
-        slow(spaces.Box(-1, 1, (2, 3), np.float64), np.float32),
-        slow(spaces.MultiBinary((2, 3)), np.float32),
-        slow(spaces.MultiDiscrete([3, 4]), np.float32),
         slow(spaces.MultiDiscrete([3, 4], start=[2, 5]), lambda x: np.float32(x - [2, 5])),
         (spaces.Discrete(4, start=-2), lambda x: np.int32(x + 2)),
-        slow(spaces.Dict(image=IMAGE, mission=spaces.Text(9)), lambda x: x["image"]),
         (spaces.Dict(view=spaces.Dict(image=IMAGE)), lambda x: x["view"]["image"]),
         (
             spaces.Dict(image=IMAGE, room=spaces.Discrete(3, start=5), task=spaces.Text(9)),
@@ -393,7 +381,7 @@ def test_what_is_done_to_images_is_said_once(capsys):
             lambda x: np.float32([x["a"], *x["b"]["c"]]),
         ),
     ],
-    ids=range(13),
+    ids=range(6),
 )
 def test_observations_as_arrays(space, expected):
     name = register(functools.partial(toys.Toy, space))
