@@ -358,32 +358,31 @@ def test_a_variant_is_its_config_with_flags():
     assert returns.settings_of(name)["cell"] == "none"
 
 
-@pytest.mark.parametrize(
-    "file, text, changed",
-    [
-        ("configs/ppo/small.yaml", "# 32 seeds took 3 min.\nlr: 0.1\n", False),
-        ("configs/ppo/small.yaml", "# A task.\nlr: 0.2\n", True),
-        ("ppo.py", "x = 2\n", True),
-        ("benchmarks/RESULTS.md", "New\n", False),
-    ],
-)
-def test_comments_that_rows_write_do_not_change_the_code(
-    tmp_path, monkeypatch, file, text, changed
-):
-    files = {"configs/ppo/small.yaml": "# A task.\nlr: 0.1\n", "ppo.py": "x = 1\n"}
-    for name, contents in (files | {"benchmarks/RESULTS.md": "Old\n"}).items():
+def test_comments_that_rows_write_do_not_change_the_code(tmp_path, monkeypatch):
+    def commit():
+        who = ["-c", "user.name=x", "-c", "user.email=x"]
+        for words in (["add", "."], [*who, "commit", "-qm", "All"]):
+            subprocess.run(["git", *words], cwd=tmp_path, check=True)
+
+    config, results = "configs/ppo/small.yaml", "benchmarks/RESULTS.md"
+    files = {config: "# A task.\nlr: 0.1\n", "ppo.py": "x = 1\n", results: "Old\n"}
+    for name, contents in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(contents)
-    who = ["-c", "user.name=x", "-c", "user.email=x"]
-    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "All"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    commit()
     monkeypatch.setattr(returns, "ROOT", tmp_path)
     assert not returns.code_has_changed("HEAD")
-    (tmp_path / file).write_text(text)
-    assert returns.code_has_changed("HEAD") == changed
-    for words in (["add", "."], [*who, "commit", "-qm", "More"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    assert returns.code_has_changed("HEAD~") == changed  # committed meanwhile
+    for file, text, changed in (
+        (config, "# 32 seeds took 3 min.\nlr: 0.1\n", False),
+        (config, "# A task.\nlr: 0.2\n", True),
+        ("ppo.py", "x = 2\n", True),
+        (results, "New\n", False),
+    ):
+        (tmp_path / file).write_text(text)
+        assert returns.code_has_changed("HEAD") == changed, text
+        commit()
+        assert returns.code_has_changed("HEAD~") == changed, text  # committed meanwhile
     (tmp_path / "new.py").write_text("x = 3\n")
     assert returns.code_has_changed("HEAD")  # nobody has committed it
     (tmp_path / "new.py").unlink()

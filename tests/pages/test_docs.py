@@ -321,17 +321,8 @@ def small_budget(file: str, words: list[str]) -> list[str]:
     config = command_line.parse(tyro.conf.FlagConversionOff[script.Config], kept)
     if hasattr(config, "num_generations"):
         steps = str(2 * config.inner_envs * config.inner_steps)
-        few = [
-            "--num-generations",
-            "2",
-            "--population-size",
-            "4",
-            "--num-slices",
-            "1",
-            "--inner-seeds",
-            "1",
-        ]
-        return [*few, "--fitness-episodes", "1", "--total-timesteps", steps]
+        few = "--num-generations 2 --population-size 4 --num-slices 1 --inner-seeds 1"
+        return [*few.split(), "--fitness-episodes", "1", "--total-timesteps", steps]
     warmup, steps = getattr(config, "warmup_timesteps", 0), config.num_envs * config.num_steps
     small = ["--total-timesteps", str(warmup + 2 * steps), "--num-seeds", "2"]
     if getattr(config, "snapshot_interval", 0):
@@ -375,9 +366,8 @@ def can_run(command: str, folder: Path) -> bool:
 @each_page
 def test_page_runs(page, tmp_path, monkeypatch):
     """All commands that train, then all Python examples, in the page's order, in one directory."""
-    for (
-        name
-    ) in SCRIPTS:  # not as links: Python looks for modules beside the file that a link leads to
+    # not as links: Python looks for modules beside the file that a link leads to
+    for name in SCRIPTS:
         shutil.copy(ROOT / f"{name}.py", tmp_path)
     for name in ("configs", "onejit", "benchmarks", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -508,8 +498,6 @@ def test_environment_names_are_current():
 @pytest.mark.parametrize(
     "section, package",
     [
-        ("gymnax", "gymnax"),
-        ("brax", "brax"),
         ("navix", "navix"),
         ("xminigrid", "xminigrid"),
         ("craftax", "craftax"),
