@@ -51,9 +51,8 @@ def test_the_wheel_carries_all_scripts(tmp_path):
 
 
 def test_one_version_everywhere():
-    assert (
-        re.search(r"(?m)^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text())[1] == onejit.__version__
-    )
+    versions = re.findall(r"(?m)^## (\S+) - ", (ROOT / "CHANGELOG.md").read_text())
+    assert versions[0] == onejit.__version__
     assert f"version: {onejit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
@@ -66,17 +65,9 @@ def test_public_ci_runs_the_oldest_python_and_a_newer_one():
     assert weekly["jobs"]["newest"]["steps"][-1] == {"run": "make newest"}
 
 
-def test_scripts_do_not_import_the_package():
-    for name in SCRIPTS:
-        assert not re.search(r"(?m)^\s*(from|import) onejit", (ROOT / f"{name}.py").read_text()), (
-            name
-        )
-
-
 def test_each_command_is_a_module_with_a_main():
-    assert {"new", "train", "sweep", "list", "compare", "render", "play", "plan", "export"} == set(
-        COMMANDS
-    )
+    commands = {"new", "train", "sweep", "list", "compare", "render", "play", "plan", "export"}
+    assert commands == set(COMMANDS)
     for name in COMMANDS:
         assert f"\n    onejit {name} " in __main__.__doc__
         path = ROOT / MODULE_OF[name].replace(".", "/")
@@ -90,7 +81,6 @@ def test_each_command_is_a_module_with_a_main():
     "words",
     [
         ["trian"],
-        ["train", "q_learning_gridwold"],
         ["new", "ppoo"],
         ["list", "nowhere"],
         ["render", "nowhere"],
@@ -110,15 +100,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypat
 
 
 def test_importing_the_package_starts_no_jax(tmp_path):
-    """Its functions are imported when they are used: workers of Gymnasium import the package."""
-    code = "import sys, onejit; assert 'jax' not in sys.modules; onejit.load_run"
-    code += "; assert 'onejit.run.directory' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    """Its functions are imported when they are used: workers of Gymnasium import the package.
 
-
-def test_workers_of_gymnasium_start_no_jax_and_modules_find_what_they_need(tmp_path):
-    """docs/host_environments.md imports these names."""
+    docs/host_environments.md imports the names in the last lines.
+    """
     code = "import sys, onejit.envs.host.rows; assert 'jax' not in sys.modules\n"
+    code += "onejit.load_run; assert 'onejit.run.directory' in sys.modules\n"
     code += "from onejit.envs import register\n"
     code += "from onejit.envs.host import Batch, HostEnv, close_all"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

@@ -92,14 +92,9 @@ def text(*parts):
 @each_script
 def test_blocks_equal_the_masters(path, sync):
     source = path.read_text()
-    assert sync["sync"](sync["read_masters"](), source) == source, (
-        "run `make sync`, or make the change in the master"
-    )
-
-
-@each_script
-def test_every_script_has_the_shared_main(path, sync):
-    assert "main" in sync["shared_blocks"](path.read_text())
+    assert "main" in sync["shared_blocks"](source)
+    is_current = sync["sync"](sync["read_masters"](), source) == source
+    assert is_current, "run `make sync`, or make the change in the master"
 
 
 def test_sync_finds_and_mends_a_difference(sync):
@@ -116,9 +111,12 @@ def test_sync_finds_and_mends_a_difference(sync):
 
 
 def test_sync_leaves_out_what_a_script_lacks_and_what_is_its_own(sync):
-    masters = sync["shared_blocks"](text(block("a", "x = 1"), block("b", "z = 3")))
+    masters = sync["shared_blocks"](
+        text(block("a", "x = 1"), "# --- mine ---\ny = 2", block("b", "z = 3"))
+    )
+    assert masters == {"a": block("a", "x = 1"), "b": block("b", "z = 3")}
     assert sync["sync"](masters, text("own", block("b"))) == text("own", block("b", "z = 3"))
-    mine = text("# --- a ---\nx = 2", block("b", "z = 3"))
+    mine = text("# --- a ---\nx = 2", "# --- block a: the same in all ---\nx = 3", masters["b"])
     assert sync["sync"](masters, mine) == mine
 
 
@@ -128,13 +126,6 @@ def test_sync_follows_the_order_of_the_script_and_keeps_the_end_of_the_file(sync
         block("b", "z = 3", "w = 4"), block("a", "x = 1")
     )
     assert sync["sync"](masters, block("a")) == block("a", "x = 1")  # no line break at the end
-
-
-def test_sync_leaves_other_banners_alone(sync):
-    masters = sync["shared_blocks"](text(block("a", "x = 1"), "# --- mine ---\ny = 2"))
-    assert masters == {"a": block("a", "x = 1")}
-    own = text("# --- a ---\nx = 2", "# --- block a: the same in all ---\nx = 3")
-    assert sync["sync"](masters, own) == own
 
 
 @pytest.mark.parametrize(
@@ -159,9 +150,8 @@ def test_sync_errors(sync, copy, message):
 
 def test_sync_command(tmp_path):
     def run(*args):
-        done = subprocess.run(
-            [sys.executable, SYNC, *args], capture_output=True, text=True, timeout=60
-        )
+        command = [sys.executable, SYNC, *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
     good = tmp_path / "good.py"
@@ -242,17 +232,15 @@ def test_script_metadata_names_a_date(path):
     tool = script_metadata(path.read_text())["tool"]
     assert tool == script_metadata(MASTER.read_text())["tool"] and tool.keys() == {"uv"}
     date = tool["uv"].pop("exclude-newer")
-    assert tool == {"uv": {}} and re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", date
-    )  # as RFC 3339 has it
+    as_in_rfc_3339 = re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", date)
+    assert tool == {"uv": {}} and as_in_rfc_3339
     assert datetime.datetime.fromisoformat(date) < datetime.datetime.now(datetime.UTC)
 
 
 def pins() -> dict[str, Requirement]:
     """The lines of constraints.txt by distribution, without those for other systems."""
-    lines = [
-        line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()
-    ]
+    text = (ROOT / "constraints.txt").read_text()
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
     known = [Requirement(line) for line in lines if line]
     mine = [pin for pin in known if pin.marker is None or pin.marker.evaluate()]
     assert len({pin.name for pin in mine}) == len(mine), "a package is pinned twice"
@@ -296,18 +284,14 @@ def test_make_installs_with_the_pins_of_all_extras():
 
 
 @each_script
-def test_what_is_imported_stands_at_the_top(path):
+def test_what_is_imported_stands_at_the_top_and_is_no_sibling(path):
     """And each core of a CPU is made a device before JAX is imported, which reads it then."""
     source = path.read_text()
     assert not [module for module, inside in imports(source) if inside]
     assert source.index('"JAX_NUM_CPU_DEVICES"') < source.index("\nimport jax\n")
-
-
-@each_script
-def test_script_imports_no_sibling(path):
     siblings = {file.stem for file in SCRIPTS} | {"onejit", "benchmarks", "tests"}
-    assert not siblings & top_names(path.read_text())
-    assert "" not in top_names(path.read_text()), "a relative import"
+    assert not siblings & top_names(source)
+    assert "" not in top_names(source), "a relative import"
 
 
 def test_imports_are_found():
