@@ -95,7 +95,7 @@ def test_the_keys_of_steps_are_those_of_a_split():
     assert (folded == jax.random.split(key, 1000)).all()
 
 
-@pytest.mark.parametrize("limit", [10**6, 2**31 - 1, float("inf")])
+@pytest.mark.parametrize("limit", [2**31 - 1, float("inf")])
 def test_an_environment_without_a_time_limit(limit):
     play = jax.jit(evaluation.make_player(script_of(Lottery(length=7), limit), None))
     keys = jax.random.split(jax.random.key(0), (2, 3))

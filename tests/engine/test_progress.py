@@ -39,6 +39,18 @@ def test_time_left_after_resuming(clock, capsys, total, left, warns):
     assert said.count("at this speed") == warns
 
 
+def test_progress_in_a_log_file_is_lines(clock, capfd):
+    with progress.progress_bar(1000, disable=False) as bar:  # standard error is no terminal here
+        for _ in range(10):
+            clock[0] += 10.0
+            bar.set_postfix_str("return 5", refresh=False)
+            bar.update(100)
+    said = capfd.readouterr().err.splitlines()
+    first = "30.0% of 1,000 steps, 10 steps/s, 70 s left return 5"
+    assert said[0] == first and said[-1].startswith("100.0% of 1,000 steps")
+    assert len(said) == 4 and "\r" not in "".join(said)
+
+
 def test_no_time_is_left_at_the_end(clock, capsys):
     lines = progress.Lines(100)
     clock[0] += 1.0

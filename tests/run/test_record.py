@@ -1,6 +1,7 @@
 """run.json as a `Record`: what is written is read again, also what another version has written."""
 
 import json
+import math
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_a_damaged_record_is_named(damage, tmp_path):
     (tmp_path / "run.json").write_text(damage)
     with pytest.raises(ValueError, match=f"{tmp_path}/run.json: cannot be read"):
         read_record(tmp_path)
+
+
+def test_a_record_is_json(tmp_path):
+    """It holds no Infinity."""
+    write_record(tmp_path, Record(settings={"clip": math.inf, "sizes": (1, math.nan)}))
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    stored = json.loads((tmp_path / "run.json").read_text(), parse_constant=refuse)
+    assert stored["settings"]["clip"] == "inf" and stored["settings"]["sizes"] == [1, "nan"]
 
 
 def test_times_of_parts_are_added():

@@ -236,29 +236,6 @@ def test_what_is_random(examples, tmp_path):
     check()
 
 
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("lr: " + "[" * 3000, "bad.yaml"),
-        ("env_params: &a {x: *a}", "env_params"),
-        ("env_params: &a [*a]", "bad.yaml"),
-        ('lr: !!int ""', "bad.yaml"),
-        ("lr: !!bool x", "bad.yaml"),
-        ('"a\\nb": 1', "a b: is not a field"),
-    ],
-    ids=range(6),
-)
-def test_yaml_that_readers_stumble_over(text, named, tmp_path):
-    file, script = tmp_path / "bad.yaml", importlib.import_module("ppo_continuous")
-    file.write_text(text)
-    said = run(
-        script,
-        [f"--config={file}", "--env-name=toys:ToyContinuous"],
-        ["lr", "env_params", "env_name"],
-    )
-    assert_one_line(said, named)
-
-
 def test_numbers_of_more_than_32_bits():
     for name in ("ppo", "q_learning_gridworld"):
         script = importlib.import_module(name)
