@@ -23,6 +23,7 @@ from support.tiers import slow
 from support.training import trained
 from support.trees import arrays, assert_close, assert_same
 
+from onejit import train
 from onejit.engine import checkpoints, compilation, loop
 from onejit.run.directory import load_run
 
@@ -32,14 +33,8 @@ TRAIN = "-m", "onejit", "train"
 
 
 def command(script, run_dir: Path) -> list[str]:
-    args = flags(small_config(script, NUM_UPDATES))
-    return [
-        *args,
-        "--num-seeds=4",
-        "--eval-episodes=2",
-        "--checkpoint-interval=0.001",
-        f"--run-dir={run_dir}",
-    ]
+    args = [script.__file__, *flags(small_config(script, NUM_UPDATES)), f"--run-dir={run_dir}"]
+    return [*args, "--num-seeds=4", "--eval-episodes=2", "--checkpoint-interval=0.001"]
 
 
 def run(args, folder: Path, **env) -> subprocess.CompletedProcess:
@@ -63,29 +58,24 @@ def steps(run_dir: Path) -> list[int]:
 
 def checkpoint(run_dir: Path):
     """The last one in NumPy arrays, on however many devices it was written."""
-    checkpointer, path = (
-        ocp.StandardCheckpointer(),
-        run_dir / "checkpoints" / str(steps(run_dir)[-1]) / "default",
-    )
+    checkpointer = ocp.StandardCheckpointer()
+    path = run_dir / "checkpoints" / str(steps(run_dir)[-1]) / "default"
     saved = checkpointer.metadata(path).item_metadata.tree
-    return checkpointer.restore(
-        path, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
-    )
+    empty = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
+    return checkpointer.restore(path, empty)
 
 
 @pytest.fixture(scope="session")
 def whole(script, tmp_path_factory):
     """A run of onejit train that was left alone."""
-    run_dir = tmp_path_factory.mktemp(script.__name__) / "whole"
-    run([*TRAIN, script.__file__, *command(script, run_dir)], run_dir.parent)
-    return run_dir
+    return train.main(command(script, tmp_path_factory.mktemp(script.__name__) / "whole"))
 
 
 @pytest.mark.common
 @pytest.mark.parametrize("how", [signal.SIGKILL, slow(signal.SIGINT)])
-def test_killed_and_resumed(script, whole, how, tmp_path):
+def test_killed_and_resumed(script, whole, how, tmp_path, capfd):
     run_dir = tmp_path / "killed"
-    args = [sys.executable, *TRAIN, script.__file__, *command(script, run_dir)]
+    args = [sys.executable, *TRAIN, *command(script, run_dir)]
     with subprocess.Popen(
         args, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -106,8 +96,8 @@ def test_killed_and_resumed(script, whole, how, tmp_path):
     done = max(steps(run_dir), default=0)
     assert 0 < done < NUM_UPDATES and not (run_dir / "metrics.npz").exists()  # it was midway
 
-    finished = run([*TRAIN, "--resume", run_dir], tmp_path)
-    assert f"{done} of {NUM_UPDATES} updates are done" in finished.stderr
+    train.main(["--resume", run_dir])
+    assert f"{done} of {NUM_UPDATES} updates are done" in capfd.readouterr().err
     assert_same(*(dict(np.load(path / "metrics.npz")) for path in (whole, run_dir)))
     assert_same(*(load_file(path / "agent.safetensors") for path in (whole, run_dir)))
     for name in ("evaluation.npy", "learning_curve.png", "config.yaml"):
@@ -122,24 +112,14 @@ def test_every_script_resumes(script, tmp_path):
     """What each carries comes back from a checkpoint bit for bit, replay, statistics, optimizer,
     keys, and can play.
     """
-
-    config = small_config(script, 2)
-    program = compilation.compile_slice(
-        script, config, [], 2, SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0)
-    )
+    options = SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0)
+    program = compilation.compile_slice(script, small_config(script, 2), [], 2, options)
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
     with checkpoints.open_checkpoints(tmp_path, keep=1) as manager:
         carry = program.advance(program.start({}, jax.device_put(keys, program.sharding)), {}, 0, 1)
         loop.save(manager, 1, carry)
         again = loop.restore(manager, 1, program)
-    before = [leaf.copy() for leaf in arrays(carry)]
-    assert jax.tree.structure(carry) == jax.tree.structure(again)
-    for leaf, other in zip(before, arrays(again), strict=True):
-        assert (
-            leaf.dtype == other.dtype
-            and leaf.shape == other.shape
-            and leaf.tobytes() == other.tobytes()
-        )
+    assert_same(carry, again)
     carry, again = program.advance(carry, {}, 1, 2), program.advance(again, {}, 1, 2)
     assert_same(carry, again)
     numbers = jax.device_put(np.arange(2, dtype=np.int32), program.sharding)  # of the agents
@@ -183,19 +163,13 @@ open("program.txt", "w").write(program.advance.as_text())
 def test_seeds_spread_over_devices(script, tmp_path):
     """And nothing crosses them: their program has no collective operation."""
     env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
-    args = [
-        *flags(shifted_config(script)),
-        "--num-seeds=4",
-        "--eval-episodes=2",
-        f"--run-dir={tmp_path / 'run'}",
-    ]
-    finished = run(["-c", FOUR_DEVICES, script.__file__, *args], tmp_path, **env)
+    args = [script.__file__, *flags(shifted_config(script)), f"--run-dir={tmp_path / 'run'}"]
+    args += ["--num-seeds=4", "--eval-episodes=2"]
+    finished = run(["-c", FOUR_DEVICES, *args], tmp_path, **env)
     assert "4 seeds in 1 slice on 4 devices" in finished.stdout
     assert np.load(tmp_path / "run" / "evaluation.npy").shape == (4, 2)
-    assert_close(
-        trained(script) | {"metrics": dict(np.load(tmp_path / "run" / "metrics.npz"))},
-        trained(script),
-    )
+    metrics = dict(np.load(tmp_path / "run" / "metrics.npz"))
+    assert_close(trained(script) | {"metrics": metrics}, trained(script))
     program = (tmp_path / "program.txt").read_text()
     assert "num_partitions=4" in program
     assert not re.findall(
@@ -215,15 +189,9 @@ train.main(sys.argv[1:])
 @pytest.mark.slow
 def test_slices_of_different_size_lie_on_different_devices(tmp_path):
     """Six agents on four devices, four and two at once."""
-    args = [
-        "q_learning_gridworld",
-        "--num-steps=100",
-        "--total-timesteps=500",
-        "--num-seeds=6",
-        "--run-dir=run",
-    ]
+    args = ["q_learning_gridworld", "--num-steps=100", "--total-timesteps=500", "--num-seeds=6"]
     env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
-    finished = run(["-c", UNEVEN, *args], tmp_path, **env)
+    finished = run(["-c", UNEVEN, *args, "--run-dir=run"], tmp_path, **env)
     assert "6 seeds in 2 slices of at most 4 on 4 devices" in finished.stdout
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["slice"] == 4 and record["final return"]["seeds"] == 6
@@ -231,9 +199,6 @@ def test_slices_of_different_size_lie_on_different_devices(tmp_path):
     agents = load_run(tmp_path / "run")[2]
     assert all(len(leaf) == 6 for leaf in jax.tree.leaves(agents))
     run([*TRAIN, "--resume", "run"], tmp_path, JAX_NUM_CPU_DEVICES="3")  # as many as there are now
-    assert_close_arrays(agents, load_run(tmp_path / "run")[2])
-
-
-def assert_close_arrays(tree, other):
-    for leaf, another in zip(arrays(tree), arrays(other), strict=True):
-        np.testing.assert_allclose(leaf, another, rtol=1e-3, atol=1e-5)
+    again = load_run(tmp_path / "run")[2]
+    for leaf, other in zip(arrays(agents), arrays(again), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-5)
