@@ -23,7 +23,6 @@ from support.tiers import slow
 from support.training import trained
 from support.trees import arrays, assert_close, assert_same
 
-from onejit import train
 from onejit.engine import checkpoints, compilation, loop
 from onejit.run.directory import load_run
 
@@ -68,12 +67,14 @@ def checkpoint(run_dir: Path):
 @pytest.fixture(scope="session")
 def whole(script, tmp_path_factory):
     """A run of onejit train that was left alone."""
-    return train.main(command(script, tmp_path_factory.mktemp(script.__name__) / "whole"))
+    run_dir = tmp_path_factory.mktemp(script.__name__) / "whole"
+    run([*TRAIN, *command(script, run_dir)], run_dir.parent)
+    return run_dir
 
 
 @pytest.mark.common
 @pytest.mark.parametrize("how", [signal.SIGKILL, slow(signal.SIGINT)])
-def test_killed_and_resumed(script, whole, how, tmp_path, capfd):
+def test_killed_and_resumed(script, whole, how, tmp_path):
     run_dir = tmp_path / "killed"
     args = [sys.executable, *TRAIN, *command(script, run_dir)]
     with subprocess.Popen(
@@ -96,8 +97,8 @@ def test_killed_and_resumed(script, whole, how, tmp_path, capfd):
     done = max(steps(run_dir), default=0)
     assert 0 < done < NUM_UPDATES and not (run_dir / "metrics.npz").exists()  # it was midway
 
-    train.main(["--resume", run_dir])
-    assert f"{done} of {NUM_UPDATES} updates are done" in capfd.readouterr().err
+    finished = run([*TRAIN, "--resume", run_dir], tmp_path)
+    assert f"{done} of {NUM_UPDATES} updates are done" in finished.stderr
     assert_same(*(dict(np.load(path / "metrics.npz")) for path in (whole, run_dir)))
     assert_same(*(load_file(path / "agent.safetensors") for path in (whole, run_dir)))
     for name in ("evaluation.npy", "learning_curve.png", "config.yaml"):
