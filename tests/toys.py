@@ -77,13 +77,9 @@ class BlowsUpContinuous(ToyContinuous):
         return obs, state, reward, terminated, info
 
 
-class BlowsUpDiscrete(BlowsUpContinuous, ToyDiscrete):
-    pass
-
-
 NAMES = [toy.__name__ for toy in (ToyContinuous, ToyDiscrete)]
 TEAMS = ["toys_team:PlainTeam"]
-for toy in (ToyContinuous, ToyDiscrete, BlowsUpContinuous, BlowsUpDiscrete):
+for toy in (ToyContinuous, ToyDiscrete, BlowsUpContinuous):
     gymnax.register(toy.__name__, toy)
 
 

@@ -73,7 +73,7 @@ class ToyTeam(MultiAgentEnv):
         stacked = jnp.stack([actions[name] for name in self.agents]).astype(jnp.int32)
         state = state.replace(step=state.step + 1, age=state.age + 1, action=stacked)
         state = state.replace(done=self.is_terminal(state))
-        pay = {"ones": 1.0, "action": (stacked == 2) * 1.0}[self.pays]
+        pay = {"ones": 1.0, "sign": state.sign, "action": (stacked == 2) * 1.0}[self.pays]
         rewards = pay * (jnp.arange(self.num_agents) + 1.0) + self.noise * jax.random.normal(key)
         dones = dict(zip(self.agents, ~self.alive(state), strict=True)) | {"__all__": state.done}
         shaped = dict(zip(self.agents, 10.0 * jnp.arange(self.num_agents), strict=True))

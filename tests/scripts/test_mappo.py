@@ -374,6 +374,50 @@ def test_actions_that_are_not_available_are_never_taken():
         assert action.tolist() == [first, second]
 
 
+# --- environments of known value ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"centralized_critic": True}, {"cell": "gru"}])
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+def test_values_are_learned(settings, ends):
+    """Agent i is paid i + 1 in each step.
+
+    What terminates is not bootstrapped. What is cut is, from its own last observation: not from the
+    first one of the next episode, whose sign, and so its return, may differ.
+    """
+    gamma, limit = 0.9, 5
+    endless = 1 / (1 - gamma)
+    finite = (1 - gamma ** (limit - np.arange(limit))) / (1 - gamma)  # at each step
+    if ends == "terminated":
+        num_updates, env_params, expected = 150, {"length": limit}, finite
+    else:
+        num_updates, env_params = 600, {"length": 99, "max_steps": limit, "pays": "sign"}
+        expected = np.full(limit, endless)
+    config = make_config(
+        num_updates,
+        env_params=env_params,
+        num_envs=8,
+        num_steps=16,
+        num_minibatches=4,
+        update_epochs=4,
+        hidden_sizes=(16, 16),
+        lr=3e-3,
+        gamma=gamma,
+        ent_coef=0.0,
+        vf_clip_eps=float("inf"),
+        shaping_fraction=0.0,
+        **settings,
+    )
+    state = jit_quickly(mappo.make_train(config))(jax.random.key(0))["runner_state"]
+    _, critic = mappo.make_networks(config, *mappo.make_env(config))
+    obs = jnp.stack([jnp.ones(limit), jnp.arange(limit) / 5], axis=-1)  # sign and time
+    seen = observe(jnp.broadcast_to(obs[:, None], (limit, 2, 2)))
+    memory = mappo.start_memory(config, 2)
+    values, _ = critic.apply(state.params["critic"], memory, seen, jnp.zeros(limit, bool))
+    np.testing.assert_allclose(values, expected[:, None] * [1.0, 2.0], atol=0.5, rtol=0.2)
+
+
 # --- JaxMARL's environments ---
 
 
