@@ -131,16 +131,8 @@ def test_from_a_wheel(tmp_path):
     assert [line.split()[0] for line in listed.splitlines()] == SCRIPTS
     start("-m", "onejit", "new", "q_learning_gridworld", "mine.py", folder=tmp_path, **environment)
     for script in ("mine.py", "q_learning_gridworld"):
-        start(
-            "-m",
-            "onejit",
-            "train",
-            script,
-            *TINY,
-            f"--run-dir={script}-run",
-            folder=tmp_path,
-            **environment,
-        )
+        words = ["-m", "onejit", "train", script, *TINY, f"--run-dir={script}-run"]
+        start(*words, folder=tmp_path, **environment)
         assert (tmp_path / f"{script}-run" / "run.json").is_file()
     where = start("-c", "import onejit; print(onejit.__file__)", folder=tmp_path, **environment)
     assert where.startswith(str(tmp_path))

@@ -220,14 +220,8 @@ def test_moves_of_both_players_in_order():
     made = jax.device_get(jit_quickly(jax.vmap(make))(numbers))
     states, after, replied = (jax.tree.map(lambda leaf, i=i: leaf[i], made) for i in range(3))
     states, rewards = after_each_move(states, (after, replied), np.array([0.0, 0.0, 1.0]))
-    assert states._step_count.tolist() == [1, 2, 3, 4, 5, 6] and rewards.tolist() == [
-        0,
-        0,
-        0,
-        0,
-        0,
-        1,
-    ]
+    assert states._step_count.tolist() == [1, 2, 3, 4, 5, 6]
+    assert rewards.tolist() == [0, 0, 0, 0, 0, 1]
 
 
 # --- the solver, and whole trainings ---

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # noqa: F401  registers the environments
 from support.compilation import jit_quickly
 
 import apex_dqn
@@ -71,9 +70,8 @@ def sums(tree):
     """Each node's children have to add up to what its parent says of it."""
     for level, above in itertools.pairwise(tree):
         total, above = np.asarray(level, float).sum(axis=-1), np.asarray(above).reshape(-1)
-        np.testing.assert_allclose(
-            above[: len(level)], total, rtol=3e-6
-        )  # float32's rounding in one sum of 8
+        # float32's rounding in one sum of 8
+        np.testing.assert_allclose(above[: len(level)], total, rtol=3e-6)
         assert not above[len(level) :].any()
     return np.asarray(tree[0]).reshape(-1)
 

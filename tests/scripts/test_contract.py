@@ -385,9 +385,8 @@ def test_policy_stops_counting_at_the_end_of_the_episode(script):
     episode = toy_episodes(script)
     assert episode.valid.shape == episode.reward.shape == (4, 2, 12)
     assert (episode.valid == (np.arange(12) < 5)).all()
-    assert (
-        episode.env_state.time[..., :5] == np.arange(5)
-    ).all()  # states are those before the step
+    # states are those before the step
+    assert (episode.env_state.time[..., :5] == np.arange(5)).all()
     pay = 1.5 if origin(script) == "jaxmarl" else 1.0  # the mean of a team
     # the environment goes on after the end of the episode
     np.testing.assert_allclose(episode.reward, pay, atol=0.1)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
 import pytest
-import toys  # noqa: F401  registers the environments
 from support.compilation import jit_quickly
 from support.files import ROOT
 from support.small import small_config

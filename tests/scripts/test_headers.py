@@ -18,17 +18,8 @@ from support.files import ROOT, SCRIPTS
 from support.small import flags, small_config
 
 WRITTEN = {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors"}
-OF_MINE = (
-    "PYTHON",
-    "JAX_",
-    "XLA_",
-    "VIRTUAL_ENV",
-    "CONDA_",
-    "UV_EXCLUDE",
-    "UV_CONSTRAINT",
-    "UV_OVERRIDE",
-    "UV_PROJECT",
-)
+OF_MINE = ("PYTHON", "JAX_", "XLA_", "VIRTUAL_ENV", "CONDA_")
+OF_MINE += ("UV_EXCLUDE", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_PROJECT")
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +82,8 @@ def test_script_trains_with_the_packages_of_its_header(name, path, uv, environme
     assert done.returncode == 0, (
         f"uv cannot install the header of {name}.py; it needs the network:\n{done.stderr}"
     )
-    train = [
-        *flags(small_config(importlib.import_module(name), 1)),
-        "--num-seeds",
-        "1",
-        "--run-dir",
-        "run",
-    ]
+    small = flags(small_config(importlib.import_module(name), 1))
+    train = [*small, "--num-seeds", "1", "--run-dir", "run"]
     done = run("run", *python, path.name, *train, XLA_FLAGS=NO_OPTIMIZATION)
     said = f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, (

@@ -160,10 +160,8 @@ def test_configured_grids(name, shape, start, goal, distance):
     obs, state = env.reset(jax.random.key(0), params)
     assert (env.height, env.width) == shape and env.observation_space(params).n == math.prod(shape)
     assert env.action_space(params).n == 4
-    assert (
-        divmod(int(obs), env.width) == divmod(int(state.cell), env.width) == start
-        and state.time == 0
-    )
+    assert divmod(int(obs), env.width) == divmod(int(state.cell), env.width) == start
+    assert state.time == 0
     assert divmod(env.goal, env.width) == goal
     assert steps_to_goal(vars(config), env.height * env.width)[obs] == distance
 
@@ -357,9 +355,8 @@ def test_memory_does_not_grow_with_the_number_of_steps():
         memory = jit_quickly(train).lower(jax.random.key(0)).compile().memory_analysis()
         return memory.temp_size_in_bytes + memory.output_size_in_bytes
 
-    assert (
-        bytes_of(1100) - bytes_of(100) <= 1000 * 2 * 5 * 4
-    )  # five metrics of four bytes, twice at most
+    # five metrics of four bytes, twice at most
+    assert bytes_of(1100) - bytes_of(100) <= 1000 * 2 * 5 * 4
 
 
 # --- what is shown ---

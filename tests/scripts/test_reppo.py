@@ -8,7 +8,6 @@ import pytest
 import scipy.integrate
 import scipy.special
 import scipy.stats
-import toys  # noqa: F401  registers the environments
 from support.compilation import jit_quickly
 
 import reppo

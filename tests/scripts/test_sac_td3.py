@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # noqa: F401  registers the environments
 from support.compilation import jit_quickly
 from support.probe import learn
 from support.tiers import slow
@@ -100,9 +99,8 @@ def test_entropy_coefficient_is_learned_from_0_too(ent_coef):
         np.isfinite(metrics[name]).all()
         for name in ("td_loss", "q_value", "policy_loss", "entropy", "ent_coef")
     )
-    assert (
-        0 < metrics["ent_coef"][0] < 2e-4 and metrics["ent_coef"][-1] > 1.1 * metrics["ent_coef"][0]
-    )
+    first, last = metrics["ent_coef"][0], metrics["ent_coef"][-1]
+    assert 0 < first < 2e-4 and last > 1.1 * first
 
 
 @alike
@@ -111,7 +109,5 @@ def test_steps_of_the_warm_up(script, learning_starts, warmup_timesteps):
     config = script.Config(
         learning_starts=learning_starts, num_envs=2, num_steps=3, total_timesteps=27
     )
-    assert (
-        config.warmup_timesteps == warmup_timesteps
-        and config.num_updates == (27 - warmup_timesteps) // 6
-    )
+    assert config.warmup_timesteps == warmup_timesteps
+    assert config.num_updates == (27 - warmup_timesteps) // 6
