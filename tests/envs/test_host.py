@@ -10,6 +10,7 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
@@ -276,6 +277,20 @@ def test_an_error_of_the_environment_ends_the_run():
     keys = jax.random.split(jax.random.key(0), 2)
     with pytest.raises(jax.errors.JaxRuntimeError, match="the robot is on fire"):
         jax.block_until_ready(run(keys, jnp.full((3, 2), 4)))
+
+
+def test_an_environment_that_cannot_be_made_leaves_no_thread():
+    def fail(*_):
+        raise OSError("no model file")
+
+    env = echo_env()
+    env.make = fail
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match="no model file"):
+        host.OpenBatch(env, np.arange(2), 6)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
 
 
 def test_a_step_that_is_not_finite_ends_the_episode(capfd):
