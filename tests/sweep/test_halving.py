@@ -264,6 +264,16 @@ def test_rungs_before_any_episode_has_ended(tmp_path, capfd):
     assert "first_rung: no episode has ended in 40 timesteps" in message
 
 
+@pytest.mark.parametrize(("episodes", "expected"), [([[0, 0], [0, 1]], True), ([[0, 0]], False)])
+def test_any_episode(episodes, expected, tmp_path):
+    """One that has ended, in one update of one run, is enough."""
+    (tmp_path / "slices").mkdir()
+    for first in (0, 2):
+        file = tmp_path / "slices" / f"{slice_files.slice_name(3, first, first + 2)}.npz"
+        np.savez(file, episodes=np.array(episodes) * (first > 0))
+    assert halving.any_episode(SimpleNamespace(run_dir=tmp_path), [1, 3]) == expected
+
+
 # --- Optuna ---
 
 
@@ -287,6 +297,15 @@ def test_each_batch_of_optuna_is_a_bracket(stop_at, tmp_path):
         run(words, tmp_path / "run")
     sweep.main(["--resume", tmp_path / "run"])
     assert_same_results(tmp_path / "run", whole)
+
+
+def test_the_last_batch_may_be_too_small_for_rungs():
+    """Of nine trials in batches of four, the last one trains to the end."""
+    words = [*SMALL, "--lr", "uniform", "0.01", "1", "--optuna=tpe", "--samples=9", "--batch=4"]
+    request = sweep.read_request([*words, "--halving=2"], None)
+    updates_of_four = 4 * 6 + 2 * (13 - 6) + (27 - 13)
+    steps = (2 * updates_of_four + 27) * 200 * request.options.num_seeds
+    assert search.Optuna(request).plan() == steps
 
 
 @pytest.mark.parametrize("sampler", ["tpe", slow("cmaes")])
