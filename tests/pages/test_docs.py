@@ -366,7 +366,7 @@ def can_run(command: str, folder: Path) -> bool:
 @each_page
 def test_page_runs(page, tmp_path, monkeypatch):
     """All commands that train, then all Python examples, in the page's order, in one directory."""
-    # not as links: Python looks for modules beside the file that a link leads to
+    # Copies instead of links: Python looks for modules in the folder that a link leads to.
     for name in SCRIPTS:
         shutil.copy(ROOT / f"{name}.py", tmp_path)
     for name in ("configs", "onejit", "benchmarks", "docs"):
