@@ -17,6 +17,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import time
 from collections import defaultdict
 from functools import partial
@@ -403,6 +404,36 @@ def as_csv(rows: list[dict]) -> str:
     return text.getvalue()
 
 
+def as_latex(rows: list[dict]) -> str:
+    """A table: a line for each environment, a column for each method, means with their intervals.
+
+    A mean is bold if its interval lies above those of all other methods.
+    """
+    of_task = defaultdict(dict)
+    for row in rows:
+        if row["statistic"] == "mean":
+            of_task[row["environment"]][row["method"]] = row
+    methods = list(next(iter(of_task.values())))
+    lines = [["environment", *map(escape_latex, methods)]]
+    for task, means in of_task.items():
+        cells = [escape_latex(task)]
+        for method in methods:
+            row = means[method]
+            others = [means[other]["high"] for other in methods if other != method]
+            cell = statistics.show(row["value"], row["low"], row["high"])
+            is_best = bool(others) and all(row["low"] > high for high in others)
+            cells.append(f"\\textbf{{{cell}}}" if is_best else cell)
+        lines.append(cells)
+    head, *body = [" & ".join(cells) + r" \\" for cells in lines]
+    columns = "l" + "r" * len(methods)
+    begin = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", head, r"\hline"]
+    return "\n".join([*begin, *body, r"\hline", r"\end{tabular}", ""])
+
+
+def escape_latex(text: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", text)
+
+
 def with_environment(rows: list[dict], name: str) -> list[dict]:
     return [{"environment": name} | row for row in rows]
 
@@ -445,6 +476,7 @@ def main(
     returns: Literal["final", "greedy"] = "final",
     scale: tuple[tuple[str, float, float], ...] = (),
     out: Path | None = None,
+    latex: bool = False,
 ) -> Path:
     """Compare, print the tables, write `compare.csv` and `compare.png`.
 
@@ -455,6 +487,7 @@ def main(
         returns: returns to compare: final for the end of training, greedy for the evaluation
         scale: ENV LOW HIGH, the returns with scores 0 and 1; needed for several environments
         out: folder for compare.csv and compare.png; runs/compare-TIME by default
+        latex: also write compare.tex, a table of the mean returns in each environment
     """
     rows = compare_runs(runs, returns, scale)
     by_environment = defaultdict(list)
@@ -474,6 +507,9 @@ def main(
 
     out = out or new_folder()
     write(out / "compare.csv", as_csv(rows))
+    if latex:
+        of_one_task = [row for _, of_task in others for row in of_task] or joint
+        write(out / "compare.tex", as_latex(of_one_task))
     unit = "score" if scale else "return"
     write_picture(out / "compare.png", partial(draw, joint, title, unit))
     print(f"\nresults in {out}")

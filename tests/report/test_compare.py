@@ -215,6 +215,20 @@ def test_a_whole_comparison(tmp_path, capsys):
     assert min(picture.shape[:2]) > 300 and picture.std() > 0.01
 
 
+def test_a_latex_table_has_the_best_mean_in_bold_where_intervals_are_apart(tmp_path, capsys):
+    runs = []
+    for script, returns in {"ppo": [10.0, 11.0, 12.0], "dqn": [1.0, 2.0, 3.0]}.items():
+        run_dir = make_run(tmp_path / script, returns, script, env_name="a_task")
+        runs.append(f"{script}_100%={run_dir}")
+        other = make_run(tmp_path / f"{script}_b", [5.0, 6.0, 7.0], script, env_name="b")
+        runs.append(f"{script}_100%={other}")
+    run(*runs, "--scale", "a_task", 0, 1, "b", 0, 1, "--latex", "--out", tmp_path / "out")
+    lines = (tmp_path / "out" / "compare.tex").read_text().splitlines()
+    assert lines[2] == r"environment & ppo\_100\% & dqn\_100\% \\"
+    assert lines[4] == r"a\_task & \textbf{11 (8.516 to 13.48)} & 2 (-0.4841 to 4.484) \\"
+    assert lines[5] == r"b & 6 (3.516 to 8.484) & 6 (3.516 to 8.484) \\"
+
+
 def test_methods_are_named_by_what_sets_them_apart(tmp_path):
     runs = []
     for env, size in (("Acrobot-v1", 8), ("Catch-bsuite", 16)):

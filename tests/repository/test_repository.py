@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from support.files import ROOT, repository_files
 
 sys.path.insert(0, str(ROOT / "tools"))
+import address
 import script_lists
 
 from onejit.run.directory import read_config
@@ -192,6 +193,13 @@ def test_every_script_is_in_the_list_and_all_that_is_made_of_it_is_current():
     for_tasks = set().union(*script_lists.DATA["tasks"].values())
     assert for_tasks == set(script_lists.SCRIPTS), "README.md does not name all scripts"
     assert not script_lists.not_current(), "run `python tools/script_lists.py`"
+
+
+def test_the_address_of_the_repository_has_one_setting():
+    current = {name: (ROOT / name).read_text() for name in address.WRITERS}
+    assert address.texts(address.read_address()) == current, "run `python tools/address.py`"
+    for name, text in address.texts("https://example.org/onejit").items():
+        assert "https://example.org/onejit" in text, name
 
 
 def test_a_list_is_written_between_its_marks():

@@ -1,8 +1,11 @@
-"""Additions to `mkdocs build`: links out of docs/, links of function names, equations."""
+"""Additions to `mkdocs build`: links out of docs/, links of function names, equations, and pages
+of the scripts, the configs and all fields.
+"""
 
 import ast
 import html
 import re
+import sys
 from pathlib import Path
 from posixpath import normpath
 
@@ -10,13 +13,18 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 from mkdocs.structure.toc import get_toc
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fields
+
 ROOT = Path(__file__).resolve().parents[2]
-ADDRESS = (
-    ""  # of the repository's files in the web, such as https://github.com/USER/onejit/blob/main
-)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(?ms)^```.*?^```")
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
+# Files with a page of their own, {path from the root: its language}.
+SOURCES = {f"{name}.py": "python" for name in SCRIPTS}
+for config_file in sorted(ROOT.glob("configs/*/*.yaml")):
+    SOURCES[config_file.relative_to(ROOT).as_posix()] = "yaml"
 
 
 def target(written: str) -> str:
@@ -26,21 +34,37 @@ def target(written: str) -> str:
     return path if there else ""
 
 
-def source_page(name: str) -> str:
-    return f"source/{name}.py.md"
+def source_page(path: str) -> str:
+    return f"source/{path}.md"
 
 
-def link_out(match: re.Match) -> str:
-    """A link to a file outside of docs/: scripts have a page, others an address or their path."""
-    text, written, anchor = match.groups()
+def link_out(written: str, anchor: str, address: str, suffix: str) -> str | None:
+    """The address of a file outside of docs/, None if it has none; empty if it stays as written.
+
+    Scripts and configs have pages, which end with `suffix`. Other files have an address if mkdocs
+    knows the repository's.
+    """
     path = target(written)
     if not path or path.startswith("docs/"):
-        return match[0]
+        return ""
     if path == "README.md":
-        return f"[{text}](index.md{anchor or ''})"
-    if path.removesuffix(".py") in SCRIPTS:
-        return f"[{text}]({source_page(path.removesuffix('.py'))})"
-    return f"[{text}]({ADDRESS}/{path})" if ADDRESS else f"`{path}`"
+        return f"index{suffix}{anchor}"
+    if path in SOURCES:
+        return source_page(path).removesuffix(".md") + suffix
+    return f"{address}/blob/main/{path}{anchor}" if address else None
+
+
+def with_links(markdown: str, address: str) -> str:
+    """Links out of docs/ lead to pages of the site or to the repository; others become code."""
+
+    def replace(match):
+        text, written, anchor = match.groups()
+        link = link_out(written, anchor or "", address, suffix=".md")
+        if link is None:
+            return f"`{target(written)}`"
+        return f"[{text}]({link})" if link else match[0]
+
+    return outside_of_fences(lambda part: LINK.sub(replace, part), markdown)
 
 
 def outside_of_fences(change, markdown: str) -> str:
@@ -101,12 +125,14 @@ def link_functions(markdown: str) -> str:
 
 
 def on_files(files, config):
-    """Add a page for each script."""
-    for name in SCRIPTS:
-        head = f"---\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {name}.py\n\n"
-        text = (ROOT / f"{name}.py").read_text()
-        page = f'{head}````{{.python linenums="1"}}\n{text}\n````\n'
-        files.append(File.generated(config, source_page(name), content=page))
+    """Add the page of all fields, and a page for each script and each config."""
+    files.append(File.generated(config, "fields.md", content=fields.page()))
+    for path, language in SOURCES.items():
+        title = path.removeprefix("configs/")
+        head = f"---\nsearch: {{exclude: true}}\nhide: [toc]\n---\n\n# {title}\n\n"
+        text = (ROOT / path).read_text(encoding="utf-8")
+        page = f'{head}````{{.{language} linenums="1"}}\n{text}\n````\n'
+        files.append(File.generated(config, source_page(path), content=page))
     return files
 
 
@@ -114,7 +140,7 @@ def on_page_markdown(markdown, page, config, files):
     """Links out of docs/, and links of function names."""
     if page.file.src_uri.startswith("source/"):
         return markdown
-    return link_functions(outside_of_fences(lambda text: LINK.sub(link_out, text), markdown))
+    return link_functions(with_links(markdown, config["repo_url"]))
 
 
 def mathml(tex: str, display: str) -> str:
@@ -138,21 +164,15 @@ def headings(content: str):
     return get_toc(tokens)
 
 
-def link_of_notebook(match: re.Match) -> str:
-    """As `link_out`, in HTML. Pages of the site have the suffix .html."""
+def link_of_notebook(match: re.Match, address: str) -> str:
+    """As `with_links`, in HTML. Pages of the site have the suffix .html."""
     written, anchor, text = match.groups()
-    path = target(written)
-    if not path:
-        return match[0]
-    if path.startswith("docs/"):
-        page = re.sub(r"\.(md|ipynb)$", ".html", written)
-    elif path.removesuffix(".py") in SCRIPTS:
-        page = source_page(path.removesuffix(".py")).replace(".md", ".html")
-    elif ADDRESS:
-        page = f"{ADDRESS}/{path}"
-    else:
-        return f"<code>{path}</code>"
-    return f'<a href="{page}{anchor or ""}">{text}</a>'
+    link = link_out(written, anchor or "", address, suffix=".html")
+    if link is None:
+        return f"<code>{target(written)}</code>"
+    if not link and target(written):
+        link = re.sub(r"\.(md|ipynb)$", ".html", written) + (anchor or "")
+    return f'<a href="{link}">{text}</a>' if link else match[0]
 
 
 def on_page_content(content, page, config, files):
@@ -165,7 +185,8 @@ def on_page_content(content, page, config, files):
 
         def rendered(match):
             inner = equation.sub(lambda each: mathml(each[1], "inline"), match[2])
-            return match[1] + link.sub(link_of_notebook, inner) + match[3]
+            links = link.sub(lambda each: link_of_notebook(each, config["repo_url"]), inner)
+            return match[1] + links + match[3]
 
         return text.sub(rendered, content)
     content = re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', content)
