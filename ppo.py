@@ -28,7 +28,6 @@ time limit truncates is bootstrapped from the value of its last observation.
 import contextlib
 import dataclasses
 import importlib
-import inspect
 import math
 import os
 import platform
@@ -564,16 +563,25 @@ def make_policy(config: Config):
 
 
 class StandardStep(GymnaxWrapper):
-    """Casts rewards and ends, and sets `final_observation` to `obs` where no episode ends.
-
-    Wrappers inside may transform `obs` alone: they are then wrong at time limits only.
-    """
+    """Casts rewards and ends, which environments may return in any dtype, and of shape [1]."""
 
     def step(self, key, state, action, params):
         obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
         reward = jnp.asarray(reward, jnp.float32).reshape(())
         terminated = jnp.asarray(terminated, bool).reshape(())
         truncated = jnp.asarray(truncated, bool).reshape(())
+        return obs, state, reward, terminated, truncated, info
+
+
+class LogEpisodes(LogWrapper):
+    """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
+
+    Wrappers inside, such as PureJaxRL's, may transform `obs` alone: they are then wrong at time
+    limits only, and not in each step.
+    """
+
+    def step(self, key, state, action, params=None):
+        obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
 
         def at_the_end(final_obs, obs):
             return jax.lax.select(terminated | truncated, final_obs, obs)
@@ -589,34 +597,38 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
 
     `params` are fields of the environment's parameters, or arguments of its constructor.
     """
-    module, _, name = name.rpartition(":")
+    module, _, short_name = name.rpartition(":")
     if module:
         importlib.import_module(module)
+    if name not in gymnax.registered_envs:
+        name = short_name  # modules may register MODULE:NAME, or NAME alone
     env, env_params = make(name)
-    constructor = inspect.signature(type(env)).parameters.values()
-    defaults = {argument.name: argument.default for argument in constructor} | vars(env_params)
     fields = {}
     arguments = {}
     for key, value in params.items():
-        default = defaults.get(key)
-        if isinstance(value, str) and not isinstance(default, str):
-            word = yaml.safe_load(value)
-            value = word if isinstance(word, bool) else value  # off is False
-        if isinstance(value, int) and isinstance(default, float):
-            value = float(value)
-        if hasattr(env_params, key):
-            fields[key] = value
-        else:
+        if isinstance(value, str) and value.lower() in ("true", "false", "on", "off", "yes", "no"):
+            raise ValueError(f"env_params: {key} = {value}: write True or False")
+        if not hasattr(env_params, key):
             arguments[key] = value
-    env, env_params = make(name, **arguments)
+        elif isinstance(getattr(env_params, key), float):
+            fields[key] = float(value)  # a probability of 1 is no whole number
+        else:
+            fields[key] = value
+    if arguments:
+        env, env_params = make(name, **arguments)
     env_params = env_params.replace(**fields)
+
     limit = env_params.max_steps_in_episode
-    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)  # of one step, which nobody means
-    is_gymnax_limit = gymnax_limit in dataclasses.fields(env_params)
-    if limit < 1 or (limit == 1 and is_gymnax_limit and "max_steps_in_episode" not in fields):
+    if limit < 1:
+        raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
+    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)  # 1, where nobody has set a limit
+    nobody_set_it = (
+        gymnax_limit in dataclasses.fields(env_params) and gymnax_limit.name not in fields
+    )
+    if limit == 1 and nobody_set_it:
         raise ValueError(
-            f"env_params: max_steps_in_episode = {limit}: is below 1, or gymnax's placeholder; "
-            "set it here, or return EnvParams(max_steps_in_episode=N) from default_params"
+            "env_params: max_steps_in_episode = 1: is gymnax's default; set it here, or return "
+            "EnvParams(max_steps_in_episode=N) from default_params"
         )
     return StandardStep(env), env_params
 
@@ -639,7 +651,7 @@ def make_env(config):
     env, env_params = make_gymnax_env(config.env_name, config.env_params)
     if not isinstance(env.action_space(env_params), spaces.Discrete):
         raise ValueError(f"env_name = {config.env_name}: must have discrete actions")
-    return LogWrapper(env), env_params
+    return LogEpisodes(env), env_params
 
 
 # --- main (shared) ---

@@ -50,7 +50,7 @@ def register(names, make) -> None:
 def check_truth_values(arguments: dict, defaults: dict) -> None:
     """Raise ValueError unless truth values, and only they, are given where defaults are ones.
 
-    Scripts have turned words such as `off` into truth values, whatever they are for.
+    Copies of older scripts turn words such as `off` into truth values, whatever they are for.
     """
     for name, value in arguments.items():
         default = defaults.get(name)

@@ -80,15 +80,21 @@ def check_observations(script: Script, config) -> None:
 def check_final_observation(env, env_params, name: str) -> None:
     """Warn if `final_observation` is not `obs` in a step that ends no episode.
 
-    The scripts then take `obs`, but at a time limit they need a transformed `final_observation`.
-    Raises ValueError if its shape or dtype is another.
+    The wrapper `LogEpisodes` of a script takes `obs` there. Inside of it, `final_observation` is
+    wrong at time limits alone; outside, in each step. Raises ValueError if its shape or dtype is
+    another.
     """
-    while type(env).__name__ != "StandardStep":  # which hides what is inside
-        if not hasattr(env, "_env"):
+    inside = env
+    # in copies of older scripts it is StandardStep
+    while type(inside).__name__ not in ("LogEpisodes", "StandardStep"):
+        if not hasattr(inside, "_env"):
             return
-        env = env._env
-    env = env._env
+        inside = inside._env
+    check_transforms(inside._env, env_params, name)
+    check_transforms(env, env_params, name)
 
+
+def check_transforms(env, env_params, name: str) -> None:
     def step(key):
         action = env.action_space(env_params).sample(key)
         _, state = env.reset(key, env_params)

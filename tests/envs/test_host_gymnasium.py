@@ -94,10 +94,9 @@ def test_the_seed_of_a_row_begins_its_first_episode_alone():
             np.testing.assert_array_equal(steps[0][t, row], after)
 
 
-@pytest.mark.parametrize("word", ["false", "no", "off", "False", "OFF", False])
-def test_words_for_truth_values(word):
+def test_truth_values():
     name = register(toys.Switch)
-    env, _ = make_env(name, slippery=word, speed=word)
+    env, _ = make_env(name, slippery=False, speed=False)
     env.reset(jax.random.key(0))
     assert toys.Toy.made[-1].given == {"slippery": False, "mode": "off", "speed": False}
 
@@ -107,7 +106,8 @@ def test_words_for_truth_values(word):
     [
         ("slippery", "flase", "^env_params: slippery = flase: must be true or false"),
         ("slippery", 0, "^env_params: slippery = 0: must be true or false"),
-        ("mode", "on", "^env_params: mode = True: is no truth value but text"),
+        ("mode", "on", "^env_params: mode = on: write True or False"),
+        ("mode", True, "^env_params: mode = True: is no truth value but text"),
         ("vectorization_mode", "foo", "^vectorization_mode = foo: must be sync or async"),
         ("num_processes", 2, "^num_processes = 2: is for vectorization_mode async"),
         ("num_processes", 0, "^num_processes = 0: must be a whole number, 1 or more"),
