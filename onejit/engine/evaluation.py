@@ -54,23 +54,34 @@ def without_statistics(env_state):
     return getattr(env_state, "env_state", env_state)
 
 
-def without_resets(env, env_params):
-    """The environment without the reset in each step of gymnax, which takes time.
+def without_auto_reset(env):
+    """The environment without the automatic reset in each step of gymnax, which takes time.
 
-    An episode goes on after its end from a state that is always the same.
+    The environment's own methods stay as they are: its `step_env` may call `reset_env`.
     """
     from gymnax.environments.environment import Environment  # not at the top: it starts JAX
 
     inner = unwrap(env)
     if type(inner).step is not Environment.step:  # it resets in its own way
         return env
-    start = jax.jit(inner.reset_env)(jax.random.key(0), env_params)
+
+    def step(key, state, action, params):
+        step_key, _ = jax.random.split(key)  # as gymnax does, whose second key is for the reset
+        obs, state, reward, terminated, info = inner.step_env(step_key, state, action, params)
+        truncated = inner.is_truncated(state, params)
+        info = {
+            **info,
+            "terminated": terminated,
+            "truncated": truncated,
+            "final_observation": obs,
+        }
+        return obs, state, reward, terminated, truncated, info
 
     def copied(env):
         copy = object.__new__(type(env))
         vars(copy).update(vars(env))
         if env is inner:
-            vars(copy)["reset_env"] = lambda key, params: start  # also of a frozen dataclass
+            vars(copy)["step"] = step  # also of a frozen dataclass
         else:
             vars(copy)["_env"] = copied(env._env)
         return copy
@@ -101,7 +112,7 @@ def make_episode(script: Script, config):
     env, env_params = script.make_env(whole_games(config))
     start, act = policy_of(script, config)
     limit = int(min(env_params.max_steps_in_episode, LONGEST))
-    env_without_resets = without_resets(env, env_params)
+    env_without_reset = without_auto_reset(env)
 
     def begin(key):
         reset_key, step_key = jax.random.split(key)
@@ -119,9 +130,17 @@ def make_episode(script: Script, config):
     def step(agent, playing):
         action, memory = act(agent, playing.memory, playing.obs)
         key = jax.random.fold_in(playing.key, playing.length)
-        obs, env_state, reward, terminated, truncated, info = env_without_resets.step(
+        obs, env_state, reward, terminated, truncated, info = env_without_reset.step(
             key, playing.env_state, action, env_params
         )
+        if env_without_reset is not env:  # no step leads on from the end of an episode
+
+            def keep_last(new, old):
+                return jnp.where(playing.running, new, old)
+
+            obs, env_state = jax.tree.map(
+                keep_last, (obs, env_state), (playing.obs, playing.env_state)
+            )
         shown = Step(
             env_state=without_statistics(playing.env_state),
             reward=reward,

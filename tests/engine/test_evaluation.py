@@ -111,10 +111,20 @@ def test_an_episode_that_never_ends_is_cut(monkeypatch):
     assert (play(jnp.zeros(1), jax.random.split(jax.random.key(0), (1, 2)))[1] == 20).all()
 
 
-def test_steps_draw_no_new_episode():
+class Respawning(Lottery):
+    """Draws its luck anew in each step, by `reset_env` as a respawn does."""
+
+    def step_env(self, key, state, action, params):
+        _, drawn = self.reset_env(key, params)
+        state = state.replace(time=state.time + 1, luck=drawn.luck)
+        return jnp.zeros(1), state, state.luck, jnp.asarray(False), {}
+
+
+@pytest.mark.parametrize("env", [Lottery(length=3), Respawning()], ids=["ends", "respawns"])
+def test_a_step_is_that_of_the_environment_without_its_automatic_reset(env):
     """Until its end an episode is as in the environment, whose steps compute a reset as well."""
-    env, params = script_of(LogWrapper(Lottery(length=3))).make_env(None)
-    fast = evaluation.without_resets(env, params)
+    env, params = script_of(LogWrapper(env)).make_env(None)
+    fast = evaluation.without_auto_reset(env)
     keys = jax.random.split(jax.random.key(0), 4)
     _, state = env.reset(keys[3], params)
     for key in keys[:2]:
@@ -122,12 +132,19 @@ def test_steps_draw_no_new_episode():
         found = fast.step(key, state, 0, params)
         assert_same(found, expected)
         _, state, *_ = found
+    if isinstance(env._env, Respawning):
+        return
 
     def program(env):
         step = jax.jit(lambda key: env.step(key, state, 0, params)[:3])
         return step.lower(keys[0]).compile().as_text()
 
     assert "xor" in program(env) and "xor" not in program(fast)  # of random bits
+
+
+def test_an_episode_that_has_ended_keeps_its_last_state():
+    steps = evaluation.make_recorder(script_of(Lottery(length=2)), None, num_steps=5)
+    assert steps(jnp.zeros(()), jax.random.key(1)).env_state.time.tolist() == [0, 1, 2, 2, 2]
 
 
 def test_pictures_are_of_the_episode_that_was_played():
