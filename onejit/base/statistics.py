@@ -45,11 +45,15 @@ def at_the_end(metrics, num_updates: int | None = None) -> dict:
 
 
 def final_return(metrics, num_updates: int | None = None, running=(0.0, 0)) -> np.ndarray:
-    """Mean return of the episodes that ended in the last tenth of the updates: [num_seeds].
+    """Mean return of the episodes of the last tenth of the updates: [num_seeds].
 
-    A seed that ended none there has its last return. It is NaN for a seed that ended no episode at
-    all. See `at_the_end` for `num_updates` and `mean_return` for `running`.
+    These are the episodes that ended there and the `running` ones of `mean_return`. A seed without
+    either has its last return. It is NaN for a seed that has no episode at all. See `at_the_end`
+    for `num_updates`. A finished run has stored this number of each agent, because its metrics do
+    not hold running episodes: then it is read.
     """
+    if "final_return" in metrics:
+        return metrics["final_return"]
     metrics_at_end = at_the_end(metrics, num_updates)
     _, num_running = running
     has_any = metrics_at_end["episodes"].sum(axis=1) + num_running > 0

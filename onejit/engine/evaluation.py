@@ -273,10 +273,13 @@ def no_evaluation(agents, count: int) -> dict:
 def remember_best(evaluation: dict, agents, returns, index) -> dict:
     """Add the evaluation number `index`.
 
-    In it, `agents` [size, ...] reached `returns` [size, episodes].
+    In it, `agents` [size, ...] reached `returns` [size, episodes]. An agent that has diverged is
+    never the best: the greedy action of NaN values is always the first action.
     """
     mean = returns.mean(axis=1)
     better = mean > evaluation["best"]["return"]
+    for leaf in jax.tree.leaves(agents):
+        better &= jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
 
     def choose(new, old):
         return jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)

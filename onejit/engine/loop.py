@@ -58,8 +58,9 @@ def episode_fields(runner_state) -> tuple[str, ...]:
 def running_episodes(runner_state) -> tuple:
     """`(total, number)` [runs] of the returns so far of running episodes, by LogWrapper's state.
 
-    Only an episode that is already longer than the last one that ended counts: an agent that never
-    fails would otherwise have no return. Both are 0 if no episode has ended, or without LogWrapper.
+    Only an episode that is already longer than the last one that ended counts, and every one of an
+    agent that has ended none: an agent that never fails would otherwise have no return. This is
+    biased upwards, because it leaves out young episodes. Both are 0 without LogWrapper.
     """
 
     def is_log(node):
@@ -73,7 +74,7 @@ def running_episodes(runner_state) -> tuple:
         since_end = jnp.where(ended > 0, length, jnp.iinfo(jnp.int32).max)
         last = since_end.argmin(axis=1, keepdims=True)
         last_length = jnp.take_along_axis(ended, last, axis=1)
-        counts = (length > last_length) & (last_length > 0)
+        counts = length > last_length
         returns = log.episode_returns.reshape(num_runs, -1)
         return jnp.where(counts, returns, 0.0).sum(axis=1), counts.sum(axis=1)
     return jnp.zeros(num_runs), jnp.zeros(num_runs, jnp.int32)

@@ -34,7 +34,7 @@ from onejit.base.files import write, write_picture
 from onejit.base.text import align
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics
-from onejit.run.record import Record, is_of_main, read_record, share_of_main
+from onejit.run.record import Record, is_extended, is_of_main, read_record, share_of_main
 from onejit.script.configs import OF_THE_TASK, task_of
 
 
@@ -67,6 +67,8 @@ def read_returns(path: str, kind: str, record: Record):
         few = statistics.few_episodes(metrics, record.settings, total_updates)
         for line in statistics.warning_of_few(few):
             print(f"{path}: {line}")
+        if is_of_main(path):
+            print(f"{path}: trained by the script itself, so only episodes that ended count")
     elif "evaluation" in metrics:
         returns = metrics["evaluation"].mean(axis=1)
     else:
@@ -96,6 +98,11 @@ def read_run(argument: str, kind: str) -> Run:
     if record.kind == "sweep":
         raise ValueError(
             f"{path}: is a sweep, whose trials are compared in its results.csv; give runs"
+        )
+    if is_extended(path, record):
+        raise ValueError(
+            f"{path}: was extended to {record.settings['total_timesteps']} timesteps and has not "
+            "reached them; its results are older. Finish it first"
         )
     returns, num_updates = read_returns(path, kind, record)
     lost = np.flatnonzero(~np.isfinite(returns)).tolist()

@@ -113,6 +113,8 @@ def show_returns(run_dir: Path, record: Record) -> str:
     shown = "none"
     if numbers["mean"] is not None:
         shown = f"{numbers['mean']:.4g}, worst {numbers['worst']:.4g}"
+    if is_of_main(run_dir):  # which does not store running episodes
+        shown += " (ended episodes)"
     return ", ".join([shown, *[f"{name} NaN" for name in broken]])
 
 

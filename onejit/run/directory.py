@@ -15,7 +15,7 @@ from flax.traverse_util import unflatten_dict
 from onejit.base.files import reading
 from onejit.base.text import OptionNeeded
 from onejit.run.agents import read_agents
-from onejit.run.record import Record, read_record
+from onejit.run.record import Record, is_extended, read_record
 from onejit.script import command_line, local_modules
 from onejit.script.configs import env_name_of, read_flags
 from onejit.script.contract import Script
@@ -109,23 +109,28 @@ def load_run(run_dir, force: bool = False, file: str = "agent.safetensors", trus
         raise ValueError(
             f"{run_dir}: is a sweep; its best trials are runs, in {Path(run_dir) / 'agents'}"
         )
+    if is_extended(run_dir, record):
+        print(f"{run_dir}: was extended and is not finished; these agents are of its earlier end")
     arrays, _ = read_agents(Path(run_dir) / file)
     script, config = script_and_config(run_dir, record, force, trust)
     return script, config, unflatten_dict(arrays, sep=".")
 
 
 def load_metrics(run_dir) -> dict:
-    """`{name: [num_seeds, updates]}`, and `evaluation` [num_seeds, episodes] if there is one.
+    """`{name: [num_seeds, updates]}`, and what a run has stored of its agents.
 
-    Raises ValueError.
+    That is `final_return` [num_seeds] of `onejit train` and of a sweep's trials, which older runs
+    and a script's own `main` lack, and `evaluation` [num_seeds, episodes] if there is one. Raises
+    ValueError.
     """
     path = Path(run_dir) / "metrics.npz"
     with reading(path), np.load(path) as stored:
         metrics = dict(stored)
-    evaluation = Path(run_dir) / "evaluation.npy"
-    if evaluation.exists():
-        with reading(evaluation):
-            metrics["evaluation"] = np.load(evaluation)
+    for name in ("final_return", "evaluation"):
+        file = Path(run_dir) / f"{name}.npy"
+        if file.exists():
+            with reading(file):
+                metrics[name] = np.load(file)
     return metrics
 
 

@@ -239,6 +239,12 @@ def is_of_main(run_dir) -> bool:
     return not Path(run_dir, "run.json").is_file()
 
 
+def is_extended(run_dir, record: Record) -> bool:
+    """Whether the results are of an earlier end: the run got more steps, and lacks them yet."""
+    has_results = Path(run_dir, "agent.safetensors").is_file()
+    return record.kind == "train" and record.finished is None and has_results
+
+
 def share_of_main(run_dir, settings: dict) -> float:
     """The share of its updates that a script's own `main` has done before it was stopped.
 

@@ -74,8 +74,8 @@ def finish_run(
     """Write the results, all of them or none, and the record. Returns lines about the returns.
 
     `trained` has NumPy arrays: `metrics` {name: [num_seeds, num_updates]}, `agent` with leaves
-    [num_seeds, ...], `evaluation` [num_seeds, episodes] if there is one, and evaluations `during`
-    training. Raises OSError.
+    [num_seeds, ...], `final_return` [num_seeds], `evaluation` [num_seeds, episodes] if there is
+    one, and evaluations `during` training. Raises OSError.
     """
     metrics = trained["metrics"]
     agents = trained["agent"]
@@ -84,6 +84,7 @@ def finish_run(
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
     folder.mkdir()
     save_results(script, config, seed, agents, metrics, folder)
+    np.save(folder / "final_return.npy", trained["final_return"])
     if "during" in trained:
         during = trained["during"]
         save_evaluations(config, eval_interval, during["returns"], folder)
@@ -99,7 +100,7 @@ def finish_run(
     folder.rmdir()
 
     lost = statistics.diverged(agents)
-    summary = statistics.summarize(statistics.final_return(metrics, config.num_updates), lost)
+    summary = statistics.summarize(trained["final_return"], lost)
     record.final_return = summary.to_store()
     lines = summary.lines("final return")
     if "evaluation" in trained:

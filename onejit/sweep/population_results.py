@@ -265,6 +265,7 @@ def write_population(request: Request) -> bool:
         ),
         "evaluation": of_best(populations.evaluation),
     }
+    trained["final_return"] = statistics.final_return(trained["metrics"])
     write_run(request, "best", config, {"population": "the best agents"}, trained)
 
     metrics = dict(populations.metrics)
@@ -336,6 +337,7 @@ def write_replay(request: Request) -> bool:
     last = {name: values[-1] for name, values in schedule.items()}
     agent = unflatten_dict(agents, sep=".")
     trained = {"metrics": metrics, "agent": agent, "evaluation": evaluation}
+    trained["final_return"] = statistics.final_return(metrics)
     about = {"population": f"a replay of the schedule {schedule}"}
     written = write_run(request, "replay", with_floats(request, last), about, trained)
     request.record.final_return = written.final_return

@@ -233,7 +233,11 @@ def keep_agents_of(request: Request, result: Result) -> None:
         about["rung"] = result.rung
         about["num_updates"] = result.metrics["episodes"].shape[1]
         about["total_updates"] = result.config.num_updates
-    trained = {"metrics": result.metrics, "agent": unflatten_dict(agents, sep=".")}
+    trained = {
+        "metrics": result.metrics,
+        "agent": unflatten_dict(agents, sep="."),
+        "final_return": result.returns,
+    }
     write_run(request, f"trial-{trial}", result.config, about, trained)
 
 

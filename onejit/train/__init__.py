@@ -268,6 +268,7 @@ class Seeds(Job):
             part: dict[str, Any] = {
                 "metrics": hosts.fetch(carry["metrics"]),
                 "agent": hosts.fetch(runner_state.agent),
+                "running": hosts.fetch(jax.jit(loop.running_episodes)(runner_state)),
             }
             if program.evaluate is not None:
                 # the last checkpoint is written, and an evaluation may take long
@@ -345,6 +346,9 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
 
     Returns whether a seed is left that has not diverged. Raises OSError.
     """
+    metrics = trained["metrics"]
+    num_updates = request.config.num_updates
+    trained["final_return"] = statistics.final_return(metrics, num_updates, trained["running"])
     lines = finish_run(
         request.run_dir,
         request.record,

@@ -143,7 +143,10 @@ def test_a_chunk_takes_about_a_second(took, length):
 
 
 def test_running_episodes_by_hand():
-    """Those that are longer than the last one that ended: of the environment that began last."""
+    """Those that are longer than the last one that ended: of the environment that began last.
+
+    All of an agent that has ended none.
+    """
     log = LogEnvState(
         env_state=jnp.zeros((4, 3)),
         episode_returns=jnp.array([[9.0, 8, 1], [9, 8, 1], [5, 6, 7], [5, 6, 2]]),
@@ -153,4 +156,4 @@ def test_running_episodes_by_hand():
         returned_episode_valid=jnp.zeros((4, 3), bool),
     )
     total, number = loop.running_episodes(State(jnp.zeros(4), log))
-    assert total.tolist() == [17.0, 9.0, 0.0, 6.0] and number.tolist() == [2, 1, 0, 1]
+    assert total.tolist() == [17.0, 9.0, 18.0, 6.0] and number.tolist() == [2, 1, 3, 1]

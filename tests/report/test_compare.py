@@ -328,6 +328,15 @@ def test_greedy_returns(tmp_path):
     assert mean == pytest.approx((15 + 30 + 50) / 3)
 
 
+def test_old_results_are_not_those_of_a_run_that_was_extended(tmp_path):
+    run_dir = make_run(tmp_path / "run", [1.0, 2.0])
+    settings = {"script": "ppo", "num_seeds": 2, "seed": 0, "env_name": "CartPole-v1"}
+    record = Record(settings | {"total_timesteps": 10**7}, kind="train")
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record.to_store()))
+    with pytest.raises(ValueError, match="extended to 10000000 timesteps"):
+        run(run_dir)
+
+
 def test_no_script_of_a_run_is_executed(tmp_path):
     """Neither the copy in the run directory nor a file of that name where it is started, and none
     needs to be there.

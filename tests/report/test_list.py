@@ -53,6 +53,7 @@ def rows(capsys, folder):
 
 
 def test_states(tmp_path, capsys):
+    of_main = ["3", "finished", "100 %", "2, worst 1 (ended episodes)"]
     what = ["ppo", "CartPole-v1", "2"]
     make_run(tmp_path / "a" / "finished", finished=True)
     make_run(tmp_path / "stopped")
@@ -82,7 +83,7 @@ def test_states(tmp_path, capsys):
         "sweep": [*what, "stopped", "25 %", "a sweep"],
         "whole_sweep": [*what, "finished", "100 %", "a sweep"],
         "failed_sweep": [*what, "stopped", "25 %", "a sweep"],
-        "of_a_script": ["mine", "Catch-bsuite rows=7", "3", "finished", "100 %", "2, worst 1"],
+        "of_a_script": ["mine", "Catch-bsuite rows=7", *of_main],
     }
     assert rows(capsys, tmp_path)["running"][3] == "stopped", "the lock is released"
     assert not (tmp_path / "stopped" / ".lock").exists(), "to look changes nothing"
@@ -97,7 +98,7 @@ def test_a_script_that_was_stopped(script, tmp_path, capsys):
         assert abs(planned_updates(settings) - config.num_updates) <= 1
         write_config(make_run_of_a_script(tmp_path / name, [1.0, 3.0]) / "config.yaml", config)
     found = rows(capsys, tmp_path)
-    assert found["finished"][3:6] == ["finished", "100 %", "2, worst 1"]
+    assert found["finished"][3:6] == ["finished", "100 %", "2, worst 1 (ended episodes)"]
     assert found["stopped"][3] == "stopped" and found["stopped"][4] in ("25 %", "24 %")
     compare.read_run(str(tmp_path / "finished"), "final")
     assert "was stopped" not in capsys.readouterr().out

@@ -37,6 +37,7 @@ from onejit.base import statistics
 from onejit.engine import compilation, loop
 from onejit.engine.memory import GIB
 from onejit.engine.progress import Lines
+from onejit.report import compare
 from onejit.report import list as list_runs
 from onejit.run.directory import load_metrics, load_run
 from onejit.run.lock import is_locked
@@ -245,6 +246,10 @@ def test_results(finished):
         episodes = end["episodes"][int(row["seed"])]
         total = np.nansum(episodes * end["episodic_return"][int(row["seed"])])
         assert is_mean_with_running(float(row["final_return"]), total, episodes.sum())
+    for run_dir in (finished / "agents").iterdir():  # the same numbers, as `compare` reads them
+        trial = run_dir.name.removeprefix("trial-")
+        of_trial = [float(row["final_return"]) for row in rows if row["trial"] == trial]
+        assert list(compare.read_run(str(run_dir), "final").returns.values()) == of_trial
     table = [line.split() for line in (finished / "table.txt").read_text().splitlines()[1:]]
     assert sorted(int(line[0]) for line in table) == list(range(8))
     means = [float(line[2]) for line in table]
@@ -305,7 +310,9 @@ def test_agents_of_the_best_trials_are_kept(finished, trained_alone, tmp_path):
         alone = trained_alone[int(trial)]["runner_state"].agent
         np.testing.assert_allclose(agent["q"], alone["q"], rtol=1e-3, atol=1e-5)
         whole = metrics_of(finished)
-        for name, values in load_metrics(run_dir).items():
+        metrics = load_metrics(run_dir)
+        del metrics["final_return"]
+        for name, values in metrics.items():
             np.testing.assert_array_equal(values, whole[name][int(trial)])
         assert record_of(run_dir)["final return"]["seeds"] == 3
     best = folder / f"trial-{ranked[0]}"

@@ -32,7 +32,7 @@ from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.evaluation import evaluation_keys, policy_of
 from onejit.engine.job import Job
 from onejit.engine.memory import GIB
-from onejit.report import tracking
+from onejit.report import compare, tracking
 from onejit.run import lock as run_lock
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_run, read_config, script_of
@@ -137,7 +137,14 @@ def by_main(runs):
 
 def test_as_main(script, finished, by_main):
     assert_agree(metrics_of(finished), metrics_of(by_main))
-    added = {"run.json", "evaluation.npy", "checkpoints", "q_learning_gridworld.py", ".lock"}
+    added = {
+        "run.json",
+        "evaluation.npy",
+        "final_return.npy",
+        "checkpoints",
+        "q_learning_gridworld.py",
+        ".lock",
+    }
     if load.git(ROOT / "ppo.py", "diff", "HEAD", "--", script.__file__):
         added.add("script.diff")
     files = {path.name for path in by_main.iterdir()}
@@ -175,7 +182,9 @@ def test_record(script, finished):
     assert record["path"] == script.__file__ and len(record["sha256"]) == 64
     assert set(record["seconds"]) == {"compile", "train", "evaluate"}
     assert record["steps_per_second"] == pytest.approx(4 * 2000 / record["seconds"]["train"])
-    returns = {"final return": statistics.final_return(metrics_of(finished))}
+    returns = {"final return": np.load(finished / "final_return.npy")}
+    read = compare.read_run(str(finished), "final").returns
+    assert list(read.values()) == returns["final return"].tolist()
     returns["greedy return"] = np.load(finished / "evaluation.npy").mean(axis=1)
     for name, values in returns.items():
         middle = statistics.bootstrap_interval(statistics.interquartile_mean, values)
