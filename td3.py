@@ -768,14 +768,15 @@ def catch_signals():
             signal.signal(number, handler)
 
 
-def train_seeds(config: Config, learner, num_seeds: int, seed: int):
-    """Train all seeds at once, with a progress bar. Ctrl-C ends it after the running chunk.
+def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
+    """Train all seeds at once, in at most 200 chunks of updates.
 
-    Returns the runner state, with leaves [seeds, ...], and the metrics {name: [seeds, updates]}.
+    After each chunk it yields the runner state, leaves [seeds, ...], whose memory the next chunk
+    uses again, and the metrics of the chunk, {name: [seeds, updates]}.
     """
     init, update = learner
     update = jax.jit(update)  # traced once
-    length = -(-config.num_updates // 200)  # rounded up: at most 200 chunks
+    length = -(-config.num_updates // 200)  # rounded up
 
     def train_chunk(state, count):
         """`count` updates; the metrics are [length], so that one program does all chunks."""
@@ -791,31 +792,27 @@ def train_seeds(config: Config, learner, num_seeds: int, seed: int):
 
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     state = spread_over_devices(init, num_seeds)(keys)
-    train_chunks = spread_over_devices(train_chunk, num_seeds)
-    steps_per_update = config.num_envs * config.num_steps * num_seeds
-    total = config.num_updates * steps_per_update
-    progress = tqdm(total=total, unit="step", unit_scale=True, disable=None)
-    chunks = []
-    with progress, catch_signals() as signals:
-        for first in range(0, config.num_updates, length):
-            count = min(length, config.num_updates - first)
-            state, metrics = train_chunks(state, count)
-            while not metrics["episodes"].is_ready():  # Python handles signals between its lines
-                time.sleep(0.001)
-            chunks.append({name: np.asarray(x)[:, :count] for name, x in metrics.items()})
-            progress.update(count * steps_per_update)
-            if chunks[-1]["episodes"].any():
-                progress.set_postfix(episodic_return=np.nanmean(mean_return(chunks[-1])))
-            if signals:
-                break
-    return state, {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
+    train_chunk = spread_over_devices(train_chunk, num_seeds)
+    for first in range(0, config.num_updates, length):
+        count = min(length, config.num_updates - first)
+        state, metrics = train_chunk(state, count)
+        while not metrics["episodes"].is_ready():  # signals are handled between lines of Python
+            time.sleep(0.001)
+        yield state, {name: np.asarray(x)[:, :count] for name, x in metrics.items()}
 
 
-def save_results(seed: int, agent, metrics, run_dir: Path) -> None:
-    """Write the metrics and the agents."""
+def save_results(config: Config, seed: int, script: bytes, agent, metrics, run_dir: Path) -> None:
+    """Write config, script, metrics and agents."""
+    settings = dict(vars(config))
+    if "env_params" in settings:
+        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    copy = run_dir / Path(__file__).name
+    if not copy.exists():  # the results may lie next to the script itself
+        copy.write_bytes(script)
     try:
         np.savez_compressed(run_dir / "metrics.npz", **metrics)
-    finally:  # the agents are saved even if the disk has no room for the metrics
+    finally:  # the agents are saved even if the metrics cannot be
         about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
         tensors = save(flatten_dict(agent, sep="."), metadata=about)
         (run_dir / "agent.safetensors").write_bytes(tensors)
@@ -847,38 +844,48 @@ def main(
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
 
+    script = Path(__file__).read_bytes()  # as it trains, also if it is edited meanwhile
     learner = make_learner(config)  # raises its errors before anything is written
     if run_dir is None:
         env_name = config.env_name.rpartition(":")[2]
         name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         run_dir = Path("runs", Path(__file__).stem, name)
+    if (run_dir / "config.yaml").exists():
+        raise FileExistsError(f"run_dir = {run_dir}: has the results of another run")
     run_dir.mkdir(parents=True, exist_ok=True)
-    settings = dict(vars(config))
-    if "env_params" in settings:
-        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
-    with open(run_dir / "config.yaml", "x") as file:  # fails if it exists: no run is overwritten
-        yaml.safe_dump(settings, file, sort_keys=False)
-    try:
-        state, metrics = train_seeds(config, learner, num_seeds, seed)
-    except BaseException:
-        os.remove(run_dir / "config.yaml")
-        raise
 
-    save_results(seed, state.agent, metrics, run_dir)
+    steps_per_update = config.num_envs * config.num_steps * num_seeds
+    total = config.num_updates * steps_per_update
+    chunks = []
+    with (
+        tqdm(total=total, unit="step", unit_scale=True, disable=None) as progress,
+        catch_signals() as signals,
+    ):
+        for state, metrics in train_in_chunks(config, learner, num_seeds, seed):
+            chunks.append(metrics)
+            progress.update(metrics["episodes"].shape[1] * steps_per_update)
+            if metrics["episodes"].any():
+                progress.set_postfix(episodic_return=np.nanmean(mean_return(metrics)))
+            if signals:
+                break
+
+    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
+    save_results(config, seed, script, state.agent, metrics, run_dir)
     final = final_return(state.agent, metrics)
     lost = np.isnan(final).sum()
     if lost < num_seeds:
         print(f"final return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")
     if lost:
         print(f"{lost} of {num_seeds} seeds diverged, or ended no episode")
+    done = metrics["episodes"].shape[1]
+    if done < config.num_updates:
+        print(f"stopped after {done} of {config.num_updates} updates")
 
     matplotlib.rcdefaults()  # a style of one's own may need what is missing here
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)
-    done = metrics["episodes"].shape[1]
-    if done < config.num_updates:
-        print(f"stopped after {done} of {config.num_updates} updates")
+    print(f"learning curve: {run_dir / 'learning_curve.png'}")
     print(f"results in {run_dir}")
 
 

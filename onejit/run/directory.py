@@ -1,7 +1,7 @@
 """Run directories: reading what a run has written, and importing its script.
 
-A run directory holds `config.yaml`, `metrics.npz`, `learning_curve.png` and `agent.safetensors`.
-`onejit train` adds a copy of the script, `run.json`, evaluations and checkpoints.
+A run directory holds `config.yaml`, `metrics.npz`, `learning_curve.png`, `agent.safetensors` and a
+copy of the script. `onejit train` adds `run.json`, evaluations and checkpoints.
 """
 
 import secrets
@@ -41,14 +41,15 @@ def copy_of_script(run_dir, record: Record, force: bool = False) -> Path | None:
     is_bare = Path(name).name == name  # no path to another folder
     if not is_bare or not local_modules.is_inside(copy, run_dir):
         return None
-    if not force and local_modules.hash_of(copy.read_bytes()) != record.sha256:
+    expected = record.sha256  # a script's own `main` records none
+    if expected and not force and local_modules.hash_of(copy.read_bytes()) != expected:
         problem = f"{copy}: has been edited since the run began"
         raise OptionNeeded(problem, "force", "uses the edited script")
     return copy
 
 
 def find_other_script(run_dir, record: Record, force: bool, trust: bool) -> Path:
-    """The script of a run directory that has no copy of it, as a script's own `main` leaves it.
+    """The script of a run directory that has no copy of it, as a `main` before 0.4 left it.
 
     It is onejit's script of this name. With `trust` it may be any other file. Raises ValueError,
     also if run.json has the hash of another version, unless `force`.

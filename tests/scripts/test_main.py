@@ -291,11 +291,13 @@ def finished(script, tmp_path_factory):
 
 
 @pytest.mark.common
-def test_files_of_a_run(finished):
-    """Anybody may read them."""
+def test_files_of_a_run(script, finished):
+    """Anybody may read them. The script is the text that trained."""
     modes = {path.name: path.stat().st_mode & 0o777 for path in finished[0].iterdir()}
     written = {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors"}
-    assert modes.keys() >= written and set(modes.values()) == {0o644}
+    copy = finished[0] / f"{script.__name__}.py"
+    assert modes.keys() >= written | {copy.name} and set(modes.values()) == {0o644}
+    assert copy.read_bytes() == Path(script.__file__).read_bytes()
     assert finished[1].endswith(f"results in {finished[0]}\n")
 
 
@@ -361,7 +363,7 @@ def test_learning_curve_of_a_run(finished):
 @pytest.mark.common
 def test_no_run_is_overwritten(script, finished):
     before = {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
-    with pytest.raises(FileExistsError, match=re.escape(str(finished[0] / "config.yaml"))):
+    with pytest.raises(FileExistsError, match=re.escape(f"run_dir = {finished[0]}")):
         run(script, *flags(small_config(script)), f"--run-dir={finished[0]}")
     assert before == {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
 
@@ -386,8 +388,9 @@ def test_mean_return_by_hand(script):
 def test_results_where_a_seed_has_diverged(script, tmp_path):
     returns = np.array([[1.0, 2.0, 3.0, 4.0], [2.0, 3.0, np.inf, np.nan]])
     metrics = {"episodes": np.ones((2, 4)), "episodic_return": returns}
-    script.save_results(7, {"a": {"b": np.zeros((2, 3))}}, metrics, tmp_path)
-    script.draw_learning_curve(small_config(script), metrics, tmp_path)
+    config = small_config(script)
+    script.save_results(config, 7, b"", {"a": {"b": np.zeros((2, 3))}}, metrics, tmp_path)
+    script.draw_learning_curve(config, metrics, tmp_path)
     assert matplotlib.image.imread(tmp_path / "learning_curve.png").std() > 0.01
     with safe_open(tmp_path / "agent.safetensors", "numpy") as file:
         assert list(file.keys()) == ["a.b"] and "seed: 7" in file.metadata()["run"]
@@ -497,11 +500,13 @@ def test_a_signal_ends_training_and_keeps_what_there_is(script, number, tmp_path
     running.send_signal(number)
     said, _ = running.communicate(timeout=120)
     assert running.returncode == 0, terminal.said
-    assert re.search(r"stopped after \d+ of 300000 updates\nresults in run\n$", said)
+    curve = "learning curve: run/learning_curve.png"
+    assert re.search(rf"stopped after \d+ of 300000 updates\n{curve}\nresults in run\n$", said)
     assert "Traceback" not in terminal.said
     assert "step/s" in terminal.said  # the progress bar
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names >= {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors"}
+    files = {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors"}
+    assert names >= files | {f"{script.__name__}.py"}
     metrics = np.load(tmp_path / "run" / "metrics.npz")
     assert 0 < metrics["episodes"].shape[1] < config.num_updates
     assert f"stopped after {metrics['episodes'].shape[1]} " in said

@@ -30,7 +30,7 @@ ENVIRONMENTS = {
     "gymnasium": "onejit.envs.gymnasium:CartPole-v1",
     "envpool": "onejit.envs.envpool:CartPole-v1",
 }
-FILES = {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors"}
+FILES = {"config.yaml", "metrics.npz", "learning_curve.png", "agent.safetensors", "ppo.py"}
 TIME_LIMIT = 180  # seconds for a training; none takes a tenth of it on an idle machine
 
 TRAININGS = """

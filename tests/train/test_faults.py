@@ -360,7 +360,10 @@ def test_list_and_compare_execute_nothing(evil, tmp_path, monkeypatch):
 
 
 def test_a_script_in_the_working_directory_does_not_stand_in(tmp_path, monkeypatch, capsys):
-    """Onejit's script of this name does, unless the hash in run.json is another version's."""
+    """Onejit's script of this name does, unless the hash in run.json is another version's.
+
+    The copy that a script's own `main` leaves is used first. It leaves no hash.
+    """
     run_dir = write_run(tmp_path / "run", "q_learning_gridworld")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "q_learning_gridworld.py").write_text("raise RuntimeError('not this one')")
@@ -368,6 +371,11 @@ def test_a_script_in_the_working_directory_does_not_stand_in(tmp_path, monkeypat
     script, _, _ = load_run(run_dir)
     assert script.__file__ == str(own)
     assert f"has no copy of its script; {own} is used instead" in capsys.readouterr().out
+
+    copy = run_dir / own.name
+    copy.write_text(own.read_text())
+    assert load_run(run_dir)[0].__file__ == str(copy)
+    copy.unlink()
 
     write_run(run_dir, "q_learning_gridworld", record={"sha256": "of another version"})
     with pytest.raises(ValueError, match="is another version of it; force=True uses that version"):

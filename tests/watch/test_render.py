@@ -141,7 +141,7 @@ def test_episodes_are_those_of_the_evaluation(run_dir, tmp_path, capsys):
 
 
 def test_a_run_of_a_script_itself(copied, capsys):
-    """It has no run.json, script, checkpoints or evaluation.
+    """It has no run.json, checkpoints or evaluation, and of older versions no script.
 
     The agents play the episodes of an evaluation, by onejit's script.
     """
