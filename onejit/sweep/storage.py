@@ -74,7 +74,7 @@ def common(request: Request) -> dict:
 def open_study(request: Request, sampler):
     """The study in the storage, a new one if there is none.
 
-    Raises ValueError, also if the study belongs to another sweep.
+    Raises ValueError if the study minimizes, or belongs to another search.
     """
     import optuna
 
@@ -85,14 +85,18 @@ def open_study(request: Request, sampler):
         study_name="onejit",
         load_if_exists=True,
     )
+    about = f"storage = {without_password(required(request.options.storage))}"
+    if study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
+        raise ValueError(f"{about}: its study onejit does not maximize; a sweep needs a new study")
     mine = common(request)
     theirs = study.user_attrs.get(OF_STUDY)
+    if theirs is None and study.get_trials(deepcopy=False):
+        raise ValueError(f"{about}: its study onejit has trials of another search")
     if theirs is None:
         study.set_user_attr(OF_STUDY, mine)
     elif theirs != mine:
         names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
-        name = without_password(required(request.options.storage))
-        raise ValueError(f"storage = {name}: belongs to a sweep with another {names[0]}")
+        raise ValueError(f"{about}: belongs to a sweep with another {names[0]}")
     return study
 
 

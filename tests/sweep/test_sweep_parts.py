@@ -218,6 +218,20 @@ def test_two_sweeps_share_a_study(shared):
     assert [request.record.numbers for request in requests] == [[*range(6)], [*range(6, 12)]]
 
 
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_study_of_another_search_is_refused(direction, tmp_path):
+    """`optuna create-study` minimizes by default: the sweep searched the worst settings."""
+    name = str(tmp_path / "study.log")
+    of_others = optuna.create_study(
+        study_name="onejit", storage=storage.open_storage(name), direction=direction
+    )
+    if direction == "maximize":
+        of_others.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=1)
+    words = {"minimize": "does not maximize", "maximize": "trials of another search"}
+    with pytest.raises(ValueError, match=f"study.log: its study onejit .*{words[direction]}"):
+        train(begun([*OPTUNA, f"--storage={name}"]))
+
+
 def test_trials_of_a_sweep_that_died_are_failed(shared, monkeypatch):
     """When its lease has ended, and not before."""
     dead = begun([*OPTUNA, f"--storage={shared}"])
