@@ -33,6 +33,7 @@ import dataclasses
 import functools
 import importlib
 import math
+import operator
 import os
 import platform
 import re
@@ -62,7 +63,6 @@ import optax
 import pgx
 import tyro
 import yaml
-from flax.traverse_util import flatten_dict
 from gymnax.environments import environment, spaces
 from gymnax.wrappers import LogWrapper
 from jax.sharding import PartitionSpec
@@ -788,18 +788,20 @@ def mean_return(metrics) -> np.ndarray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def final_return(agent, metrics) -> np.ndarray:
-    """Mean return over the last tenth of the updates, or over the last in which an episode ended.
+def final_return(agent, metrics, num_updates: int) -> np.ndarray:
+    """Mean return over the last updates, or over the last one in which an episode ended.
 
-    [seeds], NaN for seeds that have diverged or never ended an episode.
+    They are a tenth of `num_updates`, the number that was planned. [seeds], NaN for seeds that have
+    diverged or never ended an episode.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
     last = np.where(episodes > 0, index, 0).max(axis=1, keepdims=True)
-    counted = index >= np.minimum(last, len(index) * 9 // 10)
+    first = len(index) - (num_updates - num_updates * 9 // 10)
+    counted = index >= np.minimum(last, first)
     final = mean_return(metrics | {"episodes": counted * episodes})
     for x in jax.tree.leaves(agent):  # a diverged agent may still act, and earn a return
-        final[~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))] = np.nan
+        final[np.isnan(x).any(axis=tuple(range(1, x.ndim)))] = np.nan
     return final
 
 
@@ -818,7 +820,7 @@ def spread_over_devices(function, num_seeds: int):
             return jax.vmap(lambda one: function(one, *args))(tree)
         # One seed on each device: on CPUs `vmap` would copy a large state in each update.
         result = function(jax.tree.map(lambda x: x[0], tree), *args)
-        return jax.tree.map(lambda x: x[None], result)
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
 
     def on_all_devices(tree, *args):
         in_specs = (seeds,) + (PartitionSpec(),) * len(args)
@@ -867,8 +869,14 @@ def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
             state, new = update(state)
             return state, jax.tree.map(lambda row, x: row.at[i].set(x), metrics, new)
 
+        def empty_row(x):  # whole numbers keep all their digits
+            is_whole = jnp.issubdtype(x.dtype, jnp.integer)
+            return jnp.zeros(length, x.dtype if is_whole else jnp.promote_types(x.dtype, "float32"))
+
         _, shapes = jax.eval_shape(update, state)
-        metrics = jax.tree.map(lambda _: jnp.zeros(length), shapes)
+        if "episodes" not in shapes:
+            raise ValueError("update: its metrics lack `episodes`, which `episode_metrics` returns")
+        metrics = jax.tree.map(empty_row, shapes)
         return jax.lax.fori_loop(0, count, body, (state, metrics))
 
     keys = jax.random.split(jax.random.key(seed), num_seeds)
@@ -882,32 +890,53 @@ def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
         yield state, {name: np.asarray(x)[:, :count] for name, x in metrics.items()}
 
 
-def save_results(config: Config, seed: int, script: bytes, agent, metrics, run_dir: Path) -> None:
-    """Write config, script, metrics and agents."""
-    settings = dict(vars(config))
-    if "env_params" in settings:
-        settings["env_params"] = dict(config.env_params)  # not the FrozenDict
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    copy = run_dir / Path(__file__).name
-    if not copy.exists():  # the results may lie next to the script itself
-        copy.write_bytes(script)
+def as_yaml(config: Config) -> str:
+    """The text of config.yaml."""
+    settings = {}
+    for name, value in vars(config).items():
+        if name == "env_params":
+            value = dict(value)  # not the FrozenDict
+        value = jax.tree.map(lambda x: x.item() if isinstance(x, np.generic) else x, value)
+        try:
+            yaml.safe_dump(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{name} = {value}: cannot be written to config.yaml") from error
+        settings[name] = value
+    return yaml.safe_dump(settings, sort_keys=False)
+
+
+def save_results(settings: str, seed: int, script: bytes, agent, metrics, run_dir: Path) -> None:
+    """Write config, metrics, agents and the script."""
+    (run_dir / "config.yaml").write_text(settings)
     try:
         np.savez_compressed(run_dir / "metrics.npz", **metrics)
     finally:  # the agents are saved even if the metrics cannot be
         about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
-        tensors = save(flatten_dict(agent, sep="."), metadata=about)
-        (run_dir / "agent.safetensors").write_bytes(tensors)
+        tensors = {}
+        for path, x in jax.tree_util.tree_leaves_with_path(agent):
+            tensors[jax.tree_util.keystr(path, simple=True, separator=".")] = x
+        (run_dir / "agent.safetensors").write_bytes(save(tensors, metadata=about))
+    copy = run_dir / Path(__file__).name
+    if not copy.exists():  # the results may lie next to the script itself
+        copy.write_bytes(script)
 
 
 def draw_learning_curve(config: Config, metrics, run_dir: Path) -> None:
-    """The mean return in each hundredth of the training, a line for each seed."""
+    """The return in each hundredth of the training: all seeds, mean and two standard errors."""
     num_updates = metrics["episodes"].shape[1]
     chunks = np.array_split(np.arange(num_updates), min(100, num_updates))
     curve = [mean_return({name: x[:, chunk] for name, x in metrics.items()}) for chunk in chunks]
+    curve = np.ma.masked_invalid(curve)  # [points, seeds], without points where no episode ended
+    mean = curve.mean(axis=1)
+    error = curve.std(axis=1) / np.sqrt(np.maximum(curve.count(axis=1) - 1, 1))
     steps = np.array([chunk[-1] + 1 for chunk in chunks]) * config.num_envs * config.num_steps
+    steps = steps + getattr(config, "warmup_timesteps", 0)
     axes = Figure(layout="constrained").subplots()
-    axes.plot(getattr(config, "warmup_timesteps", 0) + steps, curve, linewidth=0.7)
-    axes.set(title=config.env_name, xlabel="environment steps", ylabel="episodic return")
+    axes.plot(steps, curve, color="C0", linewidth=0.5, alpha=0.3)
+    axes.fill_between(steps, mean - 2 * error, mean + 2 * error, color="C0", alpha=0.3)
+    axes.plot(steps, mean, color="C0", linewidth=2)
+    title = f"{config.env_name}, mean of {curve.shape[1]} seeds"
+    axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
     axes.figure.savefig(run_dir / "learning_curve.png", dpi=150)
 
 
@@ -922,15 +951,20 @@ def main(
         seed: seed of all random numbers
         run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-RANDOM
     """
+    seed = operator.index(seed)  # not one of NumPy, which config.yaml could not hold
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
+    if num_seeds < 1:
+        raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
 
+    settings = as_yaml(config)
     script = Path(__file__).read_bytes()  # as it trains, also if it is edited meanwhile
     learner = make_learner(config)  # raises its errors before anything is written
     if run_dir is None:
         env_name = config.env_name.rpartition(":")[2]
         name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         run_dir = Path("runs", Path(__file__).stem, name)
+    run_dir = run_dir.expanduser()
     if (run_dir / "config.yaml").exists():
         raise FileExistsError(f"run_dir = {run_dir}: has the results of another run")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -938,21 +972,33 @@ def main(
     steps_per_update = config.num_envs * config.num_steps * num_seeds
     total = config.num_updates * steps_per_update
     chunks = []
+    steps = 0
+    last_return = ""
+    begun = time.monotonic()
+    logged = begun
     with (
         tqdm(total=total, unit="step", unit_scale=True, disable=None) as progress,
         catch_signals() as signals,
     ):
         for state, metrics in train_in_chunks(config, learner, num_seeds, seed):
             chunks.append(metrics)
-            progress.update(metrics["episodes"].shape[1] * steps_per_update)
+            count = metrics["episodes"].shape[1] * steps_per_update
+            steps += count
+            progress.update(count)
             if metrics["episodes"].any():
-                progress.set_postfix(episodic_return=np.nanmean(mean_return(metrics)))
+                last_return = f"episodic_return={np.nanmean(mean_return(metrics)):.4g}"
+                progress.set_postfix_str(last_return)
+            now = time.monotonic()
+            if progress.disable and now - logged > 60:  # no terminal: a line a minute
+                logged = now
+                line = tqdm.format_meter(steps, total, now - begun, unit="step", unit_scale=True)
+                print(line, last_return, flush=True)
             if signals:
                 break
 
     metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
-    save_results(config, seed, script, state.agent, metrics, run_dir)
-    final = final_return(state.agent, metrics)
+    save_results(settings, seed, script, state.agent, metrics, run_dir)
+    final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
     if lost < num_seeds:
         print(f"final return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")

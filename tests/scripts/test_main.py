@@ -18,8 +18,10 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from typing import get_type_hints
 
 import jax
+import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
 import pytest
@@ -35,6 +37,7 @@ from support.tiers import slow
 from support.training import trained
 from support.trees import arrays, assert_close
 
+from onejit.base import statistics
 from onejit.engine.evaluation import policy_of
 
 
@@ -389,7 +392,7 @@ def test_results_where_a_seed_has_diverged(script, tmp_path):
     returns = np.array([[1.0, 2.0, 3.0, 4.0], [2.0, 3.0, np.inf, np.nan]])
     metrics = {"episodes": np.ones((2, 4)), "episodic_return": returns}
     config = small_config(script)
-    script.save_results(config, 7, b"", {"a": {"b": np.zeros((2, 3))}}, metrics, tmp_path)
+    script.save_results("", 7, b"", {"a": {"b": np.zeros((2, 3))}}, metrics, tmp_path)
     script.draw_learning_curve(config, metrics, tmp_path)
     assert matplotlib.image.imread(tmp_path / "learning_curve.png").std() > 0.01
     with safe_open(tmp_path / "agent.safetensors", "numpy") as file:
@@ -405,8 +408,38 @@ def test_final_return_by_hand(script):
     episodes[2, [5, 19]] = 1, 1
     returns = np.where(episodes > 0, np.arange(20.0), np.nan)
     agent = {"w": np.array([[0.0], [0.0], [np.nan], [0.0]])}
-    final = script.final_return(agent, {"episodes": episodes, "episodic_return": returns})
+    metrics = {"episodes": episodes, "episodic_return": returns}
+    final = script.final_return(agent, metrics, num_updates=20)
     np.testing.assert_allclose(final, [(2 * 18 + 19) / 3, 7, np.nan, np.nan])
+    # stopped before 200 updates: a tenth of these counts, as in the package
+    final = script.final_return(agent, metrics, num_updates=200)
+    expected = statistics.final_return(metrics, num_updates=200)
+    np.testing.assert_allclose(final[[0, 1]], expected[[0, 1]])
+    np.testing.assert_allclose(final[0], (3 + 2 * 18 + 19) / 4)
+    # an infinity, as in a buffer that begins with -inf, is no divergence
+    infinite = {"w": np.full((4, 1), -np.inf)}
+    assert np.isfinite(script.final_return(infinite, metrics, num_updates=20)[:3]).all()
+
+
+@pytest.mark.common
+def test_values_of_numpy_are_those_of_python(script):
+    """As of a loop over `np.arange(3)` or `np.logspace`. What YAML cannot write is named."""
+    hints = get_type_hints(script.Config)
+    field = next(name for name in hints if hints[name] is float)
+    config = dataclasses.replace(script.Config(), **{field: np.float32(0.5)})
+    assert yaml.safe_load(script.as_yaml(config))[field] == 0.5
+    with pytest.raises(ValueError, match=f"^{field} = "):
+        script.as_yaml(dataclasses.replace(config, **{field: jnp.float32(0.5)}))
+    with pytest.raises(TypeError, match="integer"):
+        script.main(script.Config(), seed=1.5)
+
+
+@pytest.mark.common
+def test_agents_of_any_tree_are_saved(script, tmp_path):
+    agent = {"layers": [np.zeros((1, 2)), np.ones((1, 3))], "w": {3: np.zeros((1, 1))}}
+    metrics = {"episodes": np.ones((1, 2)), "episodic_return": np.ones((1, 2))}
+    script.save_results("", np.int64(7).item(), b"", agent, metrics, tmp_path)
+    assert load_file(tmp_path / "agent.safetensors").keys() == {"layers.0", "layers.1", "w.3"}
 
 
 @pytest.mark.common

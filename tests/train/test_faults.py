@@ -557,7 +557,7 @@ def test_a_script_on_a_full_disk_writes_what_fits(
     metrics = {"episodes": np.ones((2, num_updates)), "episodic_return": returns}
     agent = {"q": np.zeros((2, num_states))}
     with full_disk("files", 20_000), pytest.raises(OSError, match="File too large") as caught:
-        script.save_results(0, agent, metrics, tmp_path)
+        script.save_results("", 0, b"", agent, metrics, tmp_path)
     said = "".join(traceback.format_exception(caught.value))
     assert set(re.findall(r'run_dir / "(.*?)"', said)) == missing
     if "metrics.npz" in missing:  # without the arrays that do not fit
