@@ -49,7 +49,7 @@ def copy_of_script(run_dir, record: Record, force: bool = False) -> Path | None:
 
 
 def find_other_script(run_dir, record: Record, force: bool, trust: bool) -> Path:
-    """The script of a run directory that has no copy of it, as a `main` before 0.4 left it.
+    """The script of a run directory that has no copy of it, as a `main` of older versions left it.
 
     It is onejit's script of this name. With `trust` it may be any other file. Raises ValueError,
     also if run.json has the hash of another version, unless `force`.
