@@ -3,6 +3,7 @@ and trains.
 """
 
 import csv
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from support.compilation import jit_quickly
 from support.files import ROOT
-from support.small import small_config
+from support.small import flags, small_config
 
 import ppo
 from onejit.script import load
@@ -112,6 +113,31 @@ def test_a_coefficient_falls_with_the_updates(tmp_path):
     np.testing.assert_allclose(loss[0], others[0], rtol=1e-5)
     params, other_params = (jax.tree.leaves(run["runner_state"].params) for run in (out, other))
     assert any((a != b).any() for a, b in zip(params, other_params, strict=True))
+
+
+def test_lines_in_the_loop_of_main(tmp_path):
+    """They log to W&B, and save the agents after every 20th of the chunks."""
+    section = re.search(r"(?s)## A line in the training loop\n(.*?)\n## ", PAGE)[1]
+    text = (ROOT / "ppo.py").read_text()
+    for old, new in re.findall(r"(?m)^ (.*)\n((?:^\+.*\n)+)", section):
+        assert text.count(f"{old}\n") == 1, old
+        text = text.replace(f"{old}\n", f"{old}\n" + re.sub(r"(?m)^\+", "", new))
+    (tmp_path / "my_algorithm.py").write_text(text)
+    words = flags(small_config(ppo, num_updates=21))
+    done = subprocess.run(
+        [sys.executable, "my_algorithm.py", *words, "--num-seeds=2", "--run-dir=run"],
+        cwd=tmp_path,
+        env=os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    (logged,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"policy_loss" in logged.read_bytes()
+    assert [path.name for path in (tmp_path / "run").glob("chunk_*")] == ["chunk_20.npz"]
+    with np.load(tmp_path / "run" / "chunk_20.npz") as saved:
+        assert all(len(leaf) == 2 for leaf in saved.values())
 
 
 def test_it_trains(spo):
