@@ -200,6 +200,11 @@ class Actor(Network):
     def __call__(self, obs, action_mask=None):
         logits = super().__call__(obs)
         if action_mask is not None:  # invalid actions get a probability of 0
+            if action_mask.dtype != bool or action_mask.shape != logits.shape:
+                raise ValueError(
+                    f"action_mask: has dtype {action_mask.dtype} and shape {action_mask.shape}, "
+                    f"but must be bool {logits.shape}, true for valid actions; write mask > 0"
+                )
             logits = jnp.where(action_mask, logits, jnp.finfo(logits.dtype).min)
         return distrax.Categorical(logits=logits)
 
@@ -336,9 +341,11 @@ class RunnerState(NamedTuple):
 
 def split_mask(obs):
     """`(obs, action_mask)` of an environment's observation. Without a mask it is None."""
-    if isinstance(obs, tuple):
-        return obs.obs, obs.action_mask
-    return obs, None
+    if hasattr(obs, "shape"):
+        return obs, None
+    if not hasattr(obs, "action_mask"):
+        raise ValueError(f"obs: {type(obs).__name__} is no array, and has no `obs` and action_mask")
+    return obs.obs, obs.action_mask
 
 
 def make_networks(config: Config, env, env_params):

@@ -61,6 +61,9 @@ def check_observations(script: Script, config) -> None:
     env, env_params = script.make_env(config)
     obs, _ = jax.eval_shape(env.reset, jax.random.key(0), env_params)
     if hasattr(obs, "action_mask"):
+        first, _ = env.reset(jax.random.key(0), env_params)
+        if not jnp.any(first.action_mask):
+            raise ValueError(f"env_name = {config.env_name}: its action_mask forbids every action")
         obs = obs.obs
     if not isinstance(obs, jax.ShapeDtypeStruct):  # as for the teams of mappo.py
         return

@@ -107,6 +107,17 @@ def test_twin(case):
     twin.check(script, CASES[case], Twin, seed=9)  # many episodes terminate
 
 
+@pytest.mark.parametrize(
+    "mask", [jnp.array([0.0, 0.0, -jnp.inf]), jnp.ones((1,), bool), jnp.array([1, 1, 0])]
+)
+def test_a_mask_of_another_form_is_refused(mask):
+    """Numbers to add would allow the forbidden actions, and one entry would mask nothing."""
+    actor, _ = script.make_networks(CASES["all on"], *script.make_env(CASES["all on"]))
+    obs = jnp.zeros(3)
+    with pytest.raises(ValueError, match=r"^action_mask: .* write mask > 0"):
+        actor.init(jax.random.key(0), obs, mask)
+
+
 def test_twin_with_action_masks():
     config = dataclasses.replace(CASES["all on"], env_name="WalkMasked")
     twin.check(script, config, MaskedTwin, seed=9)
