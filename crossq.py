@@ -968,6 +968,11 @@ def main(
         raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
     if num_seeds < 1:
         raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
+    if isinstance(config.total_timesteps, float):
+        whole = f"{int(config.total_timesteps):_}"
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: must be whole, as {whole} is"
+        )
 
     settings = as_yaml(config)
     script = Path(__file__).read_bytes()  # as it trains, also if it is edited meanwhile
@@ -1013,7 +1018,7 @@ def main(
     final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
     if lost < num_seeds:
-        print(f"final return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")
+        print(f"training return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")
     if lost:
         print(f"{lost} of {num_seeds} seeds diverged, or ended no episode")
     done = metrics["episodes"].shape[1]

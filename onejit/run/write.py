@@ -102,13 +102,13 @@ def finish_run(
     lost = statistics.diverged(agents)
     summary = statistics.summarize(trained["final_return"], lost)
     record.final_return = summary.to_store()
-    lines = summary.lines("final return")
+    lines = summary.lines("training return")
     if "evaluation" in trained:
         summary = statistics.summarize(trained["evaluation"].mean(axis=1), lost)
         record.greedy_return = summary.to_store()
-        lines += summary.lines("greedy return")
+        lines += summary.lines("evaluation return")
     for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):
-        lines.append(f"final return: {line}")
+        lines.append(f"training return: {line}")
     broken = statistics.broken_metrics(metrics)
     for name, where in broken.items():
         seeds = f"{where.any(axis=1).sum()} of {len(where)} seeds"

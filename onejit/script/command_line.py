@@ -151,7 +151,8 @@ def check_options(options) -> None:
         least = 1 if name == "num_seeds" else 0
         if name == "memory" and value is not None and not 0 < value < math.inf:
             raise ValueError(f"memory = {value}: must be a number of GiB above 0")
-        if isinstance(value, (int, float)) and not least <= value < 2**31:
+        limit = 2**32 if name == "seed" else 2**31  # as in a script's own `main`
+        if isinstance(value, (int, float)) and not least <= value < limit:
             raise ValueError(f"{name} = {value}: must be at least {least} and fit in 32 bits")
 
 

@@ -348,7 +348,7 @@ def write_replay(request: Request) -> bool:
     lost = statistics.diverged(agent)
     final = statistics.summarize(statistics.final_return(metrics), lost)
     greedy = statistics.summarize(evaluation.mean(axis=1), lost)
-    lines = [*final.lines("final return"), *greedy.lines("greedy return")]
+    lines = [*final.lines("training return"), *greedy.lines("evaluation return")]
     print("\n".join([*lines, f"results in {run_dir}"]))
     return not lost.all()
 

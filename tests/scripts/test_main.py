@@ -350,7 +350,9 @@ def test_final_return_of_a_run(finished):
     finite = np.array([row[np.isfinite(row)][-1] for row in returns if np.isfinite(row).any()])
     lines = finished[1].splitlines()
     said = (
-        f"final return: mean {finite.mean():.4g}, worst {finite.min():.4g}" if len(finite) else ""
+        f"training return: mean {finite.mean():.4g}, worst {finite.min():.4g}"
+        if len(finite)
+        else ""
     )
     lost = f"{4 - len(finite)} of 4 seeds diverged, or ended no episode"
     assert (said in lines) == (len(finite) > 0)
@@ -432,6 +434,10 @@ def test_values_of_numpy_are_those_of_python(script):
         script.as_yaml(dataclasses.replace(config, **{field: jnp.float32(0.5)}))
     with pytest.raises(TypeError, match="integer"):
         script.main(script.Config(), seed=1.5)
+    with pytest.raises(ValueError, match=r"^num_seeds = 0"):
+        script.main(script.Config(), num_seeds=0)
+    with pytest.raises(ValueError, match=r"^total_timesteps = 20000.0: .* 20_000"):
+        script.main(dataclasses.replace(script.Config(), total_timesteps=2e4))
 
 
 @pytest.mark.common
@@ -608,7 +614,7 @@ def test_diverged_agents_are_counted(script, tmp_path, capsys):
     config = small_config(script, **dict.fromkeys(rates, 1e38))
     script.main(config, num_seeds=3, run_dir=tmp_path / "run")
     said = capsys.readouterr().out
-    assert "3 of 3 seeds diverged" in said and "final return" not in said
+    assert "3 of 3 seeds diverged" in said and "training return" not in said
 
 
 @pytest.mark.skipif(

@@ -166,7 +166,7 @@ def test_seeds_that_diverged_are_said_and_rank_last(diverged):
     run_dir, out, err = diverged
     assert statistics.diverged(load_run(run_dir)[2]).all()
     assert np.isfinite(np.load(run_dir / "evaluation.npy")).all()
-    assert any(line.startswith("greedy return: 2 seeds diverged") for line in out)
+    assert any(line.startswith("evaluation return: 2 seeds diverged") for line in out)
     assert err[-1].startswith("onejit train: error: all seeds diverged") and str(run_dir) in err[-1]
     record = read_record(run_dir)
     for found in (record.final_return, record.greedy_return):

@@ -1097,7 +1097,7 @@ def test_as_one_process(count, num_seeds, said, tmp_path):
     args = [*SMALL[:-1], f"--num-seeds={num_seeds}"]
     joined, alone = tmp_path / "joined", tmp_path / "alone"
     first, *others = run("train", [*args, f"--run-dir={joined}"], count)
-    assert said in first and "final return" in first
+    assert said in first and "training return" in first
     for other in others:
         assert "slice" not in other and "return" not in other and "step/s" not in other
     train.main([*args, f"--run-dir={alone}"])
