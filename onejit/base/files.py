@@ -2,8 +2,13 @@
 
 import contextlib
 import io
+import shutil
 import sys
 from pathlib import Path
+
+import yaml
+
+MOST_VALUES = 100_000  # of a YAML file
 
 
 def write(path: Path, content) -> None:
@@ -37,6 +42,31 @@ def write_picture(path: Path, draw) -> None:
         print(f"warning: {path.name} cannot be drawn ({cause})", file=sys.stderr)
         return
     write(path, picture.getvalue())
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete what is no longer needed. What cannot be deleted stays: NFS keeps open files."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_yaml(text: str):
+    """The content of a YAML file. Raises ValueError if its aliases stand for too many values."""
+    tree = yaml.safe_load(text)
+    sizes = {}
+
+    def count(node) -> int:
+        """The values below a node, where a shared node is visited once."""
+        if not isinstance(node, (dict, list)):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST_VALUES  # of a node that contains itself
+            children = [*node, *node.values()] if isinstance(node, dict) else node
+            sizes[id(node)] = 1 + sum(map(count, children))
+        return sizes[id(node)]
+
+    if count(tree) > MOST_VALUES:
+        raise ValueError("its aliases stand for too many values")
+    return tree
 
 
 @contextlib.contextmanager

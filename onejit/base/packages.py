@@ -18,7 +18,9 @@ def versions() -> dict:
     for name in sorted(RECORDED):  # to read what all packages say of themselves takes a while
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
-    return {"python": sys.version.split()[0], **installed}
+    from onejit import __version__
+
+    return {"python": sys.version.split()[0], "onejit": __version__, **installed}
 
 
 def check_packages(option: str, names, flags: str = "") -> None:

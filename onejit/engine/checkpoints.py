@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from onejit.base.files import write
+from onejit.base.files import delete_folder, write
 from onejit.engine.hosts import only_first
 
 # Orbax logs the traceback of each error, once for each of its threads, and raises it as well.
@@ -96,13 +96,15 @@ def delete_damaged(directory: Path) -> None:
 
 # --- checkpoints ---
 
+KEPT = 2  # checkpoints: the last one may be damaged
+
 
 @contextlib.contextmanager
-def open_checkpoints(directory: Path, keep: int):
+def open_checkpoints(directory: Path):
     """Open the checkpoints of a directory; the latest one is intact. Raises OSError."""
     only_first(delete_damaged, Path(directory))
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        enable_async_checkpointing=False, cleanup_tmp_directories=True
     )
     handler = ocp.StandardCheckpointHandler()
     with (
@@ -126,6 +128,13 @@ def plain_path(directory: Path):
         yield link
 
 
+def delete_old(directory: Path) -> None:
+    """Keep the newest checkpoints. Orbax would end the training if a folder cannot be deleted."""
+    steps = sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal())
+    for step in steps[:-KEPT]:
+        delete_folder(directory / str(step))
+
+
 def in_one_line(error) -> str:
     return " ".join(str(error).split())
 
@@ -140,6 +149,7 @@ def save(manager, step: int, carry) -> None:
     try:
         manager.save(step, args=ocp.args.StandardSave(without_empty(carry)))
         only_first(write_checksums, Path(manager.directory) / str(step))
+        only_first(delete_old, Path(manager.directory))
     except Exception as error:  # Orbax raises many kinds
         if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):
             raise  # another process is gone

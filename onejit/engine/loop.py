@@ -230,7 +230,7 @@ def train(program, job: Job, manager):
 
 def run(program, job: Job):
     """Train a job, whose last checkpoint is continued, and finish it."""
-    with open_checkpoints(job.folder, keep=2) as manager:
+    with open_checkpoints(job.folder) as manager:
         job.open(manager.latest_step() or 0)
         try:
             carry = train(program, job, manager)

@@ -66,6 +66,8 @@ def free_memory(limit_gib: float | None) -> float:
         free = 0.9 * min(
             stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in statistics
         )
+    elif any(device.platform != "cpu" for device in jax.local_devices()):
+        raise ValueError("memory: JAX does not say what is free on this device; give --memory GIB")
     else:  # CPU devices share the host's memory
         free = 0.9 * host_memory() / jax.local_device_count()
     return GIB * float(np.min(multihost_utils.process_allgather(np.float32(free / GIB))))

@@ -18,8 +18,8 @@ class Lines(tqdm):
     monitor_interval = 0  # no thread
 
     def __init__(self, total: int):
-        # gui: this class draws no bar itself
-        super().__init__(total=total, gui=True, mininterval=0, miniters=1)
+        # gui: this class draws no bar itself; disable: not by TQDM_DISABLE, whose bars lack fields
+        super().__init__(total=total, disable=False, gui=True, mininterval=0, miniters=1)
         self.written = self.start_t
 
     def __exit__(self, *error):

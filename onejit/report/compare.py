@@ -31,7 +31,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from onejit.base import statistics
 from onejit.base.files import write, write_picture
-from onejit.base.text import align
+from onejit.base.paths import OptionalFolder
+from onejit.base.text import align, printable
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics
 from onejit.run.record import Record, is_extended, is_of_main, read_record, share_of_main
@@ -370,6 +371,7 @@ def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
         text = f"{row['method']} > {row['versus']}" if row["versus"] else row["method"]
         if len(text) > 42:  # wider than the panel
             text = text.replace(" > ", "\n> ")
+        text = text.replace("$", r"\$")  # no formula
         where = {"transform": axes.get_yaxis_transform(), "verticalalignment": "bottom"}
         white = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
         axes.text(0.0, place - 0.26, text, fontsize=9, bbox=white, **where)
@@ -399,7 +401,7 @@ def draw(rows: list[dict], title: str, unit: str, file) -> None:
     for axes, (name, of_panel) in zip(grid, panels.items(), strict=True):
         draw_panel(axes, name, of_panel, unit)
         axes.set_ylim(most - 0.6, -0.75)
-    figure.suptitle(title)
+    figure.suptitle(title.replace("$", r"\$"))
     figure.savefig(file, format="png", dpi=150)
 
 
@@ -482,7 +484,7 @@ def main(
     runs: tyro.conf.Positional[tuple[str, ...]],
     returns: Literal["final", "greedy"] = "final",
     scale: tuple[tuple[str, float, float], ...] = (),
-    out: Path | None = None,
+    out: OptionalFolder = None,
     latex: bool = False,
 ) -> Path:
     """Compare, print the tables, write `compare.csv` and `compare.png`.
@@ -505,12 +507,12 @@ def main(
 
     title = f"{returns} return on {all_tasks}"
     scores_text = ", as a score between LOW and HIGH" if scale else ""
-    print(f"{title}{scores_text}; 95 % intervals in brackets\n")
+    print(f"{printable(title)}{scores_text}; 95 % intervals in brackets\n")
     print(table([row for row in joint if not row["versus"]]))
     if pairs:
         print(f"\n{table(pairs)}")
     for task, of_task in others:
-        print(f"\n{returns} return on {task}\n{table(of_task)}")
+        print(f"\n{returns} return on {printable(task)}\n{table(of_task)}")
 
     out = out or new_folder()
     write(out / "compare.csv", as_csv(rows))

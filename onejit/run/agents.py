@@ -8,7 +8,7 @@ from flax.traverse_util import flatten_dict
 from safetensors import safe_open
 from safetensors.numpy import save as as_safetensors
 
-from onejit.base.files import reading
+from onejit.base.files import load_yaml, reading
 from onejit.script.contract import Script
 
 
@@ -36,6 +36,6 @@ def read_agents(path: Path) -> tuple[dict, dict]:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
         if "run" in metadata:  # versions before 0.3.0 have the entries "script" and "seed"
-            stored = yaml.safe_load(metadata["run"])
+            stored = load_yaml(metadata["run"])
             metadata = {name: str(value) for name, value in stored.items()}
         return arrays, metadata

@@ -1,11 +1,11 @@
 """The directory of a run: taking it, locking it, giving it back."""
 
 import contextlib
-import shutil
 from pathlib import Path
 
 import filelock
 
+from onejit.base.files import delete_folder
 from onejit.engine.hosts import only_first
 
 
@@ -59,9 +59,10 @@ def remove(run_dir: Path) -> None:
     """Remove a run directory in which nothing was begun. A volume or a link stays, empty."""
     for path in run_dir.glob("*"):
         if path.is_dir():
-            shutil.rmtree(path)
+            delete_folder(path)
         else:
-            path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()
     with contextlib.suppress(OSError):
         run_dir.rmdir()
 

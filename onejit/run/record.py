@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 
 from onejit.base.clock import Clock
 from onejit.base.cores import number_of_cores
-from onejit.base.files import reading, write
+from onejit.base.files import load_yaml, reading, write
 from onejit.base.packages import versions
 from onejit.base.text import plural
 from onejit.run.agents import read_agents
 from onejit.script.configs import plain
 from onejit.script.contract import Script
-from onejit.script.load import git, source_of
+from onejit.script.load import commit_of, source_of
 from onejit.script.local_modules import hash_of
 from onejit.script.steps import total_steps
 
@@ -49,6 +48,8 @@ class Record:
     device: str | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     random_keys: str | None = None  # JAX's kind of them
+    # what else changes the numbers of a training: {environment variable: value}
+    numerics: dict[str, str] = dataclasses.field(default_factory=dict)
     commit: str | None = None
     path: str | None = None  # of the script
     sha256: str | None = None
@@ -136,6 +137,17 @@ def now() -> str:
     return f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
 
 
+def numerics() -> dict[str, str]:
+    """The settings of JAX and XLA that change the numbers of a training, by their variables."""
+    import jax
+
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    names = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision")
+    values = {name.upper(): str(getattr(jax.config, name)) for name in names}
+    of_numbers = [word for word in flags if "device_count" not in word and "dump" not in word]
+    return {**values, "XLA_FLAGS": " ".join(sorted(of_numbers))}
+
+
 def make_record(kind: Kind, script: Script, config, options, command: list[str]) -> Record:
     """The record of a run of `onejit train` or `onejit sweep` that begins."""
     import jax
@@ -143,7 +155,6 @@ def make_record(kind: Kind, script: Script, config, options, command: list[str])
     path = Path(script.__file__).resolve()
     settings = {"script": path.stem, "num_seeds": options.num_seeds, "seed": options.seed}
     cores = plural(number_of_cores(), "CPU core")
-    commit = git(path, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")  # no tag
     return Record(
         kind=kind,
         settings=settings | plain(config),
@@ -152,7 +163,8 @@ def make_record(kind: Kind, script: Script, config, options, command: list[str])
         device=f"{jax.device_count()} x {jax.devices()[0].device_kind}, {cores}",
         versions=versions(),
         random_keys=jax.config.jax_default_prng_impl,  # pyright: ignore[reportAttributeAccessIssue]
-        commit=commit.strip(),
+        numerics=numerics(),
+        commit=commit_of(path),
         path=str(path),
         sha256=hash_of(source_of(script)),
         folders=[str(path.parent), os.getcwd()],
@@ -214,7 +226,7 @@ def record_of_main(run_dir: Path) -> Record:
             "num_seeds": len(next(iter(arrays.values()))),
             "seed": int(metadata["seed"]),
         }
-        settings |= yaml.safe_load(config.read_text())
+        settings |= load_yaml(config.read_text())
         return Record(settings={name: as_json(value) for name, value in settings.items()})
 
 

@@ -9,7 +9,7 @@ import tyro
 from onejit.base.packages import versions
 from onejit.engine.hosts import is_first
 from onejit.run.lock import holding
-from onejit.run.record import Record, read_record, read_stored
+from onejit.run.record import Record, numerics, read_record, read_stored
 from onejit.script import command_line
 from onejit.script.command_line import Hosts
 
@@ -29,9 +29,14 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     ):
         return given
 
-    given = command_line.parse(
-        command, words[1:], prog=f"onejit {kind} --resume", config=(tyro.conf.OmitArgPrefixes,)
-    )
+    try:
+        given = command_line.parse(
+            command, words[1:], prog=f"onejit {kind} --resume", config=(tyro.conf.OmitArgPrefixes,)
+        )
+    except ValueError as error:
+        if "is not a flag" not in str(error):
+            raise
+        raise ValueError(f"resume: {error}; a resumed run keeps its settings") from error
     command_line.check_options(given)
     run_dir = Path(words[0])
     record = read_record(run_dir)
@@ -75,7 +80,7 @@ def warn_of_changed_versions(old: dict) -> None:
 
 
 def check_random_numbers(record: Record) -> None:
-    """Raise ValueError if JAX's kind of random keys is another than when the run began."""
+    """Raise ValueError if random keys or the precision are other than when the run began."""
     import jax
 
     now = jax.config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
@@ -85,3 +90,10 @@ def check_random_numbers(record: Record) -> None:
             f"resume: the run has keys of kind {before}, and this process {now}; "
             f"set JAX_DEFAULT_PRNG_IMPL={before}"
         )
+    current = numerics()
+    for name, value in record.numerics.items():
+        if current.get(name) != value:
+            raise ValueError(
+                f"resume: the run has {name}={value!r}, and this process {current.get(name)!r}; "
+                "its numbers would differ"
+            )

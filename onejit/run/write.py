@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from onejit.base import statistics
-from onejit.base.files import write, write_picture
+from onejit.base.files import delete_folder, write, write_picture
 from onejit.run.agents import save_agents
 from onejit.run.learning_curve import draw_learning_curve
 from onejit.run.record import Record, now, write_record
 from onejit.script import local_modules
 from onejit.script.configs import write_config
 from onejit.script.contract import Script
-from onejit.script.load import git, source_of
+from onejit.script.load import changes_of, source_of
 from onejit.script.steps import timesteps_until
 
 
@@ -41,7 +41,7 @@ def write_inputs(run_dir: Path, config, script: Script, modules: dict[str, bytes
     """
     path = Path(script.__file__)
     source = source_of(script)
-    diff = git(path, "diff", "HEAD", "--", path) if path.read_bytes() == source else ""
+    diff = changes_of(path) if path.read_bytes() == source else b""
     write_config(run_dir / "config.yaml", config)
     write(run_dir / path.name, source)
     local_modules.write_copies(run_dir, modules)
@@ -81,8 +81,8 @@ def finish_run(
     agents = trained["agent"]
 
     folder = run_dir / "results.partial"
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
-    folder.mkdir()
+    delete_folder(folder)  # of an earlier attempt
+    folder.mkdir(exist_ok=True)
     save_results(script, config, seed, agents, metrics, folder)
     np.save(folder / "final_return.npy", trained["final_return"])
     if "during" in trained:
@@ -97,7 +97,7 @@ def finish_run(
         if (run_dir / path.name).is_dir():
             shutil.rmtree(run_dir / path.name)
         path.replace(run_dir / path.name)
-    folder.rmdir()
+    delete_folder(folder)
 
     lost = statistics.diverged(agents)
     summary = statistics.summarize(trained["final_return"], lost)

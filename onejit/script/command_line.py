@@ -119,14 +119,18 @@ def without_clashes(options, script: Script):
 
 
 def check_config(config) -> None:
-    """Raise ValueError if no update has a step, or a whole number does not fit in 32 bits.
+    """Raise ValueError if no update has a step, a float is NaN or an int has over 32 bits.
 
     Whole numbers of JAX have 32 bits.
     """
     for name in ("num_envs", "num_steps"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
+    if getattr(config, "total_timesteps", 1) < 1:
+        raise ValueError(f"total_timesteps = {config.total_timesteps}: must be at least 1")
     for name, value in vars(config).items():
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"{name} = {value}: must be a number")
         if type(value) is int and abs(value) >= 2**31 and name != "total_timesteps":
             raise ValueError(f"{name} = {value}: must fit in 32 bits")
     steps = config.num_envs * config.num_steps

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from onejit.base.files import write
+from onejit.base.files import load_yaml, write
 from onejit.script.contract import Script
 from onejit.script.other_names import suggest
 
@@ -33,7 +33,7 @@ def field_of(flag: str) -> str:
 def read_yaml(file: str) -> dict:
     """The `{field: value}` of a YAML file. Raises ValueError, which names the file."""
     try:
-        settings = yaml.safe_load(Path(file).read_text())
+        settings = load_yaml(Path(file).read_text())
         if not isinstance(settings, dict):
             raise ValueError("must have lines of the form FIELD: VALUE")
     except Exception as error:  # of files, and the many kinds that PyYAML raises
@@ -61,10 +61,7 @@ def flags_of_yaml(file: str, script: Script, known: list[str]) -> list[str]:
         if field not in known:
             about = f"is not a field of {Path(script.__file__).name}"
             raise ValueError(f"--config {file}: {name}: {about}{suggest(field, known)}")
-        try:
-            words += [f"--{name}", *as_words(value)]
-        except RecursionError:
-            raise ValueError(f"--config {file}: {name}: contains itself") from None
+        words += [f"--{name}", *as_words(value)]
     return words
 
 

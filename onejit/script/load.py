@@ -117,9 +117,25 @@ def source_of(script: Script) -> bytes:
     return source or Path(script.__file__).read_bytes()
 
 
-def git(path: Path, *words) -> str:
+def git(path: Path, *words) -> bytes:
     """The output of git in the folder of a file; empty without git or a repository."""
     if not shutil.which("git"):
-        return ""
+        return b""
     command = ["git", "-C", path.parent, *words]
-    return subprocess.run(command, capture_output=True, text=True).stdout
+    done = subprocess.run(command, capture_output=True)
+    if b"dubious ownership" in done.stderr and "describe" in words:
+        note = "git trusts no repository of another user; neither commit nor changes are recorded"
+        print(f"onejit: note: {path.parent}: {note}", file=sys.stderr)
+    return done.stdout
+
+
+def commit_of(path: Path) -> str:
+    """The commit of the repository of a file, which tags do not rename; empty without one."""
+    words = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return git(path, *words).decode().strip()
+
+
+def changes_of(path: Path) -> bytes:
+    """What `git apply` takes for the changes of a file, whatever the user's settings of git are."""
+    plain = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+    return git(path, "diff", *plain, "HEAD", "--", str(path))

@@ -228,7 +228,7 @@ def finish_slice(
     of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
     write(folder / f"{name}.npz", partial(np.savez, **metrics, **of_runs))
     if group.num_updates == group.config.num_updates:
-        shutil.rmtree(request.run_dir / "unfinished" / name)
+        shutil.rmtree(request.run_dir / "unfinished" / name, ignore_errors=True)
     write_record(request.run_dir, request.record)
     delete_agents_of_worse_trials(request)
 

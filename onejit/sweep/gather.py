@@ -24,7 +24,7 @@ def of_size(abstract, size: int):
 
 def take(folder: Path, update: int, program, rows: np.ndarray):
     """The rows of the carry of a slice after an update. Raises OSError."""
-    with open_checkpoints(folder, keep=2) as manager:
+    with open_checkpoints(folder) as manager:
         if manager.latest_step() != update:
             raise OSError(
                 f"{folder}: has no intact checkpoint of update {update}; --resume trains it again"

@@ -230,4 +230,4 @@ def delete_checkpoints(request: Request, number: int) -> None:
         unused = folder.with_name(f"deleted-{folder.name}")  # at once: a kill may come at any time
         shutil.rmtree(unused, ignore_errors=True)
         folder.rename(unused)
-        shutil.rmtree(unused)
+        shutil.rmtree(unused, ignore_errors=True)

@@ -1,12 +1,12 @@
 """Options of `onejit sweep`, and which of them go together."""
 
 import dataclasses
-from pathlib import Path
 from typing import Literal, TypeVar
 
 import tyro
 
 from onejit.base.packages import check_packages
+from onejit.base.paths import OptionalFolder
 from onejit.report.tracking import TRACKERS
 from onejit.script.contract import Script
 from onejit.sweep.values import DISTRIBUTIONS, is_float
@@ -45,7 +45,7 @@ class Options:
     keep_replay: tyro.conf.FlagCreatePairsOff[bool] = False
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
     # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
-    run_dir: Path | None = None
+    run_dir: OptionalFolder = None
     keep: int = 5  # number of best trials whose agents are saved
     # tracker for the final returns of each trial
     track: Literal["tensorboard", "trackio", "wandb"] | None = None

@@ -349,5 +349,5 @@ def finish_slice(request: Request, name: str, metrics, population, agent, return
         arrays[OF_POPULATION + key] = leaf
     write(folder / f"{name}.safetensors", as_bytes(agent))
     write(folder / f"{name}.npz", partial(np.savez, **arrays))
-    shutil.rmtree(request.run_dir / "unfinished" / name)
+    shutil.rmtree(request.run_dir / "unfinished" / name, ignore_errors=True)
     write_record(request.run_dir, request.record)

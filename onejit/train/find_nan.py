@@ -413,7 +413,7 @@ def search_slice(script: Script, config, options, run_dir, program, first: int) 
     trained = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
     name = "" if program.size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
     key_data = loop.seed_keys(options)[trained]
-    with open_checkpoints(run_dir / "checkpoints" / name, keep=2) as manager:
+    with open_checkpoints(run_dir / "checkpoints" / name) as manager:
         carry, done = last_finite(program, {}, key_data, manager)
     print(
         f"seeds {seeds.start} to {seeds.stop - 1}: the search starts after {plural(done, 'update')}"

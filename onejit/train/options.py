@@ -1,10 +1,11 @@
 """Options of `onejit train`."""
 
 import dataclasses
-from pathlib import Path
 from typing import Literal
 
 import tyro
+
+from onejit.base.paths import OptionalFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Options:
     num_seeds: int = 4  # number of agents, each with its own random key
     seed: int = 0  # seed of the key that the agents' keys are split from
     # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-NUMBER by default
-    run_dir: Path | None = None
+    run_dir: OptionalFolder = None
     # greedy episodes of each agent in an evaluation; 0 for none
     eval_episodes: int = 16
     # updates between evaluations during training; 0 evaluates after training only

@@ -116,7 +116,7 @@ def test_every_script_resumes(script, tmp_path):
     options = SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0)
     program = compilation.compile_slice(script, small_config(script, 2), [], 2, options)
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
-    with checkpoints.open_checkpoints(tmp_path, keep=1) as manager:
+    with checkpoints.open_checkpoints(tmp_path) as manager:
         carry = program.advance(program.start({}, jax.device_put(keys, program.sharding)), {}, 0, 1)
         loop.save(manager, 1, carry)
         again = loop.restore(manager, 1, program)

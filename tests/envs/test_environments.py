@@ -455,7 +455,7 @@ def test_a_checkpoint_keeps_arrays_of_no_entries(tmp_path):
     arrays = {"none": jnp.zeros((2, 0), jnp.int32), "some": jnp.arange(3.0)}
     carry = {"runner_state": arrays, "metrics": {}}
     program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
-    with checkpoints.open_checkpoints(tmp_path, keep=1) as manager:
+    with checkpoints.open_checkpoints(tmp_path) as manager:
         loop.save(manager, 1, carry)
         assert_same(loop.restore(manager, 1, program), carry)
 

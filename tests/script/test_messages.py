@@ -148,7 +148,7 @@ def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk, caplog):
     carry = {"metrics": {"loss": jnp.asarray(np.random.default_rng(0).normal(size=20_000))}}
     with (
         full_disk("files", 20_000) as (folder, cause),
-        open_checkpoints(folder / "checkpoints", keep=1) as manager,
+        open_checkpoints(folder / "checkpoints") as manager,
         pytest.raises(OSError, match=f"update 1 cannot be written: {cause}"),
     ):
         save(manager, 1, carry)

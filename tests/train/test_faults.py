@@ -428,10 +428,10 @@ def test_checkpoints_in_a_folder_of_any_name(name, tmp_path):
     folder = tmp_path / os.fsdecode(name) / "checkpoints"
     carry = {"metrics": {"loss": jnp.arange(6.0).reshape(2, 3)}}
     program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
-    with open_checkpoints(folder, keep=1) as manager:
+    with open_checkpoints(folder) as manager:
         save(manager, 1, carry)
     assert not checkpoints.damage_of(folder / "1")
-    with open_checkpoints(folder, keep=1) as manager:
+    with open_checkpoints(folder) as manager:
         loss = restore(manager, 1, program)["metrics"]["loss"]
     np.testing.assert_array_equal(loss, [[0, 1, 2], [3, 4, 5]])
 

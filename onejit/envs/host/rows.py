@@ -116,6 +116,10 @@ class Process:
         assert self.process.stdin and self.process.stdout
         self.requests = self.process.stdin
         self.answers = self.process.stdout
+        # the other process cannot import the script, whose classes it may need
+        for name, module in list(sys.modules.items()):
+            if name.startswith("script_") and hasattr(module, "SOURCE"):
+                cloudpickle.register_pickle_by_value(module)
         self.send(cloudpickle.dumps(args))
 
     def send(self, request) -> None:

@@ -1,0 +1,115 @@
+"""What clusters and other people's files do to a training: each case was met."""
+
+import dataclasses
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import ppo
+from onejit.base import files, paths
+from onejit.engine import memory, progress
+from onejit.engine.checkpoints import KEPT, delete_old
+from onejit.run import record, resume
+from onejit.script import command_line, load
+
+
+def test_nested_aliases_are_refused():
+    rows = ["x0: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    for i in range(1, 10):
+        rows.append(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]")
+    for text in ("\n".join(rows), "x: &x [*x]"):
+        with pytest.raises(ValueError, match="too many values"):
+            files.load_yaml(text)
+    assert files.load_yaml("x: &x [1, 2]\ny: *x") == {"x": [1, 2], "y": [1, 2]}
+
+
+def test_lines_of_a_log_do_not_depend_on_tqdm_disable(monkeypatch):
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
+    code = "from onejit.engine.progress import Lines\nwith Lines(10) as bar: bar.unpause()"
+    done = subprocess.run(
+        [load.sys.executable, "-c", code], env=os.environ | {"TQDM_DISABLE": "1"}, cwd=load.ROOT
+    )
+    assert done.returncode == 0
+
+
+def test_folders_are_of_this_machine(monkeypatch):
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    assert paths.as_folder("$SCRATCH/a") == Path("/scratch/a")
+    assert paths.as_folder("~/a") == Path.home() / "a"
+    with pytest.raises(ValueError, match="address"):
+        paths.as_folder("gs://bucket/a")
+    from onejit.train.options import Options
+
+    for words in (["--run-dir", "gs://bucket/a"], ["--run-dir=gs://bucket/a"]):
+        with pytest.raises(ValueError, match=r"run-dir.*address"):
+            command_line.parse_with(ppo, words, Options, None)
+    _, options, _ = command_line.parse_with(ppo, ["--run-dir", "$SCRATCH/a"], Options, None)
+    assert options.run_dir == Path("/scratch/a")
+
+
+@pytest.mark.parametrize("change", [{"lr": float("nan")}, {"total_timesteps": -100_000}])
+def test_the_command_line_names_the_field(change):
+    with pytest.raises(ValueError, match=rf"{next(iter(change))} = "):
+        command_line.check_config(dataclasses.replace(ppo.Config(), **change))
+
+
+def test_old_checkpoints_that_cannot_be_deleted_stay(tmp_path, monkeypatch):
+    for step in range(1, 5):
+        (tmp_path / str(step)).mkdir()
+
+    def rmdir(*args, **kwargs):
+        raise OSError("Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", rmdir)
+        delete_old(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    delete_old(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"3", "4"} and KEPT == 2
+
+
+def test_memory_of_a_gpu_without_statistics(monkeypatch):
+    device = SimpleNamespace(platform="gpu", memory_stats=lambda: None)
+    monkeypatch.setattr(memory.jax, "local_devices", lambda: [device])
+    with pytest.raises(ValueError, match="give --memory"):
+        memory.free_memory(None)
+    assert memory.free_memory(2.0) == 2 * memory.GIB
+
+
+@pytest.mark.parametrize("name", ["JAX_ENABLE_X64", "JAX_THREEFRY_PARTITIONABLE", "XLA_FLAGS"])
+def test_resume_refuses_other_numerics(name):
+    numerics = record.numerics()
+    stored = record.Record(settings={}, numerics=numerics)
+    resume.check_random_numbers(stored)
+    stored.numerics = numerics | {name: "other"}
+    with pytest.raises(ValueError, match=name):
+        resume.check_random_numbers(stored)
+    assert "onejit" in record.versions()
+
+
+def test_changes_of_a_script_are_those_that_git_applies(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    script = repository / "mine.py"
+
+    def git(*words, **options):
+        command = ["git", "-C", repository, "-c", "user.name=n", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, check=True, capture_output=True, **options).stdout
+
+    git("init", "-q")
+    script.write_bytes(b"x = 1\n")
+    git("add", "mine.py")
+    git("commit", "-qm", "one")
+    script.write_bytes(b"# caf\xe9\r\nx = 1\n")
+    for setting in ("diff.external=/bin/echo", "color.ui=always", "diff.noprefix=true"):
+        git("config", *setting.split("="))
+    changes = load.changes_of(script)
+    assert b"+# caf\xe9" in changes and load.commit_of(script).endswith("-dirty")
+    edited = script.read_bytes()
+    git("checkout", "-q", "mine.py")
+    git("apply", "-", input=changes)
+    assert script.read_bytes() == edited
