@@ -749,7 +749,7 @@ def test_refuses(args, words, tmp_path, capfd):
         ("", "--config"),
         ("lr: !!python/object:os.system {}", "--config"),
         ("lr: " + "[" * 3000, "bad.yaml"),
-        ("env_params: &a {x: *a}", "env-params"),
+        ("env_params: &a {x: *a}", "bad.yaml"),
         ("env_params: &a [*a]", "bad.yaml"),
         ('lr: !!int ""', "bad.yaml"),
         ("lr: !!bool x", "bad.yaml"),
