@@ -46,9 +46,6 @@ class Program(NamedTuple):
     evaluate: Any = None
     # (evaluation, agents, returns, index) -> evaluation; None without one during training
     remember: Any = None
-    # (carry, updates done) -> carry, after every `exchange_interval` updates; None without any
-    exchange: Any = None
-    exchange_interval: int = 0
 
     @property
     def size(self) -> int:

@@ -153,13 +153,11 @@ def length_of_next_chunk(chunk: int, took: float) -> int:
     return max(1, int(chunk * 2.0**exponent))
 
 
-def end_of_chunk(program, done: int, chunk: int, end: int, eval_interval: int) -> int:
-    """The update after which a chunk ends: no evaluation and no exchange lies within it."""
+def end_of_chunk(done: int, chunk: int, end: int, eval_interval: int) -> int:
+    """The update after which a chunk ends: no evaluation lies within it."""
     last = min(done + chunk, end)
     if eval_interval:
         last = min(last, (done // eval_interval + 1) * eval_interval)
-    if program.exchange is not None:
-        last = min(last, (done // program.exchange_interval + 1) * program.exchange_interval)
     return last
 
 
@@ -176,9 +174,6 @@ def train(program, job: Job, manager):
 
     Process 0 decides when a checkpoint is written, because clocks differ. A signal ends training
     with a checkpoint and raises `Stopped`.
-
-    A program with an exchange has the current floats in its carry. After every
-    `program.exchange_interval` updates, `program.exchange` changes the carry.
     """
     floats = {}
     for name, values in job.floats.items():
@@ -192,10 +187,8 @@ def train(program, job: Job, manager):
     job.on_begin()
     while done < end:
         begun = time.perf_counter()
-        last = end_of_chunk(program, done, chunk, end, job.eval_interval)
+        last = end_of_chunk(done, chunk, end, job.eval_interval)
         length = last - done
-        if program.exchange is not None:
-            floats = carry["population"]["floats"]
         trained = {name: carry[name] for name in ("runner_state", "metrics")}
         carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
         metrics = read(carry["metrics"], done, last)
@@ -207,8 +200,6 @@ def train(program, job: Job, manager):
         job.clock.evaluate += time.perf_counter() - ended
         if is_first():
             job.on_chunk(done, last, metrics, returns)
-        if program.exchange is not None and last % program.exchange_interval == 0:
-            carry = jax.block_until_ready(program.exchange(carry, last))
 
         done = last
         now = time.perf_counter()

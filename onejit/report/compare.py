@@ -125,7 +125,6 @@ def read_run(argument: str, kind: str) -> Run:
     marks = {
         "the text of the script": record.sha256,
         "the number of updates": num_updates,
-        "how a population was used": record.population,
     }
     return Run(path, settings, label, task, values, marks)
 

@@ -83,18 +83,11 @@ class Record:
     proposed: list[dict] = dataclasses.field(default_factory=list)  # by Optuna
     merged: list[str] = dataclasses.field(default_factory=list)  # the parts
 
-    # of a population: the best agent and its floats over time, or what is replayed of them
-    winner: dict[str, int] = dataclasses.field(default_factory=dict)
-    schedule: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    # {"of": run directory, "schedule": ...}
-    replay: dict[str, Any] = dataclasses.field(default_factory=dict)
-
     # of a trial
     trial: int | None = None
     rung: int | None = None
     num_updates: int | None = None
     total_updates: int | None = None
-    population: str | None = None  # how it was used
 
     others: dict[str, Any] = dataclasses.field(default_factory=dict)  # of another version
 
@@ -112,11 +105,6 @@ class Record:
                 values[field.name] = stored.pop(spelled)
         del stored["settings"]
         return cls(**values, others=stored)
-
-    @property
-    def is_replay(self) -> bool:
-        """Whether a sweep replays what a population has found."""
-        return bool(self.replay)
 
     def to_store(self) -> dict:
         """What run.json holds."""

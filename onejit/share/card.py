@@ -214,7 +214,7 @@ def section_on_playing(record: Record, shown: Shown) -> str:
 
 
 def is_replay(record: Record) -> bool:
-    return (record.population or "").startswith("a replay")
+    return record.others.get("population", "").startswith("a replay")
 
 
 def is_chosen(record: Record) -> bool:
@@ -231,7 +231,7 @@ def origin_of(record: Record) -> str:
 def command_to_train_again(record: Record) -> str:
     """It is left out for agents that the config alone does not make."""
     was_stopped = record.num_updates != record.total_updates
-    if record.population is not None or was_stopped:
+    if "population" in record.others or was_stopped:
         return ""
     settings = record.settings
     return AGAIN.format(

@@ -4,8 +4,6 @@
     onejit sweep ppo --gamma one-minus-log-uniform 0.9 0.999 --samples 64 --num-seeds 16
     onejit sweep ppo --lr log-uniform 1e-5 1e-2 --ent-coef uniform 0 0.05 --optuna tpe --samples 64
     onejit sweep path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
-    onejit sweep ppo --lr log-uniform 1e-5 1e-2 --pbt --samples 32 --exploit-interval 16
-    onejit sweep --replay RUN_DIR
     onejit sweep --resume RUN_DIR
     onejit sweep --merge RUN_DIR RUN_DIR ...
 
@@ -18,15 +16,11 @@ Each combination of the other fields is a compile group of its own. With `--optu
 `--batch` trials is proposed from the returns of the batches before it. With `--halving ETA` only
 the best 1/ETA of the trials go on at each of several rungs. `--part I/N` trains some of the trials,
 and `--merge` joins the results of all parts. `--storage` shares a study of Optuna's between sweeps.
-With `--pbt` the samples are agents of a population, which copy each other and change their floats.
-`--replay` trains new seeds with the floats over time that a population has found.
 `onejit sweep SCRIPT --help` lists all flags; docs/sweep.md describes the results.
 """
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 
@@ -45,8 +39,8 @@ from onejit.script.errors import (
     exit_as_diverged,
     failures_in_one_line,
 )
-from onejit.sweep import execution, halving, merge, population, population_results, results, search
-from onejit.sweep.options import Options, ResumeOptions
+from onejit.sweep import execution, halving, merge, results, search
+from onejit.sweep.options import Options, ResumeOptions, refuse_removed
 from onejit.sweep.request import Request, groups_of_part, read_request
 from onejit.sweep.strategy import Grid, Strategy
 
@@ -55,42 +49,28 @@ __all__ = ["Options", "ResumeOptions", "main", "read_request"]
 TOOL = "onejit sweep"
 
 
-class Kind(NamedTuple):
-    """A kind of sweep."""
-
-    strategy: Strategy
-    train: Callable  # (request, strategy, progress, caught)
-    write_results: Callable  # (request) -> whether an agent is left that has not diverged
-
-
-def kind_of(request: Request) -> Kind:
-    """Populations, or trials that are listed, drawn, stopped early or proposed by Optuna."""
-    options = request.options
-    if options.pbt:
-        strategy = population.Population(request, groups_of_part(request))
-        return Kind(strategy, population.train, population_results.write_results)
-    if options.optuna:
-        strategy = search.Optuna(request)
-    elif options.halving:
-        sizes = halving.sizes_of_tasks(request)
-        strategy = halving.Halving(request, groups_of_part(request), sizes)
-    else:
-        strategy = Grid(request, groups_of_part(request))
-    return Kind(strategy, execution.run_groups, results.write_results)
+def strategy_of(request: Request) -> Strategy:
+    """Trials are listed or drawn, stopped early, or proposed by Optuna."""
+    if request.options.optuna:
+        return search.Optuna(request)
+    groups = groups_of_part(request)
+    if request.options.halving:
+        return halving.Halving(request, groups, halving.sizes_of_tasks(request))
+    return Grid(request, groups)
 
 
-def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> Kind:
+def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> Strategy:
     """What to train. Makes the directory, locks it and checks the configs. Raises ValueError."""
     record = request.record
     if is_new:
         until_the_end.enter_context(holding(request.run_dir, is_new=True))
     hosts.only_first(tracking.check_login, request.options.track)
-    kind = kind_of(request)
-    groups = kind.strategy.groups
+    strategy = strategy_of(request)
+    groups = strategy.groups
     for group in groups:
         with about_the_config(request.script, group.config):  # before anything is compiled
             request.script.make_learner(group.config)
-    steps_total = kind.strategy.plan()
+    steps_total = strategy.plan()
     record.steps_done = 0  # slices on disk are counted again
     record.steps_total = steps_total
     if is_new:
@@ -99,15 +79,15 @@ def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -
             begin_run, request.run_dir, request.config, record, request.script, env_names
         )
     if hosts.is_first():
-        print("\n".join(kind.strategy.describe(plural(len(jax.devices()), "device"))))
-    return kind
+        print("\n".join(strategy.describe(plural(len(jax.devices()), "device"))))
+    return strategy
 
 
-def train(request: Request, kind: Kind, is_new: bool, bar, caught) -> None:
+def train(request: Request, strategy: Strategy, is_new: bool, bar, caught) -> None:
     """Train all groups. A directory in which nothing was begun is removed."""
     try:
-        with kind.strategy:
-            kind.train(request, kind.strategy, bar, caught)
+        with strategy:
+            execution.run_groups(request, strategy, bar, caught)
     except Exception as error:
         nothing_begun = is_new and not request.record.slices
         if nothing_begun and not isinstance(error, Stopped):
@@ -129,15 +109,14 @@ def main(words) -> Path:
         contextlib.ExitStack() as until_the_end,
     ):
         if words[:1] == ["--replay"]:
-            request = population.read_replay(words[1:], ["sweep", *words])
-        else:
-            _, hosts_options, _ = command_line.split_words(words)
-            hosts.connect(hosts_options)  # before importing a script, which starts JAX
-            request = read_request(words, until_the_end, description=__doc__)
+            refuse_removed(["replay"])
+        _, hosts_options, _ = command_line.split_words(words)
+        hosts.connect(hosts_options)  # before importing a script, which starts JAX
+        request = read_request(words, until_the_end, description=__doc__)
         if request is None:
             return Path(words[1])
         run_dir = request.run_dir
-        kind = begin(request, is_new, until_the_end)
+        strategy = begin(request, is_new, until_the_end)
         # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     with (
@@ -152,8 +131,8 @@ def main(words) -> Path:
             catching_signals(f"{TOOL}: stopped at once; {go_on}") as caught,
         ):
             with errors_in_one_line(TOOL, kinds=(ValueError,)), bar:
-                train(request, kind, is_new, bar, caught)
-            is_any_left = hosts.only_first(kind.write_results, request)
+                train(request, strategy, is_new, bar, caught)
+            is_any_left = hosts.only_first(results.write_results, request)
     if not is_any_left:
         exit_as_diverged(TOOL, run_dir)
     return run_dir

@@ -12,6 +12,14 @@ from onejit.script.contract import Script
 from onejit.sweep.values import DISTRIBUTIONS, is_float
 
 T = TypeVar("T")
+POPULATIONS = "is gone; copy examples/population.py, which trains populations with any script"
+# {what an older version took: what serves now}
+REMOVED = {
+    "pbt": POPULATIONS,
+    "exploit_interval": POPULATIONS,
+    "keep_replay": POPULATIONS,
+    "replay": POPULATIONS,
+}
 # samplers of Optuna, and the packages that they need
 SAMPLERS = {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}
 
@@ -36,13 +44,6 @@ class Options:
     rungs: int | None = None
     # timesteps of an agent in the first rung of --halving, several episodes; instead of --rungs
     first_rung: int | None = None
-    # population-based training: --samples is the size of a population, --num-seeds the number of
-    # independent populations
-    pbt: tyro.conf.FlagCreatePairsOff[bool] = False
-    # updates between exchanges of --pbt; must divide the number of updates
-    exploit_interval: int | None = None
-    # agents of --pbt that copy another one keep their own replay and episodes
-    keep_replay: tyro.conf.FlagCreatePairsOff[bool] = False
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
     # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
     run_dir: OptionalFolder = None
@@ -78,20 +79,20 @@ NEEDS = {
     "storage": "optuna",
     "rungs": "halving",
     "first_rung": "halving",
-    "exploit_interval": "pbt",
-    "keep_replay": "pbt",
 }
 # {(option, another that it does not go with): how the message ends}
 EXCLUDES = {
     ("first_rung", "rungs"): "",
-    ("optuna", "pbt"): "",
-    ("halving", "pbt"): "",
-    ("part", "pbt"): "",
-    ("track", "pbt"): "",
-    ("keep", "pbt"): ", whose best agents are all kept",
     ("part", "optuna"): "; --storage does",
     ("part", "halving"): ", which compares all trials",
 }
+
+
+def refuse_removed(names) -> None:
+    """Raise ValueError if one of the options is of an older version."""
+    for name in names:
+        if name in REMOVED:
+            raise ValueError(f"{as_flag(name)}: {REMOVED[name]}")
 
 
 def is_given(options: Options, name: str) -> bool:
@@ -146,7 +147,6 @@ def check_options(script: Script, swept: dict[str, list[str]], options: Options)
         )
     check_together(options)
     check_halving(swept, options)
-    check_population(script, swept, options)
     check_packages(f"optuna = {options.optuna}", SAMPLERS.get(options.optuna or "", ()))
     check_packages(f"track = {options.track}", TRACKERS.get(options.track or "", ()))
     if options.optuna == "cmaes" and len(drawn) < 2:
@@ -175,28 +175,6 @@ def check_halving(swept: dict[str, list[str]], options: Options) -> None:
         raise ValueError(
             "total_timesteps: cannot be swept with --halving, which compares trials at equal steps"
         )
-
-
-def check_population(script: Script, swept: dict[str, list[str]], options: Options) -> None:
-    """Raise ValueError if --pbt is not possible."""
-    if not options.pbt:
-        return
-    for name, words in swept.items():
-        if not is_float(script, name):
-            raise ValueError(
-                f"{name}: is not a float field; agents of different shapes cannot exchange, so "
-                "--pbt needs a single value"
-            )
-        if words[0] not in DISTRIBUTIONS:
-            kinds = ", ".join(DISTRIBUTIONS)
-            raise ValueError(f"{name}: is a list of values; --pbt needs {kinds} LOW HIGH")
-    if required(options.samples) < 4:
-        raise ValueError(
-            f"samples = {options.samples}: must be at least 4 with --pbt, whose agents exchange by "
-            "quarters"
-        )
-    if options.exploit_interval is None:
-        raise ValueError("pbt: needs --exploit-interval, the updates between exchanges")
 
 
 def read_part(text: str) -> tuple[int, int]:

@@ -5,8 +5,6 @@ from collections import Counter
 
 import matplotlib
 import numpy as np
-from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -200,56 +198,4 @@ def draw_heat_map(ranked: list, title: str, file) -> None:
         axes.margins(0.05)
     axes.set_title(title, fontsize="medium")
     figure.colorbar(drawn, label="final return, interquartile mean")
-    figure.savefig(file, format="png", dpi=150)
-
-
-# --- population-based training ---
-
-
-def over_time(axes, begins, ends, values, returns, norm):
-    """A horizontal line for each agent and stretch, coloured by its return.
-
-    `values` and `returns` are [agents, stretches]. Stretches without a return are grey.
-    """
-    starts = np.broadcast_to(begins, values.shape)
-    stops = np.broadcast_to(ends, values.shape)
-    points = np.stack([starts, values, stops, values], axis=-1).reshape(-1, 2, 2)
-    colors = matplotlib.colormaps["viridis_r"].with_extremes(bad="0.8")
-    lines = LineCollection(list(points), cmap=colors, norm=norm, linewidth=1.8)
-    lines.set_array(np.ma.masked_invalid(returns.reshape(-1)))
-    return axes.add_collection(lines)
-
-
-def draw_population(
-    title: str, file, *, begins, ends, returns, schedule, distributions, ancestors
-) -> None:
-    """Each float of a population over time, coloured by the return.
-
-    `returns` and each field of `schedule` are [agents, stretches]. The winner's lineage,
-    `ancestors` [stretches], is an orange line.
-    """
-    returns = without_infinite(returns)
-    stretches = returns.shape[1]
-    figure = Figure(figsize=(7, 1.4 + 2.4 * len(schedule)), layout="constrained")
-    panels = figure.subplots(len(schedule), 1, sharex=True, squeeze=False)[:, 0]
-    middle = returns[np.isfinite(returns)]
-    low, high = np.percentile(middle, [5, 100]) if len(middle) else (0.0, 1.0)
-    norm = Normalize(low, high)
-
-    steps = np.stack([begins, ends], axis=1).reshape(-1)
-    style = {"color": "orange", "linewidth": 6.0, "zorder": 1, "label": "ancestors of the winner"}
-    for axes, (name, values) in zip(panels, schedule.items(), strict=True):
-        kind, *bounds = distributions[name]
-        is_mirrored = kind == "one-minus-log-uniform"
-        shown = 1.0 - values if is_mirrored else values
-        lines = over_time(axes, begins, ends, shown, returns, norm)
-        axes.plot(steps, np.repeat(shown[ancestors, np.arange(stretches)], 2), **style)
-        axes.set_yscale("linear" if kind == "uniform" else "log")
-        axes.set_ylim(*sorted(1.0 - bound if is_mirrored else bound for bound in bounds))
-        axes.set_ylabel(f"1 - {name}" if is_mirrored else name)
-    panels[0].set_title(title, loc="left", fontsize="medium")
-    panels[0].set_xlim(begins[0], ends[-1])
-    panels[-1].set_xlabel("environment steps per agent")
-    panels[0].legend(frameon=False, fontsize="small", loc="upper right")
-    figure.colorbar(lines, ax=list(panels), label="return since the last exchange", aspect=40)
     figure.savefig(file, format="png", dpi=150)

@@ -17,11 +17,14 @@ from onejit.script.contract import Script
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of
 from onejit.sweep.options import (
+    REMOVED,
     Options,
     ResumeOptions,
+    as_flag,
     check_options,
     check_part,
     read_part,
+    refuse_removed,
     required,
 )
 from onejit.sweep.values import is_float, is_swept, make_trials
@@ -109,6 +112,7 @@ def read_request(
     name, _, words = command_line.split_words(words)
     if name != "--resume":
         check_given_once(words)
+        refuse_removed(field_of(word.split("=")[0]) for word in words if word.startswith("--"))
         script = load_script(name)
         config, options, swept = parse(script, words, description)
         return new_request(script, config, options, swept, command)
@@ -140,25 +144,15 @@ def parse(script: Script, words: list[str], description: str | None) -> tuple:
 
 
 def new_request(
-    script: Script,
-    config,
-    options: Options,
-    swept: dict,
-    command: list[str],
-    replay: dict | None = None,
+    script: Script, config, options: Options, swept: dict, command: list[str]
 ) -> Request:
-    """The request of a sweep or a replay that begins, with its new directory and record.
-
-    Raises ValueError.
-    """
+    """The request of a sweep that begins, with its new directory and record. Raises ValueError."""
     trials = trials_of(script, swept, options)
     check_part(len(trials), options)
-    prefix = "replay-" if replay else "sweep-"
-    run_dir = options.run_dir or new_run_dir(script, config, prefix=prefix)
+    run_dir = options.run_dir or new_run_dir(script, config, prefix="sweep-")
     run_dir = Path(hosts.agree(str(run_dir)))
     record = make_record("sweep", script, config, options, command)
     record.swept = swept
-    record.replay = replay or {}
     if options.storage:
         record.owner = hosts.agree(uuid.uuid4().hex)
     request = Request(script, config, options, run_dir, swept, trials, record, [], {})
@@ -177,6 +171,9 @@ def request_of(run_dir: Path, record: Record, given, memory: float | None = None
             f"{run_dir}: is a sweep of an older version of onejit, which alone can read its options"
         )
     config = read_config(script, run_dir / "config.yaml")
+    used = [name for name in REMOVED if record.options.pop(name, None) or name in record.others]
+    if used:
+        raise ValueError(f"{run_dir}: {as_flag(used[0])} {REMOVED[used[0]]}")
     options = resume.options_of(Options, run_dir, record, memory)
     trials = trials_of(script, record.swept, options)
     request = Request(script, config, options, run_dir, record.swept, trials, record, [], {})
@@ -198,10 +195,7 @@ def trials_of(script: Script, swept: dict, options: Options) -> list[dict]:
     """The trials that are known before the first one is trained. Raises ValueError."""
     if options.optuna:
         return []
-    samples = options.samples
-    if options.pbt:  # a trial is an agent, which begins with values of its own
-        samples = required(samples) * options.num_seeds
-    return make_trials(script, swept, samples, options.seed)
+    return make_trials(script, swept, options.samples, options.seed)
 
 
 def float_names(request: Request) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from gymnax.wrappers.purerl import LogEnvState
 
 from onejit.base.signals import Stopped
-from onejit.engine import loop
+from onejit.engine import loop, progress
 from onejit.engine.axis import Axis
 from onejit.engine.compilation import Program
 from onejit.engine.job import Job
@@ -61,14 +61,12 @@ def clock(monkeypatch):
     return now
 
 
-def program_of(clock, exchange_interval=0) -> Program:
+def program_of(clock) -> Program:
     carry = {
         "runner_state": State(jnp.zeros(2)),
         "metrics": {"count": jnp.zeros((2, NUM_UPDATES))},
         "evaluation": {"returns": jnp.zeros((2, NUM_UPDATES))},
     }
-    if exchange_interval:
-        carry["population"] = {"floats": {"lr": jnp.ones(2)}}
 
     def advance(carry, floats, first, last):
         clock["time"] += SECONDS["update"] * (last - first)
@@ -81,9 +79,6 @@ def program_of(clock, exchange_interval=0) -> Program:
         np.testing.assert_array_equal(returns[:, 0], 10.0 * agents["count"])
         return {"returns": evaluation["returns"].at[:, index].set(returns[:, 0])}
 
-    def exchange(carry, done):
-        return carry | {"population": {"floats": {"lr": jnp.full(2, 1.0 + done)}}}
-
     return Program(
         axis=Axis(2, num_devices=1, sharding=None, replicated=None),
         num_updates=NUM_UPDATES,
@@ -94,8 +89,6 @@ def program_of(clock, exchange_interval=0) -> Program:
         advance=advance,
         restart=None,
         remember=remember,
-        exchange=exchange if exchange_interval else None,
-        exchange_interval=exchange_interval,
     )
 
 
@@ -114,10 +107,11 @@ def test_evaluations_end_chunks_and_have_their_own_time(clock, tmp_path):
     assert job.clock.evaluate == 2 * SECONDS["evaluate"]
 
 
-def test_an_exchange_changes_the_floats_of_the_next_updates(clock, tmp_path):
-    carry = loop.run(program_of(clock, exchange_interval=20), Log(clock, folder=tmp_path))
-    np.testing.assert_array_equal(carry["runner_state"].count, [20 * 1.0 + 20 * 21.0] * 2)
-    np.testing.assert_array_equal(carry["population"]["floats"]["lr"], [41.0] * 2)
+def test_progress_shows_the_best_return_so_far():
+    bar = progress.Lines(100)
+    assert progress.note_of_returns(bar, np.array([np.nan])) == ""
+    assert progress.note_of_returns(bar, np.array([1.0, 3.0])) == "return 1 to 3, best 3"
+    assert progress.note_of_returns(bar, np.array([np.nan, 2.0])) == "return 2 to 2, best 3"
 
 
 def test_checkpoints_are_written_after_their_interval_and_continued(clock, tmp_path):

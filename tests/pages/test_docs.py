@@ -133,9 +133,6 @@ def parse_tool(name, words):
         at = next(i for i, word in enumerate(words) if i and word.startswith("--"))
         command_line.parse(tool.merge.MergeOptions, words[at:])
         return
-    if words[0] == "--replay":
-        command_line.parse(tool.population.ReplayOptions, words[2:])
-        return
     first, _, words = command_line.split_words(words)
     if first == "--resume":
 

@@ -246,7 +246,6 @@ def test_methods_are_named_by_what_sets_them_apart(tmp_path):
     [
         ({"sha256": "a"}, {"sha256": "b"}, "the text of the script"),
         ({"total_updates": 93}, {}, "the number of updates"),
-        ({"population": "the best agents"}, {}, "how a population was used"),
     ],
 )
 def test_runs_that_differ_in_more_than_the_seed_are_two_methods(tmp_path, first, second, what):

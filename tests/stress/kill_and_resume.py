@@ -2,7 +2,6 @@
 
     python tests/stress/kill_and_resume.py sweep      # onejit sweep, in slices
     python tests/stress/kill_and_resume.py halving    # onejit sweep --halving, three rungs
-    python tests/stress/kill_and_resume.py pbt        # onejit sweep --pbt, three populations
     python tests/stress/kill_and_resume.py train      # onejit train, in slices
     python tests/stress/kill_and_resume.py module     # onejit train, an environment of one's own
 
@@ -55,20 +54,6 @@ COMMANDS = {
         "0.5",
         "--num-seeds=4",
         "--halving=2",
-    ],
-    "pbt": [
-        "-m",
-        "onejit",
-        "sweep",
-        "q_learning_gridworld",
-        "--lr",
-        "log-uniform",
-        "0.01",
-        "1",
-        "--pbt",
-        "--samples=4",
-        "--num-seeds=3",
-        "--exploit-interval=10",
     ],
     "train": [
         "-m",
@@ -229,7 +214,7 @@ def differences(run_dir: Path, whole: Path) -> list[str]:
         if (whole / file).exists():
             arrays, others = load(run_dir / file), load(whole / file)
             names += [name for name in others if arrays[name].tobytes() != others[name].tobytes()]
-    files = ("results.csv", "table.txt", "schedule.csv", "best.yaml", "config.yaml")
+    files = ("results.csv", "table.txt", "best.yaml", "config.yaml")
     files += ("evaluation.npy",)
     files = [name for name in files if (whole / name).exists()]
     return names + [

@@ -10,7 +10,6 @@ SMALL = "q_learning_gridworld --num-steps=200 --total-timesteps=5400"  # 27 upda
 SWEEP = f"{SMALL} --lr 0.01 0.02 0.05 0.1 0.2 0.3 0.5 0.8 1.0"
 DRAWN = f"{SMALL} --lr log-uniform 0.01 1 --samples=8"
 OPTUNA = f"{DRAWN} --optuna=tpe"
-PBT = f"{DRAWN} --pbt --exploit-interval=3"
 
 
 def check_refused(command, words, run_dir, capfd):
@@ -103,27 +102,10 @@ def check_refused(command, words, run_dir, capfd):
             "q_learning_gridworld --total-timesteps 5400 9000 --lr 0.1 0.2 --halving=2",
             "total_timesteps: --halving",
         ),
-        # --pbt and --replay
-        (f"{DRAWN} --exploit-interval=3", "exploit_interval = 3: goes with --pbt"),
-        (f"{DRAWN} --keep-replay", "keep_replay: goes with --pbt"),
-        (f"{DRAWN} --pbt", "pbt: needs --exploit-interval"),
-        (f"{DRAWN} --pbt --exploit-interval=0", "exploit_interval = 0: at least 1"),
-        (f"{DRAWN} --pbt --exploit-interval=27", "exploit_interval = 27: below 27"),
-        (
-            f"{DRAWN} --pbt --exploit-interval=4",
-            "exploit_interval = 4: divide 27 updates --total-timesteps 4800 has 24",
-        ),
-        (f"{SMALL} --lr uniform 0.01 1 --samples=3 --pbt", "samples = 3: at least 4"),
-        (f"{SMALL} --lr 0.1 0.2 --pbt", "lr: is a list of values"),
-        (f"{PBT} --random-starts True False", "random_starts: is not a float field"),
-        (f"{PBT} --halving=2", "halving = 2: does not go with --pbt"),
-        (f"{PBT} --optuna=random", "optuna = random: does not go with --pbt"),
-        (f"{PBT} --part=1/2", "part = 1/2: does not go with --pbt"),
-        (f"{PBT} --track=tensorboard", "track = tensorboard: does not go with --pbt"),
-        (f"{PBT} --keep=2", "keep = 2: does not go with --pbt"),
-        (f"{PBT} --keep-replay", "keep_replay: q_learning_gridworld.py has no replay"),
-        ("--replay", "replay: needs RUN_DIR"),
-        ("--replay /nowhere", "/nowhere: is not a run directory"),
+        # what an older version took
+        (f"{DRAWN} --pbt", "--pbt: is gone examples/population.py"),
+        (f"{DRAWN} --exploit-interval=3", "--exploit-interval: is gone examples/population.py"),
+        ("--replay /nowhere", "--replay: is gone examples/population.py"),
     ],
 )
 def test_refuses(command, words, tmp_path, capfd):

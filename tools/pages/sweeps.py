@@ -1,4 +1,5 @@
-"""The picture at the top of docs/sweep.md: what `--halving` and `--pbt` do with many agents.
+"""The picture at the top of docs/sweep.md: what `--halving` and
+population-based training do with many agents.
 
     python tools/pages/sweeps.py
 
@@ -77,7 +78,7 @@ def draw_exchanges(axes, rates: np.ndarray) -> None:
     axes.text(2, LANES - 0.3, text, ha="center", fontsize="small", backgroundcolor="white")
     labels = ["first\nexchange", "second", "third", "all\nsteps"]
     axes.set_xticks([1, 2, 3, 4], labels)
-    axes.set_title("--pbt: bad agents copy good ones", pad=12)
+    axes.set_title("populations: bad agents copy good ones", pad=12)
 
 
 def main():
