@@ -213,6 +213,9 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
                     pass
                 elif folder in ("benchmarks", "pages", "stress", "tools"):
                     parse_benchmark(file, words, monkeypatch)
+                elif folder == "examples":
+                    monkeypatch.syspath_prepend(ROOT / folder)
+                    importlib.import_module(stem).read_words(words)
                 else:
                     parse_script(stem, words)
             except Parsed:
