@@ -149,9 +149,10 @@ LOG_STD_MIN = -5.0
 LOG_STD_MAX = 2.0
 
 
-def preprocess(obs):
-    """What networks take: floats; bytes, of which images consist, are divided by 255."""
-    return obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
 
 
 # momentum of the running statistics; bounds r_max and d_max (arXiv 1702.03275)
@@ -238,6 +239,7 @@ class Mlp(nn.Module):
 class Actor(nn.Module):
     """Gaussian before squashing: [..., obs_dim] -> distribution over [..., action_dim]."""
 
+    obs_space: Any
     action_dim: int
     hidden_sizes: tuple[int, ...]
     activation: str
@@ -245,7 +247,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs, training: bool):
-        x = preprocess(obs)
+        x = preprocess(obs, self.obs_space)
         outputs = 2 * self.action_dim
         mlp = Mlp(self.hidden_sizes, outputs, self.activation, self.renorm_warmup)
         mean, log_std = jnp.split(mlp(x, training), 2, axis=-1)
@@ -256,13 +258,14 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """The value of an action: [..., obs_dim], [..., action_dim] -> [...]."""
 
+    obs_space: Any
     hidden_sizes: tuple[int, ...]
     activation: str
     renorm_warmup: int
 
     @nn.compact
     def __call__(self, obs, action, training: bool):
-        x = jnp.concatenate([preprocess(obs), action], axis=-1)
+        x = jnp.concatenate([preprocess(obs, self.obs_space), action], axis=-1)
         mlp = Mlp(self.hidden_sizes, 1, self.activation, self.renorm_warmup)
         return mlp(x, training).squeeze(-1)
 
@@ -368,9 +371,11 @@ class RunnerState(NamedTuple):
 
 
 def make_networks(config: Config, env, env_params):
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     action_dim = math.prod(env.action_space(env_params).shape)
-    actor = Actor(action_dim, config.hidden_sizes, config.activation, config.renorm_warmup)
-    critic = Critic(config.critic_hidden_sizes, config.activation, config.renorm_warmup)
+    actor = Actor(space, action_dim, config.hidden_sizes, config.activation, config.renorm_warmup)
+    critic = Critic(space, config.critic_hidden_sizes, config.activation, config.renorm_warmup)
     return actor, critic
 
 
@@ -392,7 +397,7 @@ def make_learner(config: Config):
     num_rollouts = config.buffer_size // config.rollout_size
     if num_rollouts < 1:
         raise ValueError(
-            f"buffer_size = {config.buffer_size}: one update writes {config.rollout_size}"
+            f"buffer_size = {config.buffer_size}: one update adds {config.rollout_size} steps"
         )
     env, env_params = make_env(config)
     reset_env = jax.vmap(env.reset, in_axes=(0, None))

@@ -150,9 +150,16 @@ def orthogonal(scale: float):
     return init
 
 
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
+
+
 class Mlp(nn.Module):
     """Hidden layers and a linear head: [..., obs_dim] -> [..., outputs]."""
 
+    obs_space: Any
     hidden_sizes: tuple[int, ...]
     outputs: int
     activation: str
@@ -160,7 +167,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
+        x = preprocess(obs, self.obs_space)
         for size in self.hidden_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x)
             x = getattr(nn, self.activation)(x)
@@ -170,6 +177,7 @@ class Mlp(nn.Module):
 class Actor(nn.Module):
     """Gaussian policy: [..., obs_dim] -> distribution over actions [..., action_dim]."""
 
+    obs_space: Any
     action_dim: int
     hidden_sizes: tuple[int, ...]
     activation: str
@@ -177,7 +185,9 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        mean = Mlp(self.hidden_sizes, self.action_dim, self.activation, head_scale=0.01)(obs)
+        mean = Mlp(
+            self.obs_space, self.hidden_sizes, self.action_dim, self.activation, head_scale=0.01
+        )(obs)
         init_log_std = nn.initializers.constant(self.log_std_init)
         log_std = self.param("log_std", init_log_std, (self.action_dim,), jnp.float32)
         std = jnp.broadcast_to(jnp.exp(log_std), mean.shape)
@@ -187,12 +197,15 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """The value of a state: [..., obs_dim] -> [...]."""
 
+    obs_space: Any
     hidden_sizes: tuple[int, ...]
     activation: str
 
     @nn.compact
     def __call__(self, obs):
-        return Mlp(self.hidden_sizes, 1, self.activation, head_scale=1.0)(obs).squeeze(-1)
+        return Mlp(self.obs_space, self.hidden_sizes, 1, self.activation, head_scale=1.0)(
+            obs
+        ).squeeze(-1)
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -326,9 +339,11 @@ class RunnerState(NamedTuple):
 
 
 def make_networks(config: Config, env, env_params):
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     action_dim = math.prod(env.action_space(env_params).shape)
-    actor = Actor(action_dim, config.hidden_sizes, config.activation, config.log_std_init)
-    critic = Critic(config.hidden_sizes, config.activation)
+    actor = Actor(space, action_dim, config.hidden_sizes, config.activation, config.log_std_init)
+    critic = Critic(space, config.hidden_sizes, config.activation)
     return actor, critic
 
 
@@ -383,13 +398,13 @@ def make_learner(config: Config):
     def collect(state, key):
         """Act for `num_steps` steps with the current policy."""
 
-        def normalize_obs(obs):
+        def as_seen(obs):
             return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
         def step(carry, key):
             raw_obs, env_state, discounted_return = carry
             action_key, env_key = jax.random.split(key)
-            obs = normalize_obs(raw_obs)
+            obs = as_seen(raw_obs)
             policy = actor.apply(state.params["actor"], obs)
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
 
@@ -406,7 +421,7 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(final_obs),
+                next_obs=as_seen(final_obs),
                 raw_obs=raw_obs,
                 discounted_return=discounted_return,
                 info=info,

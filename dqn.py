@@ -154,6 +154,12 @@ def patches(x, size: int, stride: int):
     return jnp.concatenate(shifted, axis=-1)
 
 
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
+
+
 class QNetwork(nn.Module):
     """The value of each action: [..., *obs_shape] -> [..., num_actions]."""
 
@@ -172,7 +178,7 @@ class QNetwork(nn.Module):
         if isinstance(self.obs_space, spaces.Discrete):
             x = jax.nn.one_hot(obs, self.obs_space.n)
         else:
-            x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
+            x = preprocess(obs, self.obs_space)
         if len(self.obs_space.shape) == 3:
             for features, size, stride in self.convolutions:
                 x = activation(nn.Dense(features)(patches(x, size, stride)))
@@ -269,7 +275,8 @@ class RunnerState(NamedTuple):
 
 
 def make_network(config: Config, env, env_params) -> QNetwork:
-    space = env.observation_space(env_params)
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     if config.buffer_dtype and not jnp.issubdtype(space.dtype, jnp.floating):
         raise ValueError(f"buffer_dtype = {config.buffer_dtype}: is for observations of floats")
     return QNetwork(

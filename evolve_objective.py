@@ -190,6 +190,12 @@ def orthogonal(scale: float):
     return init
 
 
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
+
+
 class Network(nn.Module):
     """Convolutions of images, hidden layers, a linear head: [..., *obs_shape] -> [..., outputs]."""
 
@@ -207,7 +213,7 @@ class Network(nn.Module):
         if isinstance(self.obs_space, spaces.Discrete):
             x = jax.nn.one_hot(obs, self.obs_space.n)
         else:
-            x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
+            x = preprocess(obs, self.obs_space)
         if len(self.obs_space.shape) == 3:
             for features, size, stride in self.convolutions:
                 x = patches(x, size, stride)
@@ -394,7 +400,8 @@ class RunnerState(NamedTuple):
 
 
 def make_networks(config: Config, env, env_params):
-    space = env.observation_space(env_params)
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     if config.normalize_obs and isinstance(space, spaces.Discrete):
         raise ValueError(
             f"normalize_obs = True: must be False, {config.env_name} observes state indices"
@@ -457,7 +464,7 @@ def make_inner(config: Config):
             key=key,
         )
 
-    def normalize_obs(obs_statistics, obs):
+    def as_seen(obs_statistics, obs):
         return normalize(obs_statistics, obs) if config.normalize_obs else obs
 
     def collect(state, key):
@@ -466,7 +473,7 @@ def make_inner(config: Config):
         def step(carry, key):
             raw_obs, env_state, discounted_return = carry
             action_key, env_key = jax.random.split(key)
-            obs = normalize_obs(state.obs_statistics, raw_obs)
+            obs = as_seen(state.obs_statistics, raw_obs)
             policy = actor.apply(state.params["actor"], obs)
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
 
@@ -482,7 +489,7 @@ def make_inner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(state.obs_statistics, info["final_observation"]),
+                next_obs=as_seen(state.obs_statistics, info["final_observation"]),
                 raw_obs=raw_obs,
                 discounted_return=discounted_return,
             )
@@ -582,7 +589,7 @@ def make_inner(config: Config):
 
         def step(carry):
             key, action_key, env_key = jax.random.split(carry["key"], 3)
-            obs = normalize_obs(state.obs_statistics, carry["obs"])
+            obs = as_seen(state.obs_statistics, carry["obs"])
             action = actor.apply(state.params["actor"], obs).sample(seed=action_key)
             env_keys = jax.random.split(env_key, config.fitness_episodes)
             obs, env_state, reward, terminated, truncated, _ = step_env(

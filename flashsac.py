@@ -154,9 +154,10 @@ LOG_STD_MIN = -10.0
 LOG_STD_MAX = 2.0
 
 
-def preprocess(obs):
-    """What networks take: floats; bytes, of which images consist, are divided by 255."""
-    return obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
 
 
 def orthogonal(scale: float):
@@ -218,13 +219,14 @@ class ResNet(nn.Module):
 class Actor(nn.Module):
     """Gaussian before squashing: [..., obs_dim] -> distribution over [..., action_dim]."""
 
+    obs_space: Any
     action_dim: int
     hidden_size: int
     num_blocks: int
 
     @nn.compact
     def __call__(self, obs, training: bool):
-        x = preprocess(obs)
+        x = preprocess(obs, self.obs_space)
         network = ResNet(self.hidden_size, self.num_blocks, 2 * self.action_dim)
         mean, log_std = jnp.split(network(x, training), 2, axis=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1.0)
@@ -237,6 +239,7 @@ class Critic(nn.Module):
     [..., obs_dim], [..., action_dim] -> logits [..., num_atoms] and Q [...].
     """
 
+    obs_space: Any
     hidden_size: int
     num_blocks: int
     num_atoms: int
@@ -244,7 +247,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs, action, training: bool):
-        x = jnp.concatenate([preprocess(obs), action], axis=-1)
+        x = jnp.concatenate([preprocess(obs, self.obs_space), action], axis=-1)
         logits = ResNet(self.hidden_size, self.num_blocks, self.num_atoms)(x, training)
         support = atoms(self.value_limit, self.num_atoms)
         return logits, (nn.softmax(logits) * support).sum(axis=-1)  # GPUs would round a product
@@ -440,10 +443,12 @@ class RunnerState(NamedTuple):
 
 
 def make_networks(config: Config, env, env_params):
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     action_dim = math.prod(env.action_space(env_params).shape)
-    actor = Actor(action_dim, config.hidden_size, config.num_blocks)
+    actor = Actor(space, action_dim, config.hidden_size, config.num_blocks)
     critic = Critic(
-        config.critic_hidden_size, config.num_blocks, config.num_atoms, config.value_limit
+        space, config.critic_hidden_size, config.num_blocks, config.num_atoms, config.value_limit
     )
     return actor, critic
 
@@ -466,7 +471,7 @@ def make_learner(config: Config):
     num_rollouts = config.buffer_size // config.rollout_size
     if num_rollouts < 1:
         raise ValueError(
-            f"buffer_size = {config.buffer_size}: one update writes {config.rollout_size}"
+            f"buffer_size = {config.buffer_size}: one update adds {config.rollout_size} steps"
         )
     env, env_params = make_env(config)
     reset_env = jax.vmap(env.reset, in_axes=(0, None))

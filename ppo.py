@@ -164,6 +164,12 @@ def orthogonal(scale: float):
     return init
 
 
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
+
+
 class Network(nn.Module):
     """Convolutions of images, hidden layers, a linear head: [..., *obs_shape] -> [..., outputs]."""
 
@@ -183,7 +189,7 @@ class Network(nn.Module):
         if isinstance(self.obs_space, spaces.Discrete):
             x = jax.nn.one_hot(obs, self.obs_space.n)
         else:
-            x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
+            x = preprocess(obs, self.obs_space)
         if len(self.obs_space.shape) == 3:
             for features, size, stride in self.convolutions:
                 x = patches(x, size, stride)
@@ -349,7 +355,8 @@ def split_mask(obs):
 
 
 def make_networks(config: Config, env, env_params):
-    space = env.observation_space(env_params)
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     is_float = jnp.issubdtype(space.dtype, jnp.floating)
     if config.buffer_dtype and (config.normalize_obs or not is_float):
         raise ValueError(
@@ -420,7 +427,7 @@ def make_learner(config: Config):
     def collect(state, key):
         """Act for `num_steps` steps with the current policy."""
 
-        def preprocess(obs):
+        def as_seen(obs):
             obs = normalize(state.obs_statistics, obs) if config.normalize_obs else obs
             return obs.astype(config.buffer_dtype or obs.dtype)
 
@@ -428,7 +435,7 @@ def make_learner(config: Config):
             env_obs, env_state, discounted_return = carry
             action_key, env_key = jax.random.split(key)
             raw_obs, action_mask = split_mask(env_obs)
-            obs = preprocess(raw_obs)
+            obs = as_seen(raw_obs)
             policy = actor.apply(state.params["actor"], obs, action_mask)
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
 
@@ -446,7 +453,7 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=preprocess(final_obs),
+                next_obs=as_seen(final_obs),
                 raw_obs=raw_obs,
                 discounted_return=discounted_return,
                 info=info,

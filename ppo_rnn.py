@@ -273,9 +273,16 @@ class MinGru(nn.Module):
         )
 
 
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
+
+
 class Body(nn.Module):
     """Convolutions of images, hidden layers and the memory, which actor and critic share."""
 
+    obs_space: Any
     cell: str
     cell_size: int
     convolutions: tuple[tuple[int, int, int], ...]
@@ -290,7 +297,7 @@ class Body(nn.Module):
         observations that are the first of their episode.
         """
         activation = getattr(nn, self.activation)
-        x = obs.astype(jnp.float32) / (255.0 if obs.dtype == jnp.uint8 else 1.0)
+        x = preprocess(obs, self.obs_space)
         if obs.ndim == first.ndim + 3:
             for features, size, stride in self.convolutions:
                 x = patches(x, size, stride)
@@ -450,7 +457,10 @@ class RunnerState(NamedTuple):
 
 
 def make_networks(config: Config, env, env_params):
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     body = Body(
+        obs_space=space,
         cell=config.cell,
         cell_size=config.cell_size,
         convolutions=config.convolutions,
@@ -515,13 +525,13 @@ def make_learner(config: Config):
     def collect(state, key):
         """Act for `num_steps` steps with the current policy."""
 
-        def normalize_obs(obs):
+        def as_seen(obs):
             return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
         def step(carry, key):
             raw_obs, first, memory, env_state, discounted_return = carry
             action_key, env_key = jax.random.split(key)
-            obs = normalize_obs(raw_obs)
+            obs = as_seen(raw_obs)
             memory = body.apply(state.params["body"], memory, obs[None], first[None])[0]
             policy = actor.apply(state.params["actor"], memory)
             action, log_prob = policy.sample_and_log_prob(seed=action_key)
@@ -542,7 +552,7 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(final_obs),
+                next_obs=as_seen(final_obs),
                 raw_obs=raw_obs,
                 discounted_return=discounted_return,
                 info=info,

@@ -141,9 +141,10 @@ class Config:
 OFFSET_SCALE = 40.0  # Q begins near 0: the offset outweighs the untrained layers
 
 
-def preprocess(obs):
-    """What networks take: floats; bytes, of which images consist, are divided by 255."""
-    return obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
 
 
 class Mlp(nn.Module):
@@ -164,13 +165,14 @@ class Mlp(nn.Module):
 class Actor(nn.Module):
     """Gaussian before squashing: [..., obs_dim] -> distribution over [..., action_dim]."""
 
+    obs_space: Any
     action_dim: int
     hidden_sizes: tuple[int, ...]
     activation: str
 
     @nn.compact
     def __call__(self, obs):
-        x = preprocess(obs)
+        x = preprocess(obs, self.obs_space)
         outputs = Mlp(self.hidden_sizes, 2 * self.action_dim, self.activation)(x)
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         return distrax.MultivariateNormalDiag(mean, jnp.exp(log_std))
@@ -182,6 +184,7 @@ class Critic(nn.Module):
     [..., obs_dim], [..., action_dim] -> logits [..., num_bins] and Q [...].
     """
 
+    obs_space: Any
     hidden_sizes: tuple[int, ...]
     activation: str
     num_bins: int
@@ -190,7 +193,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs, action):
-        x = jnp.concatenate([preprocess(obs), action], axis=-1)
+        x = jnp.concatenate([preprocess(obs, self.obs_space), action], axis=-1)
 
         def init_offset(_):
             return hl_gauss(jnp.float32(0.0), self.v_min, self.v_max, self.num_bins)
@@ -333,10 +336,12 @@ class RunnerState(NamedTuple):
 
 
 def make_networks(config: Config, env, env_params):
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     action_dim = math.prod(env.action_space(env_params).shape)
-    actor = Actor(action_dim, config.hidden_sizes, config.activation)
+    actor = Actor(space, action_dim, config.hidden_sizes, config.activation)
     critic = Critic(
-        config.hidden_sizes, config.activation, config.num_bins, config.v_min, config.v_max
+        space, config.hidden_sizes, config.activation, config.num_bins, config.v_min, config.v_max
     )
     return actor, critic
 
@@ -399,13 +404,13 @@ def make_learner(config: Config):
     def collect(state, key):
         """Act for `num_steps` steps with the current policy."""
 
-        def normalize_obs(obs):
+        def as_seen(obs):
             return normalize(state.obs_statistics, obs) if config.normalize_obs else obs
 
         def step(carry, key):
             raw_obs, env_state, discounted_return = carry
             action_key, env_key = jax.random.split(key)
-            obs = normalize_obs(raw_obs)
+            obs = as_seen(raw_obs)
             gaussian = actor.apply(state.params["policy"]["actor"], obs)
             action = squash(gaussian).sample(seed=action_key)
 
@@ -423,7 +428,7 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=normalize_obs(final_obs),
+                next_obs=as_seen(final_obs),
                 raw_obs=raw_obs,
                 discounted_return=discounted_return,
                 info=info,

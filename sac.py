@@ -147,9 +147,10 @@ LOG_STD_MIN = -5.0
 LOG_STD_MAX = 2.0
 
 
-def preprocess(obs):
-    """What networks take: floats; bytes, of which images consist, are divided by 255."""
-    return obs / 255.0 if obs.dtype == jnp.uint8 else obs.astype(jnp.float32)
+def preprocess(obs, space):
+    """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
+    is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
+    return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
 
 
 class Mlp(nn.Module):
@@ -170,13 +171,14 @@ class Mlp(nn.Module):
 class Actor(nn.Module):
     """Gaussian before squashing: [..., obs_dim] -> distribution over [..., action_dim]."""
 
+    obs_space: Any
     action_dim: int
     hidden_sizes: tuple[int, ...]
     activation: str
 
     @nn.compact
     def __call__(self, obs):
-        x = preprocess(obs)
+        x = preprocess(obs, self.obs_space)
         outputs = Mlp(self.hidden_sizes, 2 * self.action_dim, self.activation)(x)
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1.0)
@@ -186,12 +188,13 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """The value of an action: [..., obs_dim], [..., action_dim] -> [...]."""
 
+    obs_space: Any
     hidden_sizes: tuple[int, ...]
     activation: str
 
     @nn.compact
     def __call__(self, obs, action):
-        x = jnp.concatenate([preprocess(obs), action], axis=-1)
+        x = jnp.concatenate([preprocess(obs, self.obs_space), action], axis=-1)
         return Mlp(self.hidden_sizes, 1, self.activation)(x).squeeze(-1)
 
 
@@ -324,9 +327,11 @@ class RunnerState(NamedTuple):
 
 
 def make_networks(config: Config, env, env_params):
+    with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
+        space = env.observation_space(env_params)
     action_dim = math.prod(env.action_space(env_params).shape)
-    actor = Actor(action_dim, config.hidden_sizes, config.activation)
-    critic = Critic(config.hidden_sizes, config.activation)
+    actor = Actor(space, action_dim, config.hidden_sizes, config.activation)
+    critic = Critic(space, config.hidden_sizes, config.activation)
     return actor, critic
 
 
@@ -343,7 +348,7 @@ def make_learner(config: Config):
     num_rollouts = config.buffer_size // config.rollout_size
     if num_rollouts < 1:
         raise ValueError(
-            f"buffer_size = {config.buffer_size}: one update writes {config.rollout_size}"
+            f"buffer_size = {config.buffer_size}: one update adds {config.rollout_size} steps"
         )
     env, env_params = make_env(config)
     reset_env = jax.vmap(env.reset, in_axes=(0, None))
@@ -407,7 +412,7 @@ def make_learner(config: Config):
         gaussian = actor.apply(state.params["actor"], obs)
         return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
 
-    def normalize_obs(obs_statistics, obs):
+    def as_seen(obs_statistics, obs):
         return normalize(obs_statistics, obs) if config.normalize_obs else obs
 
     def collect(state, key, act):
@@ -418,7 +423,7 @@ def make_learner(config: Config):
             noise_key, env_key = jax.random.split(key)
             white = jax.random.normal(noise_key, noise.shape)
             noise = correlated(noise, white, config.noise_correlation)
-            action = act(state, normalize_obs(state.obs_statistics, obs), noise)
+            action = act(state, as_seen(state.obs_statistics, obs), noise)
 
             env_keys = jax.random.split(env_key, config.num_envs)
             obs_after_reset, env_state, reward, terminated, _, info = step_env(
@@ -453,9 +458,9 @@ def make_learner(config: Config):
     def make_batch(state, key):
         batch = sample(key, state.replay, state.rollout_count, config.batch_size)
         return batch._replace(
-            obs=normalize_obs(state.obs_statistics, batch.obs),
+            obs=as_seen(state.obs_statistics, batch.obs),
             reward=config.reward_scale * batch.reward,
-            next_obs=normalize_obs(state.obs_statistics, batch.next_obs),
+            next_obs=as_seen(state.obs_statistics, batch.next_obs),
         )
 
     def entropy_coefficient(params):
