@@ -23,8 +23,9 @@ FENCE = re.compile(r"(?ms)^```.*?^```")
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
 # Files with a page of their own, {path from the root: its language}.
 SOURCES = {f"{name}.py": "python" for name in SCRIPTS}
-for config_file in sorted(ROOT.glob("configs/*/*.yaml")):
-    SOURCES[config_file.relative_to(ROOT).as_posix()] = "yaml"
+for folder, suffix, language in (("examples", "py", "python"), ("configs/*", "yaml", "yaml")):
+    for file in sorted(ROOT.glob(f"{folder}/*.{suffix}")):
+        SOURCES[file.relative_to(ROOT).as_posix()] = language
 
 
 def target(written: str) -> str:
