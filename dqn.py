@@ -687,11 +687,13 @@ def draw_learning_curve(config: Config, metrics, run_dir: Path) -> None:
     num_updates = metrics["episodes"].shape[1]
     chunks = np.array_split(np.arange(num_updates), min(100, num_updates))
     curve = [mean_return({name: x[:, chunk] for name, x in metrics.items()}) for chunk in chunks]
-    curve = np.ma.masked_invalid(curve)  # [points, seeds], without points where no episode ended
+    curve = np.ma.masked_invalid(curve)  # [points, seeds]
+    ended = curve.count(axis=1) > 0  # lines go on over points where no episode ended
+    curve = curve[ended]
     mean = curve.mean(axis=1)
     error = curve.std(axis=1) / np.sqrt(np.maximum(curve.count(axis=1) - 1, 1))
     steps = np.array([chunk[-1] + 1 for chunk in chunks]) * config.num_envs * config.num_steps
-    steps = steps + getattr(config, "warmup_timesteps", 0)
+    steps = steps[ended] + getattr(config, "warmup_timesteps", 0)
     axes = Figure(layout="constrained").subplots()
     axes.plot(steps, curve, color="C0", linewidth=0.5, alpha=0.3)
     axes.fill_between(steps, mean - 2 * error, mean + 2 * error, color="C0", alpha=0.3)
