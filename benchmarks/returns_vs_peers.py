@@ -207,8 +207,8 @@ class SmallActorCritic(nn.Module):
     def __call__(self, obs):
         from ppo_continuous import Actor, Critic
 
-        layers = {"hidden_sizes": (64, 64), "activation": self.activation}
-        policy = Actor(self.action_dim, **layers, log_std_init=0.0)(obs)
+        layers = {"obs_space": None, "hidden_sizes": (64, 64), "activation": self.activation}
+        policy = Actor(action_dim=self.action_dim, **layers, log_std_init=0.0)(obs)
         return policy, Critic(**layers)(obs)
 
 

@@ -1,6 +1,7 @@
-"""Images of bytes in the scripts for continuous actions: trained as the same images of floats."""
+"""Bytes in scripts: those of images are trained as floats divided by 255, others are numbers."""
 
 import importlib
+import types
 
 import gymnax
 import jax
@@ -83,3 +84,19 @@ def test_bytes_train_as_floats_do(name):
     for (path, mine), (_, theirs) in zip(of_bytes, of_floats, strict=True):
         if "obs_statistics" not in jax.tree_util.keystr(path):  # of the bytes themselves
             np.testing.assert_allclose(mine, theirs, rtol=1e-2, atol=1e-3, err_msg=str(path))
+
+
+CONTINUOUS = ["ppo_continuous", "dpo_continuous", "reppo", "sac", "td3", "crossq", "flashsac"]
+DISCRETE = ["ppo", "ppo_rnn", "evolve_objective", "dqn", "pqn", "apex_dqn", "rainbow"]
+
+
+@pytest.mark.parametrize("name", [*CONTINUOUS, *DISCRETE])
+def test_bytes_are_brightness_if_their_space_goes_up_to_255(name):
+    """Others are numbers: a one-hot vector of bytes is cast."""
+    preprocess = importlib.import_module(name).preprocess
+    obs = np.array([0, 1, 1], np.uint8)
+    for high, expected in ((255, obs / 255), (np.full(3, 255), obs / 255), (1, obs), (254, obs)):
+        space = spaces.Box(0, high, (3,), jnp.uint8)
+        np.testing.assert_allclose(preprocess(jnp.asarray(obs), space), expected, rtol=1e-6)
+    space = types.SimpleNamespace(high=255)
+    np.testing.assert_array_equal(preprocess(jnp.float32([255.0]), space), [255.0])

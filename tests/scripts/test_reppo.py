@@ -8,6 +8,7 @@ import pytest
 import scipy.integrate
 import scipy.special
 import scipy.stats
+from gymnax.environments import spaces
 from support.compilation import jit_quickly
 
 import reppo
@@ -44,7 +45,8 @@ def test_hl_gauss_of_a_support_without_width_is_finite():
 
 @pytest.mark.parametrize("v_min, v_max, num_bins", [(-10.0, 10.0, 51), (-2.0, 200.0, 102)])
 def test_critic_reads_the_mean_of_its_bins_and_begins_near_0(v_min, v_max, num_bins):
-    critic = reppo.Critic((64, 64), "swish", num_bins, v_min, v_max)
+    space = spaces.Box(-np.inf, np.inf, (3,))
+    critic = reppo.Critic(space, (64, 64), "swish", num_bins, v_min, v_max)
     rng = np.random.default_rng(0)
     obs, action = rng.normal(size=(2, 100, 3))
     params = jax.device_get(jit_quickly(critic.init)(jax.random.key(1), obs, action))
