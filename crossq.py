@@ -615,7 +615,7 @@ def make_train(config: Config):
 
 
 def make_policy(config: Config):
-    """`act(agent, obs) -> action`, the greedy policy; actions are in [-1, 1], as in `make_env`."""
+    """`act(agent, obs) -> action`, the greedy policy; `make_env` clips actions to [-1, 1]."""
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):

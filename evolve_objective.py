@@ -180,6 +180,7 @@ def orthogonal(scale: float):
     """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
     def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        # multi_dot: x @ x.T @ x would make a matrix of [inputs, inputs]
         return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
     def init(key, shape, dtype=jnp.float32):

@@ -12,7 +12,7 @@
 """FlashSAC, the whole training in one jit.
 
 FlashSAC (arXiv 2604.04539): soft actor-critic (arXiv 1812.05905) with networks whose weights cannot
-grow. They are residual blocks with batch normalization, and each weight vector is projected to a
+grow. They are residual blocks with batch normalization, and each weight vector is scaled to a
 fixed norm after each step of the optimizer. The critics are classifiers over evenly spaced values
 (C51, arXiv 1707.06887), rewards are scaled to fit them, and exploration noise is held for some
 steps.
@@ -112,7 +112,7 @@ class Config:
     buffer_size: int = 20_000  # capacity of the replay in steps, rounded down to whole rollouts
     learning_starts: int = 1000  # random steps before learning, rounded up to whole rollouts
     lr: float = 1e-3  # Adam's learning rate at the start
-    lr_end_fraction: float = 0.5  # share of lr that is left at the end, by half a cosine
+    lr_end_fraction: float = 0.5  # share of lr at the end of half a cosine, for the critics
     gamma: float = 0.99  # discount factor
     tau: float = 0.01  # Polyak factor of the target critics, in each gradient step
     policy_delay: int = 2  # critic updates per policy update; must divide gradient_steps
@@ -164,6 +164,7 @@ def orthogonal(scale: float):
     """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
     def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        # multi_dot: x @ x.T @ x would make a matrix of [inputs, inputs]
         return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
     def init(key, shape, dtype=jnp.float32):
@@ -250,7 +251,9 @@ class Critic(nn.Module):
         x = jnp.concatenate([preprocess(obs, self.obs_space), action], axis=-1)
         logits = ResNet(self.hidden_size, self.num_blocks, self.num_atoms)(x, training)
         support = atoms(self.value_limit, self.num_atoms)
-        return logits, (nn.softmax(logits) * support).sum(axis=-1)  # GPUs would round a product
+        return logits, (nn.softmax(logits) * support).sum(
+            axis=-1
+        )  # a matrix product would round to TF32 on GPUs
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -323,25 +326,26 @@ def gaussian_entropy(std):
     return 0.5 * jnp.log(2.0 * jnp.pi * jnp.e * jnp.square(std) + 1e-12)
 
 
-def project_params(params: dict) -> dict:
-    """Give each weight vector of a network a fixed norm. Biases of linear layers stay.
+def fix_norms(params: dict) -> dict:
+    """Give each weight vector of one network a fixed norm. Biases of linear layers stay.
 
     The weights of a unit have norm 1. The gain and bias of a normalization of d features together
-    have norm sqrt(d). Leaves may have leading axes, such as that of both critics.
+    have norm sqrt(d).
     """
-    projected = {}
+    fixed = {}
     for name, layer in params.items():
-        if "kernel" in layer:  # [..., inputs, units]
-            norm = jnp.linalg.norm(layer["kernel"], axis=-2, keepdims=True)
-            projected[name] = layer | {"kernel": layer["kernel"] / (norm + 1e-8)}
-        elif "scale" in layer:  # [..., d], and a bias in batch normalization
-            vector = jnp.concatenate(list(layer.values()), axis=-1)
-            norm = jnp.linalg.norm(vector, axis=-1, keepdims=True)
-            factor = math.sqrt(layer["scale"].shape[-1]) / (norm + 1e-8)
-            projected[name] = {key: factor * value for key, value in layer.items()}
+        if "kernel" in layer and layer["kernel"].ndim == 2:  # [inputs, units]
+            norm = jnp.linalg.norm(layer["kernel"], axis=0)
+            fixed[name] = layer | {"kernel": layer["kernel"] / (norm + 1e-8)}
+        elif "scale" in layer:  # [d], and a bias in batch normalization
+            norm = jnp.linalg.norm(jnp.concatenate(list(layer.values())))
+            factor = math.sqrt(len(layer["scale"])) / (norm + 1e-8)
+            fixed[name] = {key: factor * value for key, value in layer.items()}
+        elif all(isinstance(entry, dict) for entry in layer.values()):
+            fixed[name] = fix_norms(layer)
         else:
-            projected[name] = project_params(layer)
-    return projected
+            raise ValueError(f"fix_norms: {name} has weights that are not of a dense layer")
+    return fixed
 
 
 def sample_noise_steps(key, max_steps: int, exponent):
@@ -503,8 +507,8 @@ def make_learner(config: Config):
         critic_variables = init_critics(jax.random.split(critic_key, 2), obs, noise)
         ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-8)  # log(0) would not learn
         params = {
-            "actor": project_params(actor_variables["params"]),
-            "critics": project_params(critic_variables["params"]),
+            "actor": fix_norms(actor_variables["params"]),
+            "critics": jax.vmap(fix_norms)(critic_variables["params"]),
             "log_ent_coef": jnp.log(ent_coef),
         }
         batch_stats = {
@@ -667,11 +671,13 @@ def make_learner(config: Config):
         return loss, (changed["batch_stats"], metrics)
 
     def descend(state, name, grads):
-        """A step of the optimizer of `params[name]`, and the projection of a network."""
+        """A step of the optimizer of `params[name]`, and the fixed norms of a network."""
         updates, opt_state = optimizer.update(grads, state.opt_state[name])
         params = optax.apply_updates(state.params[name], updates)
-        if name != "log_ent_coef":
-            params = project_params(params)
+        if name == "actor":
+            params = fix_norms(params)
+        if name == "critics":
+            params = jax.vmap(fix_norms)(params)
         return state._replace(
             params=state.params | {name: params},
             opt_state=state.opt_state | {name: opt_state},
@@ -736,7 +742,7 @@ def make_train(config: Config):
 
 
 def make_policy(config: Config):
-    """`act(agent, obs) -> action`, the greedy policy; actions are in [-1, 1], as in `make_env`."""
+    """`act(agent, obs) -> action`, the greedy policy; `make_env` clips actions to [-1, 1]."""
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):

@@ -146,6 +146,7 @@ def orthogonal(scale: float):
     """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
     def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        # multi_dot: x @ x.T @ x would make a matrix of [inputs, inputs]
         return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
     def init(key, shape, dtype=jnp.float32):
@@ -587,8 +588,9 @@ def make_learner(config: Config):
         batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, memory, learn_key)
         state = state._replace(update_count=state.update_count + 1)
-        _, advantage, target = batch  # the advantage is what the value did not explain
+        _, advantage, target = batch
         metrics["value"] = rollout.value.mean()
+        # an advantage is the error of a value: target - value
         metrics["explained_variance"] = 1.0 - advantage.var() / (target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 

@@ -142,6 +142,7 @@ def orthogonal(scale: float):
     """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
     def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+        # multi_dot: x @ x.T @ x would make a matrix of [inputs, inputs]
         return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
     def init(key, shape, dtype=jnp.float32):
@@ -493,8 +494,9 @@ def make_learner(config: Config):
         state = update_statistics(state, rollout)
         batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, learn_key)
-        _, value, advantage, target = batch  # the advantage is what the value did not explain
+        _, value, advantage, target = batch
         metrics["value"] = value.mean()
+        # an advantage is the error of a value: target - value
         metrics["explained_variance"] = 1.0 - advantage.var() / (target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 
@@ -513,7 +515,7 @@ def make_train(config: Config):
 
 
 def make_policy(config: Config):
-    """`act(agent, obs) -> action`, the greedy policy; actions are in [-1, 1], as in `make_env`."""
+    """`act(agent, obs) -> action`, the greedy policy; `make_env` clips actions to [-1, 1]."""
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):

@@ -202,7 +202,9 @@ class Critic(nn.Module):
         outputs = Mlp(self.hidden_sizes, self.num_bins, self.activation)(x)
         logits = OFFSET_SCALE * offset + outputs
         centers = self.v_min + (self.v_max - self.v_min) * jnp.linspace(0.0, 1.0, self.num_bins)
-        return logits, (nn.softmax(logits) * centers).sum(axis=-1)  # GPUs would round a product
+        return logits, (nn.softmax(logits) * centers).sum(
+            axis=-1
+        )  # a matrix product would round to TF32 on GPUs
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -572,7 +574,7 @@ def make_train(config: Config):
 
 
 def make_policy(config: Config):
-    """`act(agent, obs) -> action`, the greedy policy; actions are in [-1, 1], as in `make_env`."""
+    """`act(agent, obs) -> action`, the greedy policy; `make_env` clips actions to [-1, 1]."""
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):

@@ -110,7 +110,7 @@ class Config:
     policy_lr: float = 1e-3  # Adam's learning rate for the policy
     q_lr: float = 1e-3  # Adam's learning rate for the critics
     gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # Polyak factor of the target networks, in each update of the policy
+    tau: float = 0.005  # Polyak factor of the target networks, in each gradient step
     ent_coef: float = 1.0  # weight of the entropy; the initial weight if it is learned
     learn_ent_coef: bool = True  # learn ent_coef at policy_lr, to reach target_entropy
     target_entropy: float = -1.0  # target of the policy's entropy, per dimension of an action
@@ -543,7 +543,7 @@ def make_train(config: Config):
 
 
 def make_policy(config: Config):
-    """`act(agent, obs) -> action`, the greedy policy; actions are in [-1, 1], as in `make_env`."""
+    """`act(agent, obs) -> action`, the greedy policy; `make_env` clips actions to [-1, 1]."""
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):

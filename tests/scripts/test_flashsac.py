@@ -31,6 +31,11 @@ def small_config(**settings):
     return dataclasses.replace(config, **settings)
 
 
+def test_norms_are_fixed_of_dense_layers_alone():
+    with pytest.raises(ValueError, match="fix_norms: Conv_0"):
+        flashsac.fix_norms({"Conv_0": {"kernel": jnp.ones((3, 3, 2, 4))}})
+
+
 # --- statistics of batch normalization ---
 
 
