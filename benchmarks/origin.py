@@ -26,7 +26,7 @@ def commit() -> str:
     words = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     file = Path(__file__).resolve().parent.parent / "commit.txt"
     copied = file.read_text() if file.exists() else ""
-    return (git(file, *words) or copied).strip()
+    return (git(file, *words).decode() or copied).strip()
 
 
 def machine() -> str:

@@ -231,7 +231,8 @@ def planned_updates(settings: dict) -> int | None:
     steps = num_envs * settings["num_steps"]
     warmup = math.ceil(settings.get("learning_starts", 0) / steps) * steps
     warmup += num_envs * (settings.get("n_step", 1) - 1)
-    return int(settings["total_timesteps"] - warmup) // steps
+    total = float(settings["total_timesteps"])  # YAML reads 5e5 as text
+    return int(total - warmup) // steps
 
 
 def is_of_main(run_dir) -> bool:

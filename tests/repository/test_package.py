@@ -128,5 +128,6 @@ def test_versions_of_all_installed_packages_are_recorded():
     for distribution in importlib.metadata.distributions():
         installed.setdefault(distribution.name.lower(), distribution.version)
     recorded = packages.versions()
+    assert recorded.pop("onejit") == onejit.__version__
     assert recorded.pop("python") == sys.version.split()[0]
     assert recorded == {name: installed[name] for name in packages.RECORDED if name in installed}
