@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import scipy.special
-from flax.traverse_util import flatten_dict
 
 RESAMPLES = 2000
 
@@ -178,15 +178,26 @@ def count_finite(sample) -> str:
     return str(number) if number == len(sample) else f"{number} of {len(sample)} finite"
 
 
-def diverged(agent) -> np.ndarray:
+def named_leaves(agent) -> dict:
+    """The leaves of an agent by dotted names."""
+    leaves = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(agent):
+        leaves[jax.tree_util.keystr(path, simple=True, separator=".")] = leaf
+    return leaves
+
+
+def diverged(agent, left_out=()) -> np.ndarray:
     """Which seeds have parameters that are not finite: leaves [num_seeds, ...] -> [num_seeds].
+
+    `left_out` are the dotted names of leaves that were not finite from the start, such as a mask.
 
     The returns of these seeds are meaningless, because the greedy action of NaN values is always
     the first action.
     """
+    leaves = named_leaves(agent)
     finite = []
-    for leaf in flatten_dict(agent).values():
-        leaf = np.asarray(leaf)
+    for name in sorted(leaves.keys() - set(left_out)) or leaves:  # all, if none is left
+        leaf = np.asarray(leaves[name])
         finite.append(np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1))
     return ~np.all(finite, axis=0)
 

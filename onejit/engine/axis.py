@@ -20,7 +20,7 @@ def over_one(function):
 
     def call(*trees):
         results = function(*jax.tree.map(first, trees))
-        return jax.tree.map(lambda leaf: leaf[None], results)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], results)
 
     return call
 

@@ -25,7 +25,7 @@ from onejit.engine.memory import GIB, free_memory, memory_of, program_bytes
 from onejit.script import local_modules
 from onejit.script.contract import Script
 from onejit.script.environment import check_observations
-from onejit.script.errors import about_the_config
+from onejit.script.errors import FieldError, about_the_config
 
 
 class Program(NamedTuple):
@@ -109,6 +109,25 @@ def training_functions(script: Script, config, names):
     return start, advance
 
 
+def check_arrays(part, name: str = "runner_state") -> None:
+    """Raise ValueError if a part of a runner state is a function.
+
+    In a sweep it may hold traced floats, as the optimizer in flax's TrainState, and outlive them.
+    """
+    if callable(part):
+        raise FieldError(f"{name}: is a function; a runner state has arrays only, or cannot sweep")
+    if dataclasses.is_dataclass(part):
+        part = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    elif hasattr(part, "_asdict"):
+        part = part._asdict()
+    elif isinstance(part, (list, tuple)):
+        part = dict(enumerate(part))
+    if isinstance(part, (dict, FrozenDict)):
+        for key, value in part.items():
+            if key != "env_state":  # of the environment, which no float of the config reaches
+                check_arrays(value, f"{name}.{key}")
+
+
 def check_agent(agent, name: str = "runner_state.agent") -> None:
     """Raise ValueError unless an agent can be written to a file and read again.
 
@@ -182,6 +201,8 @@ def compile_training(script: Script, config, names, axis: Axis) -> Program:
             out_shardings=axis.sharding,
         )
         abstract = jit_start.eval_shape(floats, key_data)
+        if names:
+            check_arrays(abstract["runner_state"])
         lowered_start = jit_start.lower(floats, key_data)
         lowered_advance = jit_advance.lower(abstract, floats, 0, 1)
     check_agent(abstract["runner_state"].agent)
@@ -240,7 +261,12 @@ def with_best_agents(program: Program, count: int) -> Program:
     abstract["evaluation"] = make_evaluation.eval_shape(abstract["runner_state"].agent)
     return program._replace(
         start=start_with_evaluation,
-        remember=jax.jit(evaluation.remember_best, donate_argnums=0, out_shardings=sharding),
+        remember=jax.jit(
+            evaluation.remember_best,
+            static_argnums=4,
+            donate_argnums=0,
+            out_shardings=sharding,
+        ),
         abstract=abstract,
     )
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from onejit.base import statistics
 from onejit.script.contract import Script
 from onejit.script.environment import unwrap
 
@@ -270,16 +271,19 @@ def no_evaluation(agents, count: int) -> dict:
     return {"returns": jnp.full((size, count), jnp.nan), "best": best}
 
 
-def remember_best(evaluation: dict, agents, returns, index) -> dict:
+def remember_best(evaluation: dict, agents, returns, index, left_out=()) -> dict:
     """Add the evaluation number `index`.
 
-    In it, `agents` [size, ...] reached `returns` [size, episodes]. An agent that has diverged is
-    never the best: the greedy action of NaN values is always the first action.
+    In it, `agents` [size, ...] reached `returns` [size, episodes]. An agent that has diverged has
+    none, and is never the best: the greedy action of NaN values is always the first action.
+    `left_out` are the names of leaves that were not finite from the start.
     """
     mean = returns.mean(axis=1)
+    leaves = statistics.named_leaves(agents)
+    for name in leaves.keys() - set(left_out):
+        is_finite = jnp.isfinite(leaves[name])
+        mean = jnp.where(is_finite.all(axis=tuple(range(1, is_finite.ndim))), mean, jnp.nan)
     better = mean > evaluation["best"]["return"]
-    for leaf in jax.tree.leaves(agents):
-        better &= jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
 
     def choose(new, old):
         return jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)

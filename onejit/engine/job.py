@@ -27,6 +27,8 @@ class Job:
     save_last: bool = False  # write a checkpoint at the end, too
     eval_interval: int = 0  # updates between evaluations; 0 for none
     caught: Sequence[int] = ()  # receives the signals that end the training
+    # receives the names of the agent's leaves that are not finite after `init`
+    not_finite: list[str] = dataclasses.field(default_factory=list)
     clock: Clock = dataclasses.field(default_factory=Clock)
 
     def open(self, done: int) -> None:

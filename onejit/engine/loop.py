@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import onejit.engine.devices  # noqa: F401 - before JAX starts
+from onejit.base import statistics
 from onejit.base.signals import Stopped
 from onejit.engine.checkpoints import open_checkpoints, restore, save
 from onejit.engine.hosts import agree, is_first, latest
@@ -80,6 +81,13 @@ def running_episodes(runner_state) -> tuple:
     return jnp.zeros(num_runs), jnp.zeros(num_runs, jnp.int32)
 
 
+def not_finite_leaves(agents) -> list[str]:
+    """Dotted names of the leaves [runs, ...] with values that are not finite."""
+    leaves = statistics.named_leaves(agents)
+    is_finite = {name: jnp.isfinite(leaf).all() for name, leaf in leaves.items()}
+    return [name for name in leaves if not is_finite[name]]
+
+
 def with_new_episodes(program, runner_state, floats, key_data, done: int):
     """A restored runner state whose environments start new episodes.
 
@@ -138,6 +146,9 @@ def restore_or_start(program, job: Job, floats: dict, manager, end: int):
         carry = restore(manager, done, program)
     else:
         carry, done = job.start(program, floats)
+        if not done:
+            names = not_finite_leaves(carry["runner_state"].agent)
+            job.not_finite += [name for name in names if name not in job.not_finite]
     if 0 < done < end and holds(program.abstract["runner_state"], host.HostState):
         state = carry["runner_state"]
         carry["runner_state"] = with_new_episodes(program, state, floats, job.key_data, done)
@@ -165,7 +176,8 @@ def evaluate(program, job: Job, carry: dict, index: int) -> np.ndarray:
     """The returns [size, episodes] of evaluation number `index`, which the carry remembers."""
     returns = job.evaluate(program, carry)
     agents = carry["runner_state"].agent
-    carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, index)
+    left_out = tuple(job.not_finite)
+    carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, index, left_out)
     return np.asarray(returns)
 
 

@@ -35,7 +35,14 @@ from onejit.base.paths import OptionalFolder
 from onejit.base.text import align, printable
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics
-from onejit.run.record import Record, is_extended, is_of_main, read_record, share_of_main
+from onejit.run.record import (
+    Record,
+    is_extended,
+    is_of_main,
+    read_record,
+    share_of_main,
+    updates_to_count,
+)
 from onejit.script.configs import OF_THE_TASK, task_of
 
 
@@ -60,8 +67,8 @@ def read_returns(path: str, kind: str, record: Record):
 
     A training that was stopped was meant to have the record's `total_updates`. Raises ValueError.
     """
-    total_updates = record.total_updates
     metrics = load_metrics(path)
+    total_updates = updates_to_count(record, metrics)
     agents, _ = read_agents(Path(path) / "agent.safetensors")
     if kind == "final":
         returns = statistics.final_return(metrics, total_updates)
@@ -76,7 +83,7 @@ def read_returns(path: str, kind: str, record: Record):
         raise ValueError(
             f"{path}: has no greedy returns, which onejit train measures; use --returns final"
         )
-    returns = np.where(statistics.diverged(agents), -np.inf, returns)
+    returns = np.where(statistics.diverged(agents, record.not_finite_at_start), -np.inf, returns)
     return returns, metrics["episodes"].shape[1]
 
 

@@ -19,7 +19,7 @@ from onejit.base.text import align
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics
 from onejit.run.lock import is_locked
-from onejit.run.record import Record, is_of_main, read_record, share_of_main
+from onejit.run.record import Record, is_of_main, read_record, share_of_main, updates_to_count
 from onejit.script.configs import task_of
 
 AGENTS = "agent.safetensors"
@@ -105,8 +105,10 @@ def show_returns(run_dir: Path, record: Record) -> str:
         metrics = load_metrics(run_dir)
         agents, _ = read_agents(run_dir / AGENTS)
         broken = sorted(statistics.broken_metrics(metrics))
-        values = statistics.final_return(metrics)
-        values = values[np.isfinite(values) & ~statistics.diverged(agents)]
+        values = statistics.final_return(metrics, updates_to_count(record, metrics))
+        values = values[
+            np.isfinite(values) & ~statistics.diverged(agents, record.not_finite_at_start)
+        ]
         numbers = {"mean": None}
         if len(values):
             numbers = {"mean": values.mean(), "worst": values.min()}

@@ -68,6 +68,9 @@ class Record:
     slice: int | None = None  # seeds in a slice
     steps_per_second: float | None = None
 
+    # leaves of the agent that `init` returns with values that are not finite
+    not_finite_at_start: list[str] = dataclasses.field(default_factory=list)
+
     # results of agents
     final_return: dict[str, Any] | None = None
     greedy_return: dict[str, Any] | None = None
@@ -215,7 +218,16 @@ def record_of_main(run_dir: Path) -> Record:
             "seed": int(metadata["seed"]),
         }
         settings |= load_yaml(config.read_text())
-        return Record(settings={name: as_json(value) for name, value in settings.items()})
+    # in each agent infinite and in none NaN: it began so, as `main` takes it as well
+    infinite = []
+    for name, leaf in arrays.items():
+        rows = leaf.reshape(len(leaf), -1)
+        if np.isinf(rows).any(axis=1).all() and not np.isnan(rows).any():
+            infinite.append(name)
+    return Record(
+        settings={name: as_json(value) for name, value in settings.items()},
+        not_finite_at_start=infinite,
+    )
 
 
 def planned_updates(settings: dict) -> int | None:
@@ -233,6 +245,14 @@ def planned_updates(settings: dict) -> int | None:
     warmup += num_envs * (settings.get("n_step", 1) - 1)
     total = float(settings["total_timesteps"])  # YAML reads 5e5 as text
     return int(total - warmup) // steps
+
+
+def updates_to_count(record: Record, metrics: dict) -> int:
+    """The updates that a run was meant to have; the last tenth of them is its end."""
+    done = metrics["episodes"].shape[1]
+    if record.total_updates:  # of a trial that was stopped
+        return record.total_updates
+    return max(done, planned_updates(record.settings) or 0)
 
 
 def is_of_main(run_dir) -> bool:

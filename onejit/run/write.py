@@ -99,7 +99,7 @@ def finish_run(
         path.replace(run_dir / path.name)
     delete_folder(folder)
 
-    lost = statistics.diverged(agents)
+    lost = statistics.diverged(agents, record.not_finite_at_start)
     summary = statistics.summarize(trained["final_return"], lost)
     record.final_return = summary.to_store()
     lines = summary.lines("training return")

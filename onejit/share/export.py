@@ -31,7 +31,7 @@ def choose_seeds(wanted: str, run_dir: Path, agents) -> tuple[list[int], str]:
     """The seeds to export, and why these. Raises ValueError."""
     from onejit.watch.render import rank
 
-    lost = statistics.diverged(agents)
+    lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
     number = len(lost)
     if wanted == "all":
         for seed in np.flatnonzero(lost):

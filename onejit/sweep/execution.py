@@ -189,6 +189,7 @@ def trials_of_slice(request: Request, group: Group, program, runs: range, name: 
         last_update=group.num_updates,
         checkpoint_interval=request.options.checkpoint_interval,
         save_last=group.num_updates < program.num_updates,  # for the next rung
+        not_finite=request.record.not_finite_at_start,
         clock=request.record.seconds,
         request=request,
         config=group.config,
@@ -212,7 +213,7 @@ def finish_slice(
     folder = request.run_dir / "slices"
     final = statistics.final_return(metrics, group.config.num_updates, running)
     not_finite = first_not_finite(metrics)
-    lost = statistics.diverged(agent)
+    lost = statistics.diverged(agent, request.record.not_finite_at_start)
     good = (not_finite < 0) & ~lost
     returns = np.where(good & np.isfinite(final), final, -np.inf)
     bad_runs = first + np.flatnonzero(~good)

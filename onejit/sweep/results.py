@@ -36,7 +36,17 @@ from onejit.sweep.values import show_value
 MOST_LINES = 22  # of a table that is printed
 OF_TRIALS = ("warmup_timesteps", "steps_per_update")  # arrays [trials] in metrics.npz
 # of a sweep's record, in the records of its trials
-KEPT = ("command", "started", "device", "versions", "commit", "sha256", "folders", "modules")
+KEPT = (
+    "command",
+    "started",
+    "device",
+    "versions",
+    "commit",
+    "sha256",
+    "folders",
+    "modules",
+    "not_finite_at_start",
+)
 
 
 class Result(NamedTuple):

@@ -297,6 +297,7 @@ def seeds_from(request: Request, program, first: int, progress, caught) -> Seeds
         save_last=True,
         eval_interval=options.eval_interval,
         caught=caught,
+        not_finite=request.record.not_finite_at_start,
         clock=request.record.seconds,
         request=request,
         name=name,
@@ -360,7 +361,7 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
         runner_state=runner_state,
     )
     print("\n".join([*lines, f"results in {request.run_dir}"]))
-    return not statistics.diverged(trained["agent"]).all()
+    return not statistics.diverged(trained["agent"], request.record.not_finite_at_start).all()
 
 
 # --- main ---
@@ -397,7 +398,7 @@ def main(words) -> Path:
         with stopping(TOOL, f"{TOOL} --resume {run_dir} continues"):
             trained, runner_state = train(request, program)
         is_any_left = hosts.only_first(finish, request, trained, runner_state)
-        is_broken = statistics.diverged(trained["agent"]).any()
+        is_broken = statistics.diverged(trained["agent"], request.record.not_finite_at_start).any()
         is_broken |= bool(statistics.broken_metrics(trained["metrics"]))
         if request.options.find_nan and is_broken:
             size = request.record.slice

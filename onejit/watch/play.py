@@ -17,6 +17,7 @@ import tyro
 from onejit.base import statistics
 from onejit.engine.evaluation import policy_of
 from onejit.run.directory import load_metrics, load_run
+from onejit.run.record import read_record
 from onejit.script.environment import unwrap
 from onejit.watch.boards import check_stones, move_names, text, to_move
 
@@ -42,7 +43,8 @@ def check_options(agent: int | None, num_agents: int, simulations: int | None) -
 
 def best_agent(run_dir: Path, agents) -> int:
     metrics = load_metrics(run_dir)
-    order, _ = statistics.rank_agents(metrics, statistics.diverged(agents))
+    lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
+    order, _ = statistics.rank_agents(metrics, lost)
     return int(order[-1])
 
 

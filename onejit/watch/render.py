@@ -70,7 +70,7 @@ def check_agents(script: Script, config, agents, path: Path) -> None:
 
 def rank(run_dir: Path, agents, best: bool) -> tuple[np.ndarray, str]:
     """Agents from worst to best, and the criterion. Raises ValueError."""
-    lost = statistics.diverged(agents)
+    lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
     if len(lost) == 1:
         return np.zeros(1, int), ""
     if not best:

@@ -68,6 +68,7 @@ def test_diverged_by_hand():
     }
     agent["params"]["a"][2, 1] = np.nan
     np.testing.assert_array_equal(statistics.diverged(agent), [False, True, True])
+    np.testing.assert_array_equal(statistics.diverged(agent, ["mean"]), [False, False, True])
 
 
 @pytest.mark.parametrize("seeds", [2, 4, 8, 16])

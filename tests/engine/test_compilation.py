@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax.core import FrozenDict
+from flax.training.train_state import TrainState
 
 from onejit.base.clock import Clock
 from onejit.engine import compilation, devices
@@ -63,6 +65,14 @@ def test_metrics_of_few_bits_are_written_as_float32(tmp_path):
 def test_an_agent_that_no_file_can_hold(agent, words):
     with pytest.raises(ValueError, match=words):
         compilation.check_agent(agent)
+
+
+def test_a_runner_state_of_a_sweep_holds_no_function():
+    """As flax's TrainState with its optimizer; those of an environment are left alone."""
+    state = TrainState.create(apply_fn=None, params={}, tx=optax.sgd(0.1))
+    compilation.check_arrays(Logged(jnp.zeros(2), env_state=state))
+    with pytest.raises(ValueError, match=r"runner_state.weights.tx.init: is a function"):
+        compilation.check_arrays(Logged(state, env_state=()))
 
 
 def test_an_agent_that_a_file_can_hold():

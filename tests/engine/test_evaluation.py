@@ -147,6 +147,17 @@ def test_an_episode_that_has_ended_keeps_its_last_state():
     assert steps(jnp.zeros(()), jax.random.key(1)).env_state.time.tolist() == [0, 1, 2, 2, 2]
 
 
+def test_a_diverged_agent_is_never_the_best():
+    """Nor does its return count, which is of NaN values. A leaf may be infinite from the start."""
+    agents = {"params": jnp.zeros(3), "allowed": jnp.full((3, 2), -jnp.inf)}
+    first = evaluation.no_evaluation(agents, count=2)
+    agents["params"] = jnp.array([1.0, jnp.nan, jnp.inf])
+    returns = jnp.array([[5.0], [9.0], [9.0]])
+    found = evaluation.remember_best(first, agents, returns, 1, left_out=("allowed",))
+    assert found["best"]["agent"]["params"].tolist() == [1, 0, 0]
+    np.testing.assert_array_equal(found["returns"][:, 1], [5, np.nan, np.nan])
+
+
 def test_pictures_are_of_the_episode_that_was_played():
     script = script_of(Lottery(length=4))
     key = jax.random.key(1)

@@ -75,7 +75,7 @@ def program_of(clock) -> Program:
         count = carry["runner_state"].count + (last - first) * floats.get("lr", 1.0)
         return {"runner_state": State(count), "metrics": metrics}
 
-    def remember(evaluation, agents, returns, index):
+    def remember(evaluation, agents, returns, index, left_out):
         np.testing.assert_array_equal(returns[:, 0], 10.0 * agents["count"])
         return {"returns": evaluation["returns"].at[:, index].set(returns[:, 0])}
 
