@@ -318,9 +318,8 @@ def compile_job(job: Job, options) -> dict:
     """Compile a contestant, which fills the cache, and plan it. {} if the peer is not there."""
     import jax
     from jax.experimental import topologies
+    from plan.training import read_gpu
     from speed import compile_for
-
-    from onejit.plan import read_gpu
 
     try:
         train, keys, _ = program_of(job, options)
@@ -344,25 +343,24 @@ def failure(error: Exception) -> dict:
 
 
 def plan_of(compiled, gpu: str = "") -> dict:
-    """Kernels and bytes of a compiled program, and its seconds as onejit plan has them."""
+    """Kernels and bytes of a compiled program, and its seconds as a plan has them."""
     import jax
+    from plan import program, training
 
-    from onejit import plan
     from onejit.engine import memory
-    from onejit.plan import program
 
     gpu = gpu or planned_gpu(jax.devices()[0].device_kind)
     loops = program.find_loops(program.read_program(compiled.as_text()))
     result = {"kernels": loops.total(), "memory": memory.program_bytes(compiled)}
     if gpu:
-        bandwidth = plan.read_gpu(gpu).bandwidth
-        launch = plan.Options.launch_us / 1e6
+        bandwidth = training.read_gpu(gpu).bandwidth
+        launch = training.Options.launch_us / 1e6
         result["planned"] = loops.total(lambda kernel, size: max(launch, size / bandwidth))
     return result
 
 
 def planned_gpu(device_kind: str) -> str:
-    """The file of onejit/plan/gpus for this GPU, or "" if there is none."""
+    """The file of benchmarks/plan/gpus for this GPU, or "" if there is none."""
     for part, name in {"H100": "h100", "A100": "a100", "4090": "rtx4090"}.items():
         if part in device_kind:
             return name

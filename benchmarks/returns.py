@@ -371,16 +371,16 @@ def play_in_gymnasium(script, config, agents, seed: int, episodes: int = 16) -> 
 
 
 def plan(name: str) -> dict:
-    """What an H100 would take, from onejit plan, with the packages of the extra `gpu`."""
+    """What an H100 would take, from benchmarks/plan, with the packages of the extra `gpu`."""
     planned = page.PLANNED[name]
-    command = ["onejit", "plan", name.partition("/")[0], "--config", f"configs/{name}.yaml"]
+    command = ["benchmarks/plan", name.partition("/")[0], "--config", f"configs/{name}.yaml"]
     if "steps" in planned:
         command += ["--total-timesteps", planned["steps"]]
     command += ["--num-seeds", str(planned["seeds"]), "--gpu", "h100", "--no-most-seeds"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         subprocess.run(
-            [sys.executable, "-m", *command, "--json", str(file)],
+            [sys.executable, *command, "--json", str(file)],
             cwd=ROOT,
             check=True,
             stdout=subprocess.DEVNULL,
@@ -388,7 +388,7 @@ def plan(name: str) -> dict:
         result = json.loads(file.read_text())
     loop = result["loops"][0]
     return {
-        "command": " ".join(command),
+        "command": " ".join(["python", *command]),
         "memory": result["memory"]["needed"],
         "kernels": loop["kernels"],
         "bytes": loop["bytes"],

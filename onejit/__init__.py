@@ -1,7 +1,7 @@
 """onejit for operators: one command that trains, sweeps, compares and renders agents.
 
-The scripts themselves never import this package. `load_run`, `evaluate`, `compare_runs` and
-`download` are imported when they are first used, so `import onejit` does not import JAX.
+The scripts themselves never import this package. `load_run`, `evaluate` and `compare_runs`
+are imported when they are first used, so `import onejit` does not import JAX.
 """
 
 import importlib
@@ -11,14 +11,12 @@ if TYPE_CHECKING:
     from onejit.engine.evaluation import evaluate
     from onejit.report.compare import compare_runs
     from onejit.run.directory import load_run
-    from onejit.run.hub import download
 
 __version__ = "0.4.0"
-__all__ = ["compare_runs", "download", "evaluate", "load_run"]
+__all__ = ["compare_runs", "evaluate", "load_run"]
 
 MODULE_OF = {
     "compare_runs": "onejit.report.compare",
-    "download": "onejit.run.hub",
     "evaluate": "onejit.engine.evaluation",
     "load_run": "onejit.run.directory",
 }

@@ -1,14 +1,11 @@
 """onejit: train, sweep, compare and watch the agents of single-file reinforcement-learning scripts.
 
-    onejit new ppo_continuous my_algorithm.py         start a project from a script
     onejit train ppo --num-seeds 64                   train; --resume RUN_DIR continues a run
     onejit sweep ppo --lr 1e-4 1e-3 --num-seeds 16    hyperparameter search in one compiled program
     onejit list                                       the runs in runs/, with their state and return
     onejit compare RUN_DIR RUN_DIR                    statistics over seeds with intervals
     onejit render RUN_DIR                             an episode as GIF, MP4, HTML or SVG
     onejit play RUN_DIR                               play a board game against an agent
-    onejit plan ppo --gpu h100                        memory and time on a GPU, without one
-    onejit export RUN_DIR                             a folder for a hub, or one file for ONNX
 
 `onejit COMMAND --help` describes a command. `onejit train ppo --help` also lists the flags of
 ppo.py.
@@ -19,30 +16,21 @@ import os
 import sys
 
 MODULE_OF = {
-    "new": "onejit.script.new",
     "train": "onejit.train",
     "sweep": "onejit.sweep",
     "list": "onejit.report.list",
     "compare": "onejit.report.compare",
     "render": "onejit.watch.render",
     "play": "onejit.watch.play",
-    "plan": "onejit.plan",
-    "export": "onejit.share.export",
 }
 COMMANDS = list(MODULE_OF)
-WITH_FLAGS_OF_SCRIPTS = ("train", "sweep", "plan")
-
-
-def prepare_planning() -> None:
-    """Set what JAX reads when it is imported: `onejit plan` needs no GPU."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    # a cached program cannot be read again without the GPU
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    # autotuning would need the GPU
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0"
+WITH_FLAGS_OF_SCRIPTS = ("train", "sweep")
+# {command or option of version 0.4: what to use instead}; goes with version 0.6
+REMOVED = {
+    "new": "is no command any more; `cp` copies a script",
+    "plan": "is no command any more; `python benchmarks/plan` in the repository, see dev/plan.md",
+    "export": "is no command any more; docs/agents.md has recipes for StableHLO, ONNX and hubs",
+}
 
 
 def prepare_pictures() -> None:
@@ -55,6 +43,8 @@ def prepare_pictures() -> None:
 
 def run_command(name: str, words: list[str]) -> None:
     """Run a command. Raises ValueError if there is no such command."""
+    if name in REMOVED:
+        raise ValueError(f"{name}: {REMOVED[name]}")
     if name not in COMMANDS:
         from onejit.base.text import nearest
 
@@ -88,8 +78,6 @@ def main(words=None) -> None:
         print(__version__)
         sys.exit()
     name = words[0]
-    if name == "plan":
-        prepare_planning()
     from onejit.base.output import escape_other_characters, survive_closed_output
 
     escape_other_characters()

@@ -1,4 +1,4 @@
-"""Hatch's build hook: a wheel holds the scripts, for `onejit new` and `onejit train ppo`."""
+"""Hatch's build hook: a wheel holds the scripts, for `onejit train ppo`."""
 
 from pathlib import Path
 

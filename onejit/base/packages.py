@@ -23,13 +23,10 @@ def versions() -> dict:
     return {"python": sys.version.split()[0], "onejit": __version__, **installed}
 
 
-def check_packages(option: str, names, flags: str = "") -> None:
-    """Raise ValueError if packages that an option needs are not installed.
-
-    `flags` are of `pip install`.
-    """
+def check_packages(option: str, names) -> None:
+    """Raise ValueError if packages that an option needs are not installed."""
     missing = [name.replace("_", "-") for name in names if importlib.util.find_spec(name) is None]
     if missing:
         needed = " and ".join(missing)
-        command = " ".join(["pip install", *flags.split(), *missing])
+        command = " ".join(["pip install", *missing])
         raise ValueError(f"{option}: needs {needed}; {command}")

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from onejit.script.configs import field_names, field_of, read_flags
+from onejit.base.text import nearest
+from onejit.script.configs import field_names, read_flags
 from onejit.script.contract import Script
-from onejit.script.other_names import suggest
 
 NARROWEST = 40  # columns of a terminal: with few of them, tyro's --help does not end
 
@@ -60,8 +60,7 @@ def mistake(event, command, words: list[str]) -> str | None:
     tokens = getattr(event, "tokens", ())
     unknown = [token for token in tokens if token.startswith("--")]
     if unknown:
-        known = map(field_of, flags_of(command))
-        return f"{unknown[0]}: is not a flag{suggest(field_of(unknown[0]), known, prefix='--')}"
+        return f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}"
     if tokens:
         return f"{' '.join([*flag_before(tokens[0], words), *tokens])}: is one word too many"
     argument = getattr(event, "argument", None)

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from onejit.base.files import load_yaml, write
+from onejit.base.text import nearest
 from onejit.script.contract import Script
-from onejit.script.other_names import suggest
 
 
 def plain(config) -> dict:
@@ -60,7 +60,7 @@ def flags_of_yaml(file: str, script: Script, known: list[str]) -> list[str]:
         field = field_of(str(name))
         if field not in known:
             about = f"is not a field of {Path(script.__file__).name}"
-            raise ValueError(f"--config {file}: {name}: {about}{suggest(field, known)}")
+            raise ValueError(f"--config {file}: {name}: {about}{nearest(field, known)}")
         words += [f"--{name}", *as_words(value)]
     return words
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import yaml
 
+from onejit.base.text import nearest
 from onejit.script import local_modules
 from onejit.script.contract import Script
-from onejit.script.other_names import suggest
 
 
 def expected_kind(value, default) -> str | None:
@@ -46,7 +46,7 @@ def check_env_params(script: Script, config) -> None:
     defaults |= vars(env_params)
     for key, value in config.env_params.items():
         if key not in defaults and not takes_others:
-            similar = suggest(key, defaults)
+            similar = nearest(key, defaults)
             raise ValueError(f"env_params: {key}: is no parameter of {config.env_name}{similar}")
         expected = expected_kind(value, defaults.get(key))
         if expected is not None:

@@ -3,7 +3,6 @@
     onejit render runs/ppo_continuous/hopper
     onejit render runs/ppo/cartpole --agents best 3 --formats gif mp4
     onejit render agents/ppo_cartpole
-    onejit render hf:USER/NAME --trust
 
 The formats are GIF, MP4, HTML for brax and SVG for board games. The agents act by the copy of the
 script in the run directory. They are ranked by the mean of their greedy returns if `onejit train`
@@ -38,7 +37,6 @@ from flax.traverse_util import flatten_dict
 from onejit.base import statistics
 from onejit.base.files import reading
 from onejit.engine import evaluation
-from onejit.run import hub
 from onejit.run.directory import load_metrics, load_run
 from onejit.run.record import read_record
 from onejit.script.contract import Script
@@ -143,7 +141,7 @@ def main(
     """Play episodes and write files. Returns the paths of the files. Raises ValueError.
 
     Args:
-        run_dir: a finished run of a script or of `onejit train`, or hf:USER/NAME on the hub
+        run_dir: a finished run of a script or of `onejit train`
         agents: best, median, worst, or numbers of agents, from 0
         formats: gif by default, for brax also html; svg for board games
         episode: number of the greedy episode, from 0
@@ -159,7 +157,6 @@ def main(
         raise ValueError(f"episode = {episode}: must be below {2**20:,}")
     if not agents:
         raise ValueError("agents: must be best, median, worst, or numbers of agents")
-    run_dir = hub.local_copy(run_dir, trust)
     file = "best_agent.safetensors" if best else "agent.safetensors"
     if best and not (run_dir / file).is_file():
         raise ValueError(

@@ -105,12 +105,7 @@ def without_config_of_a_run(words):
 def copies(page: Path) -> dict[str, str]:
     """What the page has the reader copy: {"my.py": "ppo.py"}."""
     given = [shlex.split(command) for command, _ in commands_of(page)]
-    made = {
-        words[3]: f"{words[2]}.py"
-        for words in given
-        if words[:2] == ["onejit", "new"] and len(words) == 4
-    }
-    return made | {words[2]: words[1] for words in given if words[0] == "cp"}
+    return {words[2]: words[1] for words in given if words[0] == "cp"}
 
 
 def parse_script(name, words):
@@ -125,7 +120,7 @@ def parse_tool(name, words):
     tool = importlib.import_module(MODULE_OF[name])
     if words in ([], ["--help"]):  # its name, in a text
         return
-    if name in ("compare", "render", "play", "list", "new", "export"):
+    if name in ("compare", "render", "play", "list"):
         parse_tyro(tool.main, words)
     if words[0] == "--find-nan":
         words = ["--resume", *words[1:]]  # takes a run directory, too
@@ -150,6 +145,15 @@ def parse_tool(name, words):
             tool.read_request([first, *words], contextlib.ExitStack())
     else:
         command_line.parse_with(script, words, tool.Options, description="")
+
+
+def parse_plan(words):
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from plan import training
+
+    if words and "--help" not in words:
+        script = load.load_script(words[0])
+        command_line.parse_with(script, words[1:], training.Options, description="")
 
 
 def parse_benchmark(file, words, monkeypatch):
@@ -203,6 +207,8 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
             assert words[0] in ("venv", "pytest", "pip", "mkdocs", "onejit"), words
         elif file == "-c":
             compile(words[0], "-c", "exec")
+        elif file == "benchmarks/plan":
+            parse_plan(words)
         else:
             assert (ROOT / file).is_file(), f"no file {file}"
             folder, stem = Path(file).parent.name, Path(file).stem
@@ -232,7 +238,7 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
     elif program in ("diff", "cp"):
         assert (ROOT / words[0]).is_file(), words
     else:
-        assert program in ("source", "git", "cd", "if", "else", "fi"), (
+        assert program in ("source", "git", "cd", "if", "else", "fi", "hf"), (
             f"{program}: neither known here nor marked by what it needs"
         )
 
@@ -288,7 +294,7 @@ def test_commands_are_found():
         "onejit sweep ppo --no-such-flag 1 2",
         "onejit compare runs/a --no-such-flag",
         "onejit render runs/a --formats jpg",
-        "onejit plan ppo --no-such-flag 1",
+        "python benchmarks/plan ppo --no-such-flag 1",
         "python benchmarks/scaling.py seeds --no-such-flag",
         "make no-such-target",
         "pip install -r no_such_file.txt",
@@ -391,8 +397,6 @@ def test_page_runs(page, tmp_path, monkeypatch):
         words = shlex.split(command)
         if words[0] == "cp":
             subprocess.run(words, check=True)
-        elif words[:2] == ["onejit", "new"]:
-            run("-m", *words)
         elif words[0] in ("python", "onejit") and not need and can_run(command, tmp_path):
             program = ["-m", "onejit"] if words[0] == "onejit" else []
             run(

@@ -1,8 +1,6 @@
 """What the commands say if something is wrong: the right thing, and where."""
 
-import ast
 import collections
-import re
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.files import ROOT, SCRIPTS
 from support.small import small_config
 
 import q_learning_gridworld
@@ -23,8 +20,7 @@ from onejit.report import compare
 from onejit.run.record import Record
 from onejit.run.resume import check_random_numbers
 from onejit.run.write import report
-from onejit.script import command_line, load, other_names
-from onejit.share import card
+from onejit.script import command_line, load
 
 SMALL = ["--num-envs=2", "--num-steps=2", "--num-minibatches=1", "--total-timesteps=4"]
 
@@ -159,52 +155,20 @@ def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk, caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "expected"),
-    [
-        ("learning_rate", ["env_name", "lr"], "; use --lr"),
-        ("learning_rate", ["env_name", "policy_lr", "q_lr"], "; use --policy-lr and --q-lr"),
-        ("learning_rate", ["env_name"], ""),
-        ("lr", ["policy_lr", "q_lr"], "; use --policy-lr and --q-lr"),
-        ("LR", ["lr"], "; did you mean --lr?"),
-        ("no_anneal_lr", ["anneal_lr"], "; use --anneal-lr False"),
-        ("no_clip_vloss", ["vf_clip_eps"], "; use --vf-clip-eps"),
-        ("n_steps", ["num_steps", "num_envs"], "; use --num-steps"),
-        ("capture_video", ["lr"], "; onejit render RUN_DIR draws an episode after training"),
-        ("gama", ["gamma", "lr"], "; did you mean --gamma?"),
-        ("wings", ["gamma", "lr", "start"], ""),
-    ],
-)
-def test_names_of_other_projects(name, known, expected):
-    assert other_names.suggest(name, known, prefix="--") == expected
+    ("name", "expected"),
+    [("--gama", "; did you mean --gamma?"), ("--no-anneal-lr", "; did you mean --anneal-lr?"),
+     ("--wings", "")],
+)  # fmt: skip
+def test_the_nearest_flag(name, expected):
+    assert text.nearest(name, ["--gamma", "--lr", "--anneal-lr", "--start"]) == expected
 
 
-def fields_of_all_scripts() -> set[str]:
-    """Without importing them, which takes seconds."""
-    names = set()
-    for script in SCRIPTS:
-        for node in ast.parse((ROOT / f"{script}.py").read_text()).body:
-            if isinstance(node, ast.ClassDef) and node.name == "Config":
-                names |= {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)}
-    return names
-
-
-def test_names_of_other_projects_stand_for_fields_that_exist():
-    known = fields_of_all_scripts() | {"run_dir", "track"}
-    for ours in other_names.OTHER_NAMES.values():
-        assert known.issuperset(ours)
-
-
-def test_all_names_of_the_page_about_other_projects_are_known():
-    known = fields_of_all_scripts() | {"seed", "num_seeds", "track"}
-    known |= other_names.OTHER_NAMES.keys() | other_names.ADVICE.keys()
-    page = (ROOT / "docs" / "from_cleanrl_purejaxrl.md").read_text()
-    table = page.partition("## Flags and names")[2].partition("## ")[0]
-    theirs = [cell for line in table.splitlines() for cell in line.split("|")[1:3]]
-    names = re.findall(r"`(?:--)?([-\w]+)`", " ".join(theirs))
-    assert len(names) > 50
-    for name in names:
-        name = name.lower().replace("-", "_").removeprefix("no_")
-        assert name in known | {"agent"}, name  # a class
+@pytest.mark.parametrize("command", __main__.REMOVED)
+def test_a_command_that_is_gone_names_what_to_use(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        __main__.main([command, "agents/ppo_cartpole"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and __main__.REMOVED[command] in said
 
 
 def test_text_without_escape_codes():
@@ -281,18 +245,6 @@ def test_labels_and_directories_with_equals_signs(argument, expected, tmp_path, 
     (tmp_path / "lr=1").mkdir()
     (tmp_path / "plain").mkdir()
     assert compare.split_label(argument) == expected
-
-
-@pytest.mark.parametrize("name", ["mine", "my-ppo", "2nd", "my.ppo", "class", "it's"])
-def test_the_model_card_imports_a_script_of_any_name(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "script", raising=False)
-    (tmp_path / f"{name}.py").write_text(f"NAME = {name!r}")
-    names = {}
-    exec(card.import_of(name), names)
-    assert name == names["script"].NAME
-    sys.modules.pop("script", None)
 
 
 def test_a_picture_that_cannot_be_drawn_leaves_no_file(tmp_path, capsys):

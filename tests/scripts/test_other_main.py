@@ -1,10 +1,6 @@
 """The package relies on the contract of a script alone: not on `main` and what only it uses."""
 
-import importlib.util
-import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +10,6 @@ from support.files import ROOT
 from onejit import sweep, train
 from onejit.run.agents import read_agents
 from onejit.script import load
-from onejit.share import export
 from onejit.watch import render
 
 OTHER_MAIN = """
@@ -79,26 +74,6 @@ def test_sweep(script):
     assert yaml.safe_load((run_dir / "best.yaml").read_text())["lr"] in (1e-3, 1e-2)
 
 
-def test_render_and_export(run_dir):
+def test_render(run_dir):
     pictures = render.main(run_dir, agents=("best",), formats=("gif",), max_steps=3)
     assert pictures[0].read_bytes().startswith(b"GIF")
-    folder = export.main(run_dir, video=False)
-    (code,) = re.findall(r"(?s)```python\n(.*?)```", (folder / "README.md").read_text())
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def has_wheels() -> bool:
-    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-    return any(importlib.util.find_spec(plugin) for plugin in plugins)
-
-
-@pytest.mark.skipif(not has_wheels(), reason="needs the CUDA wheels of JAX")
-def test_plan(script, tmp_path):
-    command = [sys.executable, "-m", "onejit", "plan", script, *SMALL, "--no-most-seeds"]
-    command += [f"--json={tmp_path / 'plan.json'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "plan.json").read_text())["loops"][0]["kernels"] > 0

@@ -302,15 +302,10 @@ def test_a_directory_of_arrays_executes_nothing_elsewhere(case, evil, tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize(
-    "command", ["render", "play", "export", "train --resume", slow("sweep --resume")]
-)
+@pytest.mark.parametrize("command", ["render", "play", "train --resume", slow("sweep --resume")])
 def test_each_command_asks_before_it_executes_another_script(command, evil, tmp_path, capsys):
     record = {"kind": "sweep" if command.startswith("sweep") else "train", "seconds": {}}
     words = [str(evil), "--trust"]
-    if command == "export":
-        record |= {"finished": "now", "final return": {}}
-        words = ["has no copy of its script"]
     run_dir = write_run(tmp_path / "run", script=f"{evil.parent}/pwn", record=record)
     with pytest.raises(SystemExit) as stop:
         __main__.main([*command.split(), str(run_dir)])

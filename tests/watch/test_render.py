@@ -388,7 +388,6 @@ import sys
 sys.modules["mujoco"] = None
 import gymnax
 from onejit.script import errors
-from onejit.share import export
 from onejit.watch import render
 from onejit.watch import adapters
 from onejit.watch import formats

@@ -1,6 +1,4 @@
-"""`onejit plan`: programs read and counted against counts by hand, what it refuses, and a training
-compiled.
-"""
+"""benchmarks/plan: programs read and counted against counts by hand, and a training compiled."""
 
 import importlib.util
 import json
@@ -10,14 +8,16 @@ import subprocess
 import sys
 
 import pytest
-from support.files import ROOT, repository_files
+from support.files import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from plan import program
+from plan import training as plan
 
 import ppo
 import sac
-from onejit import plan
 from onejit.engine import memory
-from onejit.plan import program
-from onejit.script import errors
 
 # As XLA prints programs, shortened: `train` runs a step of an environment and an inner loop three
 # times, each kernel once. What a kernel moves stands beside it, operands first.
@@ -194,85 +194,8 @@ def test_shapes():
     assert {shape: program.shape_bytes(shape) for shape in shapes} == shapes
 
 
-@pytest.mark.parametrize("most", [1, 2, 37, 4096])
-def test_most_seeds(monkeypatch, most):
-    """Of programs that take a fixed part and one for each seed, in blocks of three."""
-    monkeypatch.setattr(memory, "program_bytes", lambda size: 1000 + 96 * -(-size // 3))
-    limit = memory.program_bytes(most)
-    found = plan.most_seeds(lambda size: size, {0: 0, 8: memory.program_bytes(8)}, limit)
-    assert 0.95 * limit < memory.program_bytes(found) <= limit
-
-
-def test_descriptions():
-    for path in repository_files("onejit/plan/gpus/*.txt"):
-        gpu = plan.read_gpu(path.stem)
-        text, device, capacity, bandwidth = gpu
-        assert "Source: " in text and device.startswith("NVIDIA") and float(bandwidth) > 1e12
-        assert 20e9 < float(capacity) < 90e9
-        assert plan.read_gpu(str(path)) == gpu
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "{grid} --gpu h10",
-            "gpu = h10: no such file; known are a100, h100, rtx4090; did you mean h100?",
-        ),
-        ("{grid} --gpu {tmp}/gpu.txt", "gpu.txt: lacks memory_bandwidth"),
-        ("{grid} --num-sed 4", "--num-sed: is not a flag; did you mean --num-seeds?"),
-        ("{grid} --memory 0", "memory = 0.0: must be a number of GiB above 0"),
-        (
-            "{grid} --coordinator a:1",
-            "coordinator, num_processes, process_id, distributed: a plan is for one GPU",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line(tmp_path, capsys, words, message):
-    (tmp_path / "gpu.txt").write_text('device_description_str: "A"\ndevice_memory_size: 8\n')
-    with pytest.raises(SystemExit) as stopped, errors.errors_in_one_line("onejit plan"):
-        plan.main(words.format(tmp=tmp_path, grid="q_learning_gridworld").split())
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1) and message in err
-
-
-def test_without_the_wheels_it_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit), errors.errors_in_one_line("onejit plan"):
-        plan.main(["q_learning_gridworld"])
-    assert "pip install -e '.[gpu]'" in capsys.readouterr().err
-
-
 def has_wheels() -> bool:
     return any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin")))
-
-
-OUTSIDE = """
-import jax.numpy as jnp
-from gymnax.environments import spaces
-from onejit.envs import host
-from onejit.envs.adapter import register
-
-class Robot(host.HostEnv):
-    def __init__(self, name):
-        obs = spaces.Box(-jnp.inf, jnp.inf, (3,))
-        super().__init__(None, obs, spaces.Discrete(4), limit=10)
-
-register(["Robot"], Robot)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not has_wheels(), reason="needs the CUDA wheels of JAX")
-def test_an_environment_outside_jax_has_no_plan(tmp_path):
-    """XLA cannot compile a call of the host without the GPU."""
-    (tmp_path / "robots.py").write_text(OUTSIDE)
-    command = [sys.executable, "-m", "onejit", "plan", "ppo", "--env-name", "robots:Robot"]
-    clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(tmp_path)])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=clean)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "env_name = robots:Robot: the program calls the host" in done.stderr
 
 
 @pytest.mark.slow
@@ -280,7 +203,7 @@ def test_an_environment_outside_jax_has_no_plan(tmp_path):
 @pytest.mark.parametrize("script", ["q_learning_gridworld", "ppo"])
 def test_a_training_compiled(tmp_path, script):
     steps = 3 * (1000 if script == "q_learning_gridworld" else 512) + 5  # 3 updates
-    command = [sys.executable, "-m", "onejit", "plan", script, "--num-seeds=8"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "plan"), script, "--num-seeds=8"]
     command += [f"--total-timesteps={steps}"]
     command += ["--gpu=rtx4090", "--memory=1", "--kernels", f"--json={tmp_path / 'plan.json'}"]
     command += ["--no-most-seeds"] if script == "ppo" else []

@@ -1,9 +1,9 @@
 """Plan a script's training on a GPU without one: its kernels, its memory, and a part of its time.
 
-    onejit plan ppo --num-seeds 2048 --gpu h100
-    onejit plan sac --config configs/sac/pendulum.yaml --gpu rtx4090 --kernels
+    python benchmarks/plan ppo --num-seeds 2048 --gpu h100
+    python benchmarks/plan sac --config configs/sac/pendulum.yaml --gpu rtx4090 --kernels
 
-XLA compiles `jit(vmap(make_train(config)))` for the GPU in onejit/plan/gpus/NAME.txt, and the
+XLA compiles `jit(vmap(make_train(config)))` for the GPU in benchmarks/plan/gpus/NAME.txt, and the
 compiled program is analysed. This is a plan, not a measurement. It needs the CUDA wheels of JAX
 (the extra `gpu`), but neither GPU nor driver.
 
@@ -29,7 +29,12 @@ from jax.experimental import topologies
 from onejit.base.files import write
 from onejit.base.text import nearest
 from onejit.engine import memory
-from onejit.plan.program import (
+from onejit.script import command_line
+from onejit.script.configs import plain
+from onejit.script.contract import Script
+from onejit.script.errors import about_the_config
+from onejit.script.load import load_script
+from plan.program import (
     Instruction,
     Loop,
     find_loops,
@@ -38,11 +43,6 @@ from onejit.plan.program import (
     read_program,
     step_loop,
 )
-from onejit.script import command_line
-from onejit.script.configs import plain
-from onejit.script.contract import Script
-from onejit.script.errors import about_the_config
-from onejit.script.load import load_script
 
 GPUS = Path(__file__).parent / "gpus"
 POOL = 0.75  # share of a GPU's memory that JAX uses by default
@@ -53,7 +53,7 @@ class Options:
     """Options of a plan."""
 
     num_seeds: int = 256  # agents that train at once on the GPU
-    gpu: str = "h100"  # name in onejit/plan/gpus, or file in the same format
+    gpu: str = "h100"  # name in benchmarks/plan/gpus, or file in the same format
     launch_us: float = 2.0  # least time for the start of a kernel, in microseconds
     # search for the largest number of seeds that fits, with up to four more compilations
     most_seeds: bool = True
@@ -74,7 +74,7 @@ class GPU(NamedTuple):
 
 
 def read_gpu(name: str) -> GPU:
-    """A GPU of onejit/plan/gpus, or of a file in the same format. Raises ValueError."""
+    """A GPU of benchmarks/plan/gpus, or of a file in the same format. Raises ValueError."""
     path = GPUS / f"{name}.txt"
     if not path.is_file():
         path = Path(name)
@@ -309,9 +309,7 @@ def main(words) -> None:
     """Plan as the command line says."""
     name, _, words = command_line.split_words(words)
     script = load_script(name)
-    config, options, hosts = command_line.parse_with(
-        script, words, Options, __doc__, prog="onejit plan"
-    )
+    config, options, hosts = command_line.parse_with(script, words, Options, __doc__, prog="plan")
     if hosts != command_line.Hosts():
         raise ValueError(
             "coordinator, num_processes, process_id, distributed: a plan is for one GPU"

@@ -1,0 +1,1 @@
+"""Plan a script's training on a GPU without one: dev/plan.md."""

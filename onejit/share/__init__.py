@@ -1,1 +1,0 @@
-"""Taking agents elsewhere: `onejit export`."""
