@@ -967,7 +967,8 @@ def draw_learning_curve(config: Config, metrics, run_dir: Path) -> None:
     steps = np.array([chunk[-1] + 1 for chunk in chunks]) * config.num_envs * config.num_steps
     steps = steps[ended] + getattr(config, "warmup_timesteps", 0)
     axes = Figure(layout="constrained").subplots()
-    axes.plot(steps, curve, color="C0", linewidth=0.5, alpha=0.3)
+    alpha = min(0.5, 8 / curve.shape[1])  # with many seeds the mean stays visible
+    axes.plot(steps, curve, color="gray", linewidth=0.5, alpha=alpha, zorder=0)
     axes.fill_between(steps, mean - 2 * error, mean + 2 * error, color="C0", alpha=0.3)
     axes.plot(steps, mean, color="C0", linewidth=2)
     title = f"{config.env_name}, mean of {curve.shape[1]} seeds"

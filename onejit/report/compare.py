@@ -422,7 +422,7 @@ def as_csv(rows: list[dict]) -> str:
 def as_latex(rows: list[dict]) -> str:
     """A table: a line for each environment, a column for each method, means with their intervals.
 
-    A mean is bold if its interval lies above those of all other methods.
+    A mean is bold if its interval lies above the intervals of all other methods.
     """
     of_task = defaultdict(dict)
     for row in rows:

@@ -68,7 +68,7 @@ def test_an_agent_that_no_file_can_hold(agent, words):
 
 
 def test_a_runner_state_of_a_sweep_holds_no_function():
-    """As flax's TrainState with its optimizer; those of an environment are left alone."""
+    """As flax's TrainState with its optimizer; an environment may hold functions."""
     state = TrainState.create(apply_fn=None, params={}, tx=optax.sgd(0.1))
     compilation.check_arrays(Logged(jnp.zeros(2), env_state=state))
     with pytest.raises(ValueError, match=r"runner_state.weights.tx.init: is a function"):

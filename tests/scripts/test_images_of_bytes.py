@@ -1,4 +1,4 @@
-"""Bytes in scripts: those of images are trained as floats divided by 255, others are numbers."""
+"""Bytes in scripts: images are divided by 255, other bytes are numbers."""
 
 import importlib
 import types

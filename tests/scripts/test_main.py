@@ -424,8 +424,8 @@ def test_final_return_by_hand(script):
 
 
 @pytest.mark.common
-def test_values_of_numpy_are_those_of_python(script):
-    """As of a loop over `np.arange(3)` or `np.logspace`. What YAML cannot write is named."""
+def test_values_of_numpy_become_those_of_python(script, tmp_path):
+    """A loop over `np.arange(3)` or `np.logspace` works. The error names what YAML cannot write."""
     hints = get_type_hints(script.Config)
     field = next(name for name in hints if hints[name] is float)
     config = dataclasses.replace(script.Config(), **{field: np.float32(0.5)})
@@ -433,7 +433,7 @@ def test_values_of_numpy_are_those_of_python(script):
     with pytest.raises(ValueError, match=f"^{field} = "):
         script.as_yaml(dataclasses.replace(config, **{field: jnp.float32(0.5)}))
     with pytest.raises(TypeError, match="integer"):
-        script.main(script.Config(), seed=1.5)
+        script.main(small_config(script), seed=1.5, run_dir=tmp_path / "run")
     with pytest.raises(ValueError, match=r"^num_seeds = 0"):
         script.main(script.Config(), num_seeds=0)
     with pytest.raises(ValueError, match=r"^total_timesteps = 20000.0: .* 20_000"):
