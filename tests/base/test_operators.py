@@ -3,24 +3,56 @@
 import dataclasses
 import os
 import subprocess
+import sys
+import types
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 import ppo
 from onejit.base import files, paths
 from onejit.engine import memory, progress
 from onejit.engine.checkpoints import KEPT, delete_old
+from onejit.envs.host import rows
 from onejit.run import record, resume
 from onejit.script import command_line, load
 
+IN_A_SCRIPT = """
+import gymnasium
+import numpy as np
+
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **kwargs):
+        return np.zeros(1, np.float32), {}
+"""
+
+
+def test_a_class_of_the_script_reaches_other_processes(monkeypatch):
+    """They cannot import the script."""
+    module = types.ModuleType("script_of_a_test")
+    vars(module)["SOURCE"] = b""
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(IN_A_SCRIPT, vars(module))
+    spec = EnvSpec("Mine-v0", entry_point=module.Mine, disable_env_checker=True)
+    process = rows.Process(spec, {}, "", 1)
+    try:
+        assert process.receive() is None
+    finally:
+        process.end()
+        process.wait()
+
 
 def test_nested_aliases_are_refused():
-    rows = ["x0: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines = ["x0: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     for i in range(1, 10):
-        rows.append(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]")
-    for text in ("\n".join(rows), "x: &x [*x]"):
+        lines.append(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]")
+    for text in ("\n".join(lines), "x: &x [*x]"):
         with pytest.raises(ValueError, match="too many values"):
             files.load_yaml(text)
     assert files.load_yaml("x: &x [1, 2]\ny: *x") == {"x": [1, 2], "y": [1, 2]}

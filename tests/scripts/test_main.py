@@ -301,6 +301,8 @@ def test_files_of_a_run(script, finished):
     copy = finished[0] / f"{script.__name__}.py"
     assert modes.keys() >= written | {copy.name} and set(modes.values()) == {0o644}
     assert copy.read_bytes() == Path(script.__file__).read_bytes()
+    episodes = np.load(finished[0] / "metrics.npz")["episodes"]
+    assert np.issubdtype(episodes.dtype, np.integer)  # floats would lose digits above 2^24
     assert finished[1].endswith(f"results in {finished[0]}\n")
 
 

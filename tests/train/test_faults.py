@@ -691,6 +691,20 @@ def test_observations_are_as_their_space_declares(name, code, found, tmp_path, m
         check_observations(script, config)
 
 
+def test_a_mask_that_forbids_everything_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    code = "Masked(jnp.zeros(4), jnp.zeros(2, bool))"
+    text = OBSERVES.format(code=code, name="ForbidsAll")
+    text += (
+        "\nfrom collections import namedtuple\nMasked = namedtuple('Masked', 'obs action_mask')\n"
+    )
+    (tmp_path / "observes_nothing.py").write_text(text)
+    script = load.load_script("ppo")
+    config = dataclasses.replace(script.Config(), env_name="observes_nothing:ForbidsAll")
+    with pytest.raises(ValueError, match="its action_mask forbids every action"):
+        check_observations(script, config)
+
+
 # --- the precision of physics ---
 
 
