@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import secrets
 import shutil
 import sys
 from pathlib import Path
@@ -45,8 +46,14 @@ def write_picture(path: Path, draw) -> None:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete what is no longer needed. What cannot be deleted stays: NFS keeps open files."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Delete what is no longer needed, under another name: a kill may come at any time.
+
+    What cannot be deleted stays: NFS keeps open files.
+    """
+    with contextlib.suppress(OSError):
+        folder.rename(folder.with_name(f".deleted-{secrets.token_hex(4)}"))
+    for unused in [folder, *folder.parent.glob(".deleted-*")]:
+        shutil.rmtree(unused, ignore_errors=True)
 
 
 def load_yaml(text: str):

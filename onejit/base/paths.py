@@ -1,17 +1,30 @@
 """Folders that a command line names."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 
+def expanded(text: str) -> str:
+    """A path where `~` and variables are replaced. Raises ValueError if one is not known."""
+    for match in re.finditer(r"\$(\w+|\{\w+\})", text):
+        if match[1].strip("{}") not in os.environ:
+            raise ValueError(f"{text}: the variable {match[0]} is not set")
+    path = os.path.expanduser(os.path.expandvars(text))
+    if path.startswith("~"):
+        raise ValueError(f"{text}: this user is not known")
+    return path
+
+
 def as_folder(text: str) -> Path:
-    """A path where `~` and variables are replaced. Raises ValueError for an address."""
-    if "://" in text:
+    """A path where `~` and variables are replaced. Raises ValueError, also for an address."""
+    path = expanded(text)
+    if "://" in path:
         raise ValueError("must be a folder of this machine, and not an address")
-    return Path(os.path.expandvars(text)).expanduser()
+    return Path(path)
 
 
 OptionalFolder = Annotated[  # one type for both: tyro's message would name each

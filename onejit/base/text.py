@@ -3,6 +3,9 @@
 import csv
 import difflib
 import io
+import re
+
+LONGEST = 40  # characters of a text in the name of a file
 
 
 class OptionNeeded(ValueError):
@@ -25,6 +28,21 @@ def printable(text: str) -> str:
     return "".join(
         character if character.isprintable() else ascii(character)[1:-1] for character in text
     )
+
+
+def file_names(texts) -> dict[str, str]:
+    """A part of a file's name for each text: short, and unique where small letters are capitals."""
+    names = {}
+    for text in texts:
+        short = re.sub(r"[^-.=0-9A-Za-z]+", "_", text)[:LONGEST]
+        taken = [name.lower() for name in names.values()]
+        name = short
+        number = 1
+        while name.lower() in taken:
+            number += 1
+            name = f"{short}-{number}"
+        names[text] = name
+    return names
 
 
 def plural(number: int, noun: str) -> str:

@@ -5,7 +5,6 @@ import glob
 import hashlib
 import json
 import logging
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -86,7 +85,9 @@ def delete_damaged(directory: Path) -> None:
             f"{damage}. Without the folder {directory} these seeds begin anew"
         )
     for folder, damage in damaged.items():
-        shutil.rmtree(folder)
+        delete_folder(folder)
+        if folder.exists():  # Orbax would read it
+            raise OSError(f"resume: {folder} is damaged ({damage}) and cannot be deleted")
         print(
             f"resume: the checkpoint {directory.name}/{folder.name} is damaged: {damage}; it was "
             f"deleted, and {directory.name}/{intact[0].name} is used",

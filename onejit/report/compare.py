@@ -31,6 +31,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from onejit.base import statistics
 from onejit.base.files import write, write_picture
+from onejit.base.labels import as_label
 from onejit.base.paths import OptionalFolder
 from onejit.base.text import align, printable
 from onejit.run.agents import read_agents
@@ -375,9 +376,9 @@ def draw_panel(axes, name: str, rows: list[dict], unit: str) -> None:
         if np.isfinite(row["value"]):
             axes.vlines(row["value"], place - 0.2, place + 0.2, color="black", linewidth=2)
         text = f"{row['method']} > {row['versus']}" if row["versus"] else row["method"]
+        text = as_label(text)
         if len(text) > 42:  # wider than the panel
             text = text.replace(" > ", "\n> ")
-        text = text.replace("$", r"\$")  # no formula
         where = {"transform": axes.get_yaxis_transform(), "verticalalignment": "bottom"}
         white = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
         axes.text(0.0, place - 0.26, text, fontsize=9, bbox=white, **where)
@@ -407,7 +408,7 @@ def draw(rows: list[dict], title: str, unit: str, file) -> None:
     for axes, (name, of_panel) in zip(grid, panels.items(), strict=True):
         draw_panel(axes, name, of_panel, unit)
         axes.set_ylim(most - 0.6, -0.75)
-    figure.suptitle(title.replace("$", r"\$"))
+    figure.suptitle(as_label(title))
     figure.savefig(file, format="png", dpi=150)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from onejit.base import statistics
+from onejit.base.labels import as_label
 from onejit.script.steps import timesteps_until
 
 POINTS = 100  # of a curve
@@ -65,6 +66,6 @@ def draw_learning_curve(config, metrics: dict, title: str, file) -> None:
             zorder=0,
             label="less than one episode per environment: short ones count more",
         )
-    axes.set(title=title, xlabel="environment steps", ylabel="episodic return")
+    axes.set(title=as_label(title), xlabel="environment steps", ylabel="episodic return")
     axes.legend(frameon=False, fontsize="small")
     figure.savefig(file, format="png", dpi=150)

@@ -57,7 +57,7 @@ def claim(run_dir: Path):
 
 def remove(run_dir: Path) -> None:
     """Remove a run directory in which nothing was begun. A volume or a link stays, empty."""
-    for path in run_dir.glob("*"):
+    for path in list(run_dir.glob("*")):
         if path.is_dir():
             delete_folder(path)
         else:

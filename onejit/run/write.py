@@ -1,6 +1,5 @@
 """Writing a run: what it needs to be resumed, and its results."""
 
-import shutil
 import sys
 import traceback
 from functools import partial
@@ -95,7 +94,7 @@ def finish_run(
         report(script, config, runner_state, folder)
     for path in folder.iterdir():
         if (run_dir / path.name).is_dir():
-            shutil.rmtree(run_dir / path.name)
+            delete_folder(run_dir / path.name)
         path.replace(run_dir / path.name)
     delete_folder(folder)
 

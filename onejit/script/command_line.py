@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,7 +119,7 @@ def without_clashes(options, script: Script):
 
 
 def check_config(config) -> None:
-    """Raise ValueError if no update has a step, a float is NaN or an int has over 32 bits.
+    """Raise ValueError if no update has a step, a number is NaN or an int has over 32 bits.
 
     Whole numbers of JAX have 32 bits.
     """
@@ -128,8 +129,10 @@ def check_config(config) -> None:
     if getattr(config, "total_timesteps", 1) < 1:
         raise ValueError(f"total_timesteps = {config.total_timesteps}: must be at least 1")
     for name, value in vars(config).items():
-        if isinstance(value, float) and math.isnan(value):
-            raise ValueError(f"{name} = {value}: must be a number")
+        numbers = value if isinstance(value, Mapping) else {"": value}  # env_params
+        for key, number in numbers.items():
+            if isinstance(number, float) and math.isnan(number):
+                raise ValueError(f"{name} = {f'{key} {number}'.strip()}: must be a number")
         if type(value) is int and abs(value) >= 2**31 and name != "total_timesteps":
             raise ValueError(f"{name} = {value}: must fit in 32 bits")
     steps = config.num_envs * config.num_steps

@@ -1,7 +1,7 @@
 """Training of the groups of a sweep, slice by slice."""
 
+import contextlib
 import dataclasses
-import shutil
 import sys
 from functools import partial
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from onejit.base import statistics
-from onejit.base.files import write
+from onejit.base.files import delete_folder, write
 from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
@@ -229,7 +229,7 @@ def finish_slice(
     of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
     write(folder / f"{name}.npz", partial(np.savez, **metrics, **of_runs))
     if group.num_updates == group.config.num_updates:
-        shutil.rmtree(request.run_dir / "unfinished" / name, ignore_errors=True)
+        delete_folder(request.run_dir / "unfinished" / name)
     write_record(request.run_dir, request.record)
     delete_agents_of_worse_trials(request)
 
@@ -254,7 +254,8 @@ def delete_agents_of_worse_trials(request: Request) -> None:
         trials = trials[first // num_seeds : -(-last // num_seeds)]
         continued = {trial for trial in finished if last_group[trial] > number}
         if (worse | continued).issuperset(trials):
-            file.unlink()
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def note_returns(request: Request, group: Group, first: int, returns) -> list[int]:

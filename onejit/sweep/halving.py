@@ -5,8 +5,7 @@ first rung. With `--halving ETA` the best 1/ETA of them train from there to the 
 on until the last rung, which has the full budget. A trial keeps the schedules of the full budget.
 """
 
-import shutil
-
+from onejit.base.files import delete_folder
 from onejit.base.text import plural
 from onejit.engine import hosts
 from onejit.script.steps import steps_of, timesteps_until
@@ -227,7 +226,4 @@ def any_episode(request: Request, numbers: list[int]) -> bool:
 def delete_checkpoints(request: Request, number: int) -> None:
     """Delete the checkpoints of a group."""
     for folder in checkpoints_of(request.run_dir, number):
-        unused = folder.with_name(f"deleted-{folder.name}")  # at once: a kill may come at any time
-        shutil.rmtree(unused, ignore_errors=True)
-        folder.rename(unused)
-        shutil.rmtree(unused, ignore_errors=True)
+        delete_folder(folder)

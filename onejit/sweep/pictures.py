@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from onejit.base import statistics
+from onejit.base.labels import as_label
 from onejit.base.text import plural
 from onejit.run.learning_curve import learning_curve
 from onejit.sweep.values import show_value, show_values
@@ -44,11 +45,11 @@ def draw_curves(ranked: list, title: str, file) -> None:
         known = np.isfinite(returns[kept]).all(axis=0)
         interval = statistics.bootstrap_interval(statistics.interquartile_mean, returns[:, known])
         center, low, high = without_infinite(interval)
-        (line,) = axes.plot(steps[known], center, label=show_values(result.values))
+        (line,) = axes.plot(steps[known], center, label=as_label(show_values(result.values)))
         color = line.get_color()
         axes.fill_between(steps[known], low, high, color=color, alpha=0.2, linewidth=0)
     axes.set(
-        title=title,
+        title=as_label(title),
         xlabel="environment steps per agent",
         ylabel="return of the episodes that ended",
     )
@@ -77,7 +78,7 @@ def draw_rungs(ranked: list, title: str, file) -> None:
             color=colors(result.rung / most),
             linewidth=3 if is_best else 1,
             marker="." if len(steps) == 1 else None,
-            label=show_values(result.values) if is_best else None,
+            label=as_label(show_values(result.values)) if is_best else None,
         )
     trials = 0
     for rung, end in sorted(ends.items(), reverse=True):
@@ -86,7 +87,7 @@ def draw_rungs(ranked: list, title: str, file) -> None:
         at_the_top = axes.get_xaxis_transform()
         text = plural(trials, "trial")
         axes.text(end, 1.01, text, transform=at_the_top, ha="right", fontsize="small")
-    axes.set_title(title, pad=20)
+    axes.set_title(as_label(title), pad=20)
     axes.set(
         xscale="log",
         xlabel="environment steps per agent",
@@ -117,7 +118,7 @@ def place(axes, which: str, name: str, values: list, as_numbers: bool = True) ->
         known = sorted(set(values))
     except TypeError:  # values of several kinds, such as numbers and words
         known = sorted(set(values), key=show_value)
-    labels = [show_value(value) for value in known]
+    labels = [as_label(show_value(value)) for value in known]
     axes.set(**{f"{which}ticks": range(len(known)), f"{which}ticklabels": labels})
     return np.array([known.index(value) for value in values])
 
@@ -157,7 +158,7 @@ def draw_returns(ranked: list, title: str, file) -> None:
         draw_returns_of_field(axes, ranked, name, is_only_field=len(names) == 1)
     panels[0].set_ylabel("final return")
     panels[0].legend(frameon=False, fontsize="small")
-    figure.suptitle(title)
+    figure.suptitle(as_label(title))
     figure.savefig(file, format="png", dpi=150)
 
 
@@ -196,6 +197,6 @@ def draw_heat_map(ranked: list, title: str, file) -> None:
         colors = without_infinite(means)
         drawn = axes.scatter(x, y, c=colors, edgecolors="black", plotnonfinite=True, s=60)
         axes.margins(0.05)
-    axes.set_title(title, fontsize="medium")
+    axes.set_title(as_label(title), fontsize="medium")
     figure.colorbar(drawn, label="final return, interquartile mean")
     figure.savefig(file, format="png", dpi=150)

@@ -2,11 +2,12 @@
 
 import contextlib
 import dataclasses
-import shutil
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onejit.base.files import delete_folder
+from onejit.base.paths import expanded
 from onejit.engine import hosts
 from onejit.run import resume
 from onejit.run.directory import new_run_dir, read_config, script_of
@@ -86,13 +87,16 @@ def split_flags(words: list[str]) -> dict[str, list[str]]:
 
 
 def with_absolute_path(name: str) -> str:
-    """A storage whose file is found from any folder, as `--resume` and Optuna's locks need it."""
+    """A storage whose file is found from any folder, as `--resume` and Optuna's locks need it.
+
+    `~` and variables in the file's path are replaced. Raises ValueError.
+    """
     scheme, _, file = name.rpartition(":///")
     if scheme.startswith("sqlite"):
         if file.startswith((":", "file:")) or not file:  # in memory, or an URI of SQLite's own
             return name
-        return f"{scheme}:///{Path(file).absolute()}"
-    return name if "://" in name else str(Path(name).absolute())
+        return f"{scheme}:///{Path(expanded(file)).absolute()}"
+    return name if "://" in name else str(Path(expanded(name)).absolute())
 
 
 def check_given_once(words: list[str]) -> None:
@@ -119,7 +123,7 @@ def read_request(
 
     run_dir, record, given = resume.read_resumed(words, "sweep", ResumeOptions, until_the_end)
     if record.finished is not None:
-        shutil.rmtree(run_dir / "slices", ignore_errors=True)  # a kill may have left them
+        delete_folder(run_dir / "slices")  # a kill may have left it
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
     return request_of(run_dir, record, given, given.memory)

@@ -2,8 +2,6 @@
 
 import csv
 import math
-import re
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +10,8 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from onejit.base import statistics
-from onejit.base.files import reading, write, write_picture
-from onejit.base.text import align, as_csv
+from onejit.base.files import delete_folder, reading, write, write_picture
+from onejit.base.text import align, as_csv, file_names
 from onejit.run.record import Record, now, write_record
 from onejit.run.write import finish_run, write_inputs
 from onejit.script import local_modules
@@ -226,7 +224,7 @@ def keep_agents(request: Request, results: dict[int, Result]) -> None:
 
     Raises OSError.
     """
-    shutil.rmtree(request.run_dir / "agents", ignore_errors=True)  # of an earlier attempt
+    delete_folder(request.run_dir / "agents")  # of an earlier attempt
     for trial in best_trials(request):
         keep_agents_of(request, results[trial])
 
@@ -310,6 +308,7 @@ def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[st
     write(run_dir / "results.csv", make_csv(request, results))
 
     ranks = rank_trials(request)
+    names = file_names(ranks)
     tables = []
     pictured = {}  # {suffix of the files: (environment, its results)}
     for task, trials in ranks.items():
@@ -318,7 +317,7 @@ def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[st
         suffix = ""
         if len(ranks) > 1:
             table = [f"{task}:", *table, ""]
-            suffix = f"-{re.sub(r'[^-.=0-9A-Za-z]+', '_', task)}"
+            suffix = f"-{names[task]}"
         tables.append(table)
         pictured[suffix] = (task, ranked)
         if math.isfinite(ranked[0].interquartile_mean):

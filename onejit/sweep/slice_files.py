@@ -5,11 +5,12 @@ arrays `run.*`, which are not metrics. The file `.safetensors` of the same name 
 folder `unfinished/GROUP-FIRST-LAST` has the checkpoints of these runs.
 """
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 from safetensors import safe_open
+
+from onejit.base.files import delete_folder
 
 FINAL_RETURN = "run.final_return"
 FIRST_NOT_FINITE = "run.first_not_finite"
@@ -69,4 +70,4 @@ def read_agents(run_dir: Path, group: int, wanted: range) -> dict:
 
 def delete_slices(run_dir: Path) -> None:
     for name in ("slices", "unfinished"):
-        shutil.rmtree(run_dir / name, ignore_errors=True)
+        delete_folder(run_dir / name)

@@ -11,6 +11,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
+from onejit.base.labels import as_label
 from onejit.watch.boards import stones
 
 pyplot.switch_backend("agg")
@@ -33,7 +34,7 @@ def figure_frames(figure, axes, title: str, rewards, steps, update):
     returns = np.cumsum(rewards)
     for i in steps:
         update(i)
-        axes.set_title(f"{title}\nstep {i + 1}, return {returns[i]:.4g}", fontsize=10)
+        axes.set_title(f"{as_label(title)}\nstep {i + 1}, return {returns[i]:.4g}", fontsize=10)
         canvas.draw()
         yield np.array(canvas.buffer_rgba())[..., :3]
 

@@ -36,6 +36,8 @@ from flax.traverse_util import flatten_dict
 
 from onejit.base import statistics
 from onejit.base.files import reading
+from onejit.base.paths import OptionalFolder
+from onejit.base.text import printable
 from onejit.engine import evaluation
 from onejit.run.directory import load_metrics, load_run
 from onejit.run.record import read_record
@@ -133,7 +135,7 @@ def main(
     formats: tuple[Literal["gif", "html", "mp4", "svg"], ...] = (),
     episode: int = 0,
     max_steps: int = 0,
-    out: Path | None = None,
+    out: OptionalFolder = None,
     best: tyro.conf.FlagCreatePairsOff[bool] = False,
     force: tyro.conf.FlagCreatePairsOff[bool] = False,
     trust: tyro.conf.FlagCreatePairsOff[bool] = False,
@@ -182,7 +184,7 @@ def main(
     written = []
     for name, (states, rewards) in zip(chosen, played, strict=True):
         title = f"{name_of_script} on {config.env_name}, {name.replace('_', ' ')}"
-        print(f"{title}: return {rewards.sum():.4g} in {len(rewards)} steps")
+        print(f"{printable(title)}: return {rewards.sum():.4g} in {len(rewards)} steps")
         shown = Episode(
             config.env_name, env_params, state_at(states, drawn_steps), rewards[drawn_steps]
         )

@@ -1,6 +1,7 @@
 """What clusters and other people's files do to a training: each case was met."""
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -13,8 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import ppo
 from onejit.base import files, paths
-from onejit.engine import memory, progress
-from onejit.engine.checkpoints import KEPT, delete_old
+from onejit.engine import checkpoints, memory, progress
 from onejit.envs.host import rows
 from onejit.run import record, resume
 from onejit.script import command_line, load
@@ -71,8 +71,16 @@ def test_folders_are_of_this_machine(monkeypatch):
     monkeypatch.setenv("SCRATCH", "/scratch")
     assert paths.as_folder("$SCRATCH/a") == Path("/scratch/a")
     assert paths.as_folder("~/a") == Path.home() / "a"
-    with pytest.raises(ValueError, match="address"):
-        paths.as_folder("gs://bucket/a")
+    monkeypatch.setenv("BUCKET", "gs://bucket")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    for text, message in {
+        "gs://bucket/a": "address",
+        "$BUCKET/a": "address",
+        "${NOT_SET}/a": "NOT_SET",
+        "~nobody_here/a": "user",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            paths.as_folder(text)
     from onejit.train.options import Options
 
     for words in (["--run-dir", "gs://bucket/a"], ["--run-dir=gs://bucket/a"]):
@@ -82,25 +90,35 @@ def test_folders_are_of_this_machine(monkeypatch):
     assert options.run_dir == Path("/scratch/a")
 
 
-@pytest.mark.parametrize("change", [{"lr": float("nan")}, {"total_timesteps": -100_000}])
+@pytest.mark.parametrize(
+    "change",
+    [{"lr": math.nan}, {"env_params": {"gravity": math.nan}}, {"total_timesteps": -100_000}],
+)
 def test_the_command_line_names_the_field(change):
     with pytest.raises(ValueError, match=rf"{next(iter(change))} = "):
         command_line.check_config(dataclasses.replace(ppo.Config(), **change))
 
 
-def test_old_checkpoints_that_cannot_be_deleted_stay(tmp_path, monkeypatch):
-    for step in range(1, 5):
+def test_checkpoints_that_cannot_be_deleted_stay(tmp_path, monkeypatch, capsys):
+    """Under another name: what Orbax sees are the newest intact ones."""
+    for step in range(1, 6):
         (tmp_path / str(step)).mkdir()
+        checkpoints.write_checksums(tmp_path / str(step))
+    (tmp_path / "5" / checkpoints.CHECKSUMS).unlink()
 
     def rmdir(*args, **kwargs):
         raise OSError("Directory not empty")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rmdir", rmdir)
-        delete_old(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
-    delete_old(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"3", "4"} and KEPT == 2
+        checkpoints.delete_damaged(tmp_path)
+        checkpoints.delete_old(tmp_path)
+        names = {path.name for path in tmp_path.iterdir()}
+        assert len(names) == 5 and {name for name in names if name.isdecimal()} == {"3", "4"}
+    assert "5 is damaged" in capsys.readouterr().err
+    (tmp_path / "5").mkdir()
+    checkpoints.delete_old(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"4", "5"} and checkpoints.KEPT == 2
 
 
 def test_memory_of_a_gpu_without_statistics(monkeypatch):

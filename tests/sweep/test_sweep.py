@@ -368,25 +368,27 @@ def fake_sweep(tmp_path, monkeypatch):
     return write
 
 
-def test_environments_are_not_ranked_in_one_table(fake_sweep):
-    """Nor do they share a best.yaml or a picture: their returns have no common unit."""
+def test_environments_are_not_ranked_in_one_table(fake_sweep, capfd, recwarn):
+    """Nor do they share a best.yaml or a picture, whatever letters their names have."""
     script = load.load_script("ppo")
     swept = {
-        "env_name": ["CartPole-v1", "CartPole-v1", "Catch-bsuite", "Catch-bsuite"],
+        "env_name": ["倒立$_$", "倒立$_$", "小车", "小车"],
         "lr": [0.1, 0.2, 0.1, 0.2],
     }
     run_dir = fake_sweep(script, swept, [[100.0] * 3, [200.0] * 3, [1.0] * 3, [-1.0] * 3])
     first, second = (run_dir / "table.txt").read_text().strip().split("\n\n")
-    assert [line.split()[0] for line in first.splitlines()] == ["CartPole-v1:", "trial", "1", "0"]
-    assert [line.split()[0] for line in second.splitlines()] == ["Catch-bsuite:", "trial", "2", "3"]
+    assert [line.split()[0] for line in first.splitlines()] == ["倒立$_$:", "trial", "1", "0"]
+    assert [line.split()[0] for line in second.splitlines()] == ["小车:", "trial", "2", "3"]
     names = {path.name for path in run_dir.iterdir()}
     assert names - {"run.json", "table.txt", "results.csv", "metrics.npz"} == {
         f"{name}-{env}{end}"
-        for env in ("CartPole-v1", "Catch-bsuite")
+        for env in ("_", "_-2")
         for name, end in (("best", ".yaml"), ("learning_curves", ".png"), ("final_return", ".png"))
     }
-    assert yaml.safe_load((run_dir / "best-Catch-bsuite.yaml").read_text())["lr"] == 0.1
-    assert yaml.safe_load((run_dir / "best-CartPole-v1.yaml").read_text())["lr"] == 0.2
+    assert yaml.safe_load((run_dir / "best-_-2.yaml").read_text())["lr"] == 0.1
+    assert yaml.safe_load((run_dir / "best-_.yaml").read_text())["lr"] == 0.2
+    assert "cannot be drawn" not in capfd.readouterr().err
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
 
 
 def test_the_step_axis_counts_the_warm_up(fake_sweep, monkeypatch):

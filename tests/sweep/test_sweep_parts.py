@@ -262,7 +262,7 @@ def test_a_lease_is_renewed(shared, monkeypatch):
     ("given", "expected"),
     [
         ("study.log", "{}/study.log"),
-        ("sqlite:///study.db", "sqlite:///{}/study.db"),
+        ("sqlite:///$FOLDER/study.db", "sqlite:///{}/study.db"),
         ("sqlite:////db/study.db", "sqlite:////db/study.db"),
         ("sqlite:///:memory:", "sqlite:///:memory:"),
         ("postgresql://user:word@host/rl", "postgresql://user:word@host/rl"),
@@ -271,6 +271,7 @@ def test_a_lease_is_renewed(shared, monkeypatch):
 def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypatch):
     """`--resume` in another folder made a second, empty study."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOLDER", str(tmp_path))
     request = begun([*OPTUNA, "--storage", given])
     assert request.options.storage == expected.format(tmp_path)
     assert request.record.options["storage"] == request.options.storage  # what --resume reads
