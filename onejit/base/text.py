@@ -1,4 +1,4 @@
-"""Text of messages and of tables: options, rows, and suggestions for names that are not known."""
+"""Text of messages and of tables: rows, and suggestions for names that are not known."""
 
 import csv
 import difflib
@@ -6,14 +6,6 @@ import io
 import re
 
 LONGEST = 40  # characters of a text in the name of a file
-
-
-class OptionNeeded(ValueError):
-    """A problem that an option solves: `OPTION=True` in Python, `--OPTION` of a command."""
-
-    def __init__(self, problem: str, option: str, effect: str):
-        super().__init__(f"{problem}; {option}=True {effect}")
-        self.for_a_command = f"{problem}; --{option} {effect}"
 
 
 def nearest(name, known) -> str:

@@ -53,8 +53,6 @@ class Record:
     commit: str | None = None
     path: str | None = None  # of the script
     sha256: str | None = None
-    # where the script may import modules from
-    folders: list[str] = dataclasses.field(default_factory=list)
     modules: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of the user's own
     seconds: Clock = dataclasses.field(default_factory=Clock)
     steps_done: int = 0
@@ -158,7 +156,6 @@ def make_record(kind: Kind, script: Script, config, options, command: list[str])
         commit=commit_of(path),
         path=str(path),
         sha256=hash_of(source_of(script)),
-        folders=[str(path.parent), os.getcwd()],
         steps_total=total_steps(config, options.num_seeds),
         options={name: value for name, value in vars(options).items() if name not in NOT_KEPT},
     )

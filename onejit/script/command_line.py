@@ -17,6 +17,11 @@ from onejit.base.text import nearest
 from onejit.script.configs import field_names, read_flags
 from onejit.script.contract import Script
 
+# {flag of version 0.4: what to use instead}; goes with version 0.6
+REMOVED = {
+    "--trust": "is gone; a run directory with a script is a program, see SECURITY.md",
+    "--force": "is gone but where a run is resumed; an edited copy is used, and named",
+}
 NARROWEST = 40  # columns of a terminal: with few of them, tyro's --help does not end
 
 
@@ -60,6 +65,8 @@ def mistake(event, command, words: list[str]) -> str | None:
     """The message for what tyro could not parse."""
     tokens = getattr(event, "tokens", ())
     unknown = [token for token in tokens if token.startswith("--")]
+    if unknown and unknown[0] in REMOVED:
+        return f"{unknown[0]}: {REMOVED[unknown[0]]}"
     if unknown:
         return f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}"
     if tokens:

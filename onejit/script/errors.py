@@ -58,8 +58,7 @@ def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), ab
                 raise
             traceback.print_exc()
             os._exit(1)  # a normal exit would wait for processes that may be gone
-        message = getattr(error, "for_a_command", str(error))
-        text = "; ".join([message, *getattr(error, "__notes__", [])])
+        text = "; ".join([str(error), *getattr(error, "__notes__", [])])
         line = f"{tool}: error: {about}{' '.join(text.split())}"
         print(printable(line), file=sys.stderr, flush=True)
         if jax.distributed.is_initialized():

@@ -9,12 +9,10 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import re
 import sys
 import sysconfig
 from pathlib import Path
 
-from onejit.base.text import OptionNeeded
 from onejit.script.contract import Script
 from onejit.script.load import PACKAGE, import_from, known_scripts, source_of
 
@@ -24,10 +22,6 @@ FOLDER = "modules"
 def module_of(env_name: str) -> str:
     """The module in `MODULE:NAME`, or an empty string."""
     return env_name.rpartition(":")[0]
-
-
-def is_of_onejit(module: str) -> bool:
-    return re.fullmatch(r"onejit\.envs\.\w+", module) is not None
 
 
 def path_of(module) -> str:
@@ -126,36 +120,33 @@ def write_copies(run_dir: Path, sources: dict[str, bytes]) -> None:
 # --- of a run that has begun ---
 
 
-def is_inside(path: Path, run_dir) -> bool:
-    """Whether a file lies in a run directory, also after links are followed."""
-    return path.is_file() and path.resolve().is_relative_to(Path(run_dir).resolve())
-
-
-def read_copies(run_dir, record, force: bool = False) -> dict[str, bytes]:
-    """`{path: source}` of the copies of a run.
-
-    Raises ValueError if a copy is missing, or if it was edited, unless `force`.
-    """
+def read_copies(run_dir, record) -> dict[str, bytes]:
+    """`{path: source}` of the copies of a run."""
     sources = {}
-    for path, expected in record.modules.items():
+    for path in record.modules:
         copy = Path(run_dir, FOLDER, path)
-        if not is_inside(copy, run_dir):
-            raise ValueError(f"{copy}: the copy of a module of this run is missing")
-        source = copy.read_bytes()
-        if not force and hash_of(source) != expected:
-            problem = f"{copy}: has been edited since the run began"
-            raise OptionNeeded(problem, "force", "uses the edited module")
-        sources[path] = source
+        if copy.is_file():
+            sources[path] = copy.read_bytes()
     return sources
 
 
-def import_copies(run_dir, record, force: bool = False) -> None:
+def edited_copies(run_dir, record) -> list[Path]:
+    """The copies that were edited or removed since the run began."""
+    sources = read_copies(run_dir, record)
+    return [
+        Path(run_dir, FOLDER, path)
+        for path, expected in record.modules.items()
+        if path not in sources or hash_of(sources[path]) != expected
+    ]
+
+
+def import_copies(run_dir, record) -> None:
     """Import the copies of a run's modules, so that no other files of their names are imported.
 
-    Raises ValueError as `read_copies` does, or if this process has imported another file of a name.
+    Raises ValueError if this process has imported another file of a name.
     """
     folder = Path(run_dir, FOLDER).absolute()
-    sources = read_copies(run_dir, record, force)
+    sources = read_copies(run_dir, record)
     if sources:
         import_from(str(folder))
     for path, source in sources.items():
@@ -166,33 +157,6 @@ def import_copies(run_dir, record, force: bool = False) -> None:
                 f"{folder / path}: this process has imported another module {name}, "
                 f"{module.__file__}; use a new process"
             )
-
-
-def names_of_copies(record) -> list[str]:
-    """The modules of which a run directory has copies."""
-    return [name_of(path) for path in record.modules]
-
-
-def check_environment(run_dir, record, env_name: str, trust: bool) -> None:
-    """Raise ValueError if an environment is in a module outside of the run directory.
-
-    With `trust` it is named, and may be imported from the folders that run.json names.
-    """
-    module = module_of(env_name)
-    if not module or is_of_onejit(module) or module in names_of_copies(record):
-        return
-    folders = [folder for folder in record.folders if Path(folder).is_dir()]
-    places = ", ".join([*folders, "the installed packages"])
-    check_trust(run_dir, f"the module {module} of env_name, from {places}", trust)
-    import_from(*folders)
-
-
-def check_trust(run_dir, what: str, trust: bool) -> None:
-    """Name code outside of a run directory that would be executed. ValueError without `trust`."""
-    if not trust:
-        problem = f"{run_dir}: does not contain {what}"
-        raise OptionNeeded(problem, "trust", "executes it, if you know who made this directory")
-    print(f"{run_dir}: executes {what}", file=sys.stderr)
 
 
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()

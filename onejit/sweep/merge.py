@@ -33,8 +33,6 @@ class MergeOptions:
     run_dir: Path | None = None
     # use the sweep's copies of the script and of your modules although they were edited
     force: tyro.conf.FlagCreatePairsOff[bool] = False
-    # execute code outside of the run directory that the sweep names
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 # --- which parts there are ---
@@ -153,7 +151,7 @@ def main(words: list[str]) -> Path:
             part = next(part for part in run_dirs if (part / name).is_dir())
             shutil.copytree(part / name, request.run_dir / name)
 
-    modules = local_modules.read_copies(run_dirs[0], record, force=True)  # checked above
+    modules = local_modules.read_copies(run_dirs[0], record)
     request = request._replace(
         run_dir=run_dir, record=record, groups=make_groups(request), returns=returns
     )

@@ -63,8 +63,6 @@ class ResumeOptions:
     memory: float | None = None
     # use the sweep's copies of the script and of your modules although they were edited
     force: tyro.conf.FlagCreatePairsOff[bool] = False
-    # execute code outside of the run directory that the sweep names
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 def required(value: T | None) -> T:

@@ -12,8 +12,8 @@ from onejit.engine import hosts
 from onejit.run import resume
 from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.record import Record, make_record
-from onejit.script import command_line, local_modules
-from onejit.script.configs import env_name_of, field_names, field_of, read_flags
+from onejit.script import command_line
+from onejit.script.configs import field_names, field_of, read_flags
 from onejit.script.contract import Script
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of
@@ -168,8 +168,8 @@ def new_request(
 
 
 def request_of(run_dir: Path, record: Record, given, memory: float | None = None) -> Request:
-    """The request of a sweep that has begun. `given` has `force` and `trust`. Raises ValueError."""
-    script = script_of(run_dir, record, given.force, given.trust)
+    """The request of a sweep that has begun. `given` has `force`. Raises ValueError."""
+    script = script_of(run_dir, record, accept_edited=given.force)
     if not record.swept:
         raise ValueError(
             f"{run_dir}: is a sweep of an older version of onejit, which alone can read its options"
@@ -180,16 +180,7 @@ def request_of(run_dir: Path, record: Record, given, memory: float | None = None
         raise ValueError(f"{run_dir}: {as_flag(used[0])} {REMOVED[used[0]]}")
     options = resume.options_of(Options, run_dir, record, memory)
     trials = trials_of(script, record.swept, options)
-    request = Request(script, config, options, run_dir, record.swept, trials, record, [], {})
-    check_environments(request, given.trust)
-    return request
-
-
-def check_environments(request: Request, trust: bool) -> None:
-    """Raise ValueError if an environment is outside of the run directory, unless `trust`."""
-    trials = [config_of(request, trial) for trial in range(len(request.trials))]
-    for env_name in dict.fromkeys(map(env_name_of, [request.config, *trials])):
-        local_modules.check_environment(request.run_dir, request.record, env_name, trust)
+    return Request(script, config, options, run_dir, record.swept, trials, record, [], {})
 
 
 # --- trials ---

@@ -41,7 +41,6 @@ KEPT = (
     "versions",
     "commit",
     "sha256",
-    "folders",
     "modules",
     "not_finite_at_start",
 )
@@ -264,7 +263,7 @@ def write_run(request: Request, name: str, config, about: dict, trained: dict) -
     )
 
     run_dir = request.run_dir / "agents" / name
-    modules = local_modules.read_copies(request.run_dir, record, force=True)  # checked at the start
+    modules = local_modules.read_copies(request.run_dir, record)
     write_inputs(run_dir, config, request.script, modules)
     write_record(run_dir, record)
     finish_run(

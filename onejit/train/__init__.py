@@ -96,7 +96,7 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
 def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
     """The run of `--resume RUN_DIR`; None if it has finished. Raises ValueError."""
     run_dir, record, given = resume.read_resumed(words, "train", ResumeOptions, until_the_end)
-    script, config = script_and_config(run_dir, record, given.force, given.trust)
+    script, config = script_and_config(run_dir, record, accept_edited=given.force)
     options = options_of(Options, run_dir, record)
     if given.total_timesteps is not None:
         steps = whole_number("total_timesteps", given.total_timesteps)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from onejit.base.clock import Clock
@@ -42,10 +41,6 @@ class FindOptions:
     """Options that can be given with --find-nan RUN_DIR."""
 
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
-    # use the run's copies of the script and of your modules although they were edited
-    force: tyro.conf.FlagCreatePairsOff[bool] = False
-    # execute code outside of the run directory that the run names
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 class Origin(NamedTuple):
@@ -486,7 +481,7 @@ def main(words) -> Path:
         raise ValueError("coordinator, num_processes, process_id, distributed: not with --find-nan")
     with contextlib.ExitStack() as until_the_end:
         run_dir, record, given = resume.read_resumed(words, "train", FindOptions, until_the_end)
-        script, config = script_and_config(run_dir, record, given.force, given.trust)
+        script, config = script_and_config(run_dir, record)
         options = options_of(Options, run_dir, record, memory=given.memory)
         search(script, config, options, run_dir, record.slice)
     return run_dir

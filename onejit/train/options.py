@@ -38,5 +38,3 @@ class ResumeOptions:
     total_timesteps: float | None = None
     # use the run's copies of the script and of your modules although they were edited
     force: tyro.conf.FlagCreatePairsOff[bool] = False
-    # execute code outside of the run directory that the run names
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False

@@ -59,8 +59,6 @@ def main(
     agent: int | None = None,
     second: tyro.conf.FlagCreatePairsOff[bool] = False,
     simulations: int | None = None,
-    force: tyro.conf.FlagCreatePairsOff[bool] = False,
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> float:
     """Play a game. Returns the person's reward. Raises ValueError.
 
@@ -69,10 +67,8 @@ def main(
         agent: number of the agent, from 0; the best of the end of training by default
         second: let the agent begin
         simulations: of the agent's search; the run's eval_simulations by default, 0 for none
-        force: use the run's copies of the script and of your modules although they were edited
-        trust: execute code outside of the run directory that the run names
     """
-    script, config, agents = load_run(run_dir, force, trust=trust)
+    script, config, agents = load_run(run_dir)
     env, _ = script.make_env(config)
     game = getattr(unwrap(env), "game", None)
     if game is None:

@@ -137,8 +137,6 @@ def main(
     max_steps: int = 0,
     out: OptionalFolder = None,
     best: tyro.conf.FlagCreatePairsOff[bool] = False,
-    force: tyro.conf.FlagCreatePairsOff[bool] = False,
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> list[Path]:
     """Play episodes and write files. Returns the paths of the files. Raises ValueError.
 
@@ -150,8 +148,6 @@ def main(
         max_steps: number of steps to draw; 0 draws all
         out: folder for the files; RUN_DIR/render by default, RUN_DIR/render_best with --best
         best: play each seed's best agent in the evaluations during training
-        force: use the run's copies of the script and of your modules although they were edited
-        trust: execute code outside of the run directory that the run names
     """
     if episode < 0 or max_steps < 0:
         raise ValueError(f"episode = {episode}, max_steps = {max_steps}: must not be negative")
@@ -164,7 +160,7 @@ def main(
         raise ValueError(
             f"best: {run_dir} has no {file}; `onejit train --eval-interval N` writes it"
         )
-    script, config, weights = load_run(run_dir, force, file, trust)
+    script, config, weights = load_run(run_dir, file)
     env, env_params = script.make_env(evaluation.whole_games(config))
     adapter = adapter_of(unwrap(env))
     chosen_formats = render_formats.check_formats(formats, adapter)

@@ -427,7 +427,7 @@ def test_resume(finished, interrupted, tmp_path, monkeypatch, capsys):
     """
     run_dir, done = interrupted
     record = record_of(run_dir)
-    record |= {"path": str(tmp_path / "gone.py"), "folders": [str(tmp_path / "gone")]}
+    record |= {"path": str(tmp_path / "gone.py")}
     record["seconds"] = {"compile": 1000.0, "train": 2000.0, "evaluate": 3000.0}
     (run_dir / "run.json").write_text(json.dumps(record))
     monkeypatch.chdir(tmp_path)
@@ -460,7 +460,7 @@ def test_resume_refuses_a_script_that_was_edited(interrupted, capfd):
     copy = interrupted[0] / "q_learning_gridworld.py"
     copy.write_text(copy.read_text() + "\n# edited\n")
     message = one_line(capfd, ["--resume", interrupted[0]])
-    assert f"{copy}: has been edited since the run began; --force" in message
+    assert f"{copy}: is not as it was when the run began; --force" in message
     train.main(["--resume", interrupted[0], "--force"])
     assert "finished" in record_of(interrupted[0])
 

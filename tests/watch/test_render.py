@@ -158,10 +158,12 @@ def test_a_run_of_a_script_itself(copied, capsys):
     assert f"{copied} has no copy of its script; {script} is used instead" in said
 
 
-def test_only_the_runs_own_copy_of_the_script_is_executed(copied, tmp_path, monkeypatch, refuses):
+def test_only_the_runs_own_copy_of_the_script_is_executed(
+    copied, tmp_path, monkeypatch, capsys, refuses
+):
     """Not the file that it was copied from, nor one of its name in the working directory.
 
-    If edited, with --force.
+    If edited, with a warning.
     """
     script, args = copied / "q_learning_gridworld.py", [copied, "--agents", 0, "--max-steps", 1]
     other = tmp_path / script.name
@@ -171,9 +173,10 @@ def test_only_the_runs_own_copy_of_the_script_is_executed(copied, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     assert run(*args)
     script.write_text(script.read_text() + "\nEDITED = True\n")
-    refuses(args, f"{script}: has been edited since the run began; --force")
+    refuses([*args, "--trust"], "--trust: is gone")
     shutil.rmtree(copied / "render")
-    assert run(*args, "--force")
+    assert run(*args)
+    assert f"{script}: is not as it was when the run began" in capsys.readouterr().err
     used = [each for each in sys.modules.values() if getattr(each, "__file__", None) == str(script)]
     assert used[-1].EDITED and (copied / "render").is_dir()
 
