@@ -587,26 +587,22 @@ def function_column(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_functions_of_the_table_are_there(name):
+def test_functions_of_the_section_are_there(name):
     """Each in backticks is a function or a class of the script, one `in` another inside of that."""
     section = section_of(name)
     known = definitions(name)
-    cells = function_column(section)
-    assert len(cells) >= 3, "the section has no table with a column `function`"
-    for cell in cells:
-        for function in re.findall(r"`([^`]+)`", cell):
-            assert (function, "") in known, f"{function} is no function of {name}.py"
-        for function, outer in re.findall(r"`([^`]+)` in `([^`]+)`", cell):
-            assert (function, outer) in known, f"{name}.py: {function} is not in {outer}"
-    for names in re.findall(r"\*\*[A-Z][^*]*\*\*\.? \((`[^)]*`)\)", section):
+    leads = re.findall(r"(?m)^\*\*[A-Z][^*\n]*\*\*\.? \(([^)\n]*)\)", section)
+    for names in [*function_column(section), *leads]:
         for function in re.findall(r"`([^`]+)`", names):
             there = (function, "") in known or function in fields(name)
             assert there, f"{function} is no function of {name}.py, nor a field of its Config"
+        for function, outer in re.findall(r"`([^`]+)` in `([^`]+)`", names):
+            assert (function, outer) in known, f"{name}.py: {function} is not in {outer}"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_functions_of_the_site_link_to_their_lines(name):
-    """tools/pages/hooks.py: in the built site each name of a table leads to where it is defined."""
+    """tools/pages/hooks.py: in the built site the names of functions lead to where they are."""
     pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "tools" / "pages" / "hooks.py")
     hooks = importlib.util.module_from_spec(spec)

@@ -92,10 +92,12 @@ def lines_of(path: Path) -> dict[tuple[str, ...], int]:
 
 
 def link_functions(markdown: str) -> str:
-    """In tables with a column `function`, each name of a function becomes a link to its line.
+    """Names of functions become links to their lines, in two places.
 
-    The function is one of the script that the last heading `## SCRIPT.py` names. The links are
-    HTML, because mkdocs does not know the anchors of lines and would warn.
+    These are tables with a column `function`, and the parentheses behind the bold words that begin
+    a paragraph, as in "**Target** (`q_target`)". The function is one of the script that the last
+    heading `## SCRIPT.py` names. The links are HTML, because mkdocs does not know the anchors of
+    lines and would warn.
     """
     known = {}
     source = ""
@@ -109,18 +111,23 @@ def link_functions(markdown: str) -> str:
         rest = f" in `{match[2]}`" if match[2] else ""
         return f'<a href="{source}#__codelineno-0-{line}">`{match[1]}`</a>{rest}'
 
+    def with_functions(text):
+        return re.sub(r"`(\w+)`(?: in `(\w+)`)?", link, text)
+
     for i, text in enumerate(lines):
         heading = re.match(r"## (\w+)\.py", text)
         if heading and heading[1] in SCRIPTS:
             known = lines_of(ROOT / f"{heading[1]}.py")
             source = f"source/{heading[1]}.py.html"
+        if lead := re.match(r"\*\*[A-Z][^*]*\*\*\.? \([^)]*\)", text):
+            lines[i] = with_functions(lead[0]) + text[lead.end() :]
         cells = re.split(r"(?<!\\)\|", text)
         if not text.startswith("|"):
             column = None
         elif column is None:
             column = next((j for j, cell in enumerate(cells) if cell.strip() == "function"), -1)
         elif column > 0:
-            cells[column] = re.sub(r"`(\w+)`(?: in `(\w+)`)?", link, cells[column])
+            cells[column] = with_functions(cells[column])
             lines[i] = "|".join(cells)
     return "\n".join(lines)
 
