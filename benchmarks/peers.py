@@ -827,7 +827,7 @@ def envpool_steps(options, steps, num_envs=64):
     import envpool
 
     importlib.import_module("onejit.envs.envpool")
-    env, params = gymnax.make("HalfCheetah-v4")
+    env, params = gymnax.make(HALF_CHEETAH)
     actions = np.random.default_rng(0).uniform(-1, 1, (num_envs, 6))
     pool = envpool.make_gymnasium(
         "HalfCheetah-v4", num_envs=num_envs, seed=0, num_threads=os.cpu_count()

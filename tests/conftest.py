@@ -34,7 +34,6 @@ import gc
 import importlib
 import signal
 
-import gymnax
 import pytest
 from support.compilation import QUICKLY
 from support.compile_times import CompileTimes
@@ -87,26 +86,9 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item.group in mine]
 
 
-# What adapters share stays: the fixture below forgets the modules of libraries alone.
+# What adapters share stays: fixtures of some tests forget the modules of libraries.
 importlib.import_module("onejit.envs.adapter")
 importlib.import_module("onejit.envs.host.batch")
-OF_GYMNAX = dict(gymnax.registration._registry)
-
-
-@pytest.fixture(autouse=True)
-def names_of_gymnax():
-    """A test that imports the module of another library, which may take names such as CartPole-v1.
-
-    After it they mean gymnax's environments again, and the module is imported anew by the next one.
-    """
-    modules = {name for name in sys.modules if name.startswith("onejit.envs.")}
-    yield
-    registry = gymnax.registration._registry
-    if all(registry.get(name) is factory for name, factory in OF_GYMNAX.items()):
-        return
-    for name in {name for name in sys.modules if name.startswith("onejit.envs.")} - modules:
-        del sys.modules[name]
-    registry.update(OF_GYMNAX)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """Environments of other libraries with gymnax's interface.
 
 `--env-name onejit.envs.MODULE:NAME` imports one of these modules, which registers the library's
-environments with gymnax under their own names. docs/environments.md describes their observations,
-actions and rewards. Importing this package starts no JAX.
+environments with gymnax as `onejit.envs.MODULE:NAME`. docs/environments.md describes their
+observations, actions and rewards. Importing this package starts no JAX.
 """
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -35,16 +36,41 @@ def needs(package: str):
         raise ImportError(f"{package} cannot be imported ({error}): {advice}") from error
 
 
-def register(names, make) -> None:
+def register(names, make, module: str = "") -> None:
     """Register environments. gymnax calls `make(name, **arguments)`, once for equal arguments.
 
-    A name that is already registered, such as CartPole-v1, then means the new environment.
+    With `module` they are registered as MODULE:NAME, so that NAME alone, such as CartPole-v1, does
+    not depend on what was imported. A name that is already registered then means the new one.
     """
     for name in names:
-        if name in gymnax.registered_envs:
-            gymnax.registered_envs.remove(name)
-            del gymnax.registration._registry[name]
-        gymnax.register(name, functools.cache(functools.partial(make, name)))
+        registered = f"{module}:{name}" if module else name
+        if registered in gymnax.registered_envs:
+            gymnax.registered_envs.remove(registered)
+            del gymnax.registration._registry[registered]
+        gymnax.register(registered, functools.cache(functools.partial(make, name)))
+
+
+def with_short_names(make_env):
+    """`make_env` of a script of onejit 0.4 or before, which looks up NAME of MODULE:NAME."""
+
+    @functools.wraps(make_env)
+    def make(config):
+        whole_name = getattr(config, "env_name", "")
+        module, _, name = whole_name.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        registry = gymnax.registration._registry
+        if whole_name not in registry:
+            return make_env(config)
+        before = {name: registry[name]} if name in registry else {}
+        registry[name] = registry[whole_name]
+        try:
+            return make_env(config)
+        finally:
+            del registry[name]
+            registry.update(before)
+
+    return make
 
 
 def check_truth_values(arguments: dict, defaults: dict) -> None:

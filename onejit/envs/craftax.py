@@ -73,4 +73,4 @@ class Craftax(environment.Environment):
         return np.asarray(self.draw(state.inner)).astype(np.uint8)
 
 
-register(NAMES, Craftax)
+register(NAMES, Craftax, __name__)

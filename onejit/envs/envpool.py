@@ -95,4 +95,4 @@ class EnvPool(HostEnv):
             self.limit = limit
 
 
-register(envpool.list_all_envs(), EnvPool)  # pyright: ignore[reportAttributeAccessIssue]
+register(envpool.list_all_envs(), EnvPool, __name__)  # pyright: ignore[reportAttributeAccessIssue]

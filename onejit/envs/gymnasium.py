@@ -157,4 +157,4 @@ def register_ids(*names: str) -> None:
     register(names, Gymnasium)
 
 
-register_ids(*gymnasium.registry)
+register(gymnasium.registry, Gymnasium, __name__)

@@ -98,4 +98,4 @@ class Jumanji(environment.Environment):
         return np.array(canvas.buffer_rgba())[..., :3]
 
 
-register(sorted(registration.registered_environments()), Jumanji)
+register(sorted(registration.registered_environments()), Jumanji, __name__)

@@ -67,4 +67,4 @@ class Navix(environment.Environment):
         return np.asarray(jax.jit(navix.observations.rgb)(state.inner.state))
 
 
-register(navix.registry(), Navix)
+register(navix.registry(), Navix, __name__)

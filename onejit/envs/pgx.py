@@ -64,4 +64,4 @@ class Pgx(environment.Environment):
 
 
 NAMES = [name for name in pgx.available_envs() if name.startswith("minatar-") or name == "2048"]
-register(NAMES, Pgx)
+register(NAMES, Pgx, __name__)

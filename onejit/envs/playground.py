@@ -82,4 +82,4 @@ class Playground(environment.Environment):
             ) from error
 
 
-register(registry.ALL_ENVS, Playground)
+register(registry.ALL_ENVS, Playground, __name__)

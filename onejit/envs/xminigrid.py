@@ -155,4 +155,4 @@ class XMiniGrid(environment.Environment):
         return self.env.render(self.params, state.inner)
 
 
-register(registration.registered_environments(), XMiniGrid)
+register(registration.registered_environments(), XMiniGrid, __name__)

@@ -108,6 +108,10 @@ def execute(path: Path, name):
             raise
         cause = f"{type(error).__name__}: {error}"  # such as a package that is missing
         raise ValueError(f"script = {name}: cannot be imported ({cause})") from error
+    if hasattr(module, "make_env") and b"registered_envs" not in source:
+        from onejit.envs.adapter import with_short_names  # starts JAX, as the script did
+
+        module.make_env = with_short_names(module.make_env)
     return module
 
 

@@ -38,7 +38,7 @@ def library(module):
 def make(module, name, **arguments):
     library(module)
     importlib.import_module(f"onejit.envs.{module}")
-    return gymnax.make(name, **arguments)
+    return gymnax.make(f"onejit.envs.{module}:{name}", **arguments)
 
 
 # --- the same as the library's own interface ---

@@ -176,7 +176,7 @@ def check(space, action_space, length, registered_limit, limit, seed) -> bool:
     name = f"Fuzz{next(NUMBERS)}-v0"
     make = functools.partial(toys.Toy, space, action_space, length)
     gymnasium.register(name, entry_point=make, max_episode_steps=registered_limit)
-    from onejit.envs.gymnasium import register_ids  # registers names that gymnax has, too
+    from onejit.envs.gymnasium import register_ids
 
     register_ids(name)
     toys.Toy.made.clear()

@@ -535,7 +535,7 @@ def make(module, name, **arguments):
     """The environment of an adapter, or a skipped test."""
     pytest.importorskip(module, reason=f"{module} is not installed: pip install -e '.[envs]'")
     importlib.import_module(f"onejit.envs.{module}")
-    return gymnax.make(name, **arguments)[0]
+    return gymnax.make(f"onejit.envs.{module}:{name}", **arguments)[0]
 
 
 def test_the_seed_of_a_row_is_that_of_envpool():

@@ -33,7 +33,7 @@ import numpy as np
 from brax import envs as brax_envs
 from gymnax.environments import spaces
 
-BUILT_IN = list(gymnax.registered_envs)  # before a module of onejit.envs adds names
+BUILT_IN = list(gymnax.registered_envs)
 NOT_LISTED = {
     "MNISTBandit-bsuite": "downloads when it is made",
     "fast": "a test environment without physics",
@@ -167,17 +167,15 @@ def library_section(module: str, title: str) -> str | None:
             importlib.import_module(f"onejit.envs.{module}")
     except ImportError:
         return None
-    names = set(gymnax.registered_envs) - before
-    downloads = names & names_that_download(module)
-    scripts = {
-        f"onejit.envs.{module}:{name}": script_for(name) for name in sorted(names - downloads)
-    }
+    names = set(gymnax.registered_envs) - before  # onejit.envs.MODULE:NAME
+    downloads = {f"onejit.envs.{module}:{name}" for name in names_that_download(module)} & names
+    scripts = {name: script_for(name) for name in sorted(names - downloads)}
     written = started(scripts).values()
     intro = f"{len(written)} names, to be written as `onejit.envs.{module}:NAME`:"
     text = f"## {title}\n\n{intro}\n\n{listed(written)}.\n\n"
     if downloads:
         text += f"Not started, because making them downloads files ({len(downloads)}):\n\n"
-        text += listed(f"`{name}`" for name in sorted(downloads)) + ".\n\n"
+        text += listed(f"`{name.rpartition(':')[2]}`" for name in sorted(downloads)) + ".\n\n"
     return text
 
 
