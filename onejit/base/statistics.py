@@ -7,6 +7,7 @@ import numpy as np
 import scipy.special
 
 RESAMPLES = 2000
+FEWEST_SEEDS = 5  # for a bootstrap interval of a mean: of fewer it is far too narrow
 
 # --- one run ---
 
@@ -113,6 +114,10 @@ def mean_over_seeds(sample):
     return sample.mean(axis=0)
 
 
+def mean_over_environments(*samples):
+    return np.mean([sample.mean(axis=0) for sample in samples], axis=0)
+
+
 def student_interval(*samples) -> list:
     """The mean over environments of the mean over seeds, and its 95 % interval by Student's t.
 
@@ -132,6 +137,28 @@ def student_interval(*samples) -> list:
         all_degrees = np.where(error > 0, all_degrees, 1.0)  # any, if all seeds are equal
         margin = scipy.special.stdtrit(all_degrees, 0.975) * np.sqrt(error) / len(samples)
         return [mean, mean - margin, mean + margin]
+
+
+def mean_interval(*samples, lowest=-np.inf, highest=np.inf) -> tuple[list, str]:
+    """The mean of `student_interval`, its interval inside of `lowest` to `highest`, and the kind.
+
+    The bounds are the returns that are possible, or those that were seen. If Student's interval
+    leaves them, returns are bounded and skewed: the kind is "bootstrap", a percentile bootstrap, or
+    "cut" at the bounds with few seeds. Else it is "student".
+    """
+    mean, low, high = student_interval(*samples)
+    if not (low < lowest or high > highest):  # NaN, too: one seed has no interval
+        return [mean, low, high], "student"
+    if min(len(sample) for sample in samples) < FEWEST_SEEDS:
+        return [mean, max(low, lowest), min(high, highest)], "cut"
+    return bootstrap_interval(mean_over_environments, *samples), "bootstrap"
+
+
+def observed_range(metrics, *others) -> tuple[float, float]:
+    """The lowest and the highest return of a training, and of `others`, arrays of returns."""
+    values = np.concatenate([np.ravel(values) for values in (metrics["episodic_return"], *others)])
+    values = values[np.isfinite(values)]
+    return (values.min(), values.max()) if len(values) else (-np.inf, np.inf)
 
 
 def bootstrap_interval(statistic, *samples) -> list:
@@ -222,17 +249,19 @@ def show_number(value) -> str:
     return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def show(value, low, high) -> str:
-    """`500 (429.8 to 504)`, or the value alone without an interval."""
+def show(value, low, high, kind: str = "student") -> str:
+    """`484 (429.8 to 500, bootstrap)`, or the value alone without an interval."""
     if np.isnan(low):
         return show_number(value)
-    return f"{show_number(value)} ({show_number(low)} to {show_number(high)})"
+    note = "" if kind == "student" else f", {kind}"
+    return f"{show_number(value)} ({show_number(low)} to {show_number(high)}{note})"
 
 
 class Summary(NamedTuple):
     """Statistics of a return over seeds. Intervals are [value, low, high]."""
 
     mean: list  # over the seeds that count
+    kind: str  # of the mean's interval, as `mean_interval` has them
     worst: float  # of these seeds
     interquartile_mean: list  # in which all other seeds are -inf
     seeds: int
@@ -248,7 +277,8 @@ class Summary(NamedTuple):
         count = f"{self.seeds} seeds"
         if self.not_finite:
             count = f"{self.seeds - self.not_finite} of {count}"
-        numbers = f"mean {show(*self.mean)}, worst agent {show_number(self.worst)}, {count}"
+        mean = show(*self.mean, self.kind)
+        numbers = f"mean {mean}, worst agent {show_number(self.worst)}, {count}"
         lines = [f"{name}: {numbers}; interquartile mean {show(*self.interquartile_mean)}"]
         if self.not_finite:
             reasons = f"{self.diverged} seeds diverged, {self.no_episode} ended no episode"
@@ -262,13 +292,16 @@ class Summary(NamedTuple):
         stored = {}
         for name, value in zip(names, values, strict=True):
             stored[name] = float(value) if np.isfinite(value) else None
+        stored["mean_interval"] = self.kind
         for name in ("seeds", "not_finite", "diverged", "no_episode"):
             stored[name] = getattr(self, name)
         return stored
 
 
-def summarize(returns, lost) -> Summary:
+def summarize(returns, lost, observed=(-np.inf, np.inf)) -> Summary:
     """Statistics over seeds of `returns`, and `lost` if diverged: [num_seeds].
+
+    `observed` are the lowest and the highest return that were seen, for the mean's interval.
 
     Seeds that diverged or have no return count as -inf in the interquartile mean. The mean and the
     worst agent leave them out.
@@ -276,12 +309,15 @@ def summarize(returns, lost) -> Summary:
     silent = ~np.isfinite(returns) & ~lost
     good = ~lost & ~silent
     mean = [np.nan, np.nan, np.nan]
+    kind = "student"
     worst = np.nan
     if good.any():
-        mean = student_interval(returns[good])
+        lowest, highest = observed
+        mean, kind = mean_interval(returns[good], lowest=lowest, highest=highest)
         worst = returns[good].min()
     return Summary(
         mean=mean,
+        kind=kind,
         worst=worst,
         interquartile_mean=bootstrap_interval(interquartile_mean, np.where(good, returns, -np.inf)),
         seeds=len(returns),

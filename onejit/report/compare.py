@@ -8,9 +8,9 @@ arXiv 2108.13264. Runs are directories that a script or `onejit train` has writt
 is read, and no script is executed. Runs with the same label are one method. The default label is
 the name of the script, followed by the settings that differ between its runs in one environment.
 
-All intervals are 95 % intervals: Student's t for the mean, and the stratified bootstrap (section
-4.1 of the paper) for all other statistics. A seed that diverged or has no return counts as the
-worst.
+All intervals are 95 % intervals: Student's t for the mean where it stays inside of the range of
+returns, and the stratified bootstrap (section 4.1 of the paper) for all other statistics. A seed
+that diverged or has no return counts as the worst.
 """
 
 import csv
@@ -46,6 +46,8 @@ from onejit.run.record import (
 )
 from onejit.script.configs import OF_THE_TASK, task_of
 
+WORDS = {"final": "training", "greedy": "evaluation"}  # of --returns
+
 
 class Run(NamedTuple):
     """The content of a run directory."""
@@ -54,7 +56,9 @@ class Run(NamedTuple):
     settings: dict  # the script's name and the hyperparameters
     label: str  # of the method; empty if none was given
     task: str  # the environment and its changed parameters
-    returns: dict  # {(seed, number of the agent): return}, -inf if not finite
+    # {(script, seed, number of the agent): return}, -inf if not finite
+    returns: dict
+    observed: tuple[float, float]  # the lowest and the highest return that was seen
     # {name: value} of what must also be equal in runs of one method; a script's own `main` records
     # no hash of its text
     marks: dict
@@ -64,7 +68,7 @@ class Run(NamedTuple):
 
 
 def read_returns(path: str, kind: str, record: Record):
-    """The return of each agent, -inf if its parameters are not finite, and the number of updates.
+    """The return of each agent, -inf if its parameters are not finite, and the metrics.
 
     A training that was stopped was meant to have the record's `total_updates`. Raises ValueError.
     """
@@ -82,10 +86,10 @@ def read_returns(path: str, kind: str, record: Record):
         returns = metrics["evaluation"].mean(axis=1)
     else:
         raise ValueError(
-            f"{path}: has no greedy returns, which onejit train measures; use --returns final"
+            f"{path}: has no evaluation returns, which onejit train measures; use --returns final"
         )
     returns = np.where(statistics.diverged(agents, record.not_finite_at_start), -np.inf, returns)
-    return returns, metrics["episodes"].shape[1]
+    return returns, metrics
 
 
 def split_label(argument: str) -> tuple[str, str]:
@@ -113,7 +117,7 @@ def read_run(argument: str, kind: str) -> Run:
             f"{path}: was extended to {record.settings['total_timesteps']} timesteps and has not "
             "reached them; its results are older. Finish it first"
         )
-    returns, num_updates = read_returns(path, kind, record)
+    returns, metrics = read_returns(path, kind, record)
     lost = np.flatnonzero(~np.isfinite(returns)).tolist()
     if lost:
         agents = f"agents {lost} of {len(returns)}"
@@ -129,12 +133,14 @@ def read_run(argument: str, kind: str) -> Run:
     settings.pop("num_seeds")
     values = {}
     for agent, value in enumerate(returns):
-        values[seed, agent] = float(value) if np.isfinite(value) else -np.inf
+        key = settings["script"], seed, agent
+        values[key] = float(value) if np.isfinite(value) else -np.inf
     marks = {
         "the text of the script": record.sha256,
-        "the number of updates": num_updates,
+        "the number of updates": metrics["episodes"].shape[1],
     }
-    return Run(path, settings, label, task, values, marks)
+    observed = statistics.observed_range(metrics, returns)
+    return Run(path, settings, label, task, values, observed, marks)
 
 
 def differing(runs) -> list[str]:
@@ -171,9 +177,9 @@ def label_runs(runs: list[Run]) -> list[Run]:
 
 
 def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
-    """`{method: {environment: {(seed, agent): return}}}`, all methods in the same environments.
+    """`{method: {environment: {(script, seed, agent): return}}}`.
 
-    Raises ValueError.
+    All methods are in the same environments. Raises ValueError.
     """
     methods = defaultdict(dict)
     sources = defaultdict(list)
@@ -196,7 +202,7 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
         returns = methods[run.label].setdefault(run.task, {})
         twice = returns.keys() & run.returns.keys()
         if twice:
-            seed, agent = min(twice)
+            _, seed, agent = min(twice)
             raise ValueError(
                 f"{run.path}: agent {agent} of seed {seed} occurs twice, also in {first.path}"
             )
@@ -234,17 +240,27 @@ def read_scales(tasks: list[str], scales) -> dict[str, tuple[float, float]]:
     return bounds
 
 
-def rescale(methods, scales) -> tuple[dict, bool]:
-    """Scores `(return - low) / (high - low)`, and True.
+def observed_ranges(runs: list[Run]) -> dict[str, tuple[float, float]]:
+    """`{environment: (lowest, highest)}` of the returns that were seen in any run."""
+    ranges = {}
+    for run in runs:
+        low, high = run.observed
+        lowest, highest = ranges.get(run.task, run.observed)
+        ranges[run.task] = (min(low, lowest), max(high, highest))
+    return ranges
 
-    For one environment without a scale, returns and False. Raises ValueError.
+
+def rescale(methods, ranges, scales) -> tuple[dict, dict, bool]:
+    """Scores `(return - low) / (high - low)`, the ranges of returns as scores, and True.
+
+    For one environment without a scale, returns, their range and False. Raises ValueError.
     """
     tasks = tasks_of(methods)
     bounds = read_scales(tasks, scales)
     missing = [task for task in tasks if task not in bounds]
     if missing:
         if len(tasks) == 1:
-            return methods, False
+            return methods, ranges, False
         raise ValueError(
             f"scale: environments have different returns; give --scale {missing[0]} LOW HIGH"
         )
@@ -255,22 +271,42 @@ def rescale(methods, scales) -> tuple[dict, bool]:
             low, high = bounds[task]
             scaled = {key: (value - low) / (high - low) for key, value in returns.items()}
             scores[method][task] = scaled
-    return scores, True
+    ranges_of_scores = {}
+    for task, (low, high) in bounds.items():
+        ranges_of_scores[task] = tuple((end - low) / (high - low) for end in ranges[task])
+    return scores, ranges_of_scores, True
 
 
 # --- results ---
 
 
-def mean_of_finite(*samples) -> list:
-    return statistics.student_interval(*[statistics.finite(sample) for sample in samples])
+def mean_of_finite(*samples, ranges=((-np.inf, np.inf),)) -> tuple[list, str]:
+    """The mean over environments with its interval, and its kind.
+
+    `ranges` are the lowest and the highest return of each environment.
+    """
+    lowest, highest = np.mean(ranges, axis=0)
+    finite = [statistics.finite(sample) for sample in samples]
+    return statistics.mean_interval(*finite, lowest=lowest, highest=highest)
 
 
-def worst_seed(*samples) -> list:
-    return [min(np.min(sample) for sample in samples), np.nan, np.nan]
+def worst_seed(*samples) -> tuple[list, str]:
+    return [min(np.min(sample) for sample in samples), np.nan, np.nan], ""
 
 
-def as_numbers(interval: list) -> dict:
-    return dict(zip(("value", "low", "high"), map(float, interval), strict=True))
+def by_bootstrap(statistic, *samples) -> tuple[list, str]:
+    return statistics.bootstrap_interval(statistic, *samples), "bootstrap"
+
+
+def as_numbers(interval: list, kind: str) -> dict:
+    value, low, high = map(float, interval)
+    return {"value": value, "low": low, "high": high, "interval": kind}
+
+
+def show(row: dict) -> str:
+    """A mean says if its interval is not Student's."""
+    kind = row["interval"] if row["statistic"] == "mean" else "student"
+    return statistics.show(row["value"], row["low"], row["high"], kind)
 
 
 def values_of(tasks: dict) -> list[np.ndarray]:
@@ -283,17 +319,16 @@ def count_seeds(samples) -> str:
     return "/".join(dict.fromkeys(map(statistics.count_finite, samples)))
 
 
-def aggregate(methods, scaled: bool) -> list[dict]:
+def aggregate(methods, ranges, scaled: bool) -> list[dict]:
     """A row for each method and statistic, the method with the highest interquartile mean first."""
     columns = {
-        "mean": mean_of_finite,
+        "mean": partial(mean_of_finite, ranges=[ranges[task] for task in tasks_of(methods)]),
         "worst seed": worst_seed,
-        "interquartile mean": partial(statistics.bootstrap_interval, statistics.middle_mean),
-        "median": partial(statistics.bootstrap_interval, statistics.median),
+        "interquartile mean": partial(by_bootstrap, statistics.middle_mean),
+        "median": partial(by_bootstrap, statistics.median),
     }
     if scaled:
-        gap = partial(statistics.bootstrap_interval, statistics.optimality_gap)
-        columns["optimality gap"] = gap
+        columns["optimality gap"] = partial(by_bootstrap, statistics.optimality_gap)
     rows = []
     for method, tasks in methods.items():
         samples = values_of(tasks)
@@ -304,7 +339,7 @@ def aggregate(methods, scaled: bool) -> list[dict]:
                 "versus": "",
                 "seeds": count_seeds(samples),
             }
-            rows.append(row | as_numbers(statistic(*samples)))
+            rows.append(row | as_numbers(*statistic(*samples)))
     best = {}
     for row in rows:
         if row["statistic"] == "interquartile mean":
@@ -315,7 +350,7 @@ def aggregate(methods, scaled: bool) -> list[dict]:
 def compare_pairs(methods, order) -> list[dict]:
     """A row for each pair of methods and statistic.
 
-    Agents with the same seed and number form pairs.
+    Agents of one script with the same seed and number form pairs.
     """
     rows = []
     for x, y in itertools.combinations(order, 2):
@@ -328,8 +363,8 @@ def compare_pairs(methods, order) -> list[dict]:
             "versus": y,
             "seeds": "/".join(dict.fromkeys(sizes)),
         }
-        won = statistics.bootstrap_interval(statistics.probability_of_improvement, *samples)
-        rows.append(row | as_numbers(won))
+        won = by_bootstrap(statistics.probability_of_improvement, *samples)
+        rows.append(row | as_numbers(*won))
         if not all(a.keys() & b.keys() for a, b in pairs):
             continue
         gains = []
@@ -343,8 +378,7 @@ def compare_pairs(methods, order) -> list[dict]:
             "versus": y,
             "seeds": "/".join(dict.fromkeys(sizes)),
         }
-        gain = statistics.bootstrap_interval(statistics.middle_mean, *gains)
-        rows.append(row | as_numbers(gain))
+        rows.append(row | as_numbers(*by_bootstrap(statistics.middle_mean, *gains)))
     return rows
 
 
@@ -356,7 +390,7 @@ def table(rows: list[dict]) -> str:
         count = "pairs" if row["statistic"] == "paired difference" else "seeds"
         cells = lines[name]
         cells[count] = row["seeds"]
-        cells[row["statistic"]] = statistics.show(row["value"], row["low"], row["high"])
+        cells[row["statistic"]] = show(row)
     columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
     text = [["", *columns]]
     for name, cells in lines.items():
@@ -436,7 +470,7 @@ def as_latex(rows: list[dict]) -> str:
         for method in methods:
             row = means[method]
             others = [means[other]["high"] for other in methods if other != method]
-            cell = statistics.show(row["value"], row["low"], row["high"])
+            cell = show(row)
             is_best = bool(others) and all(row["low"] > high for high in others)
             cells.append(f"\\textbf{{{cell}}}" if is_best else cell)
         lines.append(cells)
@@ -457,10 +491,11 @@ def with_environment(rows: list[dict], name: str) -> list[dict]:
 def compare_runs(runs, returns: str = "final", scale=()) -> list[dict]:
     """Statistics over the seeds of several runs with their 95 % intervals, as rows.
 
-    A row has the keys "environment", "statistic", "method", "versus", "seeds", "value", "low" and
-    "high". "versus" is the other method of a pair, or empty. Rows over all environments come first,
-    and rows of each environment follow if there are several. Prints a note on a run that was
-    stopped, and on agents that diverged. Executes no script. Raises ValueError.
+    A row has the keys "environment", "statistic", "method", "versus", "seeds", "value", "low",
+    "high" and "interval", the kind of the interval: student, bootstrap, or cut (Student's, cut at
+    the returns that were seen). "versus" is the other method of a pair, or empty. Rows over all
+    environments come first, and rows of each environment follow if there are several. Prints a note
+    on a run that was stopped, and on agents that diverged. Executes no script. Raises ValueError.
 
     Args:
         runs: run directories as DIR or LABEL=DIR; runs with the same label are one method
@@ -469,16 +504,18 @@ def compare_runs(runs, returns: str = "final", scale=()) -> list[dict]:
     """
     if not runs:
         raise ValueError("runs: give at least one DIR or LABEL=DIR")
-    methods = gather([read_run(str(argument), returns) for argument in runs])
-    scores, scaled = rescale(methods, scale)
-    rows = aggregate(scores, scaled)
+    read = [read_run(str(argument), returns) for argument in runs]
+    methods = gather(read)
+    ranges = observed_ranges(read)
+    scores, ranges_of_scores, scaled = rescale(methods, ranges, scale)
+    rows = aggregate(scores, ranges_of_scores, scaled)
     rows += compare_pairs(scores, order=dict.fromkeys(row["method"] for row in rows))
     tasks = tasks_of(scores)
     rows = with_environment(rows, ", ".join(tasks))
     if len(tasks) > 1:
         for task in tasks:
             of_task = {method: {task: methods[method][task]} for method in methods}
-            rows += with_environment(aggregate(of_task, scaled=False), task)
+            rows += with_environment(aggregate(of_task, ranges, scaled=False), task)
     return rows
 
 
@@ -512,14 +549,15 @@ def main(
     (all_tasks, joint), *others = by_environment.items()
     pairs = [row for row in joint if row["versus"]]
 
-    title = f"{returns} return on {all_tasks}"
+    kind = WORDS[returns]
+    title = f"{kind} return on {all_tasks}"
     scores_text = ", as a score between LOW and HIGH" if scale else ""
     print(f"{printable(title)}{scores_text}; 95 % intervals in brackets\n")
     print(table([row for row in joint if not row["versus"]]))
     if pairs:
         print(f"\n{table(pairs)}")
     for task, of_task in others:
-        print(f"\n{returns} return on {printable(task)}\n{table(of_task)}")
+        print(f"\n{kind} return on {printable(task)}\n{table(of_task)}")
 
     out = out or new_folder()
     write(out / "compare.csv", as_csv(rows))

@@ -4,7 +4,7 @@
     onejit list runs/ppo
 
 A run is finished, running (a process holds its lock) or stopped. The progress of a run is the
-progress at its last checkpoint. The return is the mean and the worst final return over seeds.
+progress at its last checkpoint. The return is the mean and the worst training return over seeds.
 """
 
 import os
@@ -23,7 +23,7 @@ from onejit.run.record import Record, is_of_main, read_record, share_of_main, up
 from onejit.script.configs import task_of
 
 AGENTS = "agent.safetensors"
-TITLES = ["run", "script", "environment", "seeds", "state", "done", "final return", "changed"]
+TITLES = ["run", "script", "environment", "seeds", "state", "done", "training return", "changed"]
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -66,6 +66,6 @@ def draw_learning_curve(config, metrics: dict, title: str, file) -> None:
             zorder=0,
             label="less than one episode per environment: short ones count more",
         )
-    axes.set(title=as_label(title), xlabel="environment steps", ylabel="episodic return")
+    axes.set(title=as_label(title), xlabel="environment steps", ylabel="training return")
     axes.legend(frameon=False, fontsize="small")
     figure.savefig(file, format="png", dpi=150)

@@ -99,11 +99,13 @@ def finish_run(
     delete_folder(folder)
 
     lost = statistics.diverged(agents, record.not_finite_at_start)
-    summary = statistics.summarize(trained["final_return"], lost)
+    observed = statistics.observed_range(metrics, trained["final_return"])
+    summary = statistics.summarize(trained["final_return"], lost, observed)
     record.final_return = summary.to_store()
     lines = summary.lines("training return")
     if "evaluation" in trained:
-        summary = statistics.summarize(trained["evaluation"].mean(axis=1), lost)
+        observed = statistics.observed_range(metrics, trained["evaluation"])
+        summary = statistics.summarize(trained["evaluation"].mean(axis=1), lost, observed)
         record.greedy_return = summary.to_store()
         lines += summary.lines("evaluation return")
     for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):

@@ -156,7 +156,7 @@ def draw_returns(ranked: list, title: str, file) -> None:
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         draw_returns_of_field(axes, ranked, name, is_only_field=len(names) == 1)
-    panels[0].set_ylabel("final return")
+    panels[0].set_ylabel("training return")
     panels[0].legend(frameon=False, fontsize="small")
     figure.suptitle(as_label(title))
     figure.savefig(file, format="png", dpi=150)
@@ -198,5 +198,5 @@ def draw_heat_map(ranked: list, title: str, file) -> None:
         drawn = axes.scatter(x, y, c=colors, edgecolors="black", plotnonfinite=True, s=60)
         axes.margins(0.05)
     axes.set_title(as_label(title), fontsize="medium")
-    figure.colorbar(drawn, label="final return, interquartile mean")
+    figure.colorbar(drawn, label="training return, interquartile mean")
     figure.savefig(file, format="png", dpi=150)

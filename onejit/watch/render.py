@@ -5,7 +5,7 @@
     onejit render agents/ppo_cartpole
 
 The formats are GIF, MP4, HTML for brax and SVG for board games. The agents act by the copy of the
-script in the run directory. They are ranked by the mean of their greedy returns if `onejit train`
+script in the run directory. They are ranked by their evaluation returns if `onejit train`
 has measured them, otherwise by the returns of the last tenth of training. The episode is one of
 those greedy episodes, by default the first.
 """

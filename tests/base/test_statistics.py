@@ -84,8 +84,24 @@ def test_intervals_of_the_mean_hold_it_as_often_as_they_say(seeds):
 
 
 def test_the_mean_of_one_value_has_no_interval():
-    interval = statistics.student_interval(np.array([7.0]))
+    interval, _ = statistics.mean_interval(np.array([7.0]), lowest=0.0, highest=8.0)
     np.testing.assert_array_equal(interval, [7.0, np.nan, np.nan])
+
+
+def test_an_interval_of_a_mean_stays_inside_of_the_range_of_returns():
+    """CartPole's best return is 500. A bootstrap of two seeds would be far too narrow."""
+    values = np.array([*[500.0] * 7, 189.0])
+    interval, kind = statistics.mean_interval(values, lowest=9.0, highest=500.0)
+    assert kind == "bootstrap" and interval[0] == values.mean() and interval[2] == 500.0
+    assert statistics.show(*interval, kind).endswith("to 500, bootstrap)")
+    interval, kind = statistics.mean_interval(values, lowest=9.0, highest=1000.0)
+    assert kind == "student" and interval == statistics.student_interval(values)
+    few = np.array([0.77, 0.91])
+    (_, low, high), kind = statistics.mean_interval(few, lowest=-1.0, highest=1.0)
+    assert kind == "cut" and low == statistics.student_interval(few)[1] and high == 1.0
+    metrics = {"episodic_return": np.array([[np.nan, 9.0, 480.0]])}
+    observed = statistics.observed_range(metrics, np.array([500.0, -np.inf]))
+    assert statistics.summarize(values, np.zeros(8, bool), observed).kind == "bootstrap"
 
 
 def test_final_return_by_hand():

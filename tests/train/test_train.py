@@ -35,7 +35,7 @@ from onejit.engine.memory import GIB
 from onejit.report import compare, tracking
 from onejit.run import lock as run_lock
 from onejit.run.agents import read_agents
-from onejit.run.directory import load_run, read_config, script_of
+from onejit.run.directory import load_metrics, load_run, read_config, script_of
 from onejit.run.lock import is_locked
 from onejit.run.record import Record, make_record, read_record
 from onejit.run.write import begin_run, save_results
@@ -187,12 +187,14 @@ def test_record(script, finished):
     assert list(read.values()) == returns["final return"].tolist()
     returns["greedy return"] = np.load(finished / "evaluation.npy").mean(axis=1)
     for name, values in returns.items():
+        lowest, highest = statistics.observed_range(load_metrics(finished), values)
         middle = statistics.bootstrap_interval(statistics.interquartile_mean, values)
-        mean = statistics.student_interval(values)
+        mean, kind = statistics.mean_interval(values, lowest=lowest, highest=highest)
         numbers = dict(zip(("interquartile_mean", "low", "high"), middle, strict=True))
         numbers |= dict(zip(("mean", "mean_low", "mean_high"), mean, strict=True))
         numbers |= {"worst": values.min(), "seeds": 4}
         numbers |= {"not_finite": 0, "diverged": 0, "no_episode": 0}
+        assert record[name].pop("mean_interval") == kind
         assert record[name] == pytest.approx(numbers)
 
 
