@@ -218,9 +218,10 @@ def dueling_q(value, advantage):
 
 def epsilon_greedy(key, q, epsilon):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
-    explore, choice = jax.random.uniform(key, (2, len(q)))
-    random_action = (choice * q.shape[1]).astype(jnp.int32)
-    return jnp.where(explore < epsilon, random_action, q.argmax(axis=-1))
+    explore_key, value_key = jax.random.split(key)
+    explore = jax.random.uniform(explore_key, (len(q),)) < epsilon
+    random_q = jax.random.uniform(value_key, q.shape)
+    return jnp.where(explore[:, None], random_q, q).argmax(axis=-1)
 
 
 def actor_epsilons(num_envs: int, base, exponent):
@@ -479,6 +480,9 @@ def make_learner(config: Config):
         """Initialize the networks, and add `learning_starts` steps of the actors to the replay."""
         params_key, env_key, tail_key, warmup_key, key = jax.random.split(rng, 5)
         obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        if not hasattr(obs, "shape"):
+            kind = type(obs).__name__
+            raise ValueError(f"obs: {kind} is no array; only ppo.py and dqn.py take action masks")
         params = network.init(params_key, obs)
 
         shape = (num_rollouts, config.num_steps, config.num_envs)
@@ -520,9 +524,9 @@ def make_learner(config: Config):
         """Each actor acts epsilon-greedily for `num_steps` steps, with an epsilon of its own."""
         epsilon = actor_epsilons(config.num_envs, config.epsilon_base, config.epsilon_exponent)
 
-        def step(carry, keys):
+        def step(carry, key):
             obs, env_state = carry
-            action_key, env_key = keys
+            action_key, env_key = jax.random.split(key)
             q = network.apply(state.actor_params, obs)
             action = epsilon_greedy(action_key, q, epsilon)
 
@@ -543,7 +547,7 @@ def make_learner(config: Config):
             return (obs_after_reset, env_state), (one_step, info)
 
         carry = (state.obs, state.env_state)
-        keys = jax.random.split(key, (num_steps, 2))
+        keys = jax.random.split(key, num_steps)
         (obs, env_state), (rollout, info) = jax.lax.scan(step, carry, keys)
         return state._replace(obs=obs, env_state=env_state), rollout, info
 

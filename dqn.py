@@ -191,11 +191,24 @@ class QNetwork(nn.Module):
 # --- mathematics: arrays in, arrays out ---
 
 
-def epsilon_greedy(key, q, epsilon):
+def best_action(q, action_mask=None):
+    """The valid action of the highest value. [..., num_actions], true where valid -> [...]."""
+    if action_mask is not None:
+        if action_mask.dtype != bool or action_mask.shape != q.shape:
+            raise ValueError(
+                f"action_mask: has dtype {action_mask.dtype} and shape {action_mask.shape}, "
+                f"but must be bool {q.shape}, true for valid actions; write mask > 0"
+            )
+        q = jnp.where(action_mask, q, -jnp.inf)
+    return q.argmax(axis=-1)
+
+
+def epsilon_greedy(key, q, epsilon, action_mask=None):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
-    explore, choice = jax.random.uniform(key, (2, len(q)))
-    random_action = (choice * q.shape[1]).astype(jnp.int32)
-    return jnp.where(explore < epsilon, random_action, q.argmax(axis=-1))
+    explore_key, value_key = jax.random.split(key)
+    explore = jax.random.uniform(explore_key, (len(q),)) < epsilon
+    random_q = jax.random.uniform(value_key, q.shape)
+    return best_action(jnp.where(explore[:, None], random_q, q), action_mask)
 
 
 def linear_epsilon(update_count, duration, start, finish):
@@ -209,13 +222,16 @@ def select(q, action):
     return jnp.take_along_axis(q, action[:, None], axis=-1).squeeze(-1)
 
 
-def q_target(reward, terminated, next_q, next_q_online, gamma):
+def q_target(reward, terminated, next_q, next_q_online, next_action_mask, gamma):
     """y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)), arXiv 1509.06461, equation 4.
 
     `next_q` is the target network's Q' and `next_q_online` chooses the action, both [B, actions].
     The target network chooses for itself (DQN without double Q-learning) if it is passed twice.
+    An observation after which no action is valid counts as terminated.
     """
-    next_value = select(next_q, next_q_online.argmax(axis=-1))
+    next_value = select(next_q, best_action(next_q_online, next_action_mask))
+    if next_action_mask is not None:
+        terminated |= ~next_action_mask.any(axis=-1)
     return reward + gamma * jnp.where(terminated, 0.0, next_value)
 
 
@@ -230,6 +246,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     next_obs: jax.Array  # after the step, before auto-reset
     terminated: jax.Array
+    next_action_mask: Any  # [..., num_actions], true for valid actions after `next_obs`, or None
 
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
@@ -248,8 +265,7 @@ def sample(key, replay: Transition, count, batch_size: int) -> Transition:
     """
     num_rollouts, num_steps, num_envs = replay.reward.shape
     filled = jnp.minimum(count, num_rollouts) * num_steps * num_envs
-    # `randint` splits its key and draws twice; this takes a third of the kernels.
-    index = jax.random.bits(key, (batch_size,)) % filled.astype(jnp.uint32)
+    index = jax.random.randint(key, (batch_size,), 0, filled)
     return jax.tree.map(lambda ring: ring.reshape(-1, *ring.shape[3:])[index], replay)
 
 
@@ -264,7 +280,7 @@ class RunnerState(NamedTuple):
     opt_state: Any
     replay: Transition
     rollout_count: jax.Array  # rollouts so far, warm-up included
-    obs: jax.Array  # [num_envs, *obs_shape]
+    obs: Any  # [num_envs, *obs_shape]; with the action mask, if there is one
     env_state: Any  # [num_envs, ...]
     key: jax.Array
 
@@ -272,6 +288,15 @@ class RunnerState(NamedTuple):
     def agent(self) -> dict:
         """What acting needs: `act` takes the agent of one seed, `main` saves the agents of all."""
         return {"params": self.params}
+
+
+def split_mask(obs):
+    """`(obs, action_mask)` of an environment's observation. Without a mask it is None."""
+    if hasattr(obs, "shape"):
+        return obs, None
+    if not hasattr(obs, "action_mask"):
+        raise ValueError(f"obs: {type(obs).__name__} is no array, and has no `obs` and action_mask")
+    return obs.obs, obs.action_mask
 
 
 def make_network(config: Config, env, env_params) -> QNetwork:
@@ -319,17 +344,22 @@ def make_learner(config: Config):
     def init(rng):
         """Initialize the network, and fill the replay by `warmup_timesteps` random steps."""
         params_key, env_key, warmup_key, key = jax.random.split(rng, 4)
-        obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        env_obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        obs, action_mask = split_mask(env_obs)
         params = network.init(params_key, obs)
 
         shape = (num_rollouts, config.num_steps, config.num_envs)
         empty_obs = jnp.zeros((*shape, *obs.shape[1:]), config.buffer_dtype or obs.dtype)
+        empty_mask = None
+        if action_mask is not None:
+            empty_mask = jnp.zeros((*shape, network.num_actions), bool)
         replay = Transition(
             obs=empty_obs,
             action=jnp.zeros(shape, jnp.int32),
             reward=jnp.zeros(shape),
             next_obs=empty_obs,
             terminated=jnp.zeros(shape, bool),
+            next_action_mask=empty_mask,
         )
         state = RunnerState(
             params=params,
@@ -337,7 +367,7 @@ def make_learner(config: Config):
             opt_state=optimizer.init(params),
             replay=replay,
             rollout_count=jnp.int32(0),
-            obs=obs,
+            obs=env_obs,
             env_state=env_state,
             key=key,
         )
@@ -353,27 +383,30 @@ def make_learner(config: Config):
     def collect(state, key, epsilon):
         """Act epsilon-greedily for `num_steps` steps, and add them to the replay."""
 
-        def step(carry, keys):
-            obs, env_state = carry
-            action_key, env_key = keys
-            action = epsilon_greedy(action_key, network.apply(state.params, obs), epsilon)
+        def step(carry, key):
+            env_obs, env_state = carry
+            action_key, env_key = jax.random.split(key)
+            obs, action_mask = split_mask(env_obs)
+            q = network.apply(state.params, obs)
+            action = epsilon_greedy(action_key, q, epsilon, action_mask)
 
             env_keys = jax.random.split(env_key, config.num_envs)
             obs_after_reset, env_state, reward, terminated, _, info = step_env(
                 env_keys, env_state, action, env_params
             )
-            final_obs = info.pop("final_observation")
+            final_obs, final_mask = split_mask(info.pop("final_observation"))
             transition = Transition(
                 obs=obs,
                 action=action,
                 reward=reward,
                 next_obs=final_obs,
                 terminated=terminated,
+                next_action_mask=final_mask,
             )
             return (obs_after_reset, env_state), (transition, info)
 
         carry = (state.obs, state.env_state)
-        keys = jax.random.split(key, (config.num_steps, 2))
+        keys = jax.random.split(key, config.num_steps)
         (obs, env_state), (rollout, info) = jax.lax.scan(step, carry, keys)
         state = state._replace(
             replay=add_rollout(state.replay, rollout, state.rollout_count),
@@ -387,7 +420,14 @@ def make_learner(config: Config):
         q_taken = select(network.apply(params, batch.obs), batch.action)
         next_q = network.apply(target_params, batch.next_obs)
         next_q_online = network.apply(params, batch.next_obs) if config.double else next_q
-        target = q_target(batch.reward, batch.terminated, next_q, next_q_online, config.gamma)
+        target = q_target(
+            batch.reward,
+            batch.terminated,
+            next_q=next_q,
+            next_q_online=next_q_online,
+            next_action_mask=batch.next_action_mask,
+            gamma=config.gamma,
+        )
         loss = optax.l2_loss(q_taken, jax.lax.stop_gradient(target)).mean()
         return loss, {"td_loss": loss, "q_value": q_taken.mean()}
 
@@ -438,7 +478,8 @@ def make_policy(config: Config):
     network = make_network(config, *make_env(config))
 
     def act(agent, obs):
-        return network.apply(agent["params"], obs).argmax(axis=-1)
+        obs, action_mask = split_mask(obs)
+        return best_action(network.apply(agent["params"], obs), action_mask)
 
     return act
 

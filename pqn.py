@@ -186,9 +186,10 @@ class QNetwork(nn.Module):
 
 def epsilon_greedy(key, q, epsilon):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
-    explore, choice = jax.random.uniform(key, (2, len(q)))
-    random_action = (choice * q.shape[1]).astype(jnp.int32)
-    return jnp.where(explore < epsilon, random_action, q.argmax(axis=-1))
+    explore_key, value_key = jax.random.split(key)
+    explore = jax.random.uniform(explore_key, (len(q),)) < epsilon
+    random_q = jax.random.uniform(value_key, q.shape)
+    return jnp.where(explore[:, None], random_q, q).argmax(axis=-1)
 
 
 def linear_epsilon(update_count, duration, start, finish):
@@ -312,6 +313,9 @@ def make_learner(config: Config):
     def init(rng):
         params_key, env_key, key = jax.random.split(rng, 3)
         obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        if not hasattr(obs, "shape"):
+            kind = type(obs).__name__
+            raise ValueError(f"obs: {kind} is no array; only ppo.py and dqn.py take action masks")
         params = network.init(params_key, obs)
         return RunnerState(
             params=params,
@@ -325,9 +329,9 @@ def make_learner(config: Config):
     def collect(state, key, epsilon):
         """Act epsilon-greedily for `num_steps` steps."""
 
-        def step(carry, keys):
+        def step(carry, key):
             obs, env_state = carry
-            action_key, env_key = keys
+            action_key, env_key = jax.random.split(key)
             action = epsilon_greedy(action_key, network.apply(state.params, obs), epsilon)
 
             env_keys = jax.random.split(env_key, config.num_envs)
@@ -347,7 +351,7 @@ def make_learner(config: Config):
             return (obs_after_reset, env_state), transition
 
         carry = (state.obs, state.env_state)
-        keys = jax.random.split(key, (config.num_steps, 2))
+        keys = jax.random.split(key, config.num_steps)
         (obs, env_state), rollout = jax.lax.scan(step, carry, keys)
         return state._replace(obs=obs, env_state=env_state), rollout
 

@@ -304,9 +304,10 @@ def action_values(outputs, support, distribution: str):
 
 def epsilon_greedy(key, q, epsilon):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
-    explore, choice = jax.random.uniform(key, (2, len(q)))
-    random_action = (choice * q.shape[1]).astype(jnp.int32)
-    return jnp.where(explore < epsilon, random_action, q.argmax(axis=-1))
+    explore_key, value_key = jax.random.split(key)
+    explore = jax.random.uniform(explore_key, (len(q),)) < epsilon
+    random_q = jax.random.uniform(value_key, q.shape)
+    return jnp.where(explore[:, None], random_q, q).argmax(axis=-1)
 
 
 def linear_epsilon(update_count, duration, start, finish):
@@ -627,6 +628,9 @@ def make_learner(config: Config):
         """Initialize the networks, and fill the replay by `warmup_timesteps` random steps."""
         params_key, env_key, tail_key, warmup_key, key = jax.random.split(rng, 5)
         obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
+        if not hasattr(obs, "shape"):
+            kind = type(obs).__name__
+            raise ValueError(f"obs: {kind} is no array; only ppo.py and dqn.py take action masks")
         params = network.init(params_key, obs)
 
         shape = (num_rollouts, config.num_steps, config.num_envs)
@@ -672,7 +676,8 @@ def make_learner(config: Config):
 
         def step(carry, inputs):
             obs, env_state = carry
-            (action_key, env_key), noise = inputs
+            key, noise = inputs
+            action_key, env_key = jax.random.split(key)
             q = values_of(noisy_outputs(state.params, obs, noise))
             action = epsilon_greedy(action_key, q, epsilon)
 
@@ -693,7 +698,7 @@ def make_learner(config: Config):
 
         carry = (state.obs, state.env_state)
         step_key, noise_key = jax.random.split(key)
-        keys = jax.random.split(step_key, (num_steps, 2))
+        keys = jax.random.split(step_key, num_steps)
         noise = draw_noise(noise_key, state.params, num_steps)
         (obs, env_state), (rollout, info) = jax.lax.scan(step, carry, (keys, noise))
         return state._replace(obs=obs, env_state=env_state), rollout, info

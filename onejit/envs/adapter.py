@@ -20,7 +20,7 @@ class State(environment.EnvState):
 
 
 class MaskedObservation(NamedTuple):
-    """What ppo.py observes if actions can be invalid."""
+    """What ppo.py and dqn.py observe if actions can be invalid."""
 
     obs: jax.Array
     action_mask: jax.Array  # [num_actions], true for valid actions

@@ -3,7 +3,7 @@
     python ppo.py --env-name onejit.envs.jumanji:Snake-v1
 
 Observations and action masks become one vector. Actions of several whole numbers become one number.
-With `--env-params action_mask True`, ppo.py takes valid actions only.
+With `--env-params action_mask True`, ppo.py and dqn.py take valid actions only.
 """
 
 import math

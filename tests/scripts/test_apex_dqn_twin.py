@@ -81,16 +81,15 @@ class Twin:
         """Actor i explores with its own epsilon (arXiv 1803.00933, section 4.1)."""
         config = self.config
         num_envs = config.num_envs
-        for action_key, env_key in jax.random.split(key, (num_steps, 2)):
-            explore, choice = jax.random.uniform(action_key, (2, num_envs))
+        for step_key in jax.random.split(key, num_steps):
+            explore, random_q, env_key = twin.draw_exploration(step_key, num_envs)
             obs = np.array(self.environments.obs)
             q = np.asarray(self.q(self.actor_params, obs))
             action = []
             for i in range(num_envs):
                 exponent = 1 + config.epsilon_exponent * i / (num_envs - 1)
                 epsilon = config.epsilon_base**exponent
-                is_random = explore[i] < epsilon
-                action.append(int(3 * choice[i]) if is_random else int(np.argmax(q[i])))
+                action.append(int(np.argmax(random_q[i] if explore[i] < epsilon else q[i])))
             env_keys = jax.random.split(env_key, num_envs)
             results = self.environments.step(env_keys, action)
             reward, terminated, truncated, next_obs = results

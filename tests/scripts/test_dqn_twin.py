@@ -30,11 +30,32 @@ SMALL = script.Config(
     hidden_sizes=(8,),
 )
 CASES = {
-    "all on": dataclasses.replace(SMALL, double=True, anneal_lr=True, tau=0.4, activation="tanh"),
+    # at a time limit without any valid action, the target is that of an end
+    "all on": dataclasses.replace(
+        SMALL,
+        env_name="WalkMasked",
+        double=True,
+        anneal_lr=True,
+        tau=0.4,
+        activation="tanh",
+    ),
     "all off": dataclasses.replace(
         SMALL, double=False, anneal_lr=False, tau=1.0, buffer_dtype="bfloat16"
     ),
 }
+
+
+def split_masks(obs):
+    """Observations, and the masks of valid actions, which stand behind three numbers."""
+    masks = np.ones((len(obs), 3), bool)
+    masks[:, : obs.shape[1] - 3] = obs[:, 3:] > 0
+    return obs[:, :3], masks
+
+
+def best_action(values, mask) -> int:
+    """The valid action of the highest value."""
+    valid = np.flatnonzero(mask)
+    return int(valid[np.argmax(np.asarray(values)[valid])])
 
 
 class Twin:
@@ -46,7 +67,8 @@ class Twin:
 
         params_key, env_key, warmup_key, self.key = jax.random.split(rng, 4)
         self.environments.reset(jax.random.split(env_key, config.num_envs))
-        self.params = jax.jit(self.network.init)(params_key, jnp.array(self.environments.obs))
+        obs, _ = split_masks(np.array(self.environments.obs))
+        self.params = jax.jit(self.network.init)(params_key, obs)
         self.target_params = self.params
         self.optimizer = Adam(self.params)
         self.gradient = jax.jit(jax.grad(self.loss, has_aux=True))
@@ -62,16 +84,17 @@ class Twin:
         """Algorithm 1 of Mnih et al. 2015: act epsilon-greedily, and store the transitions."""
         config = self.config
         rollout = []
-        for action_key, env_key in jax.random.split(key, (config.num_steps, 2)):
-            explore, choice = jax.random.uniform(action_key, (2, config.num_envs))
-            obs = np.array(self.environments.obs)
+        for step_key in jax.random.split(key, config.num_steps):
+            explore, random_q, env_key = twin.draw_exploration(step_key, config.num_envs)
+            obs, masks = split_masks(np.array(self.environments.obs))
             q = self.network.apply(self.params, obs)
             action = [
-                int(3 * choice[i]) if explore[i] < epsilon else int(np.argmax(q[i]))
+                best_action(random_q[i] if explore[i] < epsilon else q[i], masks[i])
                 for i in range(config.num_envs)
             ]
             env_keys = jax.random.split(env_key, config.num_envs)
             reward, terminated, _, next_obs = self.environments.step(env_keys, action)
+            next_obs, next_masks = split_masks(next_obs)
             for i in range(config.num_envs):
                 rollout.append(
                     {
@@ -79,6 +102,7 @@ class Twin:
                         "action": action[i],
                         "reward": np.float32(reward[i]),
                         "next_obs": next_obs[i],
+                        "next_action_mask": next_masks[i],
                         "terminated": terminated[i],
                     }
                 )
@@ -95,7 +119,7 @@ class Twin:
     def sample(self, key) -> dict:
         """A batch of transitions, drawn with replacement."""
         transitions = [transition for rollout in self.ring() for transition in rollout]
-        indices = np.asarray(jax.random.bits(key, (self.config.batch_size,))) % len(transitions)
+        indices = jax.random.randint(key, (self.config.batch_size,), 0, len(transitions))
         drawn = [transitions[i] for i in indices]
         return {name: np.array([transition[name] for transition in drawn]) for name in drawn[0]}
 
@@ -103,10 +127,12 @@ class Twin:
         """y = r + gamma Q'(s', a*), only r at the end (arXiv 1509.06461, equations 2 and 4)."""
         q_of_target_network = self.network.apply(self.target_params, batch["next_obs"])
         chooser = self.params if self.config.double else self.target_params
-        best = np.argmax(self.network.apply(chooser, batch["next_obs"]), axis=-1)
+        q_of_chooser = self.network.apply(chooser, batch["next_obs"])
         target = []
-        for i, action in enumerate(best):
-            next_value = 0.0 if batch["terminated"][i] else q_of_target_network[i, action]
+        for i, mask in enumerate(batch["next_action_mask"]):
+            next_value = 0.0
+            if mask.any() and not batch["terminated"][i]:
+                next_value = q_of_target_network[i, best_action(q_of_chooser[i], mask)]
             target.append(batch["reward"][i] + self.config.gamma * next_value)
         return jnp.array(target, jnp.float32)
 
@@ -152,15 +178,26 @@ class Twin:
         adam = twin.adam_state(state.opt_state)
         twin.assert_trees(adam.mu, self.optimizer.mean, "mu")
         twin.assert_trees(adam.nu, self.optimizer.square, "nu")
+        has_masks = state.replay.next_action_mask is not None
         for i, rollout in enumerate(self.ring()):
-            for name in rollout[0]:
+            for name in rollout[0].keys() - ({"next_action_mask"} if not has_masks else set()):
                 expected = np.array([transition[name] for transition in rollout])
                 actual = np.asarray(getattr(state.replay, name)[i]).reshape(expected.shape)
                 expected = expected.astype(actual.dtype)  # of `buffer_dtype`
                 np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=name)
         assert state.rollout_count == len(self.rollouts)
-        np.testing.assert_array_equal(state.obs, self.environments.obs)
+        obs = np.concatenate(state.obs, axis=-1) if has_masks else state.obs
+        np.testing.assert_array_equal(obs, self.environments.obs)
         np.testing.assert_array_equal(*map(jax.random.key_data, (state.key, self.key)))
+
+
+@pytest.mark.parametrize(
+    "mask", [jnp.array([[0.0, 0.0, -jnp.inf]]), jnp.ones((1, 1), bool), jnp.array([[1, 1, 0]])]
+)
+def test_a_mask_of_another_form_is_refused(mask):
+    """Numbers to add would allow the forbidden actions, and one entry would mask nothing."""
+    with pytest.raises(ValueError, match=r"^action_mask: .* write mask > 0"):
+        script.epsilon_greedy(jax.random.key(0), jnp.zeros((1, 3)), 0.5, mask)
 
 
 @pytest.mark.parametrize("case", ["all on", slow("all off")])

@@ -59,12 +59,12 @@ class Twin:
         """One dict for each step in all environments, in the order of time."""
         config = self.config
         steps = []
-        for action_key, env_key in jax.random.split(key, (config.num_steps, 2)):
-            explore, choice = np.asarray(jax.random.uniform(action_key, (2, config.num_envs)))
+        for step_key in jax.random.split(key, config.num_steps):
+            explore, random_q, env_key = twin.draw_exploration(step_key, config.num_envs)
             obs = np.array(self.environments.obs)
             q = np.asarray(self.q(self.params, obs))
             action = [
-                int(3 * choice[i]) if explore[i] < epsilon else int(np.argmax(q[i]))
+                int(np.argmax(random_q[i] if explore[i] < epsilon else q[i]))
                 for i in range(config.num_envs)
             ]
             env_keys = jax.random.split(env_key, config.num_envs)

@@ -122,13 +122,13 @@ class Twin(apex.Twin):
         num_envs = self.config.num_envs
         steps_key, noise_key = jax.random.split(key)
         samples = self.draw_noise(noise_key, self.params, num_steps)
-        keys = jax.random.split(steps_key, (num_steps, 2))
-        for (action_key, env_key), noise in zip(keys, samples, strict=True):
-            explore, choice = np.asarray(jax.random.uniform(action_key, (2, num_envs)))
+        keys = jax.random.split(steps_key, num_steps)
+        for step_key, noise in zip(keys, samples, strict=True):
+            explore, random_q, env_key = twin.draw_exploration(step_key, num_envs)
             obs = np.array(self.environments.obs)
             q = np.asarray(self.values(self.outputs(self.params, obs, noise)))
             action = [
-                int(3 * choice[i]) if explore[i] < epsilon else int(np.argmax(q[i]))
+                int(np.argmax(random_q[i] if explore[i] < epsilon else q[i]))
                 for i in range(num_envs)
             ]
             env_keys = jax.random.split(env_key, num_envs)

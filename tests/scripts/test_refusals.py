@@ -4,7 +4,9 @@ import dataclasses
 import importlib
 import re
 
+import jax
 import pytest
+from support import twin  # noqa: F401  registers WalkMasked
 from support.files import SCRIPTS
 from support.small import field_names
 
@@ -45,6 +47,13 @@ def test_an_update_needs_its_steps_and_a_place_in_the_replay(name):
         )
         assert refusal(name, **{field: least - 1}).startswith(f"{field} = {least - 1}: ")
         make(name, **{field: least})
+
+
+@pytest.mark.parametrize("name", ["apex_dqn", "rainbow", "pqn"])
+def test_scripts_without_action_masks_say_so(name):
+    init, _ = make(name, env_name="WalkMasked")
+    with pytest.raises(ValueError, match="^obs: MaskedObservation is no array; only ppo.py and"):
+        jax.eval_shape(init, jax.random.key(0))
 
 
 STATES = {"env_name": "FrozenLake-misc", "normalize_obs": True}  # numbers, which are not in a space

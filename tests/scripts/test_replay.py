@@ -30,6 +30,7 @@ def counting_rollout(script, count, num_steps, num_envs):
         reward=np.float32(number * 2.0),
         next_obs=obs + np.float32(0.5),
         terminated=number // 100 % 10 == 3,
+        **dict.fromkeys(script.Transition._fields[5:]),  # dqn.py's action masks
     )
 
 
@@ -86,7 +87,9 @@ def test_replay_is_written_in_place(name, seeds, num_envs, num_steps):
     init, update = script.make_learner(config)
     state = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), seeds))
     large = [leaf.shape[:4] for leaf in jax.tree.leaves(state) if NUM_ROLLOUTS in leaf.shape]
-    assert large == [(seeds, NUM_ROLLOUTS, num_steps, num_envs)] * len(script.Transition._fields)
+    assert large == [(seeds, NUM_ROLLOUTS, num_steps, num_envs)] * len(
+        jax.tree.leaves(state.replay)
+    )
     loop = jax.jit(functools.partial(jax.lax.scan, jax.vmap(update), length=5), donate_argnums=0)
     program = loop.lower(state).compile().as_text()
     # also where XLA takes axes together

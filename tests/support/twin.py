@@ -77,11 +77,15 @@ class WalkDiscrete(WalkContinuous):
 
 
 class WalkMasked(WalkDiscrete):
-    """Actions 0 and 1 are valid only above 0, each along an axis of its own."""
+    """Actions 0 and 1 are valid only above 0, each along an axis of its own.
+
+    Action 2 is valid except at the time limit.
+    """
 
     def observe(self, key, state, action, params):
         obs = super().observe(key, state, action, params)
-        mask = jnp.array([state.place[0] > 0.0, state.place[1] > 0.0, True])
+        goes_on = state.time < params.max_steps_in_episode
+        mask = jnp.array([state.place[0] > 0.0, state.place[1] > 0.0, goes_on])
         return MaskedObservation(obs=obs, action_mask=mask)
 
 
@@ -221,6 +225,15 @@ class RunningStatistics:
         np.testing.assert_allclose(statistics.mean, self.mean, rtol=rtol, atol=1e-6)
         np.testing.assert_allclose(statistics.var, self.var, rtol=rtol, atol=1e-6)
         np.testing.assert_allclose(statistics.count, self.count, rtol=rtol)
+
+
+def draw_exploration(key, num_envs: int):
+    """Numbers that are compared with epsilon, [N], values of random actions, [N, 3], and a key."""
+    action_key, env_key = jax.random.split(key)
+    explore_key, value_key = jax.random.split(action_key)
+    explore = jax.random.uniform(explore_key, (num_envs,))
+    random_q = jax.random.uniform(value_key, (num_envs, 3))
+    return np.asarray(explore), np.asarray(random_q), env_key
 
 
 def order_of_bits(key, size: int) -> np.ndarray:
