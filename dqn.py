@@ -119,7 +119,7 @@ class Config:
 
     @property
     def warmup_rollouts(self) -> int:
-        return max(1, math.ceil(self.learning_starts / self.rollout_size))
+        return math.ceil(self.learning_starts / self.rollout_size)
 
     @property
     def warmup_timesteps(self) -> int:

@@ -52,7 +52,7 @@ def target_updates(num_envs, num_steps):
     init, update = dqn.make_learner(config)
 
     def changes(rollout_count):
-        state = init(jax.random.key(0))._replace(rollout_count=rollout_count + 1)  # of the warm-up
+        state = init(jax.random.key(0))._replace(rollout_count=rollout_count)
         after, _ = update(state)
         differs = jax.tree.map(jnp.not_equal, state.target_params, after.target_params)
         return jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(differs)]).any()
@@ -79,9 +79,9 @@ def test_target_network_beyond_two_to_the_31_steps():
 
 
 def test_warm_up_is_whole_updates():
-    """At least one, and enough for `learning_starts` steps."""
+    """Enough for `learning_starts` steps."""
     settings = dict(num_envs=4, num_steps=2, total_timesteps=1000)
-    assert dqn.Config(learning_starts=0, **settings).warmup_timesteps == 8
+    assert dqn.Config(learning_starts=0, **settings).warmup_timesteps == 0
     assert dqn.Config(learning_starts=30, **settings).warmup_timesteps == 32
 
 
