@@ -52,7 +52,7 @@ def test_an_update_needs_its_steps_and_a_place_in_the_replay(name):
 @pytest.mark.parametrize("name", ["apex_dqn", "rainbow", "pqn"])
 def test_scripts_without_action_masks_say_so(name):
     init, _ = make(name, env_name="WalkMasked")
-    with pytest.raises(ValueError, match="^obs: MaskedObservation is no array; only ppo.py and"):
+    with pytest.raises(ValueError, match=r"^obs: MaskedObservation is no array; only ppo.py and"):
         jax.eval_shape(init, jax.random.key(0))
 
 
