@@ -2,11 +2,14 @@
 
     onejit compare runs/ppo/cartpole runs/dqn/cartpole
     onejit compare a=runs/1 a=runs/2 b=runs/3 b=runs/4 --scale CartPole-v1 0 500 Catch-bsuite -1 1
+    onejit compare runs/sweep-1 runs/sweep-2
 
 After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
 arXiv 2108.13264. Runs are directories that a script or `onejit train` has written. Only their data
 is read, and no script is executed. Runs with the same label are one method. The default label is
 the name of the script, followed by the settings that differ between its runs in one environment.
+The trials of a sweep are runs: one table shows the trials of several sweeps, such as those of
+several machines, and best.yaml has the settings of the best one.
 
 All intervals are 95 % intervals: Student's t for the mean where it stays inside of the range of
 returns, and the stratified bootstrap (section 4.1 of the paper) for all other statistics. A seed
@@ -26,11 +29,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import tyro
+import yaml
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from onejit.base import statistics
-from onejit.base.files import write, write_picture
+from onejit.base.files import reading, write, write_picture
 from onejit.base.labels import as_label
 from onejit.base.paths import OptionalFolder
 from onejit.base.text import align, printable
@@ -47,6 +51,8 @@ from onejit.run.record import (
 from onejit.script.configs import OF_THE_TASK, task_of
 
 WORDS = {"final": "training", "greedy": "evaluation"}  # of --returns
+OF_A_RUN = ("script", "num_seeds", "seed")  # settings that are no fields of a config
+NOT_IN_JSON = ("inf", "-inf", "nan")  # floats that a record holds as text
 
 
 class Run(NamedTuple):
@@ -62,6 +68,7 @@ class Run(NamedTuple):
     # {name: value} of what must also be equal in runs of one method; a script's own `main` records
     # no hash of its text
     marks: dict
+    is_trial: bool = False  # of a sweep
 
 
 # --- runs ---
@@ -104,14 +111,50 @@ def split_label(argument: str) -> tuple[str, str]:
     return splits[0]
 
 
+def read_trials(path: str, record: Record) -> list[Run]:
+    """The trials of a sweep, without those that `--halving` has stopped. Raises ValueError."""
+    if record.finished is None:
+        raise ValueError(f"{path}: has not finished; onejit sweep --resume {path} continues it")
+    if not record.trials:
+        raise ValueError(f"{path}: is a sweep of an older version; its results.csv has its trials")
+    file = Path(path) / "results.csv"
+    with reading(file), file.open() as lines:
+        rows = list(csv.DictReader(lines))
+    last_rung = max(int(row.get("trial_rung", 0)) for row in rows)
+    script = record.settings["script"]
+    seed = record.settings["seed"]
+    returns = defaultdict(dict)
+    for row in rows:
+        if int(row.get("trial_rung", 0)) == last_rung:
+            key = script, seed, int(row["seed"])
+            returns[int(row["trial"])][key] = float(row["final_return"])
+
+    curves = load_metrics(path)["episodic_return"]  # [trials, seeds, updates]
+    runs = []
+    for trial, of_trial in returns.items():
+        settings = record.settings | record.trials[trial]
+        del settings["num_seeds"], settings["seed"]
+        observed = statistics.observed_range(
+            {"episodic_return": curves[trial]}, list(of_trial.values())
+        )
+        run = Run(
+            path=path,
+            settings=settings,
+            label="",
+            task=task_of(settings),
+            returns=of_trial,
+            observed=observed,
+            marks={"the text of the script": record.sha256},
+            is_trial=True,
+        )
+        runs.append(run)
+    return runs
+
+
 def read_run(argument: str, kind: str) -> Run:
     """The run of `DIR` or `LABEL=DIR`. Raises ValueError."""
     label, path = split_label(argument)
     record = read_record(path)
-    if record.kind == "sweep":
-        raise ValueError(
-            f"{path}: is a sweep, whose trials are compared in its results.csv; give runs"
-        )
     if is_extended(path, record):
         raise ValueError(
             f"{path}: was extended to {record.settings['total_timesteps']} timesteps and has not "
@@ -188,7 +231,7 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
         others.append(run)
         first = others[0]
         fields = differing(others)
-        for name in first.marks:
+        for name in first.marks.keys() & run.marks:
             texts = {str(other.marks[name]) for other in others}
             if name == "the text of the script":
                 texts.discard("None")
@@ -201,12 +244,12 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
             )
         returns = methods[run.label].setdefault(run.task, {})
         twice = returns.keys() & run.returns.keys()
-        if twice:
+        if twice and not run.is_trial:  # a point of a grid that two machines trained counts once
             _, seed, agent = min(twice)
             raise ValueError(
                 f"{run.path}: agent {agent} of seed {seed} occurs twice, also in {first.path}"
             )
-        returns |= run.returns
+        returns |= {key: run.returns[key] for key in run.returns.keys() - twice}
 
     tasks = sorted({run.task for run in runs})
     for method, of_method in methods.items():
@@ -340,11 +383,12 @@ def aggregate(methods, ranges, scaled: bool) -> list[dict]:
                 "seeds": count_seeds(samples),
             }
             rows.append(row | as_numbers(*statistic(*samples)))
-    best = {}
-    for row in rows:
-        if row["statistic"] == "interquartile mean":
-            best[row["method"]] = row["value"]
-    return sorted(rows, key=lambda row: -best[row["method"]])
+    values = {(row["method"], row["statistic"]): row["value"] for row in rows}
+
+    def rank(row):  # many interquartile means may be equal, such as 500 on CartPole-v1
+        return values[row["method"], "interquartile mean"], values[row["method"], "mean"]
+
+    return sorted(rows, key=rank, reverse=True)
 
 
 def compare_pairs(methods, order) -> list[dict]:
@@ -502,14 +546,17 @@ def compare_runs(runs, returns: str = "final", scale=()) -> list[dict]:
         returns: returns to compare: "final" for the end of training, "greedy" for the evaluation
         scale: (ENV, LOW, HIGH), the returns with scores 0 and 1; needed for several environments
     """
-    if not runs:
-        raise ValueError("runs: give at least one DIR or LABEL=DIR")
-    read = [read_run(str(argument), returns) for argument in runs]
-    methods = gather(read)
-    ranges = observed_ranges(read)
+    return compare_found(read_runs(runs, returns), scale)
+
+
+def compare_found(runs: list[Run], scale) -> list[dict]:
+    """The rows of `compare_runs`. Trials of sweeps form no pairs. Raises ValueError."""
+    methods = gather(runs)
+    ranges = observed_ranges(runs)
     scores, ranges_of_scores, scaled = rescale(methods, ranges, scale)
     rows = aggregate(scores, ranges_of_scores, scaled)
-    rows += compare_pairs(scores, order=dict.fromkeys(row["method"] for row in rows))
+    if not any(run.is_trial for run in runs):
+        rows += compare_pairs(scores, order=dict.fromkeys(row["method"] for row in rows))
     tasks = tasks_of(scores)
     rows = with_environment(rows, ", ".join(tasks))
     if len(tasks) > 1:
@@ -517,6 +564,30 @@ def compare_runs(runs, returns: str = "final", scale=()) -> list[dict]:
             of_task = {method: {task: methods[method][task]} for method in methods}
             rows += with_environment(aggregate(of_task, ranges, scaled=False), task)
     return rows
+
+
+def read_runs(arguments, kind: str) -> list[Run]:
+    """All runs, and the trials of all sweeps. Raises ValueError."""
+    if not arguments:
+        raise ValueError("runs: give at least one DIR or LABEL=DIR")
+    runs = []
+    for argument in map(str, arguments):
+        label, path = split_label(argument)
+        record = read_record(path)
+        if record.kind != "sweep":
+            runs.append(read_run(argument, kind))
+        elif label or kind != "final":
+            raise ValueError(f"{path}: is a sweep, whose trials have no label and no greedy return")
+        else:
+            runs += read_trials(path, record)
+    return runs
+
+
+def best_settings(runs: list[Run], method: str) -> dict:
+    """The fields of the script's config of a method."""
+    (settings, *_) = [run.settings for run in label_runs(runs) if run.label == method]
+    values = {name: value for name, value in settings.items() if name not in OF_A_RUN}
+    return {name: float(value) if value in NOT_IN_JSON else value for name, value in values.items()}
 
 
 def new_folder() -> Path:
@@ -533,7 +604,7 @@ def main(
 ) -> Path:
     """Compare, print the tables, write `compare.csv` and `compare.png`.
 
-    Returns their directory. Raises ValueError.
+    Of trials of sweeps also write `best.yaml`. Returns the directory. Raises ValueError.
 
     Args:
         runs: run directories as DIR or LABEL=DIR; runs with the same label are one method
@@ -542,7 +613,8 @@ def main(
         out: folder for compare.csv and compare.png; runs/compare-TIME by default
         latex: also write compare.tex, a table of the mean returns in each environment
     """
-    rows = compare_runs(runs, returns, scale)
+    found = read_runs(runs, returns)
+    rows = compare_found(found, scale)
     by_environment = defaultdict(list)
     for row in rows:
         by_environment[row["environment"]].append(row)
@@ -564,6 +636,9 @@ def main(
     if latex:
         of_one_task = [row for _, of_task in others for row in of_task] or joint
         write(out / "compare.tex", as_latex(of_one_task))
+    if all(run.is_trial for run in found):
+        best = best_settings(found, rows[0]["method"])
+        write(out / "best.yaml", yaml.safe_dump(best, sort_keys=False))
     unit = "score" if scale else "return"
     write_picture(out / "compare.png", partial(draw, joint, title, unit))
     print(f"\nresults in {out}")

@@ -77,12 +77,10 @@ class Record:
     # of `onejit sweep`
     # {field: its values or its distribution, as words of the command line}
     swept: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    num_trials: int = 0
     slices: list[int] = dataclasses.field(default_factory=list)  # their sizes, by program
     owner: str | None = None  # of trials in a storage
     numbers: list[int] = dataclasses.field(default_factory=list)  # of the trials in the study
-    proposed: list[dict] = dataclasses.field(default_factory=list)  # by Optuna
-    merged: list[str] = dataclasses.field(default_factory=list)  # the parts
+    trials: list[dict] = dataclasses.field(default_factory=list)  # {swept field: value}
 
     # of a trial
     trial: int | None = None
@@ -100,6 +98,8 @@ class Record:
         names = ["script", "num_seeds", "seed", *settings]
         values: dict[str, Any] = {"settings": {name: settings[name] for name in names}}
         values["seconds"] = Clock(**stored.pop("seconds", {}))
+        if "proposed" in stored:  # by Optuna, in version 0.4
+            values["trials"] = stored.pop("proposed")
         for field in dataclasses.fields(cls):
             spelled = SPELLED.get(field.name, field.name)
             if spelled in stored and field.name not in ("settings", "others"):

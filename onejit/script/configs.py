@@ -14,9 +14,9 @@ from onejit.script.contract import Script
 
 
 def plain(config) -> dict:
-    """A config as a dict for YAML and JSON."""
+    """A config, or a dict of some of its fields, as a dict for YAML and JSON."""
     values = {}
-    for name, value in vars(config).items():
+    for name, value in (config if isinstance(config, dict) else vars(config)).items():
         values[name] = dict(value) if isinstance(value, Mapping) else value
     return values
 

@@ -5,7 +5,6 @@
     onejit sweep ppo --lr log-uniform 1e-5 1e-2 --ent-coef uniform 0 0.05 --optuna tpe --samples 64
     onejit sweep path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
     onejit sweep --resume RUN_DIR
-    onejit sweep --merge RUN_DIR RUN_DIR ...
 
 The trials are a grid, a random search or chosen by Optuna. A hyperparameter with several values is
 swept over, and several such hyperparameters make a grid. A single value holds for all trials.
@@ -14,8 +13,8 @@ values of a float; each point of a grid gets the same draws. If a field holds se
 join the values of one trial: `--hidden-sizes 64,64 256,256`. All float fields share one program.
 Each combination of the other fields is a compile group of its own. With `--optuna`, each batch of
 `--batch` trials is proposed from the returns of the batches before it. With `--halving ETA` only
-the best 1/ETA of the trials go on at each of several rungs. `--part I/N` trains some of the trials,
-and `--merge` joins the results of all parts. `--storage` shares a study of Optuna's between sweeps.
+the best 1/ETA of the trials go on at each of several rungs. `--storage` shares a study of Optuna's
+between several machines, with `--optuna grid` a grid; `onejit compare` makes one table of them.
 `onejit sweep SCRIPT --help` lists all flags; docs/sweep.md describes the results.
 """
 
@@ -39,9 +38,9 @@ from onejit.script.errors import (
     exit_as_diverged,
     failures_in_one_line,
 )
-from onejit.sweep import execution, halving, merge, results, search
+from onejit.sweep import execution, halving, results, search
 from onejit.sweep.options import Options, ResumeOptions, refuse_removed
-from onejit.sweep.request import Request, groups_of_part, read_request
+from onejit.sweep.request import Request, make_groups, read_request
 from onejit.sweep.strategy import Grid, Strategy
 
 __all__ = ["Options", "ResumeOptions", "main", "read_request"]
@@ -53,7 +52,7 @@ def strategy_of(request: Request) -> Strategy:
     """Trials are listed or drawn, stopped early, or proposed by Optuna."""
     if request.options.optuna:
         return search.Optuna(request)
-    groups = groups_of_part(request)
+    groups = make_groups(request, range(len(request.trials)))
     if request.options.halving:
         return halving.Halving(request, groups, halving.sizes_of_tasks(request))
     return Grid(request, groups)
@@ -98,9 +97,6 @@ def train(request: Request, strategy: Strategy, is_new: bool, bar, caught) -> No
 def main(words) -> Path:
     """Sweep as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
-    if words[:1] == ["--merge"]:
-        with errors_in_one_line(TOOL):
-            return merge.main(words[1:])
     is_new = words[:1] != ["--resume"]
     with (
         stopping(TOOL, "nothing was started"),
@@ -108,8 +104,7 @@ def main(words) -> Path:
         failures_in_one_line(TOOL),
         contextlib.ExitStack() as until_the_end,
     ):
-        if words[:1] == ["--replay"]:
-            refuse_removed(["replay"])
+        refuse_removed(word.removeprefix("--") for word in words[:1])
         _, hosts_options, _ = command_line.split_words(words)
         hosts.connect(hosts_options)  # before importing a script, which starts JAX
         request = read_request(words, until_the_end, description=__doc__)
@@ -132,6 +127,12 @@ def main(words) -> Path:
         ):
             with errors_in_one_line(TOOL, kinds=(ValueError,)), bar:
                 train(request, strategy, is_new, bar, caught)
+            if not request.trials:
+                hosts.only_first(remove, run_dir)
+                print(
+                    "other sweeps of the study have all points of the grid: nothing is left to do"
+                )
+                return run_dir
             is_any_left = hosts.only_first(results.write_results, request)
     if not is_any_left:
         exit_as_diverged(TOOL, run_dir)

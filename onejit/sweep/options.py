@@ -13,15 +13,23 @@ from onejit.sweep.values import DISTRIBUTIONS, is_float
 
 T = TypeVar("T")
 POPULATIONS = "is gone; copy examples/population.py, which trains populations with any script"
+MACHINES = "is gone; several machines share a sweep with --storage, a grid with --optuna grid"
 # {what an older version took: what serves now}
 REMOVED = {
     "pbt": POPULATIONS,
     "exploit_interval": POPULATIONS,
     "keep_replay": POPULATIONS,
     "replay": POPULATIONS,
+    "part": MACHINES,
+    "merge": "is gone; onejit compare RUN_DIR RUN_DIR ... makes one table of several sweeps",
 }
 # samplers of Optuna, and the packages that they need
-SAMPLERS = {"tpe": ["optuna"], "random": ["optuna"], "cmaes": ["optuna", "cmaes"]}
+SAMPLERS = {
+    "tpe": ["optuna"],
+    "random": ["optuna"],
+    "cmaes": ["optuna", "cmaes"],
+    "grid": ["optuna"],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +38,12 @@ class Options:
 
     num_seeds: int = 4  # agents per trial; all trials use the same random keys
     samples: int | None = None  # number of draws of the fields with a distribution
-    # sampler of Optuna that proposes the samples
-    optuna: Literal["tpe", "cmaes", "random"] | None = None
+    # sampler of Optuna that proposes the samples; grid are the points of a grid that several sweeps
+    # share, all of them if --samples is not given
+    optuna: Literal["tpe", "cmaes", "random", "grid"] | None = None
     # file, or URL of a database, with a study of Optuna's that several sweeps share
     storage: str | None = None
     batch: int = 8  # number of trials that Optuna proposes at a time, and that train together
-    # share of the trials to train, such as 1/4; --merge joins the results of all shares
-    part: str | None = None
     # successive halving: the best 1/HALVING of the trials of a rung go on to the next rung
     halving: int | None = None
     # number of rungs of --halving, by default as many as the number of trials allows; the last rung
@@ -81,8 +88,6 @@ NEEDS = {
 # {(option, another that it does not go with): how the message ends}
 EXCLUDES = {
     ("first_rung", "rungs"): "",
-    ("part", "optuna"): "; --storage does",
-    ("part", "halving"): ", which compares all trials",
 }
 
 
@@ -136,7 +141,7 @@ def check_options(script: Script, swept: dict[str, list[str]], options: Options)
     if options.samples is None and drawn:
         kind = swept[drawn[0]][0]
         raise ValueError(f"{drawn[0]}: {kind} needs --samples, the number of values to draw")
-    if options.samples is None and options.optuna:
+    if options.samples is None and options.optuna and options.optuna != "grid":
         raise ValueError(f"optuna = {options.optuna}: needs --samples, the number of trials")
     if options.samples is not None and not drawn and not options.optuna:
         kinds = ", ".join(DISTRIBUTIONS)
@@ -153,7 +158,12 @@ def check_options(script: Script, swept: dict[str, list[str]], options: Options)
         )
     if options.storage == "":
         raise ValueError("storage: needs a file or the URL of a database")
-    if options.optuna:
+    if options.optuna == "grid":
+        if not options.storage:
+            raise ValueError("optuna = grid: needs --storage; a sweep alone is a grid without both")
+        if drawn:
+            raise ValueError(f"{drawn[0]}: a grid has lists of values; --optuna random draws them")
+    elif options.optuna:
         for name in swept:
             if not is_float(script, name):
                 raise ValueError(
@@ -173,24 +183,3 @@ def check_halving(swept: dict[str, list[str]], options: Options) -> None:
         raise ValueError(
             "total_timesteps: cannot be swept with --halving, which compares trials at equal steps"
         )
-
-
-def read_part(text: str) -> tuple[int, int]:
-    """`(I, N)` of "I/N". Raises ValueError."""
-    first, slash, second = text.partition("/")
-    if not (slash and first.isdecimal() and second.isdecimal()):
-        raise ValueError(f"part = {text}: must be I/N, such as 1/4")
-    part = int(first)
-    parts = int(second)
-    if not 1 <= part <= parts:
-        raise ValueError(f"part = {text}: must be one of 1/{parts} to {parts}/{parts}")
-    return part, parts
-
-
-def check_part(num_trials: int, options: Options) -> None:
-    """Raise ValueError if there is no such part."""
-    if options.part is None:
-        return
-    _, parts = read_part(options.part)
-    if parts > num_trials:
-        raise ValueError(f"part = {options.part}: there are only {num_trials} trials")

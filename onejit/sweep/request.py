@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,7 @@ from onejit.sweep.options import (
     ResumeOptions,
     as_flag,
     check_options,
-    check_part,
-    read_part,
     refuse_removed,
-    required,
 )
 from onejit.sweep.values import is_float, is_swept, make_trials
 
@@ -142,6 +140,9 @@ def parse(script: Script, words: list[str], description: str | None) -> tuple:
         script, others, Options, description, prog="onejit sweep"
     )
     check_options(script, swept, options)
+    if options.optuna == "grid" and options.samples is None:
+        points = make_trials(script, swept, None, options.seed)
+        options = dataclasses.replace(options, samples=len(points))
     if options.storage:
         options = dataclasses.replace(options, storage=with_absolute_path(options.storage))
     return config, options, swept
@@ -152,19 +153,13 @@ def new_request(
 ) -> Request:
     """The request of a sweep that begins, with its new directory and record. Raises ValueError."""
     trials = trials_of(script, swept, options)
-    check_part(len(trials), options)
     run_dir = options.run_dir or new_run_dir(script, config, prefix="sweep-")
     run_dir = Path(hosts.agree(str(run_dir)))
     record = make_record("sweep", script, config, options, command)
     record.swept = swept
     if options.storage:
         record.owner = hosts.agree(uuid.uuid4().hex)
-    request = Request(script, config, options, run_dir, swept, trials, record, [], {})
-    if options.optuna:
-        record.num_trials = required(options.samples)
-    else:
-        record.num_trials = sum(len(group.trials) for group in groups_of_part(request))
-    return request
+    return Request(script, config, options, run_dir, swept, trials, record, [], {})
 
 
 def request_of(run_dir: Path, record: Record, given, memory: float | None = None) -> Request:
@@ -201,35 +196,15 @@ def config_of(request: Request, trial: int):
     return dataclasses.replace(request.config, **request.trials[trial])
 
 
-def make_groups(request: Request) -> list[Group]:
-    """The groups of all trials of a grid."""
+def make_groups(request: Request, trials: Iterable[int]) -> list[Group]:
+    """The groups of these trials."""
     floats = float_names(request)
     groups = {}
-    for index, trial in enumerate(request.trials):
+    for index in trials:
+        trial = request.trials[index]
         static = {name: value for name, value in trial.items() if name not in floats}
         key = tuple(static.items())
         if key not in groups:
             groups[key] = Group(dataclasses.replace(request.config, **static), [])
         groups[key].trials.append(index)
     return list(groups.values())
-
-
-def groups_of_part(request: Request) -> list[Group]:
-    """The groups of the trials to train: of all trials, or of a share of them with `--part`.
-
-    A share is a range of the trials in the order of their groups, and therefore has few groups.
-    """
-    groups = make_groups(request)
-    if request.options.part is None:
-        return groups
-    part, parts = read_part(request.options.part)
-    number = len(request.trials)
-    share = range(number * (part - 1) // parts, number * part // parts)
-    begin = 0  # of the group
-    mine = []
-    for group in groups:
-        trials = [trial for i, trial in enumerate(group.trials, start=begin) if i in share]
-        if trials:
-            mine.append(group._replace(trials=trials))
-        begin += len(group.trials)
-    return mine

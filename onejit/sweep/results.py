@@ -338,8 +338,11 @@ def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[st
     for suffix, (task, ranked) in pictured.items():
         write_pictures(request, ranked, task, suffix)
 
-    request.record.finished = now()
-    write_record(run_dir, request.record)
+    record = request.record
+    record.trials = [plain(trial) for trial in request.trials]
+    record.steps_total = record.steps_done
+    record.finished = now()
+    write_record(run_dir, record)
     return tables
 
 

@@ -1,17 +1,20 @@
 """Trials that Optuna proposes, batch by batch."""
 
 import contextlib
+import json
 import warnings
 from typing import Any
 
 from onejit.base import statistics
 from onejit.engine.hosts import is_first, only_first
+from onejit.run.record import as_json
+from onejit.script.configs import plain
 from onejit.sweep import storage
 from onejit.sweep.halving import Halving
 from onejit.sweep.options import required
-from onejit.sweep.request import Group, Request
+from onejit.sweep.request import Group, Request, make_groups
 from onejit.sweep.strategy import Grid, Strategy
-from onejit.sweep.values import DISTRIBUTIONS, read_distribution, read_values
+from onejit.sweep.values import DISTRIBUTIONS, make_trials, read_distribution, read_values
 
 
 def make_study(request: Request):
@@ -59,16 +62,30 @@ def make_space(request: Request) -> dict:
     return space
 
 
+def as_stored(point: dict) -> dict:
+    """The values of a trial as run.json holds them."""
+    return json.loads(json.dumps(as_json(plain(point))))
+
+
 class Optuna(Strategy):
     """Trials that Optuna proposes from earlier returns, batch by batch.
 
     With `--halving` a batch is a bracket. A resumed sweep repeats the proposals; with `--storage`
-    it remembers them, because Optuna has seen other results meanwhile.
+    it remembers them, because Optuna has seen other results meanwhile. A batch of a grid that
+    several sweeps share has its next points that no sweep has.
     """
 
     def __init__(self, request: Request):
         self.samples = required(request.options.samples)
-        super().__init__(request, [Group(request.config, list(range(self.samples)))])
+        self.points: list = []  # of the grid that several sweeps share
+        groups = [Group(request.config, list(range(self.samples)))]
+        if request.options.optuna == "grid":
+            in_order = make_trials(request.script, request.swept, None, request.options.seed)
+            whole = request._replace(trials=in_order)
+            groups = make_groups(whole, range(len(in_order)))
+            self.points = [in_order[i] for group in groups for i in group.trials]
+            self.samples = min(self.samples, len(self.points))
+        super().__init__(request, groups)
         self.study: Any = None  # on process 0
         self.space: dict = {}  # on process 0
         self.asked: list = []  # Optuna's trials, on process 0
@@ -84,7 +101,7 @@ class Optuna(Strategy):
 
         only_first(make)
         if is_first():
-            self.space = make_space(self.request)
+            self.space = {} if self.points else make_space(self.request)
             if self.request.options.storage:
                 owner = required(self.request.record.owner)
                 self.until_the_end.enter_context(storage.holding_lease(self.study, owner))
@@ -93,20 +110,20 @@ class Optuna(Strategy):
     def __exit__(self, *error):
         self.until_the_end.close()
 
-    def strategy_of(self, group: Group) -> Strategy:
+    def strategy_of(self, groups: list[Group]) -> Strategy:
         """How a batch is trained."""
         if self.request.options.halving is None:
-            return Grid(self.request, [group])
+            return Grid(self.request, groups)
         size = self.request.options.batch
         rest = self.samples % size
         sizes = [size] * (self.samples // size) + ([rest] if rest else [])
-        return Halving(self.request, [group], sizes)
+        return Halving(self.request, groups, sizes)
 
     def plan(self):
-        return self.strategy_of(self.groups[0]).plan()
+        return self.strategy_of(self.groups).plan()
 
     def describe(self, devices):
-        first, *others = self.strategy_of(self.groups[0]).describe(devices)
+        first, *others = self.strategy_of(self.groups).describe(devices)
         return [f"{first}, {self.request.options.batch} at a time by Optuna", *others]
 
     def next(self):
@@ -118,7 +135,10 @@ class Optuna(Strategy):
                 storage.retry(self.tell_study, trial)
         if len(self.request.trials) == self.samples:
             return None
-        self.batch = self.strategy_of(self.propose())
+        groups = self.propose()
+        if not groups:
+            return None  # other sweeps have all points
+        self.batch = self.strategy_of(groups)
         return self.batch.next()
 
     def tell(self, number, group, returns):
@@ -127,29 +147,37 @@ class Optuna(Strategy):
         self.returns |= returns
         self.last_group |= dict.fromkeys(group.trials, group)
 
-    def propose(self) -> Group:
-        """The next batch. Raises ValueError if a resumed sweep had another one."""
+    def propose(self) -> list[Group]:
+        """The groups of the next batch. Raises ValueError if a resumed sweep had another one."""
         trials = self.request.trials
-        known = self.request.record.proposed
+        known = self.request.record.trials
         self.first = len(trials)
         size = min(self.request.options.batch, self.samples - self.first)
         if self.request.options.storage and known[self.first :]:
-            trials.extend(known[self.first : self.first + size])
-            self.asked += [None] * size
+            batch = known[self.first : self.first + size]
         else:
-            trials.extend(only_first(storage.retry, self.ask, size))
-        last = len(trials)
-        if known[self.first : last] not in ([], trials[self.first :]):
+            batch = only_first(storage.retry, self.ask, size)
+        last = self.first + len(batch)
+        if known[self.first : last] not in ([], batch):
             raise ValueError(
                 "resume: Optuna proposes other trials than before; has its version changed?"
             )
-        known[self.first : last] = trials[self.first :]
-        return Group(self.request.config, list(range(self.first, last)))
+        known[self.first : last] = batch
+        self.asked += [None] * (last - len(self.asked))
+        trials.extend(map(self.point_of, batch) if self.points else batch)
+        return make_groups(self.request, range(self.first, last))
+
+    def point_of(self, stored: dict) -> dict:
+        """The point of the grid that a record has stored, where a tuple is a list."""
+        return next(point for point in self.points if as_stored(point) == stored)
 
     def ask(self, size: int) -> list[dict]:
-        """The values of `size` new trials."""
+        """The values of `size` new trials, or of fewer ones of a grid."""
         if self.request.options.storage:
             storage.fail_expired(self.study)
+        if self.points:
+            points = storage.claim(self.request, self.study, self.points, size)
+            return [as_stored(point) for point in points]
         proposals = [self.study.ask(self.space) for _ in range(size)]
         trials = []
         for proposal in proposals:

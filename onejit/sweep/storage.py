@@ -15,6 +15,7 @@ from pathlib import Path
 from onejit.script.configs import plain
 from onejit.sweep.options import required, without_password
 from onejit.sweep.request import Request
+from onejit.sweep.values import show_value
 
 LEASE = 300.0  # seconds without a renewal after which a sweep counts as dead
 OF_STUDY = "sweep"  # the study's attribute for what all of its sweeps have in common
@@ -102,7 +103,7 @@ def open_study(request: Request, sampler):
 
 def seed_of(request: Request) -> int:
     """A seed of the sampler that no other sweep of the study has, nor this one before."""
-    text = f"{request.options.seed} {request.record.owner} {len(request.record.proposed)}"
+    text = f"{request.options.seed} {request.record.owner} {len(request.record.trials)}"
     return zlib.crc32(text.encode())
 
 
@@ -146,6 +147,55 @@ def own(request: Request, trials: list) -> None:
     for trial in trials:
         trial.set_user_attr(OWNER, request.record.owner)
     request.record.numbers += [trial.number for trial in trials]
+
+
+def claim(request: Request, study, points: list[dict], size: int) -> list[dict]:
+    """Up to `size` points of a grid that no other sweep has, which now belong to this one.
+
+    Each is a running trial. If two sweeps add a trial of a point at the same time, the first trial
+    in the study counts, and the other one fails.
+    """
+    from optuna.distributions import CategoricalDistribution
+    from optuna.trial import TrialState, create_trial
+
+    params = [{name: as_choice(value) for name, value in point.items()} for point in points]
+    space = {}
+    for name in points[0]:
+        choices = dict.fromkeys(param[name] for param in params)
+        space[name] = CategoricalDistribution(list(choices))
+
+    def trials_of(param: dict) -> list:
+        trials = study.get_trials(deepcopy=False)
+        return [
+            trial for trial in trials if trial.params == param and trial.state != TrialState.FAIL
+        ]
+
+    owner = {OWNER: request.record.owner}
+    numbers = request.record.numbers
+    claimed = {}  # {number of the trial: point}
+    for point, param in zip(points, params, strict=True):
+        if len(claimed) == size:
+            break
+        if not trials_of(param):
+            trial = create_trial(
+                state=TrialState.RUNNING, params=param, distributions=space, user_attrs=owner
+            )
+            study.add_trial(trial)
+        first, *others = trials_of(param)
+        for trial in others:
+            if trial.user_attrs == owner and trial.state == TrialState.RUNNING:
+                study.tell(trial.number, state=TrialState.FAIL)
+        # a kill before the record was written leaves a claim that is not in `numbers`
+        is_mine = first.user_attrs == owner and first.number not in numbers
+        if is_mine and first.state == TrialState.RUNNING:
+            claimed[first.number] = point
+    numbers += claimed
+    return list(claimed.values())
+
+
+def as_choice(value):
+    """A value of a field as Optuna stores it."""
+    return value if isinstance(value, (bool, int, float, str)) else show_value(value)
 
 
 # --- trials of a sweep that was resumed, or whose lease has ended ---

@@ -36,8 +36,6 @@ class Strategy:
         options = self.request.options
         num_trials = sum(len(group.trials) for group in self.groups)
         trials = f"{plural(num_trials, 'trial')} x {plural(options.num_seeds, 'seed')}"
-        if options.part:
-            trials += f", part {options.part} of {plural(len(self.request.trials), 'trial')},"
         return [f"{trials} in {plural(len(self.groups), 'compile group')} on {devices}"]
 
     def next(self) -> Group | None:

@@ -124,10 +124,6 @@ def parse_tool(name, words):
         parse_tyro(tool.main, words)
     if words[0] == "--find-nan":
         words = ["--resume", *words[1:]]  # takes a run directory, too
-    if words[0] == "--merge":
-        at = next(i for i, word in enumerate(words) if i and word.startswith("--"))
-        command_line.parse(tool.merge.MergeOptions, words[at:])
-        return
     first, _, words = command_line.split_words(words)
     if first == "--resume":
 

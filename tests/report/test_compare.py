@@ -378,14 +378,13 @@ def test_bad_input(tmp_path, capsys):
     sweep.mkdir()
     settings = {"script": "ppo", "num_seeds": 3, "seed": 0, "env_name": "CartPole-v1"}
     (sweep / "run.json").write_text(json.dumps({"settings": settings, "kind": "sweep"}))
-    (sweep / "results.csv").write_text("trial")
     cases = {
         (tmp_path / "none",): "none: is not a run directory",
         (empty,): "empty: is not a run directory",
         (old,): "agent.safetensors",
         (cut,): "metrics.npz: cannot be read",
         (unfinished,): "metrics.npz: does not exist",
-        (sweep,): "sweep: is a sweep, whose trials are compared in its results.csv",
+        (sweep,): "sweep: has not finished",
         (good, good): "agent 0 of seed 0 occurs twice",
         (f"a={good}", f"a={other}"): "differ in gamma; give each a label",
         (good, "--returns", "greedy"): "has no evaluation returns",

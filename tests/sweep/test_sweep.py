@@ -291,7 +291,7 @@ def test_what_is_left_in_the_directory(finished):
 def test_record(finished):
     record = record_of(finished)
     assert record["command"].startswith("onejit sweep q_learning_gridworld")
-    assert record["slices"] == [24] and record["num_trials"] == 8 and "finished" in record
+    assert record["slices"] == [24] and "finished" in record
     assert record["steps_done"] == 8 * 3 * 2000
     assert record["seconds"]["compile"] > 0 and record["seconds"]["train"] > 0
     shown = list_runs.describe(finished)
@@ -745,7 +745,7 @@ def test_optuna_chooses_listed_values():
 
 def test_optuna_resumed_with_another_version():
     request = sweep.read_request([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
-    request.record.proposed = [{"lr": 0.1, "gamma": 0.9}] * 4
+    request.record.trials = [{"lr": 0.1, "gamma": 0.9}] * 4
     with pytest.raises(ValueError, match="has its version changed"):
         next(groups_of(request, search.Optuna(request)))
 
@@ -766,7 +766,7 @@ def test_optuna_stopped_and_resumed(stop_at, tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         sweep.main([*args, f"--run-dir={tmp_path / 'run'}"])
     assert stop.value.code == 143 and len(list((tmp_path / "run" / "slices").glob("*.npz"))) == 1
-    assert len(record_of(tmp_path / "run")["proposed"]) == 12
+    assert len(record_of(tmp_path / "run")["trials"]) == 12
     sweep.main(["--resume", tmp_path / "run"])
     assert compiled == [12] * 3
     rows = rows_of(tmp_path / "run")

@@ -1,6 +1,5 @@
-"""Sweeps on several machines: `--part`, `--merge`, and `--storage` with a study of Optuna's."""
+"""Sweeps on several machines, which share a study of Optuna's: `--storage`."""
 
-import json
 import os
 import re
 import shutil
@@ -13,162 +12,29 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
+import yaml
 from optuna.trial import TrialState
-from safetensors.numpy import load_file
 from support.files import ROOT
 from support.strategies import groups_of
-from support.sweeps import metrics_of, record_of, rows_of
+from support.sweeps import record_of, rows_of
 from support.tiers import slow
-from support.trees import assert_same
 
 from onejit import sweep
-from onejit.engine import compilation
+from onejit.report import compare
 from onejit.sweep import halving, search, storage
 from onejit.sweep import options as sweep_options
-from onejit.sweep.request import groups_of_part, make_groups, read_request
+from onejit.sweep.request import read_request
 
 pytestmark = pytest.mark.usefixtures("quick_pictures_in_module")
 
 SMALL = ["q_learning_gridworld", "--num-steps=200", "--total-timesteps=2000", "--num-seeds=2"]
 SMALL += ["--height=4", "--width=6", "--start", "3", "5", "--epsilon=0.3"]
 SMALL += ["--max-steps-in-episode=50"]
-SWEEP = [*SMALL, "--random-starts", "True", "False", "--lr", "0.01", "0.1", "0.5", "1e30"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def slices_of_two_runs():
-    """Slices of the same size in all sweeps, whose runs can then agree bit for bit."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "largest_slice", lambda compile_size, *_: compile_size(2))
-        yield
 
 
 def begun(words):
     """The request of a new sweep, with its record but without training."""
     return read_request(words, None)
-
-
-# --- parts ---
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return sweep.main([*SWEEP, f"--run-dir={tmp_path_factory.mktemp('whole') / 'run'}"])
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    """Three parts of 8 trials: 2, 3 and 3."""
-    folder = tmp_path_factory.mktemp("parts")
-    return [
-        sweep.main([*SWEEP, f"--part={part}/3", f"--run-dir={folder / str(part)}"])
-        for part in (1, 2, 3)
-    ]
-
-
-@pytest.mark.slow
-def test_parts_share_the_trials(parts):
-    """In the order of compile groups, so that the first and the last part compile one."""
-    trials = [sorted({int(row["trial"]) for row in rows_of(part)}) for part in parts]
-    assert trials == [[0, 1], [2, 3, 4], [5, 6, 7]]
-    assert [len(record_of(part)["slices"]) for part in parts] == [1, 2, 1]
-    assert [record_of(part)["num_trials"] for part in parts] == [2, 3, 3]
-
-
-@pytest.mark.parametrize("number", [3, slow(8)])
-def test_trials_do_not_depend_on_the_number_of_parts(number):
-    words = [*SMALL, "--random-starts", "True", "False", "--lr", "uniform", "0.1", "1"]
-    words += ["--samples=4"]
-    everything = begun(words)
-    found = []
-    for part in range(1, number + 1):
-        request = begun([*words, f"--part={part}/{number}"])
-        assert request.trials == everything.trials
-        for group in groups_of_part(request):
-            found += group.trials
-    assert found == [i for group in make_groups(everything) for i in group.trials]
-
-
-@pytest.mark.slow
-def test_merged_parts_are_as_one_sweep(whole, parts, tmp_path, capsys):
-    """Tables, best.yaml, metrics and agents: the same bits, and the same files."""
-    capsys.readouterr()
-    merged = sweep.main(["--merge", parts[2], parts[0], parts[1], "--run-dir", tmp_path / "run"])
-    assert f"results in {merged}" in capsys.readouterr().out
-    for name in ("results.csv", "table.txt", "best.yaml", "config.yaml", f"{SMALL[0]}.py"):
-        assert (merged / name).read_bytes() == (whole / name).read_bytes()
-    assert_same(metrics_of(merged), metrics_of(whole))
-    for path in whole.glob("agents/*/agent.safetensors"):
-        assert_same(load_file(path), load_file(merged / path.relative_to(whole)))
-    names = {path.relative_to(merged) for path in merged.rglob("*")}
-    assert names ^ {path.relative_to(whole) for path in whole.rglob("*")} <= {Path(".lock")}
-    record = record_of(merged)
-    assert record["steps_done"] == record["steps_total"] == record_of(whole)["steps_total"]
-    assert record["num_trials"] == 8 and "finished" in record
-    assert not list(tmp_path.glob("*.merging"))
-    sweep.main(["--resume", merged])
-    assert "there is nothing left to do" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_merge_refuses(whole, parts, tmp_path, capfd):
-    def changed(number, change):
-        copy = shutil.copytree(parts[number], tmp_path / f"changed-{len(list(tmp_path.iterdir()))}")
-        record = record_of(copy)
-        change(record)
-        (copy / "run.json").write_text(json.dumps(record))
-        return copy
-
-    other_script = changed(1, lambda record: record.update(sha256="0"))
-    other_seed = changed(1, lambda record: record["settings"].update(seed=1))
-    other_values = changed(1, lambda record: record["swept"].update(lr=["0.5", "0.7"]))
-    other_number = changed(1, lambda record: record["options"].update(part="2/4"))
-    older = []  # which stored words of the command line
-    for number in range(3):
-        older.append(changed(number, lambda record: record.pop("swept")))
-    not_finished = changed(1, lambda record: record.pop("finished"))
-    first, second, third = parts
-    new = ["--run-dir", tmp_path / "new"]
-    for dirs, words in [
-        ([], "merge: needs RUN_DIR"),
-        ([first, third], "part 2/3 is missing"),
-        ([first, second, second, third], "part 2/3 is given twice"),
-        ([first, other_script, third], "different scripts"),
-        ([first, other_seed, third], "different sweeps --seed"),
-        ([first, other_values, third], "different sweeps --lr"),
-        (older, "an older version of onejit"),
-        ([first, other_number, third], "of 3 and of 4 parts"),
-        ([first, not_finished, third], "has not finished --resume"),
-        ([first, whole, third], "is not a part of a sweep --part"),
-        ([first, tmp_path / "none", third], "is not a run directory"),
-        ([*parts, "--run-dir", first], "already exists"),
-        ([*parts, "--seed", "1"], "--seed is not a flag"),
-    ]:
-        with pytest.raises(SystemExit) as stop:
-            sweep.main(["--merge", *dirs, *([] if "--run-dir" in dirs else new)])
-        message = capfd.readouterr().err
-        assert stop.value.code == 2
-        assert message.count("\n") == 1 and message.startswith("onejit sweep: error: "), message
-        for word in words.split():
-            assert word in message, message
-        assert not (tmp_path / "new").exists() and not (tmp_path / "new.merging").exists()
-
-
-@pytest.mark.slow
-def test_a_merge_that_was_killed_can_be_repeated(parts, tmp_path, monkeypatch):
-    replace = Path.replace
-
-    def replace_or_stop(self, target):
-        if target == tmp_path / "run" / "metrics.npz":
-            raise KeyboardInterrupt
-        return replace(self, target)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", replace_or_stop)
-        sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
-    assert not (tmp_path / "run").exists()
-    sweep.main(["--merge", *parts, "--run-dir", tmp_path / "run"])
-    assert "finished" in record_of(tmp_path / "run")
 
 
 # --- a study that several sweeps share ---
@@ -414,6 +280,95 @@ def test_two_processes_on_one_study(tmp_path):
     assert len(set(rates)) == 12
 
 
+# --- a grid that several sweeps share ---
+
+GRID = [*SMALL, "--lr", "0.1", "0.5", "1e30", "--random-starts", "True", "False"]
+GRID += ["--optuna=grid", "--batch=2"]
+
+
+def points_of(request) -> list[tuple]:
+    return [(trial["random_starts"], trial["lr"]) for trial in request.trials]
+
+
+def test_sweeps_share_a_grid(shared):
+    """Each point is trained once, in the order of compile groups, and all values stay exact."""
+    first, second, third = (begun([*GRID, f"--storage={shared}"]) for _ in range(3))
+    assert first.options.samples == 6
+    train(first, stop_after=1)  # it has the points of two batches
+    train(second)
+    train(third)
+    assert points_of(first) == [(True, 0.1), (True, 0.5), (True, 1e30), (False, 0.1)]
+    assert points_of(second) == [(False, 0.5), (False, 1e30)]
+    assert not third.trials
+    assert states_of(shared) == ["COMPLETE"] * 2 + ["RUNNING"] * 2 + ["COMPLETE"] * 2
+    train(first._replace(trials=[], groups=[], returns={}))  # resumed
+    assert states_of(shared) == ["COMPLETE"] * 6
+
+
+def test_a_point_that_two_sweeps_draw_at_once_counts_once(shared, monkeypatch):
+    """Both have seen that nobody has it. The second trial of the study fails."""
+    add_trial = optuna.Study.add_trial
+    others = [begun([*GRID, f"--storage={shared}", "--samples=1"])]
+
+    def add_after_another(study, trial):
+        if others:
+            train(others.pop(), stop_after=0)
+        add_trial(study, trial)
+
+    monkeypatch.setattr(optuna.Study, "add_trial", add_after_another)
+    request = begun([*GRID, f"--storage={shared}"])
+    train(request)
+    assert points_of(request) == [
+        (True, 0.5),
+        (True, 1e30),
+        *((False, lr) for lr in (0.1, 0.5, 1e30)),
+    ]
+    assert states_of(shared) == ["RUNNING", "FAIL"] + ["COMPLETE"] * 5
+
+
+def test_points_of_a_sweep_that_died_are_free_again(shared, monkeypatch):
+    train(begun([*GRID, f"--storage={shared}"]), stop_after=0)
+    killed = begun([*GRID, f"--storage={shared}"])
+    monkeypatch.setattr(storage, "LEASE", 0.2)
+    time.sleep(0.3)
+    train(killed)
+    assert len(killed.trials) == 6
+    assert states_of(shared) == ["FAIL"] * 2 + ["COMPLETE"] * 6
+
+
+def test_a_claim_that_a_kill_left_out_of_the_record(shared):
+    request = begun([*GRID, f"--storage={shared}", "--samples=2"])
+    train(request, stop_after=0)
+    request.record.numbers.clear()
+    request.record.trials.clear()
+    train(request._replace(trials=[], groups=[], returns={}))
+    assert states_of(shared) == ["COMPLETE"] * 2
+
+
+def test_one_table_of_all_machines(tmp_path, capsys):
+    """`onejit compare` of their folders: each trial is a row, and best.yaml has the best one."""
+    words = [*SMALL, f"--storage={tmp_path / 'study.log'}", "--lr", "0.1", "0.5", "1"]
+    for name in ("a", "b"):
+        run_dir = tmp_path / name
+        sweep.main([*words, "--optuna=grid", "--batch=2", "--samples=2", f"--run-dir={run_dir}"])
+    capsys.readouterr()
+    sweep.main([*words, "--optuna=grid", f"--run-dir={tmp_path / 'c'}"])
+    assert "nothing is left to do" in capsys.readouterr().out and not (tmp_path / "c").exists()
+    shutil.copytree(tmp_path / "b", tmp_path / "copy")  # a point that two machines have trained
+    runs = [str(tmp_path / name) for name in ("a", "b", "copy")]
+    rows = compare.compare_runs(runs)
+    of_trials = {row["lr"]: row for name in "ab" for row in rows_of(tmp_path / name)}
+    means = {row["method"]: row for row in rows if row["statistic"] == "interquartile mean"}
+    assert len(means) == len(rows) / 4 == 3
+    for rate, row in of_trials.items():
+        mean = means[f"q_learning_gridworld lr={float(rate)}"]
+        assert mean["value"] == float(row["trial_interquartile_mean"]) and mean["seeds"] == "2"
+    out = compare.main(tuple(runs), out=tmp_path / "compared")
+    best = max(of_trials.values(), key=lambda row: float(row["trial_interquartile_mean"]))
+    config = yaml.safe_load((out / "best.yaml").read_text())
+    assert config["lr"] == float(best["lr"]) and "num_seeds" not in config
+
+
 # --- docs/clusters.md ---
 
 PROGRAMS = {
@@ -441,13 +396,11 @@ def test_job_scripts(tmp_path):
         program.write_text(f"#!/bin/bash\n{text}\n")
         program.chmod(0o755)
     page = (ROOT / "docs" / "clusters.md").read_text()
-    of_parts, of_merge, of_requeue, of_study = re.findall(
-        r"(?ms)^```text\n(#!/bin/bash.*?)^```", page
-    )
+    of_grid, of_requeue, of_study = re.findall(r"(?ms)^```text\n(#!/bin/bash.*?)^```", page)
     calls = tmp_path / "calls"
 
     def submit(text, **variables):
-        text = text.replace("/shared", str(tmp_path)).replace("/8 ", "/2 ").replace("..8}", "..2}")
+        text = text.replace("/shared", str(tmp_path))
         text = text.replace("--num-seeds 16", "--num-seeds 2").replace(
             "--samples 64", "--samples 8"
         )
@@ -459,9 +412,8 @@ def test_job_scripts(tmp_path):
         return subprocess.run(["bash", tmp_path / "job.sh"], env=environment, timeout=500)
 
     for task in ("1", "2"):
-        assert submit(of_parts, SLURM_ARRAY_TASK_ID=task).returncode == 0
-    assert submit(of_merge).returncode == 0
-    assert len(rows_of(tmp_path / "sweeps" / "ppo" / "all")) == 8 * 2
+        assert submit(of_grid, SLURM_ARRAY_TASK_ID=task).returncode == 0
+    assert states_of(str(tmp_path / "sweeps" / "ppo.log")) == ["COMPLETE"] * 12
 
     run_dir = tmp_path / "sweeps" / "ppo-long"
     submit(of_requeue, SLURM_JOB_ID="7", STOP_IN=str(run_dir))

@@ -65,14 +65,8 @@ def check_refused(command, words, run_dir, capfd):
         (f"{OPTUNA} --storage=/nowhere/at/all/study.log", "storage = /nowhere cannot be opened"),
         (f"{OPTUNA} --storage=nodb://host/x", "storage = nodb://host/x: cannot be opened"),
         (f"{OPTUNA} --storage=", "storage: needs a file"),
-        # --part
-        (f"{SWEEP} --part=5/4", "part = 5/4: 1/4 to 4/4"),
-        (f"{SWEEP} --part=0/4", "part = 0/4: 1/4 to 4/4"),
-        (f"{SWEEP} --part=1", "part = 1: I/N"),
-        (f"{SWEEP} --part=one/two", "part = one/two: I/N"),
-        (f"{SWEEP} --part=1/10", "part = 1/10: 9 trials"),
-        (f"{SWEEP} --part=1/2 --halving=2", "part = 1/2: --halving"),
-        (f"{OPTUNA} --part=1/2", "part = 1/2: --optuna"),
+        (f"{SWEEP} --optuna=grid", "optuna = grid: needs --storage"),
+        (f"{DRAWN} --optuna=grid --storage=study.log", "lr: lists --optuna random"),
         # --halving
         (f"{SWEEP} --halving=1", "halving = 1: at least 2"),
         (f"{SWEEP} --halving=10", "halving = 10: at least 10 trials there are 9"),
@@ -105,6 +99,8 @@ def check_refused(command, words, run_dir, capfd):
         # what an older version took
         (f"{DRAWN} --pbt", "--pbt: is gone examples/population.py"),
         (f"{DRAWN} --exploit-interval=3", "--exploit-interval: is gone examples/population.py"),
+        (f"{SWEEP} --part=1/4", "--part: is gone --storage --optuna grid"),
+        ("--merge a b", "--merge: is gone onejit compare"),
         ("--replay /nowhere", "--replay: is gone examples/population.py"),
     ],
 )
