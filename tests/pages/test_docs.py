@@ -494,29 +494,6 @@ def test_environment_names_are_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "section, package",
-    [
-        ("navix", "navix"),
-        ("xminigrid", "xminigrid"),
-        ("craftax", "craftax"),
-        ("jumanji", "jumanji"),
-        ("pgx", "pgx"),
-        ("playground", "mujoco_playground"),
-        ("teams_and_games", "jaxmarl"),
-    ],
-)
-def test_environment_names_are_written_by_the_command(tmp_path, section, package):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    names = ROOT / "docs" / "environment_names.md"
-    page = Path(shutil.copy(names, tmp_path))
-    script = ROOT / "tools" / "pages" / "environment_names.py"
-    subprocess.run([sys.executable, script, "--out", page, "--only", section], check=True)
-    assert page.read_text() == names.read_text()
-
-
 # What `--help` says
 
 

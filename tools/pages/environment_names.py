@@ -1,14 +1,11 @@
-"""Write docs/environment_names.md: the names of all environments that `--env-name` accepts.
+"""Write the tables of docs/environments.md with the names of gymnax and brax.
 
     python tools/pages/environment_names.py
-    python tools/pages/environment_names.py --only craftax jumanji
     python tools/pages/environment_names.py --check
 
-A section is written if its package is installed, and is otherwise kept as it is on the page. A
-name is on the page if a script can start the environment: it is made, and an update is traced. A
+A name is in a table if a script can start the environment: it is made, and an update is traced. A
 second process does the same in 64-bit mode, because environments keep arrays of the mode in which
-their package was imported. Those that download files when they are made are listed without a start.
-EnvPool and Gymnasium have more than a thousand names, and the page says how to list them.
+their package was imported.
 """
 
 import argparse
@@ -19,12 +16,11 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "environment_names.md"
+PAGE = ROOT / "docs" / "environments.md"
 sys.path.insert(0, str(ROOT))
 
 import gymnax
@@ -39,35 +35,7 @@ NOT_LISTED = {
     "fast": "a test environment without physics",
     "swimmer": "refused by the scripts",
 }
-LIBRARIES = {
-    "navix": "Navix",
-    "xminigrid": "XLand-MiniGrid",
-    "craftax": "Craftax",
-    "jumanji": "Jumanji",
-    "pgx": "Pgx, one player",
-    "playground": "MuJoCo Playground",
-}
-HEAD = """# Environment names
-
-`--env-name NAME` accepts these names. [Environments](environments.md) describes them, and you can
-[bring your own](bring_your_own.md). `python tools/pages/environment_names.py` writes this
-page and starts each of them. A star: the environment fails in [64-bit
-mode](questions.md#does-it-work-in-64-bit-mode).
-
-"""
-TAIL = """## EnvPool and Gymnasium
-
-These libraries have more than a thousand names. These commands list them:
-
-```bash
-# needs a network, to install the packages envpool and gymnasium
-python -c "import envpool; print(*envpool.list_all_envs(), sep='\\n')"
-python -c "import gymnasium; print(*gymnasium.registry, sep='\\n')"
-```
-
-Write `onejit.envs.envpool:NAME` or `onejit.envs.gymnasium:NAME` ([non-JAX
-environments](host_environments.md)).
-"""
+HEAD = "| name | actions | observation | time limit |\n|---|---|---|---|\n"
 
 
 def trace_update(script, config) -> None:
@@ -133,8 +101,8 @@ def described(space) -> str:
     return f"{shape}, {np.dtype(space.dtype).name}"
 
 
-def gymnax_section() -> str:
-    rows = ["| name | actions | observation | time limit |", "|---|---|---|---|"]
+def gymnax_rows() -> list[str]:
+    rows = []
     names = sorted(set(BUILT_IN) - set(NOT_LISTED))
     for name, written in started({name: script_for(name) for name in names}).items():
         env, params = gymnax.make(name)
@@ -143,104 +111,35 @@ def gymnax_section() -> str:
         actions = f"{action.n} discrete" if discrete else f"{action.shape[0]} continuous"
         limit = int(params.max_steps_in_episode)
         rows.append(f"| {written} | {actions} | {described(observation)} | {limit} |")
-    return "## gymnax\n\n" + "\n".join(rows) + "\n\n"
+    return rows
 
 
-def brax_section() -> str:
-    rows = ["| name | actions | observation | time limit |", "|---|---|---|---|"]
+def brax_rows() -> list[str]:
+    rows = []
     names = sorted(set(brax_envs._envs) - set(NOT_LISTED))
     for name, written in started(dict.fromkeys(names, "ppo_continuous")).items():
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             env = brax_envs.get_environment(name, backend="spring")
         actions, observation = env.action_size, env.observation_size
         rows.append(f"| {written} | {actions} continuous | {observation}, float32 | 1000 |")
-    text = "For the scripts with continuous actions. The numbers are for the default backend.\n\n"
-    return "## brax\n\n" + text + "\n".join(rows) + "\n\n"
+    return rows
 
 
-def library_section(module: str, title: str) -> str | None:
-    """None if the library is not installed."""
-    before = set(gymnax.registered_envs)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            importlib.import_module(f"onejit.envs.{module}")
-    except ImportError:
-        return None
-    names = set(gymnax.registered_envs) - before  # onejit.envs.MODULE:NAME
-    downloads = {f"onejit.envs.{module}:{name}" for name in names_that_download(module)} & names
-    scripts = {name: script_for(name) for name in sorted(names - downloads)}
-    written = started(scripts).values()
-    intro = f"{len(written)} names, to be written as `onejit.envs.{module}:NAME`:"
-    text = f"## {title}\n\n{intro}\n\n{listed(written)}.\n\n"
-    if downloads:
-        text += f"Not started, because making them downloads files ({len(downloads)}):\n\n"
-        text += listed(f"`{name.rpartition(':')[2]}`" for name in sorted(downloads)) + ".\n\n"
-    return text
-
-
-def names_that_download(module: str) -> set[str]:
-    """The names of a library that need a network when they are made."""
-    if module == "jumanji":
-        return {"Sokoban-v0"}  # its levels
-    if module == "playground":
-        from mujoco_playground import locomotion, manipulation
-
-        return {*locomotion.ALL_ENVS, *manipulation.ALL_ENVS}  # models of robots
-    return set()
-
-
-def listed(names) -> str:
-    return textwrap.fill(", ".join(names), 120, break_on_hyphens=False)
-
-
-def teams_and_games() -> str:
-    """The names that mappo.py and alphazero.py take, which have environments of their own."""
-    import alphazero
-    import mappo
-
-    text = ""
-    for title, script, names in (
-        ("JaxMARL", "mappo", mappo.jaxmarl.registered_envs),
-        ("Pgx", "alphazero", alphazero.LONGEST),
-    ):
-        written = started(dict.fromkeys(sorted(names), script)).values()
-        text += f"## {title}\n\nFor [{script}.py]({script}.md), {len(written)} names:\n\n"
-        text += f"{listed(written)}.\n\n"
-    return text
-
-
-SECTIONS = ("gymnax", "brax", *LIBRARIES, "teams_and_games")
-
-
-def page(old: str, sections) -> str:
-    """The page, with its other sections as they are in `old`."""
-
-    def kept(title: str) -> str:
-        found = re.search(rf"(?ms)^## {title}\n.*?(?=^## )", old)
-        return found[0] if found else ""
-
-    text = HEAD
-    text += gymnax_section() if "gymnax" in sections else kept("gymnax")
-    text += brax_section() if "brax" in sections else kept("brax")
-    for module, title in LIBRARIES.items():
-        section = library_section(module, title) if module in sections else None
-        text += section or kept(title)
-    text += teams_and_games() if "teams_and_games" in sections else kept("JaxMARL") + kept("Pgx")
-    return text + TAIL
+def table_of(text: str, library: str) -> re.Match:
+    """The part of the page between the markers of a library."""
+    found = re.search(
+        rf"(?s)(<!-- {library}: begin[^>]*-->\n\n)(.*?)(\n<!-- {library}: end -->)", text
+    )
+    if not found:
+        sys.exit(f"{PAGE} has no markers of {library}")
+    return found
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing, check the names of gymnax and brax"
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the sections to write"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing, check the names")
     parser.add_argument("--print-failing", nargs="+", metavar="SCRIPT/NAME", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.print_failing:
@@ -249,15 +148,18 @@ def main():
             if not can_start(script, name):
                 print(name)
         return
+    text = PAGE.read_text()
     if args.check:
-        text = args.out.read_text()
-        current = True
-        for title, names in (("gymnax", BUILT_IN), ("brax", brax_envs._envs)):
-            section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
-            named = re.findall(r"(?m)^\| `(\S+)`", section)
-            current &= named == sorted(set(names) - set(NOT_LISTED))
-        sys.exit(None if current else f"{args.out} is not current: run this script without --check")
-    args.out.write_text(page(args.out.read_text() if args.out.exists() else "", args.only))
+        for library, names in (("gymnax", BUILT_IN), ("brax", brax_envs._envs)):
+            named = re.findall(r"(?m)^\| `(\S+)`", table_of(text, library)[2])
+            if named != sorted(set(names) - set(NOT_LISTED)):
+                sys.exit(f"{PAGE} is not current: run this script without --check")
+        return
+    for library, rows in (("gymnax", gymnax_rows()), ("brax", brax_rows())):
+        found = table_of(text, library)
+        table = HEAD + "\n".join(rows) + "\n"
+        text = text[: found.start(2)] + table + text[found.end(2) :]
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":
