@@ -9,7 +9,7 @@ import numpy as np
 
 from onejit.base import statistics
 from onejit.script.contract import Script
-from onejit.script.environment import unwrap
+from onejit.script.environment import inner_state, unwrap
 
 SHORTENING = ("episodic_life", "reward_clip")  # EnvPool's options for training on Atari
 
@@ -31,7 +31,7 @@ class Playing(NamedTuple):
 class Step(NamedTuple):
     """A step of an episode, as pictures show it."""
 
-    env_state: Any  # before the step, without the statistics of LogWrapper
+    env_state: Any  # before the step, without the states of wrappers
     reward: jax.Array
     valid: jax.Array  # False after the end of the episode
     # of board games alone: after the agent's move and after the opponent's reply
@@ -48,11 +48,6 @@ def whole_games(config):
         if name not in SHORTENING:
             params[name] = value
     return dataclasses.replace(config, env_params=params)
-
-
-def without_statistics(env_state):
-    """The state of the environment inside LogWrapper."""
-    return getattr(env_state, "env_state", env_state)
 
 
 def without_auto_reset(env):
@@ -143,7 +138,7 @@ def make_episode(script: Script, config):
                 keep_last, (obs, env_state), (playing.obs, playing.env_state)
             )
         shown = Step(
-            env_state=without_statistics(playing.env_state),
+            env_state=inner_state(env, env_params, playing.env_state),
             reward=reward,
             valid=playing.running,
             positions=info.get("positions"),
@@ -164,7 +159,7 @@ def make_episode(script: Script, config):
         if not hasattr(env, "release"):
             return 0.0
         # Close an environment outside JAX. The zero orders it after the steps.
-        return env.release(without_statistics(playing.env_state)).astype(float)
+        return env.release(inner_state(env, env_params, playing.env_state)).astype(float)
 
     return begin, step, end
 

@@ -54,7 +54,10 @@ def check_env_params(script: Script, config) -> None:
 
 
 def check_observations(script: Script, config) -> None:
-    """Raise ValueError if an environment of a user's module observes what it does not declare."""
+    """Raise ValueError if an environment of a user's module observes what it does not declare.
+
+    Warns of a `final_observation` or `terminated` that would make values wrong.
+    """
     module = local_modules.module_of(getattr(config, "env_name", ""))
     if not module or module.startswith("onejit.envs."):
         return
@@ -77,7 +80,56 @@ def check_observations(script: Script, config) -> None:
             f"{obs.dtype}, but its observation_space has {tuple(space.shape)} and {dtype}"
         )
     if not hasattr(env, "release"):  # of environments outside JAX, which have no wrapper inside
+        check_state_numbers(env, env_params, config.env_name)
         check_final_observation(env, env_params, config.env_name)
+        check_time_limit(env, env_params, config.env_name)
+
+
+def check_state_numbers(env, env_params, name: str) -> None:
+    """Raise ValueError if an observation, the number of a state, is not below its number.
+
+    Looks at some first and second observations.
+    """
+    space = env.observation_space(env_params)
+    if not hasattr(space, "n"):
+        return
+
+    @jax.jit
+    @jax.vmap
+    def observe(key):
+        first, state = env.reset(key, env_params)
+        action = env.action_space(env_params).sample(key)
+        second, *_ = env.step(key, state, action, env_params)
+        return first, second
+
+    observed = jnp.stack(observe(jax.random.split(jax.random.key(0), 64)))
+    if observed.min() < 0 or observed.max() >= space.n:
+        raise ValueError(
+            f"env_name = {name}: observes states {observed.min()} to {observed.max()}, but its "
+            f"observation_space Discrete({space.n}) has 0 to {space.n - 1}"
+        )
+
+
+def check_time_limit(env, env_params, name: str) -> None:
+    """Warn if `terminated` seems to include the time limit, as `done` of gymnax 0.0 does."""
+    inner = unwrap(env)
+    limit = getattr(env_params, "max_steps_in_episode", 0)
+    _, state = inner.reset(jax.random.key(0), env_params)
+    if not 2 <= limit < 2**31 or not dataclasses.is_dataclass(state) or not hasattr(state, "time"):
+        return
+
+    def terminates(time):
+        timed = dataclasses.replace(state, time=jnp.asarray(time, jnp.result_type(state.time)))
+        action = inner.action_space(env_params).sample(jax.random.key(1))
+        return inner.step(jax.random.key(2), timed, action, env_params)[3]
+
+    if jnp.all(terminates(limit - 1)) and not jnp.any(terminates(limit - 2)):
+        print(
+            f"onejit: warning: env_name = {name}: `terminated` is true at the time limit, "
+            f"max_steps_in_episode = {limit}; leave the limit out of it, which gymnax adds, or "
+            "values are too low. It may stay if the task itself ends there",
+            file=sys.stderr,
+        )
 
 
 def check_final_observation(env, env_params, name: str) -> None:
@@ -125,6 +177,17 @@ def check_transforms(env, env_params, name: str) -> None:
             "no episode; a wrapper must transform both, or values at time limits are wrong",
             file=sys.stderr,
         )
+
+
+def inner_state(env, env_params, state):
+    """The state of the environment inside all wrappers, some of which have a state of their own."""
+    _, expected = jax.eval_shape(unwrap(env).reset, jax.random.key(0), env_params)
+    structure = jax.tree.structure(expected)
+
+    def is_inner(part):
+        return jax.tree.structure(part) == structure
+
+    return next(filter(is_inner, jax.tree.leaves(state, is_leaf=is_inner)))
 
 
 def unwrap(env):

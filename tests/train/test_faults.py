@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 import yaml
 from brax import envs as brax_envs
 from gymnax.environments import spaces
@@ -639,6 +640,44 @@ def test_observations_are_as_their_space_declares(name, code, found, tmp_path, m
         return
     with pytest.raises(ValueError, match=f"its observations have {found}, but its .* float32"):
         check_observations(script, config)
+
+
+class Odd(toys.ToyDiscrete):
+    """The time limit is within `terminated`, or the first states are 3 and 4."""
+
+    def __init__(self, limit=10, states=False):
+        self.limit = limit
+        self.states = states
+
+    @property
+    def default_params(self):
+        return toys.EnvParams(max_steps_in_episode=self.limit)
+
+    def observe(self, key, state, action, params):
+        return 3 + state.time if self.states else super().observe(key, state, action, params)
+
+    def observation_space(self, params):
+        return spaces.Discrete(4) if self.states else super().observation_space(params)
+
+
+gymnax.register("of_a_user:Odd", Odd)
+
+
+def test_one_step_shows_what_a_users_environment_does_wrong(monkeypatch, capsys):
+    """The toy terminates after 5 steps. Only where this is its limit is there a warning."""
+    monkeypatch.setitem(sys.modules, "of_a_user", types.ModuleType("of_a_user"))
+    script = load.load_script("ppo")
+    default = dataclasses.replace(script.Config(), env_name="of_a_user:Odd")
+
+    def check(**env_params):
+        config = dataclasses.replace(default, env_params=env_params)
+        check_observations(script, config)
+        return capsys.readouterr().err
+
+    assert not check()
+    assert "`terminated` is true at the time limit, max_steps_in_episode = 5" in check(limit=5)
+    with pytest.raises(ValueError, match=r"observes states 3 to 4, but its .* has 0 to 3"):
+        check(states=True)
 
 
 def test_a_mask_that_forbids_everything_is_refused(tmp_path, monkeypatch):
