@@ -353,7 +353,7 @@ def fake_sweep(tmp_path, monkeypatch):
         request = sweep_request.Request(
             script, config, options, tmp_path, swept, trials, Record(settings={}), [], {}
         )
-        for number, group in enumerate(sweep_request.make_groups(request)):
+        for number, group in enumerate(sweep_request.make_groups(request, range(len(trials)))):
             request.groups.append(group)
             of_runs = np.ravel(np.array(returns)[group.trials])
             rows = np.repeat(of_runs[:, None], group.config.num_updates, axis=1)
