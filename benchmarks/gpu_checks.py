@@ -39,7 +39,7 @@ def resume(_, options) -> dict:
         process.wait()
         was_stopped = not (stopped / "metrics.npz").exists()
         if was_stopped:
-            run_onejit("train", "--resume", stopped)
+            run_onejit("resume", stopped)
         _, _, agents = load_run(whole)
         _, _, resumed = load_run(stopped)
     return {"was stopped": was_stopped, "equal": all_equal(agents, resumed)}

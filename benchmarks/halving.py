@@ -65,7 +65,7 @@ def run(words: list[str], run_dir: Path) -> dict:
             raise ValueError(f"{run_dir} is of another command, {record['command']}: delete it")
         if "finished" in record:
             return record
-        command = ["onejit", words[0], "--resume", str(run_dir)]
+        command = ["onejit", "resume", str(run_dir)]
     subprocess.run([sys.executable, "-m", *command], check=True, cwd=ROOT)
     return json.loads(file.read_text())
 

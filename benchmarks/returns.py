@@ -101,7 +101,7 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
     if resumes:
         if not can_continue(name, command, run_dir):
             raise ValueError(f"{run_dir}: is of another command, script or config; delete it")
-        words = ["train", "--resume", str(run_dir)]
+        words = ["resume", str(run_dir)]
     else:
         shutil.rmtree(run_dir, ignore_errors=True)  # killed before there was a checkpoint
     begun = time.perf_counter()

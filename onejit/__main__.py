@@ -1,7 +1,9 @@
 """onejit: train, sweep, compare and watch the agents of single-file reinforcement-learning scripts.
 
-    onejit train ppo --num-seeds 64                   train; --resume RUN_DIR continues a run
+    onejit train ppo --num-seeds 64                   train
     onejit sweep ppo --lr 1e-4 1e-3 --num-seeds 16    hyperparameter search in one compiled program
+    onejit resume RUN_DIR                             continue a run or a sweep
+    onejit find-nan RUN_DIR                           find where NaN came from in a run
     onejit list                                       the runs in runs/, with their state and return
     onejit compare RUN_DIR RUN_DIR                    statistics over seeds with intervals
     onejit render RUN_DIR                             an episode as GIF, MP4, HTML or SVG
@@ -18,6 +20,8 @@ import sys
 MODULE_OF = {
     "train": "onejit.train",
     "sweep": "onejit.sweep",
+    "resume": "onejit.resume",
+    "find-nan": "onejit.train.find_nan",
     "list": "onejit.report.list",
     "compare": "onejit.report.compare",
     "render": "onejit.watch.render",
@@ -58,7 +62,7 @@ def run_command(name: str, words: list[str]) -> None:
     if name not in WITH_FLAGS_OF_SCRIPTS:
         from onejit.script.command_line import parse
 
-        parse(module.main, words, description=module.__doc__)
+        parse(module.main, words, prog=f"onejit {name}", description=module.__doc__)
     elif words[:1] in (["-h"], ["--help"]):
         print(module.__doc__)  # the flags depend on the script
         sys.exit()
@@ -81,7 +85,7 @@ def main(words=None) -> None:
     from onejit.base.output import escape_other_characters, survive_closed_output
 
     escape_other_characters()
-    if name in ("train", "sweep"):
+    if name in ("train", "sweep", "resume"):
         survive_closed_output()
     from onejit.script.errors import errors_in_one_line
 

@@ -88,7 +88,7 @@ def warn_of_days(progress) -> None:
     if left > DAY:
         progress.write(
             f"onejit train: at this speed the training takes {duration(left)} more; "
-            "Ctrl-C stops it, and --resume goes on",
+            "Ctrl-C stops it, and `onejit resume` goes on",
             file=sys.stderr,
         )
 

@@ -114,7 +114,7 @@ def split_label(argument: str) -> tuple[str, str]:
 def read_trials(path: str, record: Record) -> list[Run]:
     """The trials of a sweep, without those that `--halving` has stopped. Raises ValueError."""
     if record.finished is None:
-        raise ValueError(f"{path}: has not finished; onejit sweep --resume {path} continues it")
+        raise ValueError(f"{path}: has not finished; onejit resume {path} continues it")
     if not record.trials:
         raise ValueError(f"{path}: is a sweep of an older version; its results.csv has its trials")
     file = Path(path) / "results.csv"

@@ -37,7 +37,9 @@ def check_new(run_dir: Path) -> None:
     if run_dir.is_dir() and {path.name for path in run_dir.iterdir()} <= {".lock"}:
         return
     if run_dir.exists():
-        raise ValueError(f"run_dir = {run_dir}: already exists; --resume {run_dir} continues a run")
+        raise ValueError(
+            f"run_dir = {run_dir}: already exists; onejit resume {run_dir} continues a run"
+        )
 
 
 def claim(run_dir: Path):

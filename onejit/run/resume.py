@@ -1,6 +1,7 @@
-"""`--resume RUN_DIR` of `onejit train` and `onejit sweep`: locking and reading the run."""
+"""Opening a run or a sweep that has begun: its lock, its record, and what has changed since."""
 
 import contextlib
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,39 +11,25 @@ from onejit.base.packages import versions
 from onejit.engine.hosts import is_first
 from onejit.run.lock import holding
 from onejit.run.record import Record, numerics, read_record, read_stored
-from onejit.script import command_line
-from onejit.script.command_line import Hosts
 
 
-def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib.ExitStack):
-    """Lock and read the run of `--resume RUN_DIR`: `(run_dir, record, options)`.
+@dataclasses.dataclass(frozen=True)
+class ResumeOptions:
+    """All else stays as it was when the run began."""
 
-    `kind` is the command, "train" or "sweep", and `options` the dataclass of the options that can
-    be given. Raises ValueError.
-    """
-    if not words or words[0].startswith("-"):
-        raise ValueError("resume: needs RUN_DIR, the run to continue")
+    # more environment steps per agent than before, to extend a run; not for a sweep
+    total_timesteps: float | None = None
+    # GiB of each device to use for programs of a sweep that have not been compiled yet
+    memory: float | None = None
+    # continue with the run's copies of the script and of your modules although they were edited
+    force: tyro.conf.FlagCreatePairsOff[bool] = False
 
-    def command(
-        given: options = options(),  # noqa: B008  # pyright: ignore[reportInvalidTypeForm]
-        hosts: Hosts = Hosts(),  # noqa: B008
-    ):
-        return given
 
-    try:
-        given = command_line.parse(
-            command, words[1:], prog=f"onejit {kind} --resume", config=(tyro.conf.OmitArgPrefixes,)
-        )
-    except ValueError as error:
-        if "is not a flag" not in str(error):
-            raise
-        raise ValueError(f"resume: {error}; a resumed run keeps its settings") from error
-    command_line.check_options(given)
-    run_dir = Path(words[0])
-    record = read_record(run_dir)
-    if record.kind != kind:
+def open_run(run_dir: Path, until_the_end: contextlib.ExitStack) -> Record:
+    """Lock and read a run or a sweep. Raises ValueError."""
+    if read_record(run_dir).kind not in ("train", "sweep"):
         raise ValueError(
-            f"resume: {words[0]} was not started by onejit {kind}, and has no checkpoints"
+            f"{run_dir}: was not started by onejit train or onejit sweep, and has no checkpoints"
         )
     missing = [name for name in ("versions", "seconds") if name not in read_stored(run_dir)]
     if missing:
@@ -53,7 +40,7 @@ def read_resumed(words: list[str], kind: str, options, until_the_end: contextlib
     if is_first():
         warn_of_changed_versions(record.versions)
     check_random_numbers(record)
-    return run_dir, record, given
+    return record
 
 
 def options_of(kind, run_dir: Path, record: Record, memory: float | None = None):
@@ -76,7 +63,7 @@ def warn_of_changed_versions(old: dict) -> None:
             changes.append(f"{name} {version} -> {now.get(name)}")
     if changes:
         text = f"versions have changed since the run began: {', '.join(changes)}"
-        print(f"resume: note: {text}", file=sys.stderr)
+        print(f"onejit: note: {text}", file=sys.stderr)
 
 
 def check_random_numbers(record: Record) -> None:
@@ -87,13 +74,13 @@ def check_random_numbers(record: Record) -> None:
     before = record.random_keys or now  # a run of a script's own `main` does not say it
     if before != now:
         raise ValueError(
-            f"resume: the run has keys of kind {before}, and this process {now}; "
+            f"the run has keys of kind {before}, and this process {now}; "
             f"set JAX_DEFAULT_PRNG_IMPL={before}"
         )
     current = numerics()
     for name, value in record.numerics.items():
         if current.get(name) != value:
             raise ValueError(
-                f"resume: the run has {name}={value!r}, and this process {current.get(name)!r}; "
+                f"the run has {name}={value!r}, and this process {current.get(name)!r}; "
                 "its numbers would differ"
             )

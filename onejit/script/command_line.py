@@ -90,14 +90,11 @@ def parse(command, words: list[str], **options: Any):
 
     if shutil.get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
-    module = command.__module__ if inspect.isfunction(command) else ""
-    if module.startswith("onejit."):
-        prog = f"onejit {module.rpartition('.')[2]}"  # such as "onejit play"
-        options = {"prog": prog} | options
     # A private name of tyro's. Without it tyro prints the mistake in a box, also with exit code 2.
     hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", None)
     with hook(refuse) if hook else contextlib.nullcontext():
-        return tyro.cli(command, args=words, **options)
+        markers = (tyro.conf.OmitArgPrefixes,)
+        return tyro.cli(command, args=words, config=markers, **options)
 
 
 def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
@@ -105,10 +102,11 @@ def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
 
     Raises ValueError.
     """
-    if not words or (words[0].startswith("-") and words[0] != "--resume"):
-        raise ValueError(
-            "SCRIPT: must come first, the name or path of a script; or --resume RUN_DIR"
-        )
+    for old, command in (("--resume", "resume"), ("--find-nan", "find-nan")):
+        if old in words[: 1 if old == "--find-nan" else None]:
+            raise ValueError(f"{old}: is gone; use onejit {command} RUN_DIR")
+    if not words or words[0].startswith("-"):
+        raise ValueError("SCRIPT: must come first, the name or path of a script")
     hosts, _ = parse(Hosts, words[1:], return_unknown_args=True, add_help=False)
     return words[0], hosts, words[1:]
 
@@ -159,7 +157,7 @@ def check_config(config) -> None:
 def check_options(options) -> None:
     """Raise ValueError if an option is out of its range."""
     for name, value in vars(options).items():
-        if name == "total_timesteps":  # of --resume; it has no limit, as in `check_config`
+        if name == "total_timesteps":  # of a resumed run; it has no limit, as in `check_config`
             continue
         least = 1 if name == "num_seeds" else 0
         if name == "memory" and value is not None and not 0 < value < math.inf:
@@ -193,7 +191,6 @@ def parse_with(
         words,
         prog=f"{prog} {Path(script.__file__).stem}",
         description=description,
-        config=(tyro.conf.OmitArgPrefixes,),
     )
     check_config(config)
     check_options(options)

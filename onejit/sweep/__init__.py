@@ -4,7 +4,6 @@
     onejit sweep ppo --gamma one-minus-log-uniform 0.9 0.999 --samples 64 --num-seeds 16
     onejit sweep ppo --lr log-uniform 1e-5 1e-2 --ent-coef uniform 0 0.05 --optuna tpe --samples 64
     onejit sweep path/to/my_algorithm.py --num-envs 4 16 --num-seeds 8
-    onejit sweep --resume RUN_DIR
 
 The trials are a grid, a random search or chosen by Optuna. A hyperparameter with several values is
 swept over, and several such hyperparameters make a grid. A single value holds for all trials.
@@ -19,6 +18,7 @@ between several machines, with `--optuna grid` a grid; `onejit compare` makes on
 """
 
 import contextlib
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -29,8 +29,8 @@ from onejit.engine import hosts
 from onejit.engine.progress import progress_bar
 from onejit.report import tracking
 from onejit.run.lock import holding, remove
+from onejit.run.resume import ResumeOptions
 from onejit.run.write import begin_run
-from onejit.script import command_line
 from onejit.script.configs import env_name_of
 from onejit.script.errors import (
     about_the_config,
@@ -39,11 +39,11 @@ from onejit.script.errors import (
     failures_in_one_line,
 )
 from onejit.sweep import execution, halving, results, search
-from onejit.sweep.options import Options, ResumeOptions, refuse_removed
-from onejit.sweep.request import Request, make_groups, read_request
+from onejit.sweep.options import Options
+from onejit.sweep.request import Request, make_groups, read_request, read_resumed
 from onejit.sweep.strategy import Grid, Strategy
 
-__all__ = ["Options", "ResumeOptions", "main", "read_request"]
+__all__ = ["Options", "main", "read_request", "resume"]
 
 TOOL = "onejit sweep"
 
@@ -97,35 +97,45 @@ def train(request: Request, strategy: Strategy, is_new: bool, bar, caught) -> No
 def main(words) -> Path:
     """Sweep as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
-    is_new = words[:1] != ["--resume"]
+    return run(TOOL, lambda until_the_end: read_request(words, __doc__), is_new=True)
+
+
+def resume(run_dir: Path, given: ResumeOptions) -> Path:
+    """Continue a sweep of which the command line says no more than `given`. Returns `run_dir`."""
+    run("onejit resume", partial(read_resumed, given, run_dir), is_new=False)
+    return run_dir
+
+
+def run(tool: str, read, is_new: bool) -> Path | None:
+    """Train what `read(until_the_end)` returns. Returns the run directory, None if it is complete.
+
+    `read` may lock the sweep until the end, which `until_the_end` is.
+    """
     with (
-        stopping(TOOL, "nothing was started"),
-        errors_in_one_line(TOOL),
-        failures_in_one_line(TOOL),
+        stopping(tool, "nothing was started"),
+        errors_in_one_line(tool),
+        failures_in_one_line(tool),
         contextlib.ExitStack() as until_the_end,
     ):
-        refuse_removed(word.removeprefix("--") for word in words[:1])
-        _, hosts_options, _ = command_line.split_words(words)
-        hosts.connect(hosts_options)  # before importing a script, which starts JAX
-        request = read_request(words, until_the_end, description=__doc__)
+        request = read(until_the_end)
         if request is None:
-            return Path(words[1])
+            return None
         run_dir = request.run_dir
         strategy = begin(request, is_new, until_the_end)
         # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     with (
         until_the_end,
-        errors_in_one_line(TOOL, 1, (OSError,), about=f"run_dir = {run_dir}: "),
-        failures_in_one_line(TOOL),
+        errors_in_one_line(tool, 1, (OSError,), about=f"run_dir = {run_dir}: "),
+        failures_in_one_line(tool),
     ):
-        go_on = f"{TOOL} --resume {run_dir} continues"
+        go_on = f"onejit resume {run_dir} continues"
         bar = progress_bar(request.record.steps_total, disable=not hosts.is_first())
         with (
-            stopping(TOOL, go_on),
-            catching_signals(f"{TOOL}: stopped at once; {go_on}") as caught,
+            stopping(tool, go_on),
+            catching_signals(f"{tool}: stopped at once; {go_on}") as caught,
         ):
-            with errors_in_one_line(TOOL, kinds=(ValueError,)), bar:
+            with errors_in_one_line(tool, kinds=(ValueError,)), bar:
                 train(request, strategy, is_new, bar, caught)
             if not request.trials:
                 hosts.only_first(remove, run_dir)
@@ -135,5 +145,5 @@ def main(words) -> Path:
                 return run_dir
             is_any_left = hosts.only_first(results.write_results, request)
     if not is_any_left:
-        exit_as_diverged(TOOL, run_dir)
+        exit_as_diverged(tool, run_dir)
     return run_dir

@@ -27,7 +27,7 @@ def take(folder: Path, update: int, program, rows: np.ndarray):
     with open_checkpoints(folder) as manager:
         if manager.latest_step() != update:
             raise OSError(
-                f"{folder}: has no intact checkpoint of update {update}; --resume trains it again"
+                f"{folder}: has no intact checkpoint of update {update}; resuming trains it again"
             )
         stored = manager.item_metadata(update).tree
         size = stored["metrics"]["episodes"].shape[0]

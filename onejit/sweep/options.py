@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Literal, TypeVar
 
-import tyro
-
 from onejit.base.packages import check_packages
 from onejit.base.paths import OptionalFolder
 from onejit.report.tracking import TRACKERS
@@ -60,16 +58,6 @@ class Options:
     # seconds between checkpoints of the current slice; 0 for none
     checkpoint_interval: float = 60.0
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
-
-
-@dataclasses.dataclass(frozen=True)
-class ResumeOptions:
-    """Options that can be given with --resume RUN_DIR."""
-
-    # GiB of each device to use for programs that have not been compiled yet
-    memory: float | None = None
-    # use the sweep's copies of the script and of your modules although they were edited
-    force: tyro.conf.FlagCreatePairsOff[bool] = False
 
 
 def required(value: T | None) -> T:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from onejit.base.files import delete_folder
 from onejit.base.paths import expanded
 from onejit.engine import hosts
-from onejit.run import resume
 from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.record import Record, make_record
+from onejit.run.resume import ResumeOptions, open_run, options_of
 from onejit.script import command_line
 from onejit.script.configs import field_names, field_of, read_flags
 from onejit.script.contract import Script
@@ -21,7 +21,6 @@ from onejit.script.steps import steps_of
 from onejit.sweep.options import (
     REMOVED,
     Options,
-    ResumeOptions,
     as_flag,
     check_options,
     refuse_removed,
@@ -85,7 +84,7 @@ def split_flags(words: list[str]) -> dict[str, list[str]]:
 
 
 def with_absolute_path(name: str) -> str:
-    """A storage whose file is found from any folder, as `--resume` and Optuna's locks need it.
+    """A storage whose file is found from any folder, as `onejit resume` and Optuna's locks need it.
 
     `~` and variables in the file's path are replaced. Raises ValueError.
     """
@@ -106,25 +105,33 @@ def check_given_once(words: list[str]) -> None:
             raise ValueError(f"{flag}: is given twice")
 
 
-def read_request(
-    words: list[str], until_the_end: contextlib.ExitStack, description: str | None = None
-) -> Request | None:
-    """None if the sweep has finished. `description` is for --help. Raises ValueError."""
-    command = ["sweep", *words]
-    name, _, words = command_line.split_words(words)
-    if name != "--resume":
-        check_given_once(words)
-        refuse_removed(field_of(word.split("=")[0]) for word in words if word.startswith("--"))
-        script = load_script(name)
-        config, options, swept = parse(script, words, description)
-        return new_request(script, config, options, swept, command)
+def read_request(words: list[str], description: str | None = None) -> Request:
+    """Connect to other hosts, then import the script. `description` is for --help.
 
-    run_dir, record, given = resume.read_resumed(words, "sweep", ResumeOptions, until_the_end)
+    Raises ValueError.
+    """
+    command = ["sweep", *words]
+    refuse_removed(field_of(word.split("=")[0]) for word in words if word.startswith("--"))
+    name, hosts_options, words = command_line.split_words(words)
+    hosts.connect(hosts_options)
+    check_given_once(words)
+    script = load_script(name)
+    config, options, swept = parse(script, words, description)
+    return new_request(script, config, options, swept, command)
+
+
+def read_resumed(
+    given: ResumeOptions, run_dir: Path, until_the_end: contextlib.ExitStack
+) -> Request | None:
+    """The sweep of `onejit resume RUN_DIR`; None if it has finished. Raises ValueError."""
+    if given.total_timesteps is not None:
+        raise ValueError("total_timesteps: a sweep cannot be extended, only a run")
+    record = open_run(run_dir, until_the_end)
     if record.finished is not None:
-        delete_folder(run_dir / "slices")  # a kill may have left it
+        delete_folder(run_dir / "slices")  # a kill may have left them
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
-    return request_of(run_dir, record, given, given.memory)
+    return request_of(run_dir, record, given)
 
 
 def parse(script: Script, words: list[str], description: str | None) -> tuple:
@@ -162,8 +169,8 @@ def new_request(
     return Request(script, config, options, run_dir, swept, trials, record, [], {})
 
 
-def request_of(run_dir: Path, record: Record, given, memory: float | None = None) -> Request:
-    """The request of a sweep that has begun. `given` has `force`. Raises ValueError."""
+def request_of(run_dir: Path, record: Record, given: ResumeOptions) -> Request:
+    """The request of a sweep that has begun. Raises ValueError."""
     script = script_of(run_dir, record, accept_edited=given.force)
     if not record.swept:
         raise ValueError(
@@ -173,7 +180,7 @@ def request_of(run_dir: Path, record: Record, given, memory: float | None = None
     used = [name for name in REMOVED if record.options.pop(name, None) or name in record.others]
     if used:
         raise ValueError(f"{run_dir}: {as_flag(used[0])} {REMOVED[used[0]]}")
-    options = resume.options_of(Options, run_dir, record, memory)
+    options = options_of(Options, run_dir, record, given.memory)
     trials = trials_of(script, record.swept, options)
     return Request(script, config, options, run_dir, record.swept, trials, record, [], {})
 

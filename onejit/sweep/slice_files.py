@@ -47,7 +47,9 @@ def read_slice(file: Path, names=None) -> dict:
         with np.load(file) as stored:
             return {name: stored[name] for name in names or stored.files}
     except Exception as error:  # NumPy raises many kinds
-        raise OSError(f"{file}: cannot be read; delete it, and --resume trains it again") from error
+        raise OSError(
+            f"{file}: cannot be read; delete it, and `onejit resume` trains it again"
+        ) from error
 
 
 def read_agents(run_dir: Path, group: int, wanted: range) -> dict:

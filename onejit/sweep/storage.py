@@ -56,7 +56,7 @@ def retry(function, *args):
         except (OSError, StorageInternalError) as error:
             if time.monotonic() > deadline:
                 cause = " ".join(str(error).split())[:300]
-                raise OSError(f"storage: is away ({cause}); --resume continues") from error
+                raise OSError(f"storage: is away ({cause}); `onejit resume` continues") from error
             time.sleep(LEASE / 100)
 
 

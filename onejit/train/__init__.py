@@ -4,16 +4,10 @@ The run is the same as by the script's own command line.
 
     onejit train ppo --config configs/ppo/cartpole.yaml --num-seeds 1024 --track tensorboard
     onejit train path/to/my_algorithm.py --num-seeds 64 --eval-interval 50 --memory 8
-    onejit train --resume runs/ppo/my_run
-    onejit train --resume runs/ppo/my_run --total-timesteps 2e6
-    onejit train --find-nan runs/ppo/my_run
 
 All flags of the script work here, too; `onejit train ppo --help` lists them. The run directory also
-holds the script, checkpoints and a record. `--resume` continues a run with its own settings. A
-larger `--total-timesteps` extends a run, unless it has a schedule, such as an annealed rate. Seeds
-that do not fit in memory together run in slices. A resumed run begins new episodes if its
-environments run outside JAX. Hosts that run the same command share the seeds. `--find-nan`
-names the first value that was not finite in a run whose seeds diverged.
+holds the script, checkpoints and a record, and `onejit resume` continues the run. Seeds that do not
+fit in memory together run in slices. Hosts that run the same command share the seeds.
 """
 
 import contextlib
@@ -36,11 +30,10 @@ from onejit.engine.job import Job
 from onejit.engine.progress import count_restored, progress_bar, warn_of_days
 from onejit.report import tracking
 from onejit.report.tracking import TRACKERS
-from onejit.run import resume
 from onejit.run.directory import new_run_dir, read_config, script_and_config
 from onejit.run.lock import holding
 from onejit.run.record import Record, make_record, write_record
-from onejit.run.resume import options_of
+from onejit.run.resume import ResumeOptions, open_run, options_of
 from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line
 from onejit.script.configs import env_name_of, write_config
@@ -49,7 +42,7 @@ from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.train import find_nan
-from onejit.train.options import Options, ResumeOptions
+from onejit.train.options import Options
 
 TOOL = "onejit train"
 
@@ -64,15 +57,10 @@ class Request(NamedTuple):
     record: Record  # run.json
 
 
-def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
-    """Connect to other hosts, then import the script. None if the run has finished.
-
-    Raises ValueError.
-    """
+def read_request(words: list[str]) -> Request:
+    """Connect to other hosts, then import the script. Raises ValueError."""
     name, hosts_options, words = command_line.split_words(words)
     hosts.connect(hosts_options)
-    if name == "--resume":
-        return read_resumed(words, until_the_end)
     script = load_script(name)
     config, options, _ = command_line.parse_with(
         script, words, Options, __doc__, prog="onejit train"
@@ -93,9 +81,13 @@ def read_request(words: list[str], until_the_end: contextlib.ExitStack) -> Reque
     return Request(script, config, options, run_dir, record)
 
 
-def read_resumed(words: list[str], until_the_end: contextlib.ExitStack) -> Request | None:
-    """The run of `--resume RUN_DIR`; None if it has finished. Raises ValueError."""
-    run_dir, record, given = resume.read_resumed(words, "train", ResumeOptions, until_the_end)
+def read_resumed(
+    given: ResumeOptions, run_dir: Path, until_the_end: contextlib.ExitStack
+) -> Request | None:
+    """The run of `onejit resume RUN_DIR`; None if it has finished. Raises ValueError."""
+    if given.memory is not None:
+        raise ValueError("memory: a run keeps its slices; only a sweep takes another memory")
+    record = open_run(run_dir, until_the_end)
     script, config = script_and_config(run_dir, record, accept_edited=given.force)
     options = options_of(Options, run_dir, record)
     if given.total_timesteps is not None:
@@ -272,7 +264,7 @@ class Seeds(Job):
             }
             if program.evaluate is not None:
                 # the last checkpoint is written, and an evaluation may take long
-                go_on = f"{TOOL} --resume {self.request.run_dir} continues"
+                go_on = f"onejit resume {self.request.run_dir} continues"
                 number = hosts.latest(self.caught)
                 if number:
                     raise Stopped(number)
@@ -319,7 +311,7 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
     record = request.record
     bar = progress_bar(record.steps_total, disable=not hosts.is_first())
     parts = []
-    go_on = f"{TOOL}: stopped at once; {TOOL} --resume {request.run_dir} continues"
+    go_on = f"{TOOL}: stopped at once; onejit resume {request.run_dir} continues"
     with bar as progress, catching_signals(go_on) as caught:
         for first in range(0, num_seeds, program.size):
             runner_state = None  # free the memory of the previous slice
@@ -370,40 +362,47 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
 def main(words) -> Path:
     """Train as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
-    if words[:1] == ["--find-nan"]:
-        with (
-            stopping(TOOL, "nothing was changed"),
-            errors_in_one_line(TOOL),
-            failures_in_one_line(TOOL),
-        ):
-            return find_nan.main(words[1:])
+    return run(TOOL, lambda until_the_end: read_request(words))
+
+
+def resume(run_dir: Path, given: ResumeOptions) -> Path:
+    """Continue a run of which the command line says no more than `given`. Returns `run_dir`."""
+    run("onejit resume", partial(read_resumed, given, run_dir))
+    return run_dir
+
+
+def run(tool: str, read) -> Path | None:
+    """Train what `read(until_the_end)` returns. Returns the run directory, None if it is complete.
+
+    `read` may lock the run until the end, which `until_the_end` is.
+    """
     with (
-        stopping(TOOL, "nothing was started"),
-        errors_in_one_line(TOOL),
-        failures_in_one_line(TOOL),
+        stopping(tool, "nothing was started"),
+        errors_in_one_line(tool),
+        failures_in_one_line(tool),
         contextlib.ExitStack() as until_the_end,
     ):
-        request = read_request(words, until_the_end)
+        request = read(until_the_end)
         if request is None:
-            return Path(words[1])
+            return None
         run_dir = request.run_dir
         program = prepare(request, until_the_end)
         # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     with (
         until_the_end,
-        errors_in_one_line(TOOL, 1, (OSError,), about=f"run_dir = {run_dir}: "),
-        failures_in_one_line(TOOL),
+        errors_in_one_line(tool, 1, (OSError,), about=f"run_dir = {run_dir}: "),
+        failures_in_one_line(tool),
     ):
-        with stopping(TOOL, f"{TOOL} --resume {run_dir} continues"):
+        with stopping(tool, f"onejit resume {run_dir} continues"):
             trained, runner_state = train(request, program)
         is_any_left = hosts.only_first(finish, request, trained, runner_state)
         is_broken = statistics.diverged(trained["agent"], request.record.not_finite_at_start).any()
         is_broken |= bool(statistics.broken_metrics(trained["metrics"]))
         if request.options.find_nan and is_broken:
             size = request.record.slice
-            with stopping(TOOL, f"results are in {run_dir}"), errors_in_one_line(TOOL):
+            with stopping(tool, f"results are in {run_dir}"), errors_in_one_line(tool):
                 find_nan.search(request.script, request.config, request.options, run_dir, size)
     if not is_any_left:
-        exit_as_diverged(TOOL, run_dir)
+        exit_as_diverged(tool, run_dir)
     return run_dir

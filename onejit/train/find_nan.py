@@ -1,6 +1,6 @@
 """Find the first value that is not finite in a run with diverged seeds or metrics that are NaN.
 
-    onejit train --find-nan RUN_DIR
+    onejit find-nan RUN_DIR
     onejit train ppo --lr 1e30 --find-nan       train, and look if a seed has diverged
 
 Runs repeat bit for bit. The search therefore starts again from the last checkpoint at which all
@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from onejit.base.clock import Clock
+from onejit.base.signals import stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import open_checkpoints, restore
-from onejit.run import resume
 from onejit.run.directory import script_and_config
-from onejit.run.resume import options_of
-from onejit.script import command_line
+from onejit.run.resume import open_run, options_of
 from onejit.script.contract import Script
+from onejit.script.errors import failures_in_one_line
 from onejit.script.steps import timesteps_until
 from onejit.train.options import Options
 
@@ -36,11 +37,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "distrax", "tensorflow_probabilit
 OF_METRICS = "metrics."  # prefix of what is not part of the runner state
 
 
-@dataclasses.dataclass(frozen=True)
-class FindOptions:
-    """Options that can be given with --find-nan RUN_DIR."""
-
-    memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
+TOOL = "onejit find-nan"
 
 
 class Origin(NamedTuple):
@@ -459,9 +456,7 @@ def search(script: Script, config, options, run_dir, size: int | None) -> bool:
         clock=Clock(),
     )
     if loop.holds(program.abstract["runner_state"], host.HostState):
-        raise ValueError(
-            "find_nan: environments outside of JAX cannot be taken back to an earlier step"
-        )
+        raise ValueError("environments outside of JAX cannot be taken back to an earlier step")
     print(f"{options.num_seeds} seeds in {description}")
     for first in range(0, options.num_seeds, program.size):
         text = search_slice(script, config, options, Path(run_dir), program, first)
@@ -472,16 +467,22 @@ def search(script: Script, config, options, run_dir, size: int | None) -> bool:
     return False
 
 
-def main(words) -> Path:
-    """`onejit train --find-nan RUN_DIR`. Raises ValueError and OSError."""
-    of_hosts, _ = command_line.parse(
-        command_line.Hosts, words, return_unknown_args=True, add_help=False
-    )
-    if of_hosts != command_line.Hosts():
-        raise ValueError("coordinator, num_processes, process_id, distributed: not with --find-nan")
-    with contextlib.ExitStack() as until_the_end:
-        run_dir, record, given = resume.read_resumed(words, "train", FindOptions, until_the_end)
+def main(run_dir: tyro.conf.Positional[Path], memory: float | None = None) -> Path:
+    """Print what was found. Returns `run_dir`. Raises ValueError and OSError.
+
+    Args:
+        run_dir: a run of `onejit train`
+        memory: GiB of each device to use; 90 % of what is free by default
+    """
+    with (
+        stopping(TOOL, "nothing was changed"),
+        failures_in_one_line(TOOL),
+        contextlib.ExitStack() as until_the_end,
+    ):
+        record = open_run(run_dir, until_the_end)
+        if record.kind != "train":
+            raise ValueError(f"{run_dir}: is a sweep; give a run of onejit train")
         script, config = script_and_config(run_dir, record)
-        options = options_of(Options, run_dir, record, memory=given.memory)
+        options = options_of(Options, run_dir, record, memory)
         search(script, config, options, run_dir, record.slice)
     return run_dir

@@ -28,13 +28,3 @@ class Options:
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
     # if a seed has diverged, find the first value that was not finite
     find_nan: tyro.conf.FlagCreatePairsOff[bool] = False
-
-
-@dataclasses.dataclass(frozen=True)
-class ResumeOptions:
-    """Options that can be given with --resume RUN_DIR."""
-
-    # more environment steps per agent than before, to extend the run
-    total_timesteps: float | None = None
-    # use the run's copies of the script and of your modules although they were edited
-    force: tyro.conf.FlagCreatePairsOff[bool] = False

@@ -90,14 +90,14 @@ def test_killed_and_resumed(script, whole, how, tmp_path):
         complaints = process.stderr.read()
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert f"stopped by SIGINT; onejit train --resume {run_dir} continues" in complaints
+        assert f"stopped by SIGINT; onejit resume {run_dir} continues" in complaints
         assert "Traceback" not in complaints
     else:
         assert process.returncode == -signal.SIGKILL
     done = max(steps(run_dir), default=0)
     assert 0 < done < NUM_UPDATES and not (run_dir / "metrics.npz").exists()  # it was midway
 
-    finished = run([*TRAIN, "--resume", run_dir], tmp_path)
+    finished = run([*TRAIN[:2], "resume", run_dir], tmp_path)
     assert f"{done} of {NUM_UPDATES} updates are done" in finished.stderr
     assert_same(*(dict(np.load(path / "metrics.npz")) for path in (whole, run_dir)))
     assert_same(*(load_file(path / "agent.safetensors") for path in (whole, run_dir)))
@@ -199,7 +199,9 @@ def test_slices_of_different_size_lie_on_different_devices(tmp_path):
 
     agents = load_run(tmp_path / "run")[2]
     assert all(len(leaf) == 6 for leaf in jax.tree.leaves(agents))
-    run([*TRAIN, "--resume", "run"], tmp_path, JAX_NUM_CPU_DEVICES="3")  # as many as there are now
+    run(
+        [*TRAIN[:2], "resume", "run"], tmp_path, JAX_NUM_CPU_DEVICES="3"
+    )  # as many as there are now
     again = load_run(tmp_path / "run")[2]
     for leaf, other in zip(arrays(agents), arrays(again), strict=True):
         np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-5)

@@ -442,7 +442,7 @@ def test_playground_is_resumed_and_drawn(tmp_path):
     done = tool("train", "ppo_continuous", *words.split())
     assert done.returncode == 0, done.stderr
     (tmp_path / "run" / "agent.safetensors").unlink()
-    done = tool("train", "--resume", tmp_path / "run")
+    done = tool("resume", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     done = tool("render", tmp_path / "run", "--agents", "best")
     if "cannot draw" in done.stderr:

@@ -120,17 +120,9 @@ def parse_tool(name, words):
     tool = importlib.import_module(MODULE_OF[name])
     if words in ([], ["--help"]):  # its name, in a text
         return
-    if name in ("compare", "render", "play", "list"):
-        parse_tyro(tool.main, words)
-    if words[0] == "--find-nan":
-        words = ["--resume", *words[1:]]  # takes a run directory, too
+    if name not in ("train", "sweep"):
+        parse_tyro(tool.main, words, (tyro.conf.OmitArgPrefixes,))
     first, _, words = command_line.split_words(words)
-    if first == "--resume":
-
-        def resumed(options: tool.ResumeOptions, hosts: command_line.Hosts):
-            raise Parsed
-
-        command_line.parse(resumed, words[1:], config=(tyro.conf.OmitArgPrefixes,))
     if first.startswith("path/to/"):  # a script of the reader's
         first = "ppo"
     script, words = load.load_script(first), without_config_of_a_run(words)
@@ -138,7 +130,7 @@ def parse_tool(name, words):
         return
     if name == "sweep":
         with mock.patch("onejit.engine.hosts.connect"):  # to other hosts
-            tool.read_request([first, *words], contextlib.ExitStack())
+            tool.read_request([first, *words])
     else:
         command_line.parse_with(script, words, tool.Options, description="")
 
@@ -286,7 +278,7 @@ def test_commands_are_found():
         "python ppo.py --config configs/ppo/no_such_config.yaml",
         "python no_such_script.py",
         "onejit train ppo --no-such-flag 1",
-        "onejit train --resume runs/a --num-seeds 2",
+        "onejit resume runs/a --num-seeds 2",
         "onejit sweep ppo --no-such-flag 1 2",
         "onejit compare runs/a --no-such-flag",
         "onejit render runs/a --formats jpg",
@@ -347,13 +339,16 @@ def can_run(command: str, folder: Path) -> bool:
     file, place = words[1], words.index("--config") + 1 if "--config" in words else 0
     is_tool = words[0] == "onejit"
     if (
-        not (words[:2] == ["onejit", "train"] or (file.endswith(".py") and "/" not in file))
+        not (
+            words[:2] in (["onejit", "train"], ["onejit", "resume"])
+            or (file.endswith(".py") and "/" not in file)
+        )
         or "--help" in words
         or "RUN_DIR" in words
     ):
         return False
-    if words[2:3] == ["--resume"]:
-        return (folder / words[3] / "run.json").exists()
+    if words[:2] == ["onejit", "resume"]:
+        return (folder / words[2] / "run.json").exists()
     if is_tool and "/" in words[2]:  # a script of the reader's
         return False
     if place:
@@ -398,7 +393,7 @@ def test_page_runs(page, tmp_path, monkeypatch):
             run(
                 *program,
                 *words[1:],
-                *([] if words[2:3] == ["--resume"] else small_budget(words[1], words[2:])),
+                *([] if words[1] == "resume" else small_budget(words[1], words[2:])),
             )
     examples = "\n".join(text for text in fences(page, "python") if not is_file.match(text))
     if examples:

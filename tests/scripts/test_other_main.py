@@ -7,8 +7,9 @@ import pytest
 import yaml
 from support.files import ROOT
 
-from onejit import sweep, train
+from onejit import resume, sweep, train
 from onejit.run.agents import read_agents
+from onejit.run.resume import ResumeOptions
 from onejit.script import load
 from onejit.watch import render
 
@@ -60,7 +61,7 @@ def test_train_and_resume(run_dir):
     _, metadata = read_agents(run_dir / "agent.safetensors")
     assert metadata == {"script": "my_ppo", "seed": "0"}
     before = dict(np.load(run_dir / "metrics.npz"))
-    train.main(["--resume", run_dir, "--total-timesteps=256"])
+    resume.main(run_dir, ResumeOptions(total_timesteps=256))
     after = dict(np.load(run_dir / "metrics.npz"))
     for name, values in before.items():
         np.testing.assert_array_equal(after[name][:, : values.shape[1]], values)

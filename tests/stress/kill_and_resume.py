@@ -99,7 +99,7 @@ gymnax.register("Mine", Mine)
 def start(command, run_dir: Path) -> subprocess.Popen:
     """Begin a run, or go on with it where it has begun."""
     words = (
-        [*command[:3], "--resume", run_dir]
+        [*command[:2], "resume", run_dir]
         if (run_dir / "run.json").exists()
         else [*command, f"--run-dir={run_dir}"]
     )

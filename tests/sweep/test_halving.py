@@ -21,7 +21,7 @@ from support.sweeps import metrics_of, record_of, rows_of
 from support.tiers import slow
 from support.trees import assert_same
 
-from onejit import sweep
+from onejit import resume, sweep
 from onejit.base import files, statistics
 from onejit.engine import compilation
 from onejit.script import load
@@ -295,7 +295,7 @@ def test_each_batch_of_optuna_is_a_bracket(stop_at, tmp_path):
     stop_at(record["steps_total"] * 3 // 4)
     with pytest.raises(SystemExit):
         run(words, tmp_path / "run")
-    sweep.main(["--resume", tmp_path / "run"])
+    resume.main(tmp_path / "run")
     assert_same_results(tmp_path / "run", whole)
 
 
@@ -421,7 +421,7 @@ def test_stopped_and_resumed(halved, stop_at, tmp_path):
     assert stop.value.code == 143
     before = record_of(tmp_path / "run")
     assert before["steps_done"] < before["steps_total"]
-    sweep.main(["--resume", tmp_path / "run"])
+    resume.main(tmp_path / "run")
     assert_same_results(tmp_path / "run", halved)
 
 
@@ -441,7 +441,7 @@ def test_killed_while_checkpoints_of_a_rung_are_deleted(halved, tmp_path, monkey
         patch.setattr(files, "shutil", SimpleNamespace(rmtree=rmtree))
         run(HALVING, tmp_path / "run")
     assert len(calls) == 2
-    sweep.main(["--resume", tmp_path / "run"])
+    resume.main(tmp_path / "run")
     assert_same_results(tmp_path / "run", halved)
 
 
@@ -462,6 +462,6 @@ def test_damaged_checkpoint_of_a_rung(halved, tmp_path, monkeypatch, capfd):
     files = [path for path in folder.rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-8])
-    sweep.main(["--resume", tmp_path / "run"])
+    resume.main(tmp_path / "run")
     assert "0-0000004-0000008/3 is damaged" in capfd.readouterr().err
     assert_same_results(tmp_path / "run", halved)

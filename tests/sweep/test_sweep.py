@@ -32,7 +32,7 @@ from support.strategies import groups_of
 from support.sweeps import draw_nothing, metrics_of, record_of, rows_of
 from support.trees import assert_same
 
-from onejit import __main__, sweep
+from onejit import __main__, resume, sweep
 from onejit.base import statistics
 from onejit.engine import compilation, loop
 from onejit.engine.memory import GIB
@@ -552,13 +552,14 @@ def test_help(capsys):
 def test_directory_that_holds_another_sweep(finished, tmp_path, capfd):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     for args, words in [
-        ([*SWEEP, f"--run-dir={finished}"], ["run_dir", "--resume"]),
-        (["--resume", finished, "--lr", "0.5"], ["--lr"]),
-        (["--resume"], ["resume", "RUN_DIR"]),
-        (["--resume", tmp_path], [str(tmp_path)]),
+        (["sweep", *SWEEP, f"--run-dir={finished}"], ["run_dir", "onejit resume"]),
+        (["resume", finished, "--lr", "0.5"], ["--lr"]),
+        (["resume", finished, "--total-timesteps", "9e9"], ["a sweep cannot be extended"]),
+        (["sweep", "--resume", finished], ["--resume: is gone; use onejit resume RUN_DIR"]),
+        (["resume", tmp_path], [str(tmp_path)]),
     ]:
         with pytest.raises(SystemExit) as stop:
-            sweep.main(args)
+            __main__.main(args)
         message = capfd.readouterr().err
         assert stop.value.code == 2 and message.count("\n") == 1
         assert all(word in message for word in words), message
@@ -582,12 +583,12 @@ def test_stopped_while_a_group_compiles(of_two_groups, tmp_path, monkeypatch, ca
         sweep.main([*TWO_GROUPS, f"--run-dir={run_dir}"])
     assert stop.value.code == 130
     last = capfd.readouterr().err.splitlines()[-1]
-    assert last == f"onejit sweep: stopped by SIGINT; onejit sweep --resume {run_dir} continues"
+    assert last == f"onejit sweep: stopped by SIGINT; onejit resume {run_dir} continues"
     assert record_of(run_dir)["slices"] == [2, 2] and "finished" not in record_of(run_dir)
     assert list_runs.describe(run_dir)[4:6] == ["stopped", "50 %"]
     compiled = []
     compiled_in_order(monkeypatch, lambda size, config: compiled.append((size, config.num_steps)))
-    sweep.main(["--resume", run_dir])
+    resume.main(run_dir)
     assert compiled == [(2, 200)]
     metrics = metrics_of(run_dir)
     for name, values in metrics_of(of_two_groups[0]).items():
@@ -604,11 +605,11 @@ def test_stopped_by_a_signal_and_resumed(finished, stop_at, tmp_path, capfd):
     before = record_of(run_dir)
     last = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 143
-    assert last == f"onejit sweep: stopped by SIGTERM; onejit sweep --resume {run_dir} continues"
+    assert last == f"onejit sweep: stopped by SIGTERM; onejit resume {run_dir} continues"
     assert 0 < before["steps_done"] < 48_000 and before["seconds"]["train"] > 0
-    sweep.main(["--resume", run_dir])
+    resume.main(run_dir)
     said = capfd.readouterr().out
-    assert re.search(r"resume: [1-9] of 10 updates of the next slice are done", said)
+    assert re.search(r"[1-9] of 10 updates of the next slice are done", said)
     after = record_of(run_dir)
     assert after["steps_done"] == 48_000 and "finished" in after
     assert all(after["seconds"][each] > before["seconds"][each] for each in ("compile", "train"))
@@ -647,7 +648,7 @@ def test_killed_and_resumed(tmp_path):
             time.sleep(0.001)
     assert process.returncode == -signal.SIGKILL
     assert [path.name for path in (killed / "slices").glob("*.npz")] == ["0-0000000-0000004.npz"]
-    sweep.main(["--resume", killed])
+    resume.main(killed)
     assert_same(metrics_of(whole), metrics_of(killed))
     assert (whole / "results.csv").read_bytes() == (killed / "results.csv").read_bytes()
     assert {path.name for path in whole.iterdir()} == {path.name for path in killed.iterdir()}
@@ -657,7 +658,7 @@ def test_resume_of_a_finished_sweep_changes_nothing(finished, tmp_path, capsys):
     copy = shutil.copytree(finished, tmp_path / "copy")
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     (copy / "slices").mkdir()  # where a kill came between the record and the end
-    assert sweep.main(["--resume", copy]) == copy
+    resume.main(copy)
     assert capsys.readouterr().out == f"{copy} has finished: there is nothing left to do\n"
     assert before.keys() == {path for path in copy.rglob("*")} and not (copy / "slices").exists()
     assert all(path.is_dir() or path.stat().st_mtime_ns == time for path, time in before.items())
@@ -673,11 +674,11 @@ def test_metrics_stay_in_slices_until_they_are_written_whole(
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(results, "stack_metrics", fail)
-        sweep.main(["--resume", before_the_results])
+        resume.main(before_the_results)
     assert stop.value.code == 1
     assert list((before_the_results / "slices").iterdir())
     assert "finished" not in record_of(before_the_results)
-    sweep.main(["--resume", before_the_results])
+    resume.main(before_the_results)
     assert_same(metrics_of(finished), metrics_of(before_the_results))
     names = {path.relative_to(before_the_results) for path in before_the_results.rglob("*")}
     assert names == {path.relative_to(finished) for path in finished.rglob("*")}
@@ -688,10 +689,10 @@ def test_resume_with_a_damaged_slice(finished, before_the_results, capfd):
     (file,) = (before_the_results / "slices").glob("*.npz")
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(SystemExit) as stop:
-        sweep.main(["--resume", before_the_results])
+        resume.main(before_the_results)
     assert stop.value.code == 1 and f"{file.name}: cannot be read" in capfd.readouterr().err
     file.unlink()
-    sweep.main(["--resume", before_the_results])
+    resume.main(before_the_results)
     assert_same(metrics_of(finished), metrics_of(before_the_results))
 
 
@@ -767,7 +768,7 @@ def test_optuna_stopped_and_resumed(stop_at, tmp_path, monkeypatch):
         sweep.main([*args, f"--run-dir={tmp_path / 'run'}"])
     assert stop.value.code == 143 and len(list((tmp_path / "run" / "slices").glob("*.npz"))) == 1
     assert len(record_of(tmp_path / "run")["trials"]) == 12
-    sweep.main(["--resume", tmp_path / "run"])
+    resume.main(tmp_path / "run")
     assert compiled == [12] * 3
     rows = rows_of(tmp_path / "run")
     assert rows == rows_of(tmp_path / "whole")
@@ -800,7 +801,7 @@ def test_disk_full(small_disk, tmp_path, capfd):
     slices = [path.name for path in (disk / "run" / "slices").glob("*.npz")]
     assert slices == ["0-0000000-0000004.npz"]
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
-    sweep.main(["--resume", copy])
+    resume.main(copy)
     episodes = metrics_of(copy)["episodes"]
     assert episodes.shape == (2, 4, 5000) and (episodes > 0).all()
     assert not list(copy.rglob("*.partial"))

@@ -19,7 +19,7 @@ from support.strategies import groups_of
 from support.sweeps import record_of, rows_of
 from support.tiers import slow
 
-from onejit import sweep
+from onejit import resume, sweep
 from onejit.report import compare
 from onejit.sweep import halving, search, storage
 from onejit.sweep import options as sweep_options
@@ -135,12 +135,12 @@ def test_a_lease_is_renewed(shared, monkeypatch):
     ],
 )
 def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypatch):
-    """`--resume` in another folder made a second, empty study."""
+    """Resuming in another folder made a second, empty study."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FOLDER", str(tmp_path))
     request = begun([*OPTUNA, "--storage", given])
     assert request.options.storage == expected.format(tmp_path)
-    assert request.record.options["storage"] == request.options.storage  # what --resume reads
+    assert request.record.options["storage"] == request.options.storage  # what resuming reads
 
 
 def test_a_lock_of_a_killed_sweep(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_storage_that_is_away(shared, monkeypatch):
     assert states_of(shared) == ["COMPLETE"] * 6
     failures += [OSError("no route to host")] * 1000
     monkeypatch.setattr(storage, "LEASE", 0.1)
-    with pytest.raises(OSError, match=r"away \(no route to host\); --resume continues"):
+    with pytest.raises(OSError, match=r"away \(no route to host\); `onejit resume` continues"):
         train(begun([*OPTUNA, f"--storage={shared}"]))
 
 
@@ -273,7 +273,7 @@ def test_two_processes_on_one_study(tmp_path):
     assert processes[0].wait() == -signal.SIGKILL
     assert processes[1].wait(timeout=300) == 0
     assert states_of(str(study)).count("COMPLETE") == 6
-    sweep.main(["--resume", tmp_path / "killed"])
+    resume.main(tmp_path / "killed")
     assert states_of(str(study)).count("COMPLETE") == 12
     assert "RUNNING" not in states_of(str(study))
     rates = [row["lr"] for name in ("killed", "left-alone") for row in rows_of(tmp_path / name)]

@@ -34,13 +34,14 @@ from support.tiers import slow
 
 import mappo
 import ppo_continuous
-from onejit import __main__, train
+from onejit import __main__, resume, train
 from onejit.base import signals
 from onejit.engine import checkpoints
 from onejit.engine.checkpoints import open_checkpoints, restore, save
 from onejit.run.directory import load_metrics, load_run
 from onejit.run.lock import holding
 from onejit.run.record import Record, read_record
+from onejit.run.resume import ResumeOptions
 from onejit.run.write import begin_run, write_inputs
 from onejit.script import load, local_modules
 from onejit.script.configs import write_config
@@ -191,7 +192,7 @@ def test_the_modules_of_a_run_are_copied_and_its_copies_are_used(project, capsys
     reward = env.step(jax.random.key(0), state, jnp.int32(0), env_params)[2]
     assert reward == 2.0 * config.step_reward
 
-    train.main(["--resume", run_dir, "--total-timesteps=300"])
+    resume.main(run_dir, ResumeOptions(total_timesteps=300))
     assert sys.modules["rules_of_mine.numbers"].SCALE == 2.0
     assert load_metrics(run_dir)["episodes"].shape == (1, 3)
 

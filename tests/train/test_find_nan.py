@@ -1,4 +1,4 @@
-"""`onejit train --find-nan`: the first update and the first operation that is not finite."""
+"""`onejit find-nan`: the first update and the first operation that is not finite."""
 
 import contextlib
 import importlib
@@ -15,7 +15,7 @@ from support.files import ROOT
 from support.small import field_names, small_config
 from support.tiers import slow
 
-from onejit import train
+from onejit import __main__, train
 from onejit.base import statistics
 from onejit.envs import host
 from onejit.report import list as list_runs
@@ -177,7 +177,7 @@ def test_seeds_that_diverged_are_said_and_rank_last(diverged):
 def test_a_run_that_diverged(diverged, capsys):
     run_dir, *_ = diverged
     files = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != ".lock"}
-    train.main(["--find-nan", run_dir])
+    __main__.main(["find-nan", run_dir])
     told = capsys.readouterr().out
     assert re.search(
         r"seed [01]: the first update with a value that is not finite is \d+ of 20", told
@@ -191,7 +191,7 @@ def test_a_run_that_is_finite(tmp_path, capsys):
     run_dir = tmp_path / "run"
     train.main([*SMALL, f"--run-dir={run_dir}", "--find-nan"])
     assert "first update" not in capsys.readouterr().out  # no seed has diverged
-    train.main(["--find-nan", run_dir])
+    __main__.main(["find-nan", run_dir])
     assert "all values are finite" in capsys.readouterr().out
 
 
@@ -219,7 +219,7 @@ def test_what_an_environment_breaks(name, what, tmp_path, capsys):
     with contextlib.suppress(SystemExit):
         train.main([name, *flags, *options])
     capsys.readouterr()
-    train.main(["--find-nan", run_dir])
+    __main__.main(["find-nan", run_dir])
     told = capsys.readouterr().out
     assert re.search(r"seed [01]: the first update with a value that is not finite is \d+ of", told)
     assert re.search(
@@ -231,12 +231,6 @@ def test_what_an_environment_breaks(name, what, tmp_path, capsys):
 def test_environments_outside_of_jax_are_refused(diverged, monkeypatch, capsys):
     monkeypatch.setattr(find_nan.loop, "holds", lambda tree, kind: kind is host.HostState)
     with pytest.raises(SystemExit) as stopped:
-        train.main(["--find-nan", diverged[0]])
+        __main__.main(["find-nan", diverged[0]])
     assert stopped.value.code == 2
-    assert "find_nan: environments outside of JAX" in capsys.readouterr().err
-
-
-def test_flags_of_several_hosts_are_refused(diverged, capsys):
-    with pytest.raises(SystemExit):
-        train.main(["--find-nan", diverged[0], "--num-processes", "2"])
-    assert "num_processes" in capsys.readouterr().err
+    assert "environments outside of JAX" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from support.files import ROOT
 from support.tiers import slow
 from support.trees import assert_same
 
-from onejit import __main__, sweep, train
+from onejit import __main__, resume, sweep, train
 from onejit.base import statistics
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.evaluation import evaluation_keys, policy_of
@@ -38,6 +38,7 @@ from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics, load_run, read_config, script_of
 from onejit.run.lock import is_locked
 from onejit.run.record import Record, make_record, read_record
+from onejit.run.resume import ResumeOptions
 from onejit.run.write import begin_run, save_results
 from onejit.script import command_line, configs, contract, load
 
@@ -291,7 +292,7 @@ def test_speed_in_a_log_file_is_of_the_updates_of_this_session(
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     monkeypatch.setattr(loop, "restore", restore_slowly)
     monkeypatch.setattr(loop, "make_reader", read_slowly)
-    train.main(["--resume", copy, "--total-timesteps=4000"])
+    resume.main(copy, ResumeOptions(total_timesteps=4000))
     assert now[0] == 1000.0 + 2.0 * NUM_UPDATES
     assert "\n100.0% of 16,000 steps, 200 steps/s return" in capfd.readouterr().err
 
@@ -384,7 +385,7 @@ def test_slices_that_fit(script, tmp_path, capsys):
     unfinish(run_dir)
     (run_dir / "agent.safetensors").unlink()
     capsys.readouterr()
-    train.main(["--resume", run_dir])
+    resume.main(run_dir)
     assert "7 seeds in 3 slices of at most 3" in capsys.readouterr().out
     assert_same(metrics, metrics_of(run_dir))
     assert_same(agents, agents_of(run_dir))
@@ -434,7 +435,7 @@ def test_resume(finished, interrupted, tmp_path, monkeypatch, capsys):
     (run_dir / "run.json").write_text(json.dumps(record))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "q_learning_gridworld.py").write_text("raise AssertionError('another script')")
-    train.main(["--resume", run_dir])
+    resume.main(run_dir)
     assert f"{done} of {NUM_UPDATES} updates are done" in capsys.readouterr().err
     assert_same_results(finished, run_dir)
     resumed = record_of(run_dir)
@@ -446,7 +447,7 @@ def test_resume(finished, interrupted, tmp_path, monkeypatch, capsys):
 
 
 def test_a_script_that_is_edited_while_its_run_starts(tmp_path):
-    """The run directory gets the text that trains, and the record its hash: --resume takes both."""
+    """The run directory gets the text that trains, and the record its hash: resuming takes both."""
     mine = Path(shutil.copy(ROOT / "q_learning_gridworld.py", tmp_path / "edited_early.py"))
     text = mine.read_text()
     script = load.load_script(mine)
@@ -461,9 +462,9 @@ def test_a_script_that_is_edited_while_its_run_starts(tmp_path):
 def test_resume_refuses_a_script_that_was_edited(interrupted, capfd):
     copy = interrupted[0] / "q_learning_gridworld.py"
     copy.write_text(copy.read_text() + "\n# edited\n")
-    message = one_line(capfd, ["--resume", interrupted[0]])
+    message = one_line(capfd, ["resume", interrupted[0]])
     assert f"{copy}: is not as it was when the run began; --force" in message
-    train.main(["--resume", interrupted[0], "--force"])
+    resume.main(interrupted[0], ResumeOptions(force=True))
     assert "finished" in record_of(interrupted[0])
 
 
@@ -486,7 +487,7 @@ def test_resume_of_a_finished_run_changes_nothing(
         return lock(run_dir)
 
     monkeypatch.setattr(run_lock, "lock", finish_and_lock)
-    assert train.main(["--resume", copy]) == copy
+    resume.main(copy)
     assert "has finished: there is nothing left to do" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
 
@@ -495,7 +496,7 @@ def test_agents_of_a_finished_run_that_were_deleted_are_written_again(finished, 
     """Bit for bit, from the last checkpoint."""
     copy = shutil.copytree(finished, tmp_path / "copy")
     (copy / "agent.safetensors").unlink()
-    train.main(["--resume", copy])
+    resume.main(copy)
     written = (copy / "agent.safetensors").read_bytes()
     assert written == (finished / "agent.safetensors").read_bytes()
 
@@ -518,14 +519,14 @@ def test_a_finished_run_is_extended(evaluated, tmp_path, monkeypatch):
     words = [*SMALL, "--eval-interval=3", "--total-timesteps=3000"]
     whole = train.main([*words, f"--run-dir={tmp_path / 'whole'}"])
     extended, *killed = [shutil.copytree(evaluated, tmp_path / name) for name in "abc"]
-    train.main(["--resume", extended, "--total-timesteps=3e3"])
-    for copy, again in zip(killed, ([], ["--total-timesteps=3000"]), strict=True):
+    resume.main(extended, ResumeOptions(total_timesteps=3e3))
+    for copy, again in zip(killed, (None, 3000), strict=True):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(train, "train", kill)
-            train.main(["--resume", copy, "--total-timesteps=3e3"])
+            resume.main(copy, ResumeOptions(total_timesteps=3e3))
         assert "finished" not in record_of(copy)
         assert record_of(copy)["settings"]["total_timesteps"] == 3000
-        train.main(["--resume", copy, *again])
+        resume.main(copy, ResumeOptions(total_timesteps=again))
         assert "finished" in record_of(copy)
     evaluations = dict(np.load(whole / "evaluations.npz"))
     for copy in (extended, *killed):
@@ -540,7 +541,7 @@ def test_extension_that_would_change_the_updates(tmp_path, capfd):
     args += ["--hidden-sizes", "4", "--anneal-lr=True", f"--run-dir={tmp_path / 'run'}"]
     run_dir = train.main(args)
     capfd.readouterr()
-    message = one_line(capfd, ["--resume", run_dir, "--total-timesteps=2048"])
+    message = one_line(capfd, ["resume", run_dir, "--total-timesteps=2048"])
     assert "total_timesteps = 2048: cannot be changed" in message
     assert message.rstrip().endswith("start a new run with --anneal-lr False")
 
@@ -575,11 +576,13 @@ def unfinished(run_dir, copy):
 
 def one_line(capfd, args) -> str:
     """What the tool says where it refuses."""
+    resumes = args[:1] == ["resume"]
     with pytest.raises(SystemExit) as stop:
-        train.main(args)
+        __main__.main(args if resumes else ["train", *args])
     message = capfd.readouterr().err
     assert stop.value.code == 2
-    assert message.endswith("\n") and message.startswith("onejit train: error: "), message
+    tool = "onejit resume" if resumes else "onejit train"
+    assert message.endswith("\n") and message.startswith(f"{tool}: error: "), message
     assert message.count("\n") == 1, message
     return message
 
@@ -597,7 +600,7 @@ def test_resume_from_the_checkpoint_before_a_damaged_one(finished, interrupted, 
     before = min(int(path.name) for path in (run_dir / "checkpoints").iterdir())
     assert before < done
     damage(run_dir / "checkpoints" / str(done))
-    train.main(["--resume", run_dir])
+    resume.main(run_dir)
     said = capfd.readouterr().err
     assert f"the checkpoint checkpoints/{done} is damaged: its file" in said
     assert f"it was deleted, and checkpoints/{before} is used" in said
@@ -610,37 +613,36 @@ def test_resume_without_an_intact_checkpoint(finished, tmp_path, capfd):
     (checkpoint,) = (copy / "checkpoints").iterdir()
     damage(checkpoint)
     with pytest.raises(SystemExit) as stop:
-        train.main(["--resume", copy])
+        resume.main(copy)
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and message.startswith("onejit train: error: run_dir"), message
+    assert stop.value.code == 1 and message.startswith("onejit resume: error: run_dir"), message
     assert "no checkpoint is intact; checkpoints/20 is damaged: its file" in message, message
     # without one it starts anew, as after a kill while the first was written
     checkpoint.rename(checkpoint.with_name("20.orbax-checkpoint-tmp"))
-    train.main(["--resume", copy])
+    resume.main(copy)
     assert_same_results(finished, copy)
     assert not list(copy.rglob("*tmp*"))
 
 
 def test_resume_of_what_cannot_be(finished, by_main, tmp_path, capfd):
-    assert "RUN_DIR" in one_line(capfd, ["--resume"])
-    assert "is not a run directory" in one_line(capfd, ["--resume", tmp_path])
-    assert "was not started by onejit train" in one_line(capfd, ["--resume", by_main])
+    assert "is not a run directory" in one_line(capfd, ["resume", tmp_path])
+    assert "was not started by onejit train" in one_line(capfd, ["resume", by_main])
     # all else comes from the run, as the size of its slices
-    assert "--lr" in one_line(capfd, ["--resume", finished, "--lr=1"])
-    assert "memory" in one_line(capfd, ["--resume", finished, "--memory=1"])
+    assert "--lr" in one_line(capfd, ["resume", finished, "--lr=1"])
+    assert "memory" in one_line(capfd, ["resume", finished, "--memory=1"])
     steps = {"1000": "already has 2000", "1e30": "2,147,483,647"}
     for value in ("inf", "nan", "1024.5"):
         steps[value] = f"total_timesteps = {value}: must be a whole number"
     for value, words in steps.items():
-        assert words in one_line(capfd, ["--resume", finished, f"--total-timesteps={value}"])
+        assert words in one_line(capfd, ["resume", finished, f"--total-timesteps={value}"])
     copy = shutil.copytree(finished, tmp_path / "copy")
     holder = run_lock.lock(copy)
-    message = one_line(capfd, ["--resume", copy])
+    message = one_line(capfd, ["resume", copy])
     assert "another process is writing into this run" in message
     holder.release()
     for name in ("config.yaml", "run.json"):
         (copy / name).write_text((copy / name).read_text()[:60] + "\n{")
-        assert name in one_line(capfd, ["--resume", copy])
+        assert name in one_line(capfd, ["resume", copy])
 
 
 def test_checkpoints_hold_no_pickled_code(finished):
@@ -653,7 +655,7 @@ def test_checkpoints_hold_no_pickled_code(finished):
 
 @pytest.mark.slow
 def test_a_signal_ends_training_at_a_checkpoint(tmp_path):
-    """Also with --checkpoint-interval 0: the promise that --resume goes on is kept."""
+    """Also with --checkpoint-interval 0: the promise that `onejit resume` goes on is kept."""
     command = [sys.executable, "-m", "onejit", "train", *without("--total-timesteps")]
     command += ["--total-timesteps=3e6", "--checkpoint-interval=0", "--run-dir=run"]
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
@@ -668,13 +670,13 @@ def test_a_signal_ends_training_at_a_checkpoint(tmp_path):
     _, said = process.communicate(timeout=TIME_LIMIT)
     assert process.returncode == 129, said
     last = said.splitlines()[-1]
-    assert last == "onejit train: stopped by SIGHUP; onejit train --resume run continues", said
+    assert last == "onejit train: stopped by SIGHUP; onejit resume run continues", said
     (step,) = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
     record = record_of(tmp_path / "run")
     assert 0 < step < 30_000 and record["steps_done"] == 400 * step and "finished" not in record
     assert not is_locked(tmp_path / "run")
     with contextlib.chdir(tmp_path):
-        train.main(["--resume", "run"])
+        resume.main(Path("run"))
         whole = train.main([*SMALL, "--total-timesteps=3e6", "--run-dir=whole"])
         assert_same(metrics_of(Path("run")), metrics_of(whole))
 
@@ -776,7 +778,9 @@ def test_what_cannot_be_compiled_keeps_its_traceback(tmp_path):
 
 
 def test_run_dir_that_holds_something(finished, tmp_path, capfd):
-    assert f"--resume {finished} continues" in one_line(capfd, [*SMALL, f"--run-dir={finished}"])
+    assert f"onejit resume {finished} continues" in one_line(
+        capfd, [*SMALL, f"--run-dir={finished}"]
+    )
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.yaml").write_text("lr: 0.1")
@@ -820,7 +824,7 @@ def test_a_field_of_the_script_named_like_a_flag_of_onejit(tmp_path):
 @pytest.mark.parametrize(
     "args, words",
     [
-        ([], ["onejit train ppo", "--resume"]),
+        ([], ["onejit train ppo", "onejit resume"]),
         (SMALL[:1], ["usage: onejit train q_learning_gridworld ", "--cliff-reward", "--memory"]),
     ],
 )
@@ -850,41 +854,41 @@ def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path
     # SystemError in 3.11.
     gc.collect()
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
-    train.main(["--resume", copy])
+    resume.main(copy)
     assert " of 4000 updates are done" in capfd.readouterr().err
     whole = train.main([*args, f"--run-dir={tmp_path / 'whole'}"])
     assert_same_results(whole, copy)
 
 
 def test_results_that_cannot_be_written(finished, full_disk, tmp_path, capfd):
-    """None are. --resume writes them when there is room, also after a kill in between."""
+    """None are. Resuming writes them when there is room, also after a kill in between."""
     copy = unfinished(finished, tmp_path / "run")
     with full_disk("files", 10_000), pytest.raises(SystemExit) as stop:
-        train.main(["--resume", copy])
+        resume.main(copy)
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and message.startswith("onejit train: error: run_dir = "), message
+    assert stop.value.code == 1 and message.startswith("onejit resume: error: run_dir = "), message
     assert "File too large" in message and not (copy / "metrics.npz").exists(), message
     assert (copy / "results.partial" / "metrics.npz").exists()
     (copy / "results.partial" / "metrics.npz").write_text("half of it")
-    train.main(["--resume", copy])
+    resume.main(copy)
     assert_same_results(finished, copy)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [1, 4, 8])
 def test_disk_full_while_results_are_written(finished, small_disk, capfd, room):
-    """With so many pages left; --resume writes them when there is more."""
+    """With so many pages left; resuming writes them when there is more."""
     copy = unfinished(finished, small_disk(1_000_000) / "run")
     free = os.statvfs(copy)
     (copy.parent / "ballast").write_bytes(bytes((free.f_bavail - room) * free.f_bsize))
     with pytest.raises(SystemExit) as stop:
-        train.main(["--resume", copy])
+        resume.main(copy)
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and message.startswith("onejit train: error: run_dir = "), message
+    assert stop.value.code == 1 and message.startswith("onejit resume: error: run_dir = "), message
     assert "No space left on device" in message, message
     assert not (copy / "metrics.npz").exists()
     (copy.parent / "ballast").unlink()
-    train.main(["--resume", copy])
+    resume.main(copy)
     assert_same_results(finished, copy)
 
 
@@ -1135,6 +1139,6 @@ def test_one_of_many_is_killed(tool, count, options, tmp_path):
         assert process.returncode not in (0, -signal.SIGKILL)
         assert "another process may be gone" in text or "another task died" in text, text
     assert not (killed / "metrics.npz").exists()
-    assert "updates" in run(tool, ["--resume", killed], count)[0]
+    assert "updates" in run("resume", [killed], count)[0]
     run(tool, [*args, f"--run-dir={whole}"], count)
     assert_same(metrics_of(whole), metrics_of(killed))
