@@ -14,8 +14,8 @@
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped
 objective (equation 7) inside the actor-critic loss (equation 9). The advantages are generalized
 advantage estimates (Schulman et al. 2016, arXiv 1506.02438, equation 16). The memory is a gated
-recurrent unit (Cho et al. 2014, arXiv 1406.1078, section 2.3) or a minimal one (Feng et al. 2024,
-arXiv 2410.01201). With `observe_previous` the agent also sees its last action and reward (Duan et
+recurrent unit (Cho et al. 2014, arXiv 1406.1078, section 2.3), a minimal one (Feng et al. 2024,
+arXiv 2410.01201) or a linear one (Orvieto et al. 2023, arXiv 2303.06349). With `observe_previous` the agent also sees its last action and reward (Duan et
 al. 2016, arXiv 1611.02779; Wang et al. 2016, arXiv 1611.05763).
 
 Differences from ppo.py: actor and critic share a network with a memory, which is zeros at the start
@@ -112,7 +112,8 @@ class Config:
     max_grad_norm: float = 0.5  # limit of the gradient's global norm; inf for no limit
     normalize_obs: bool = True  # normalize observations by their running mean and variance
     normalize_reward: bool = True  # divide rewards by the running std of the discounted return
-    cell: Literal["gru", "mingru", "none"] = "gru"  # memory; none puts a dense layer in its place
+    # memory; none puts a dense layer in its place
+    cell: Literal["gru", "mingru", "lru", "none"] = "gru"
     cell_size: int = 64  # size of the memory, or of the dense layer in its place
     # convolutions of images: features, size and stride of each; stride must divide size
     convolutions: tuple[tuple[int, int, int], ...] = ((16, 3, 1),)
@@ -274,6 +275,65 @@ class MinGru(nn.Module):
         )
 
 
+def as_complex(x):
+    """Real parts, then imaginary parts: [..., 2 n] -> [..., n]."""
+    return jax.lax.complex(*jnp.split(x, 2, axis=-1))
+
+
+def log_rate(key, shape):
+    """log(-log |lambda|), with lambda uniform on the ring 0.5 <= |lambda| <= 0.999 (lemma 3.2)."""
+    square = jax.random.uniform(key, shape, jnp.float32, minval=0.5**2, maxval=0.999**2)
+    return jnp.log(-0.5 * jnp.log(square))
+
+
+def log_phase(key, shape):
+    """log of the angle of lambda, uniform from 0 to pi / 10 (section 3.4)."""
+    phase = jax.random.uniform(key, shape, jnp.float32, minval=1e-3, maxval=math.pi / 10.0)
+    return jnp.log(phase)
+
+
+class LruLayer(nn.Module):
+    """h_t = lambda h_{t-1} + sqrt(1 - |lambda|^2) B x_t (arXiv 2303.06349, equation 7), for all t.
+
+    lambda and h are complex and diagonal. state [..., 2 n] holds the real parts of n numbers, then
+    the imaginary ones, and so does the result [T, ..., 2 n].
+    """
+
+    @nn.compact
+    def __call__(self, state, x, first):
+        n = state.shape[-1] // 2
+        rate = jnp.exp(self.param("log_rate", log_rate, (n,)))
+        phase = jnp.exp(self.param("log_phase", log_phase, (n,)))
+        eigenvalue = jnp.exp(-rate) * jax.lax.complex(jnp.cos(phase), jnp.sin(phase))
+        scale = jnp.sqrt(-jnp.expm1(-2.0 * rate))  # keeps the variance of h near that of B x
+        new = scale * as_complex(nn.Dense(2 * n)(x))
+        decay = jnp.where(first[..., None], 0.0, eigenvalue)
+        states = jax.lax.platform_dependent(
+            decay, new, as_complex(state), cpu=stepwise_recurrence, default=parallel_recurrence
+        )
+        return jnp.concatenate([states.real, states.imag], axis=-1)
+
+
+class Lru(nn.Module):
+    """Two layers of the linear recurrent unit (arXiv 2303.06349) over time.
+
+    The arguments are those of `Gru`; the memory holds the states of both layers. The recurrence is
+    linear: all that is not lies between the layers. Unlike in the paper, the scale of the input
+    follows from lambda and is not learned, and the heads of actor and critic read both states.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, memory, x, first):
+        first_state, second_state = jnp.split(memory, 2, axis=-1)
+        first_states = LruLayer()(first_state, x, first)
+        both = jnp.concatenate([x, first_states], axis=-1)
+        x = nn.tanh(nn.Dense(x.shape[-1])(both))
+        second_states = LruLayer()(second_state, x, first)
+        return jnp.concatenate([first_states, second_states], axis=-1)
+
+
 def preprocess(obs, space):
     """What networks take: floats. Bytes up to 255 are brightnesses, and are divided by 255."""
     is_brightness = obs.dtype == jnp.uint8 and np.asarray(space.high).max() == 255
@@ -310,6 +370,8 @@ class Body(nn.Module):
             return Gru(self.cell_size)(memory, x, first)
         if self.cell == "mingru":
             return MinGru(self.cell_size)(memory, x, first)
+        if self.cell == "lru":
+            return Lru(self.cell_size)(memory, x, first)
         return activation(nn.Dense(self.cell_size, kernel_init=orthogonal(math.sqrt(2)))(x))
 
 
@@ -484,6 +546,11 @@ def make_learner(config: Config):
         raise ValueError(
             f"num_minibatches = {config.num_minibatches}: must divide the {config.num_envs} "
             "sequences of an update, into two or more steps each"
+        )
+    if config.cell == "lru" and config.cell_size % 4:
+        raise ValueError(
+            f"cell_size = {config.cell_size}: must be a multiple of 4 with cell = lru, for the real "
+            "and imaginary parts of two layers"
         )
     env, env_params = make_env(config)
     reset_env = jax.vmap(env.reset, in_axes=(0, None))

@@ -109,7 +109,7 @@ def random_inputs(shapes, number):
 
 
 CASES = [(name, {}) for name in SCRIPTS]
-CASES += [("ppo_rnn", {"cell": "mingru"}), ("mappo", {"cell": "gru"})]
+CASES += [("ppo_rnn", {"cell": "lru"}), ("mappo", {"cell": "gru"})]
 CASES += [("alphazero", {"eval_simulations": 4}), ("dqn", {"env_name": "toys:Brightness"})]
 
 

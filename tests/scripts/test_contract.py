@@ -282,7 +282,7 @@ def test_trains_with_64_bits(script):
         return
     check_64_bits(script)
     if script.__name__ == "ppo_rnn":  # by default its actions are discrete
-        for cell in ("gru", "mingru", "none"):
+        for cell in ("gru", "mingru", "lru", "none"):
             check_64_bits(script, env_name="Pendulum-v1", cell=cell)
             check_64_bits(script, env_name="Pendulum-v1", cell=cell, observe_previous=True)
     if script.__name__ == "mappo":

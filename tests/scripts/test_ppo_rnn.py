@@ -98,19 +98,19 @@ def test_gru_against_a_loop():
     )
 
 
-def random_cell(name):
-    """A cell with a memory of 5 units, its parameters and a nonzero memory, for sequences of 3
+def random_cell(name, size=5):
+    """A cell with a memory of `size` units, its parameters and a nonzero memory, for sequences of 3
     environments.
     """
-    cell, hidden = getattr(ppo_rnn, name)(5), np.random.default_rng(0).normal(size=(3, 5))
+    cell, hidden = getattr(ppo_rnn, name)(size), np.random.default_rng(0).normal(size=(3, size))
     params = random_params(cell.init, hidden, np.zeros((1, 3, 4)), np.zeros((1, 3), bool))
     return cell, params, hidden
 
 
 @pytest.fixture
 def parallel(monkeypatch, request):
-    """On CPUs the memory of a MinGru takes one step after another; a GPU's way has to be asked
-    for.
+    """On CPUs the memories of MinGru and Lru take one step after another; a GPU's way has to be
+    asked for.
     """
     if request.param:
         monkeypatch.setattr(ppo_rnn, "stepwise_recurrence", ppo_rnn.parallel_recurrence)
@@ -138,14 +138,49 @@ def test_mingru_against_a_loop(parallel):
         np.testing.assert_allclose(apply(params, start, x, first), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("parallel", [False, True], indirect=True)
+def test_lru_against_a_loop(parallel):
+    """With resets as for minGRU. The loop has complex numbers of 128 bits."""
+    (cell, params, start), rng = random_cell("Lru", size=8), np.random.default_rng(0)
+    apply, x = jit_quickly(cell.apply), rng.normal(size=(9, 3, 4))
+    params = jax.tree.map(np.float64, params)
+    mix = params["params"]["Dense_0"]
+    eigenvalues = []
+    for i in range(2):
+        layer = params["params"][f"LruLayer_{i}"]
+        eigenvalues.append(np.exp(-np.exp(layer["log_rate"]) + 1j * np.exp(layer["log_phase"])))
+
+    def one_step(i, h, x):
+        dense = params["params"][f"LruLayer_{i}"]["Dense_0"]
+        real, imag = np.split(x @ dense["kernel"] + dense["bias"], 2, axis=1)
+        scale = np.sqrt(1 - np.abs(eigenvalues[i]) ** 2)
+        return eigenvalues[i] * h + scale * (real + 1j * imag)
+
+    for first in (*np.eye(9, dtype=bool), np.zeros(9, bool), rng.random((9, 3)) < 0.4):
+        first = np.broadcast_to(first.reshape(9, -1), (9, 3))
+        parts = np.split(start, 4, axis=1)
+        h = [parts[0] + 1j * parts[1], parts[2] + 1j * parts[3]]
+        expected = []
+        for t in range(9):
+            h = [np.where(first[t][:, None], 0.0, each) for each in h]
+            h[0] = one_step(0, h[0], x[t])
+            both = np.concatenate([x[t], h[0].real, h[0].imag], axis=1)
+            h[1] = one_step(1, h[1], np.tanh(both @ mix["kernel"] + mix["bias"]))
+            parts = [h[0].real, h[0].imag, h[1].real, h[1].imag]
+            expected.append(np.concatenate(parts, axis=1))
+        np.testing.assert_allclose(apply(params, start, x, first), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
-    "name, parallel", [("Gru", False), ("MinGru", False), ("MinGru", True)], indirect=["parallel"]
+    "name, parallel",
+    [("Gru", False), ("MinGru", False), ("MinGru", True), ("Lru", False), ("Lru", True)],
+    indirect=["parallel"],
 )
 def test_gradients_do_not_cross_a_reset(name, parallel):
     """The memory at step 6 depends on the steps since its episode began, at step 4 or before the
     sequence.
     """
-    cell, params, start = random_cell(name)
+    cell, params, start = random_cell(name, size=8 if name == "Lru" else 5)
     x, first = np.random.default_rng(1).normal(size=(9, 3, 4)), np.zeros((9, 3), bool)
     first[4, 0] = True
     memory = lambda start, x: cell.apply(params, start, x, first)[6].sum()  # noqa: E731

@@ -79,6 +79,7 @@ BOOLS = {"buffer_dtype": "bool", "normalize_obs": True}  # all of which would be
     ("mappo", {"cell": "gru", "num_minibatches": 32}, "num_minibatches = 32: must divide the 16 "),
     ("ppo", STATES, "normalize_obs = True"),
     ("ppo", BOOLS, "buffer_dtype = bool: is for floats"),
+    ("ppo_rnn", {"cell": "lru", "cell_size": 30}, "cell_size = 30: must be a multiple of 4"),
     ("ppo_rnn", {"observe": (0, 4)}, r"observe.*\(0, 4\).*4 entries"),
     ("ppo_rnn", {"observe": (-1,)}, "observe.*-1"),
     # divides the 8 x 128 steps of an update, not its 8 sequences
