@@ -15,8 +15,9 @@ Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.0634
 objective (equation 7) inside the actor-critic loss (equation 9). The advantages are generalized
 advantage estimates (Schulman et al. 2016, arXiv 1506.02438, equation 16). The memory is a gated
 recurrent unit (Cho et al. 2014, arXiv 1406.1078, section 2.3), a minimal one (Feng et al. 2024,
-arXiv 2410.01201) or a linear one (Orvieto et al. 2023, arXiv 2303.06349). With `observe_previous` the agent also sees its last action and reward (Duan et
-al. 2016, arXiv 1611.02779; Wang et al. 2016, arXiv 1611.05763).
+arXiv 2410.01201) or a linear one (Orvieto et al. 2023, arXiv 2303.06349). With `observe_previous`
+the agent also sees its last action and reward (Duan et al. 2016, arXiv 1611.02779; Wang et al.
+2016, arXiv 1611.05763).
 
 Differences from ppo.py: actor and critic share a network with a memory, which is zeros at the start
 of each episode. A minibatch holds whole sequences of `num_steps` steps, and the gradient goes back
@@ -549,8 +550,8 @@ def make_learner(config: Config):
         )
     if config.cell == "lru" and config.cell_size % 4:
         raise ValueError(
-            f"cell_size = {config.cell_size}: must be a multiple of 4 with cell = lru, for the real "
-            "and imaginary parts of two layers"
+            f"cell_size = {config.cell_size}: must be a multiple of 4 with cell = lru, for the "
+            "real and imaginary parts of two layers"
         )
     env, env_params = make_env(config)
     reset_env = jax.vmap(env.reset, in_axes=(0, None))
