@@ -6,23 +6,31 @@
 A block begins with `<!-- KIND: NAME -->` and ends with `<!-- KIND: end -->`:
 
     row: dqn/cartpole     the return of a row of returns.yaml
-    returns: MinAtar      the table of a family of environments
+    returns: MinAtar      the table of a family of environments: the best row of each script
+    returns: unmeasured   tasks with a config and published scores, and without a result
+    machines: counted     how many rows were measured on which machine
+    machines: gpu         what five trainings took on a GPU
     speeds: all           steps per second over those of each peer, from results/speed.json
     plans: h100           what an H100 would run of each script and its peer, from gpu_plan.jsonl
 """
 
 import argparse
+import collections
 import json
 import re
 import sys
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import returns_page as rows_page
 
-BLOCK = re.compile(r"<!-- (row|returns|speeds|plans): (\S+) -->\n.*?<!-- \1: end -->", re.S)
+BLOCK = re.compile(
+    r"<!-- (row|returns|machines|speeds|plans): (\S+) -->\n.*?<!-- \1: end -->", re.S
+)
 SPEED_FILE = rows_page.MEASURED / "speed.json"
 PLAN_FILE = rows_page.MEASURED / "gpu_plan.jsonl"
 
@@ -37,6 +45,14 @@ FAMILIES = {
     "Playground": "(CartpoleBalance|CartpoleSwingup|CheetahRun)$",
     "teams": "MPE_|overcooked|HeuristicEnemySMAX",
     "worlds": ".*",
+}
+# Rows whose time on a GPU docs/performance.md shows.
+GPU_ROWS = {
+    "ppo/breakout@1e7": "MinAtar Breakout",
+    "ppo/seaquest@1e7": "MinAtar Seaquest",
+    "rainbow/breakout": "MinAtar Breakout",
+    "sac/mujoco_halfcheetah": "HalfCheetah-v4, stepped by EnvPool on the CPU",
+    "crossq/mujoco_walker2d": "Walker2d-v4, stepped by EnvPool on the CPU",
 }
 # What speed.py compares: {row: (script, environment, whose code)}.
 PEERS = {
@@ -74,11 +90,12 @@ def kind_of(row: dict) -> str:
     return rows_page.kinds(row)[0]
 
 
-def show_return(row: dict) -> str:
-    """Mean with its 95 % interval, three or four digits."""
-    (mean, low, high), _ = rows_page.interval_of(row, kind_of(row))
-    note = ", evaluation" if kind_of(row) == "greedy_return" else ""
-    return f"{show(mean)} ({show(low)} to {show(high)}){note}"
+def show_return(row: dict, kind: str) -> str:
+    """Mean with its 95 % interval, three or four digits; nothing if too few episodes ended."""
+    if kind not in rows_page.kinds(row):
+        return ""
+    (mean, low, high), of_interval = rows_page.interval_of(row, kind)
+    return f"{show(mean)} ({show(low)} to {show(high)}){rows_page.MARKS[of_interval]}"
 
 
 def show_row(name: str) -> str:
@@ -101,32 +118,107 @@ def show_row(name: str) -> str:
     )
 
 
-def show_published(row: dict) -> str:
-    """The best published score of no more steps: score, source, and its seeds."""
-    within, _ = rows_page.comparable(row)
-    if within is None:
-        return ""
-    seeds = rows_page.DATA["sources"][within.source]["seeds"]
+def quote(score) -> str:
+    """A published score with its kind, steps, source and seeds."""
+    seeds = score.num_seeds()
     counted = "1 seed" if seeds == 1 else f"{seeds} seeds" if seeds else "seeds not published"
-    return f"{within.score:g}, {within.algorithm}, {within.link()}, {counted}"
+    kind = rows_page.WORDS[score.kind()].removesuffix(" return")
+    steps = rows_page.number(score.steps)
+    return f"{score.score:g} ({kind}) at {steps}, {score.algorithm}, {score.link()}, {counted}"
+
+
+def show_published(row: dict) -> str:
+    """The best score at no more steps, of any algorithm too, and those with more steps."""
+    within, _ = rows_page.comparable(row)
+    of_all = rows_page.best_of_all(row)
+    parts = [quote(score) for score in (within, of_all) if score is not None]
+    parts += [f"{quote(score)}: more steps" for score in rows_page.with_more_steps(row)]
+    return "; ".join(parts)
+
+
+def best_rows(rows: list[dict], family: str) -> list[dict]:
+    """The row with the highest return of each script; tasks of memory show what it is worth."""
+    best = {}
+    for row in rows:
+        script = row["script"]
+        if family == "memory" and row["row"].endswith("+no_memory"):
+            script = "no memory"
+        (mean, _, _), _ = rows_page.interval_of(row, kind_of(row))
+        if script not in best or mean > best[script][0]:
+            best[script] = (mean, row)
+    return [row for _, row in best.values()]
+
+
+def show_task(environment: str, row: dict, is_first: bool) -> str:
+    """The task, with a link to its curves where it stands first, the script and the steps."""
+    figure = f"figures/{rows_page.figure_name(environment)}"
+    task = f"[{environment}]({figure})" if is_first else environment
+    variants = "".join(f", {part}" for part in row["row"].split("+")[1:]).replace("_", " ")
+    config = f"[{row['script']}](../{rows_page.config_of(row['row'])}){variants}"
+    older = " †" if rows_page.is_of_older_code(row) else ""
+    return f"{task}: {config}, {rows_page.number(row['total_timesteps'])}{older}"
 
 
 def returns_table(family: str) -> str:
-    """A line for each row whose environment belongs to the family."""
+    """A line for the best row of each script, on each environment of the family."""
     lines = []
     for environment, rows in rows_page.by_environment(rows_page.read_rows()).items():
         if family != family_of(environment):
             continue
-        shown = f"[{environment}](figures/{rows_page.figure_name(environment)})"
-        for row in rows:
-            script, _, variant = row["row"].partition("/")
-            variant = "".join(f", {part}" for part in variant.split("+")[1:]).replace("_", " ")
-            steps = rows_page.number(row["total_timesteps"])
-            config = f"[{script}](../{rows_page.config_of(row['row'])}){variant}, {steps}"
-            seeds = len(row["final_return"])
-            lines.append([f"{shown}: {config}", show_return(row), seeds, show_published(row)])
-            shown = environment
-    return rows_page.markdown(["task: script, steps", "return", "seeds", "published"], lines)
+        for place, row in enumerate(best_rows(rows, family)):
+            returns = [show_return(row, kind) for kind in ("final_return", "greedy_return")]
+            task = show_task(environment, row, is_first=place == 0)
+            lines.append([task, *returns, len(row["final_return"]), show_published(row)])
+    head = ["task: script, steps", "training return", "evaluation return", "seeds", "published"]
+    note = ""
+    if any("†" in line[0] for line in lines):
+        text = rows_page.TEXT["older_code"].strip()
+        note = f"\n\n† {text[0].upper()}{text[1:]}"
+    return rows_page.markdown(head, lines) + note
+
+
+def unmeasured_table() -> str:
+    """Tasks without any measured row that have a config and published scores."""
+    measured = {row["environment"] for row in rows_page.read_rows()}
+    lines = {}
+    for name in rows_page.not_measured():
+        config = yaml.safe_load((ROOT / rows_page.config_of(name)).read_text())
+        environment = config["env_name"].rpartition(":")[2]
+        steps = float(name.partition("@")[2] or config["total_timesteps"])
+        row = {"row": name, "script": name.partition("/")[0], "environment": environment}
+        row["total_timesteps"] = steps
+        published = show_published(row)
+        if published and environment not in measured:
+            link = f"[{row['script']}](../{rows_page.config_of(name)})"
+            lines.setdefault((environment, row["script"]), [f"{environment}: {link}", published])
+    return rows_page.markdown(["task: script", "published"], list(lines.values()))
+
+
+def count_machines() -> str:
+    """A sentence."""
+    machines = collections.Counter()
+    for row in rows_page.read_rows():
+        count, _, name = row["device"].partition(",")[0].partition(" x ")
+        cores = row["device"].rpartition(", ")[2].partition(" ")[0]
+        many = int(count) * int(cores) > 2
+        machines["16 CPU cores" if many and name == "cpu" else name] += 1
+    on_cpus = machines.pop("cpu")
+    others = [f"{number} on {machine}" for machine, number in machines.most_common()]
+    others = [part.replace("on NVIDIA", "on one NVIDIA") for part in others]
+    total = on_cpus + machines.total()
+    return f"Of {total} rows, {on_cpus} were measured on one or two CPU cores, {', '.join(others)}."
+
+
+def gpu_table() -> str:
+    """What trainings took on a GPU, from the start of the command to its end."""
+    lines = []
+    for name, task in GPU_ROWS.items():
+        row = json.loads(rows_page.file_of(name).read_text())
+        script = f"[{row['script']}.py](../{rows_page.config_of(name)}), {task}"
+        steps = rows_page.number(row["total_timesteps"])
+        minutes = rows_page.show_minutes(row["seconds"])
+        lines.append([script, len(row["final_return"]), steps, minutes])
+    return rows_page.markdown(["script, task", "agents", "steps of an agent", "time"], lines)
 
 
 def family_of(environment: str) -> str:
@@ -187,7 +279,9 @@ def fill(text: str) -> str:
         if kind == "row":
             content = show_row(name)
         elif kind == "returns":
-            content = returns_table(name)
+            content = unmeasured_table() if name == "unmeasured" else returns_table(name)
+        elif kind == "machines":
+            content = gpu_table() if name == "gpu" else count_machines()
         elif kind == "speeds":
             content = speeds_table()
         else:

@@ -2,15 +2,18 @@
 
     python benchmarks/returns.py ppo/cartpole dqn/cartpole   # rows by name, SCRIPT/CONFIG
     python benchmarks/returns.py ppo/breakout@1e7            # the config with --total-timesteps 1e7
+    python benchmarks/returns.py ppo/cartpole --publish      # into the repository's own results
     python benchmarks/returns.py                             # all rows without results: the queue
-    python benchmarks/returns.py --render                    # only the page
+    python benchmarks/returns.py --render                    # only the page, from what is published
     python benchmarks/returns.py --check                     # whether every row keeps the rules
     python benchmarks/returns.py --plan                      # what rows would take on a GPU
 
 A row is one run of onejit train from start to end. Then each agent plays greedy episodes of its
 own, and agents of classic control play in Gymnasium's environments too.
-benchmarks/results/SCRIPT_CONFIG.json (SCRIPT_CONFIG_STEPS.json) keeps the returns of all seeds, the
-learning curve, hardware, versions, commit and command.
+The file SCRIPT_CONFIG.json (SCRIPT_CONFIG_STEPS.json) keeps the returns of all seeds, the learning
+curve, hardware, versions, commit and command. It is written to runs/returns/. With --publish it is
+written to benchmarks/results/, and RESULTS.md, its figures, the guide and the comments of configs
+are rewritten.
 
 Rows are measured from base seeds that no tuning has seen. The first is 2000; configs are tuned with
 seeds below 1000, and returns.yaml records with which. If a config changed after it was measured,
@@ -59,6 +62,7 @@ from onejit.script import configs
 from onejit.script import load as scripts
 
 RUNNING = ROOT / ".cache" / "returns"  # run directories of rows that are not finished
+UNPUBLISHED = ROOT / "runs" / "returns"  # files of rows, without --publish
 GYMNASIUM = {
     "CartPole-v1",
     "Acrobot-v1",
@@ -194,7 +198,7 @@ def greedy_returns(script, config, agents, episodes: int, seed: int) -> np.ndarr
 
 
 def highest_return(evaluations: dict) -> np.ndarray:
-    """Where the mean over seeds of the greedy return was highest during training: [num_seeds]."""
+    """Where the mean evaluation return over seeds was highest during training: [num_seeds]."""
     returns = evaluations["returns"]  # [num_seeds, evaluations]
     return returns[:, returns.mean(axis=0).argmax()]
 
@@ -403,8 +407,8 @@ def make_plans(names: list[str]) -> None:
         files.write(page.PLANS_FILE, json.dumps(plans, indent=1) + "\n")
 
 
-def measure_and_keep(name: str, num_seeds: int, script_changed: bool = False) -> None:
-    """Measure a row and write its file, unless another process measures it."""
+def measure_and_keep(name: str, num_seeds: int, script_changed: bool, folder: Path) -> None:
+    """Measure a row and write its file to `folder`, unless another process measures it."""
     lock = filelock.FileLock(run_dir_of(name).with_suffix(".lock"))
     try:
         lock.acquire(timeout=0)
@@ -412,26 +416,30 @@ def measure_and_keep(name: str, num_seeds: int, script_changed: bool = False) ->
         print(f"{name}: another process measures it", flush=True)
         return
     with lock:
-        measure_alone(name, num_seeds, script_changed)
+        measure_alone(name, num_seeds, script_changed, folder)
 
 
-def measure_alone(name: str, num_seeds: int, script_changed: bool) -> None:
+def measure_alone(name: str, num_seeds: int, script_changed: bool, folder: Path) -> None:
     """Measure a row whose lock this process holds, write its file, then delete the training."""
     row = measure(name, num_seeds, *seeds_of(name, script_changed))
-    keep(row)
+    file = keep(row, folder)
     shutil.rmtree(run_dir_of(name))
     worst = page.values_of(row, "final_return").min()
     print(
-        f"{name}: final return {page.show_interval(row, 'final_return')}, worst agent {worst:.4g},"
-        f" greedy return {page.show_interval(row, 'greedy_return')}",
+        f"{name}: training return {page.show_interval(row, 'final_return')}, worst agent"
+        f" {worst:.4g}, evaluation return {page.show_interval(row, 'greedy_return')};"
+        f" written to {file}",
         flush=True,
     )
 
 
-def keep(row: dict) -> None:
+def keep(row: dict, folder: Path) -> Path:
     """Write the file of a measured row."""
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in row.items()]
-    files.write(page.file_of(row["row"]), "{\n" + ",\n".join(lines) + "\n}\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / page.file_of(row["row"]).name
+    files.write(file, "{\n" + ",\n".join(lines) + "\n}\n")
+    return file
 
 
 def main():
@@ -449,6 +457,11 @@ def main():
         "--script-changed",
         action="store_true",
         help="measure ROWs from their next base seeds",
+    )
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="write into benchmarks/results/, and RESULTS.md, figures, guide and configs from it",
     )
     parser.add_argument("--render", action="store_true", help="measure nothing")
     parser.add_argument(
@@ -476,13 +489,15 @@ def main():
     if options.plan:
         make_plans(options.rows or [name for name in page.PLANNED if name not in page.read_plans()])
     elif not options.render:
+        folder = page.MEASURED if options.publish else UNPUBLISHED
         for name in options.rows or page.not_measured():
-            if not options.rows and page.file_of(name).exists():
+            if not options.rows and (folder / page.file_of(name).name).exists():
                 continue  # another process has measured it
             num_seeds = options.num_seeds or ROWS[name]
-            measure_and_keep(name, num_seeds, options.script_changed)
-    page.render()
-    guide.write()
+            measure_and_keep(name, num_seeds, options.script_changed, folder)
+    if options.publish or options.plan or options.render:
+        page.render()
+        guide.write()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import scipy.special
 import yaml
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, NullFormatter
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -103,28 +104,22 @@ def values_of(row: dict, kind: str) -> np.ndarray:
     return np.where(np.isfinite(values), values, -np.inf)
 
 
-def mean_of(values) -> list:
-    """The mean over the seeds that have a return, and its 95 % interval."""
-    return statistics.student_interval(statistics.finite(values))
+def interval_of(row: dict, kind: str) -> tuple[list, str]:
+    """The mean over the seeds that have a return, its 95 % interval, and the interval's kind."""
+    lowest, highest = of_environment(DATA["possible"], row) or (None, None)
+    return statistics.mean_interval(
+        statistics.finite(values_of(row, kind)),
+        lowest=-np.inf if lowest is None else lowest,
+        highest=np.inf if highest is None else highest,
+    )
 
 
-def interval_of(row: dict, kind: str) -> tuple[list, bool]:
-    """The mean over the seeds with its 95 % interval, and whether that is a bootstrap interval.
-
-    Student's interval is no good where it passes the best possible return.
-    """
-    values = values_of(row, kind)
-    best_return = of_environment(DATA["best"], row)
-    mean = mean_of(values)
-    finite = values[np.isfinite(values)]
-    if best_return is not None and mean[2] > best_return and finite.min() < finite.max():
-        return statistics.bootstrap_interval(statistics.mean_over_seeds, finite), True
-    return mean, False
+MARKS = {"student": "", "bootstrap": " b", "cut": " c"}  # of intervals, explained on the page
 
 
 def show_interval(row: dict, kind: str) -> str:
-    interval, bootstrap = interval_of(row, kind)
-    return statistics.show(*interval) + (" b" if bootstrap else "")
+    interval, of_kind = interval_of(row, kind)
+    return statistics.show(*interval) + MARKS[of_kind]
 
 
 def of_environment(table: dict, row: dict):
@@ -188,11 +183,19 @@ class Published(NamedTuple):
     place: str = ""
     version: str = ""
     rules: str = ""
+    seeds: int | None = None  # where they are not the source's
+
+    def num_seeds(self) -> int | None:
+        return self.seeds or DATA["sources"][self.source]["seeds"]
+
+    def kind(self) -> str:
+        """Of the return, as the row of a measurement names it."""
+        return RETURNS_OF_A_KIND[DATA["sources"][self.source]["kind"]]
 
     def interval(self) -> tuple[float, float]:
         """The 95 % interval by Student's t, where the spread over seeds is published."""
-        seeds = DATA["sources"][self.source]["seeds"]
-        if self.std is None or seeds < 2:
+        seeds = self.num_seeds()
+        if self.std is None or seeds is None or seeds < 2:
             return self.score, self.score
         margin = scipy.special.stdtrit(seeds - 1, 0.975) * self.std / np.sqrt(seeds)
         return self.score - margin, self.score + margin
@@ -203,10 +206,22 @@ class Published(NamedTuple):
 
     def quote(self) -> str:
         low, high = self.interval()
-        spread = f" ({low:.4g} to {high:.4g})" if high > low else ""
+        spread = ""
+        if high > low:
+            spread = f" ({statistics.show_number(low)} to {statistics.show_number(high)})"
         return f"{self.score:g}{spread} at {number(self.steps)}, {self.algorithm}, {self.link()}"
 
 
+RETURNS_OF_A_KIND = {
+    "training": "final_return",
+    "greedy": "greedy_return",
+    "highest": "highest_return",
+}
+WORDS = {
+    "final_return": "training return",
+    "greedy_return": "evaluation return",
+    "highest_return": "best evaluation",
+}
 PUBLISHED = {
     environment: [Published(**entry) for entry in entries]
     for environment, entries in DATA["published"].items()
@@ -235,25 +250,45 @@ def comparable(row: dict) -> tuple:
     return best(within), best(beyond)
 
 
-def show_published(row: dict) -> str:
-    """The cell: a comparable score, a better one at more steps, and scores under other rules."""
+def best_of_all(row: dict) -> Published | None:
+    """The best score of any algorithm within 1.1 times the steps, if better than the row's own."""
+    within, _ = comparable(row)
+    scores = [score for score in PUBLISHED.get(row["environment"], []) if not score.rules]
+    first = best([score for score in scores if score.steps <= 1.1 * row["total_timesteps"]])
+    if first is None or (within is not None and first.score <= within.score):
+        return None
+    return first
+
+
+def with_more_steps(row: dict) -> list[Published]:
+    """A better score with more steps; of each source and algorithm one, if there is no other."""
     within, beyond = comparable(row)
+    if beyond is None:
+        return []
+    if within is not None:
+        return [beyond] if beyond.score > within.score else []
+    found = {}
+    for score in published_for(row):
+        if not score.rules:
+            key = (score.source, score.algorithm)
+            found[key] = best([score, found.get(key, score)])
+    return sorted(found.values(), key=lambda score: score.steps)
+
+
+def show_published(row: dict) -> str:
+    """The cell: a comparable score, the best of any algorithm, more steps, other rules."""
+    within, _ = comparable(row)
+    of_all = best_of_all(row)
     parts = []
     if within:
         parts.append(within.quote())
-    if beyond and (within is None or beyond.score > within.score):
-        parts.append(f"{beyond.quote()}: more steps")
+    if of_all:
+        parts.append(f"{of_all.quote()}: another algorithm")
+    parts += [f"{score.quote()}: more steps" for score in with_more_steps(row)]
     for score in published_for(row):
         if score.rules:
             parts.append(f"{score.quote()}: {score.rules}, not comparable")
     return "; ".join(parts)
-
-
-RETURNS_OF_A_KIND = {
-    "training": "final_return",
-    "greedy": "greedy_return",
-    "highest": "highest_return",
-}
 
 
 def state(row: dict) -> str:
@@ -265,7 +300,7 @@ def state(row: dict) -> str:
     within, _ = comparable(row)
     if within is None:
         return ""
-    kind = RETURNS_OF_A_KIND[DATA["sources"][within.source]["kind"]]
+    kind = within.kind()
     if kind not in row or (kind == "final_return" and too_short(row)):
         return "undecided"
     (mean, low, high), _ = interval_of(row, kind)
@@ -306,12 +341,12 @@ def cells_of(row: dict) -> dict[str, str]:
         "steps": number(row["total_timesteps"]),
         "seeds": f"{len(final)}, {base_seed(row)}",
         "failed": "" if failed is None else str(failed),
-        "final return": show_interval(row, "final_return"),
+        "training return": show_interval(row, "final_return"),
         "IQM": f"{statistics.interquartile_mean(final):.4g}",
         "worst": f"{final.min():.4g}",
-        "greedy return": show_interval(row, "greedy_return"),
-        "greedy IQM": f"{statistics.interquartile_mean(greedy):.4g}",
-        "greedy worst": f"{greedy.min():.4g}",
+        "evaluation return": show_interval(row, "greedy_return"),
+        "evaluation IQM": f"{statistics.interquartile_mean(greedy):.4g}",
+        "evaluation worst": f"{greedy.min():.4g}",
         "in Gymnasium": "",
         "state": state(row),
         "public": show_published(row),
@@ -324,7 +359,7 @@ def cells_of(row: dict) -> dict[str, str]:
     if lost:
         cells["seeds"] += f", {lost} without a return"
     if too_short(row):
-        cells |= {"final return": "too short", "IQM": "", "worst": ""}
+        cells |= {"training return": "too short", "IQM": "", "worst": ""}
     if "gymnasium_return" in row:
         cells["in Gymnasium"] = show_interval(row, "gymnasium_return")
     return cells
@@ -370,9 +405,10 @@ def summary(rows: list[dict]) -> str:
 
 def summary_of(row: dict) -> list[str]:
     kind = kinds(row)[0]
-    mean = statistics.show_number(mean_of(values_of(row, kind))[0])
+    (mean, _, _), _ = interval_of(row, kind)
+    mean = statistics.show_number(mean)
     if too_short(row):
-        mean += ", greedy"
+        mean += ", evaluation"
     failed = count_failed(row)
     failed = "" if failed is None else f"{failed} of {len(row['final_return'])}"
     return [number(row["total_timesteps"]), mean, failed, state(row)]
@@ -393,29 +429,34 @@ def peers_table(peers: dict) -> str:
 
 
 def pairs_table(rows: list[dict]) -> str:
-    """Rows that were trained with the same seeds, in pairs. Empty if none is measured.
+    """Two rows with one task and budget. Empty if none is measured.
 
-    The difference is the mean over the seeds with its 95 % interval, by Student's t.
+    The interval of the difference is Welch's: between scripts, a seed has no common meaning.
     """
     head = ["first", "second", "return", "first, mean", "second, mean", "second minus first"]
-    head.append("second ahead")
     rows = {row["row"]: row for row in rows}
     lines = []
     for names in DATA["pairs"]:
         if not set(names) <= set(rows):
             continue
         pair = [rows[name] for name in names]
-        if pair[0]["seed"] != pair[1]["seed"]:
-            continue
         for kind in kinds(pair[0]):
-            both = [values_of(row, kind) for row in pair]
-            count = min(map(len, both))
-            first, second = (values[:count] for values in both)
-            means = [show_interval(row | {kind: row[kind][:count]}, kind) for row in pair]
-            difference = statistics.show(*mean_of(second - first))
-            ahead = f"{(second > first).sum()} of {count}"
-            lines.append([*names, kind.replace("_", " "), *means, difference, ahead])
+            means = [show_interval(row, kind) for row in pair]
+            first, second = (statistics.finite(values_of(row, kind)) for row in pair)
+            half = statistics.student_interval(second, -first)  # mean of both, so half of their sum
+            difference = statistics.show(*[2 * value for value in half])
+            lines.append([*names, WORDS[kind], *means, difference])
     return markdown(head, lines) if lines else ""
+
+
+def show_older_code(rows: list[dict]) -> str:
+    """A sentence about rows whose script has another initialization today, or nothing."""
+    older = [row["row"] for row in rows if is_of_older_code(row)]
+    return f"{', '.join(older)}: {TEXT['older_code'].strip()}" if older else ""
+
+
+def is_of_older_code(row: dict) -> bool:
+    return row["script"] in ("sac", "td3", "crossq") and row["started"] < "2026-11-28"
 
 
 def sources_table(rows: list[dict]) -> str:
@@ -497,13 +538,18 @@ def draw(rows: list[dict], path: Path) -> None:
         script = row["script"]
         color = lighter(SCRIPTS[script]["color"], times=rows_of_script[script])
         rows_of_script[script] += 1
-        draw_curve(axes, row["curve"], row["row"], color)
+        curve = row["curve"]
+        if row["settings"].get("staggered_resets"):  # the first episodes are shortened
+            curve = {key: values[1:] for key, values in curve.items()}
+        draw_curve(axes, curve, name_of_curve(row, rows), color)
         within, beyond = comparable(row)
         reference = within or beyond
         if reference and reference not in [score for score, _ in references]:
             references.append((reference, color))
     if max(budgets) > 1.5 * min(budgets):  # 499,968 and 500,000 are one budget
         axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 10k, 1M
+    axes.xaxis.set_minor_formatter(NullFormatter())
     draw_published(axes, references)
     axes.set(title=rows[0]["environment"], xlabel="environment steps of an agent")
     axes.set_ylabel("training return")
@@ -527,6 +573,18 @@ def has_longer_curve(row: dict, rows: list[dict]) -> bool:
         and other["total_timesteps"] > row["total_timesteps"]
         for other in rows
     )
+
+
+def name_of_curve(row: dict, rows: list[dict]) -> str:
+    """The script and its variant in words, and the steps if another curve has the same name."""
+
+    def name(of_row):
+        variants = [part.replace("_", " ") for part in of_row["row"].split("+")[1:]]
+        return ", ".join([of_row["script"], *variants])
+
+    if sum(name(other) == name(row) for other in rows) == 1:
+        return name(row)
+    return f"{name(row)}, {number(row['total_timesteps'])} steps"
 
 
 def lighter(color: str, times: int) -> tuple:
@@ -585,6 +643,7 @@ def page(rows: list[dict], plans: dict) -> str:
     parts = [TEXT["intro"], summary(rows), TEXT["reading"]]
     for environment, of_it in by_environment(rows).items():
         parts += [f"## {environment}", table(of_it)]
+        parts += [line for line in [show_older_code(of_it)] if line]
         for remarks in (DATA["notes"], DATA["below"]):
             for row in of_it:
                 if row["row"] in remarks:
@@ -597,7 +656,7 @@ def page(rows: list[dict], plans: dict) -> str:
         parts += ["## The peers' own code", TEXT["with_peers"], peers_table(peers)]
     pairs = pairs_table(rows)
     if pairs:
-        parts += ["## The same seeds", TEXT["pairs"], pairs]
+        parts += ["## Differences between two rows", TEXT["pairs"], pairs]
     parts += ["## Thresholds", thresholds(rows)]
     parts += ["## Sources of published scores", TEXT["sources_intro"], sources_table(rows)]
     machines = {f"- {row['processor']}, {row['device']}: {versions(row)}" for row in rows}

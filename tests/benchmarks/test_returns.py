@@ -32,7 +32,7 @@ def make_row(**more) -> dict:
     }
     few |= {"final_return": [490.0, 500.0], "greedy_return": [480.0, 500.0], "curve": curve}
     few |= {"device": "2 x cpu, 2 CPU cores", "processor": "A CPU"}
-    few |= {"settings": {"total_timesteps": 500_000}}
+    few |= {"settings": {"total_timesteps": 500_000}, "started": "2026-12-01"}
     few |= {"seed": 2000, "earlier_seeds": [], "episodes_at_end": 4.0}
     return few | {"seconds": 60.0, "processor_seconds": 90.0} | more
 
@@ -115,12 +115,14 @@ def test_highest_point_is_compared_with_the_highest_point():
 
 
 def test_an_interval_that_passes_the_best_return_is_a_bootstrap_interval():
-    row = make_row(final_return=[400.0, 500.0, 500.0, 500.0], greedy_return=[500.0] * 4)
+    row = make_row(final_return=[400.0, 500.0, 500.0, 500.0, 500.0], greedy_return=[500.0] * 5)
     shown = returns_page.cells_of(row)
-    assert re.fullmatch(r"475 \(4\d\d to 500\) b", shown["final return"])
-    assert shown["greedy return"] == "500 (500 to 500)"
+    assert re.fullmatch(r"480 \(4\d\d to 500\) b", shown["training return"])
+    assert shown["evaluation return"] == "500 (500 to 500)"
+    few = make_row(final_return=[400.0, 500.0, 500.0, 500.0], greedy_return=[500.0] * 4)
+    assert re.fullmatch(r"475 \(395\S* to 500\) c", returns_page.cells_of(few)["training return"])
     row = make_row(final_return=[100.0, 200.0, 150.0, 120.0], greedy_return=[500.0] * 4)
-    assert not returns_page.cells_of(row)["final return"].endswith("b")
+    assert returns_page.cells_of(row)["training return"].endswith(")")
 
 
 def test_table_shows_means_and_worst_agents():
@@ -132,14 +134,14 @@ def test_table_shows_means_and_worst_agents():
     )
     shown = returns_page.cells_of(row)
     margin = scipy.stats.t.ppf(0.975, 3) * np.std([0, 400, 440, 500], ddof=1) / 2
-    assert shown["final return"] == f"335 ({335 - margin:.4g} to {335 + margin:.4g})"
+    assert shown["training return"] == f"335 ({335 - margin:.4g} to {335 + margin:.4g})"
     assert (shown["steps"], shown["seeds"]) == ("5e5", "4, from 2000")
     assert (shown["IQM"], shown["worst"]) == ("420", "0")
-    assert shown["greedy return"].startswith("11.75 (") and shown["greedy IQM"] == "9.5"
+    assert shown["evaluation return"].startswith("11.75 (") and shown["evaluation IQM"] == "9.5"
     assert shown["in Gymnasium"].startswith("2.5 (")
     one = returns_page.cells_of(make_row(final_return=[400.0], greedy_return=[500.0]))
     # no interval
-    assert (one["final return"], one["IQM"], one["greedy return"]) == ("400", "400", "500")
+    assert (one["training return"], one["IQM"], one["evaluation return"]) == ("400", "400", "500")
 
 
 def test_failed_agents_are_counted():
@@ -151,12 +153,12 @@ def test_failed_agents_are_counted():
     shown = returns_page.cells_of(row)
     assert (shown["failed"], shown["worst"]) == ("3", "-inf")
     assert shown["seeds"] == "5, from 2000, 1 without a return"
-    assert shown["final return"].startswith("343.5 (")  # of the others
+    assert shown["training return"].startswith("343.5 (")  # of the others
     part = row | {"environment": "CartPole-v1, entries 0, 2 observed"}
     assert returns_page.cells_of(part)["failed"] == "3"
     assert returns_page.cells_of(row | {"environment": "Nothing-v0"})["failed"] == ""
     nothing = returns_page.cells_of(make_row(final_return=[None, None], greedy_return=[None, None]))
-    assert (nothing["failed"], nothing["final return"]) == ("2", "-inf")
+    assert (nothing["failed"], nothing["training return"]) == ("2", "-inf")
 
 
 def test_returns_are_stored_as_json_holds_them():
@@ -186,11 +188,11 @@ def test_threshold_is_half_of_the_score_that_a_row_is_compared_with():
     assert returns_page.threshold_of(cost | {"total_timesteps": 1_000_000}) == -8.2
 
 
-def test_every_published_score_has_a_source_and_scripts():
+def test_every_published_score_has_a_source_and_known_scripts():
     scripts = set(returns_page.SCRIPTS)
     for environment, scores in returns_page.PUBLISHED.items():
         for score in scores:
-            assert score.scripts and set(score.scripts) <= scripts, environment
+            assert set(score.scripts) <= scripts, environment
             assert score.source in returns_page.DATA["sources"], environment
             assert re.match(r"\[[^]]+\]\(https://\S+\)", score.link()), environment
 
@@ -199,10 +201,10 @@ def test_every_published_score_has_a_source_and_scripts():
 def test_a_training_with_few_whole_episodes_shows_greedy_returns(episodes, short):
     row = make_row(episodes_at_end=episodes)
     shown = returns_page.cells_of(row)
-    assert (shown["final return"] == "too short") == short
+    assert (shown["training return"] == "too short") == short
     assert (shown["IQM"] == "") == (shown["worst"] == "") == short
-    assert ("greedy" in returns_page.summary_of(row)[1]) == short
-    assert (shown["greedy worst"], shown["greedy IQM"]) == ("480", "490")
+    assert ("evaluation" in returns_page.summary_of(row)[1]) == short
+    assert (shown["evaluation worst"], shown["evaluation IQM"]) == ("480", "490")
     if short:  # what counts is greedy: no failure for the final return's sake
         row |= {"final_return": [None, None], "greedy_return": [470.0, 500.0]}
         assert returns_page.count_failed(row) == 1
@@ -245,9 +247,9 @@ def test_figure_has_training_curves_and_marks_of_published_scores(draw):
     figure = draw(make_row(evaluation_curve=curve))
     styles = {line.get_label(): line.get_linestyle() for line in figure.axes[0].get_lines()}
     public = "published: PPO, 500 at 1e5"
-    assert styles == {"ppo/cartpole": "-", public: "None"}
+    assert styles == {"ppo": "-", public: "None"}
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["ppo/cartpole", public]
+    assert names == ["ppo", public]
 
 
 def test_a_published_score_above_all_curves_is_in_the_figure(draw):
@@ -268,7 +270,7 @@ def test_figure_has_no_curve_twice(draw):
     row = make_row(row="sac/mujoco_ant", script="sac", environment="Ant-v4")
     row["total_timesteps"] = 300_000
     names = [line.get_label() for line in draw(short, row).axes[0].get_lines()]
-    assert names == ["sac/mujoco_ant", "published: SAC, 3532 at 3e5"]
+    assert names == ["sac", "published: SAC, 3532 at 3e5"]
 
 
 def test_cost_of_a_row():
@@ -294,21 +296,30 @@ def test_cost_of_a_row():
     assert returns_page.update_config("# What.\nlr: 1\n", [took]) == f"# What.\n{took}\nlr: 1\n"
 
 
-def test_pairs_are_compared_seed_by_seed(monkeypatch):
+def test_two_rows_are_compared_by_welch(monkeypatch):
     monkeypatch.setitem(returns_page.DATA, "pairs", [["ppo/catch", "ppo_rnn/catch+x"]])
     first = make_row(row="ppo/catch", seed=2000, episodes_at_end=9.0)
     first |= {"final_return": [1.0, 2.0, 9.0], "greedy_return": [3.0, 3.0, 3.0]}
-    second = first | {"row": "ppo_rnn/catch+x", "final_return": [3.0, 3.0]}
+    second = first | {"row": "ppo_rnn/catch+x", "final_return": [3.0, 5.0]}
     lines = returns_page.pairs_table([first, second]).splitlines()
-    assert lines[2] == (
-        "| ppo/catch | ppo_rnn/catch+x | final return | 1.5 (-4.853 to 7.853) | 3 (3 to 3)"
-        " | 1.5 (-4.853 to 7.853) | 2 of 2 |"
-    )
-    assert "| greedy return |" in lines[3] and lines[3].endswith("| 0 (0 to 0) | 0 of 3 |")
-    monkeypatch.setitem(returns_page.DATA, "best", {"CartPole-v1": 3})
-    assert "| 1.5 (1 to 2) b |" in returns_page.pairs_table([first, second])
-    assert returns_page.pairs_table([first, second | {"seed": 3000}]) == ""
+    interval = scipy.stats.ttest_ind([3, 5], [1, 2, 9], equal_var=False).confidence_interval()
+    expected = f"| 0 ({interval.low:.4g} to {interval.high:.4g}) |"
+    assert lines[2].startswith("| ppo/catch | ppo_rnn/catch+x | training return | 4 (")
+    assert lines[2].endswith(expected)
+    assert "| evaluation return |" in lines[3] and lines[3].endswith("| 0 (0 to 0) |")
     assert returns_page.pairs_table([first]) == ""
+
+
+def test_what_others_reach_is_shown_with_its_steps():
+    """The best of any algorithm, and without a score of no more steps all those of more."""
+    row = make_row(row="sac/x", script="sac", environment="HalfCheetah-v4", total_timesteps=100_000)
+    shown = returns_page.cells_of(row)["public"]
+    assert "6156" in shown and "9815 (9600 to 10030) at 1e5, FlashSAC" in shown
+    assert "12139" not in shown and "14298 at 3e6" in shown
+    row = make_row(script="ppo_continuous", environment="CartpoleSwingup", total_timesteps=10**6)
+    shown = returns_page.cells_of(row)["public"]
+    assert "at 5e7, brax's PPO" in shown and "729 at 1e8, PPO" in shown
+    assert returns_page.state(row) == ""
 
 
 def test_a_variant_is_its_config_with_flags():
@@ -355,10 +366,20 @@ def test_comments_that_rows_write_do_not_change_the_code(tmp_path, monkeypatch):
 
 def test_the_guide_says_what_kind_of_return_it_quotes():
     row = make_row(episodes_at_end=5.0)
-    assert guide.show_return(row).startswith("495 (")
+    assert guide.show_return(row, "final_return").startswith("495 (")
     few = row | {"episodes_at_end": 0.5}
-    assert guide.show_return(few).startswith("490 (")
-    assert guide.show_return(few).endswith("), evaluation")
+    assert guide.show_return(few, "final_return") == ""
+    assert guide.show_return(few, "greedy_return").startswith("490 (")
+
+
+def test_the_guide_has_the_best_row_of_each_script():
+    rows = [
+        make_row(row=name, final_return=[mean] * 4)
+        for name, mean in {"ppo/a": 1.0, "ppo/b": 2.0}.items()
+    ]
+    rows.append(make_row(row="ppo/b+no_memory", final_return=[0.0] * 4))
+    assert [row["row"] for row in guide.best_rows(rows, "classic")] == ["ppo/b"]
+    assert [row["row"] for row in guide.best_rows(rows, "memory")] == ["ppo/b", "ppo/b+no_memory"]
 
 
 def test_only_the_same_training_continues(tmp_path):
@@ -396,13 +417,13 @@ def test_a_training_is_deleted_after_its_row_is_written(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(returns, "measure", fail)
     with pytest.raises(RuntimeError):
-        returns.measure_and_keep("ppo/catch", 2)
+        returns.measure_and_keep("ppo/catch", 2, False, tmp_path)
     assert (run_dir / "checkpoints").exists()
     monkeypatch.setattr(returns, "measure", lambda *_: make_row(row="ppo/catch"))
     with filelock.FileLock(run_dir.with_suffix(".lock")):
-        returns.measure_and_keep("ppo/catch", 2)
+        returns.measure_and_keep("ppo/catch", 2, False, tmp_path)
     assert "another process measures it" in capsys.readouterr().out and run_dir.exists()
-    returns.measure_and_keep("ppo/catch", 2)
+    returns.measure_and_keep("ppo/catch", 2, False, tmp_path)
     assert (tmp_path / "ppo_catch.json").exists() and not run_dir.exists()
 
 
@@ -494,7 +515,12 @@ def test_the_flag_for_a_changed_script_moves_the_rows_that_are_named(monkeypatch
     monkeypatch.setattr(returns_page, "render", lambda: None)
     monkeypatch.setattr(sys, "argv", ["returns.py", "--script-changed", "dqn/catch"])
     returns.main()
-    assert measured == [("dqn/catch", returns_page.ROWS["dqn/catch"], True)]
+    seeds = returns_page.ROWS["dqn/catch"]
+    assert measured == [("dqn/catch", seeds, True, returns.UNPUBLISHED)]
+    monkeypatch.setattr(returns.guide, "write", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["returns.py", "--publish", "dqn/catch"])
+    returns.main()
+    assert measured[1] == ("dqn/catch", seeds, False, returns_page.MEASURED)
     monkeypatch.setattr(sys, "argv", ["returns.py", "--script-changed"])
     with pytest.raises(SystemExit) as end:
         returns.main()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, NullFormatter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -58,7 +58,6 @@ PANELS = {  # title: {row: label}
 
 
 def draw_panel(axes, title: str, rows: dict) -> None:
-    last_steps = []
     for name, label in rows.items():
         row = json.loads(returns_page.file_of(name).read_text())
         color = returns_page.SCRIPTS[row["script"]]["color"]
@@ -68,16 +67,13 @@ def draw_panel(axes, title: str, rows: dict) -> None:
         axes.fill_between(
             curve["steps"], curve["low"], curve["high"], color=color, alpha=0.15, linewidth=0
         )
-        last_steps.append(curve["steps"][-1])
-    if max(last_steps) > 1.5 * min(last_steps):
-        axes.set_xscale("log")
-        axes.set_xlim(left=axes.get_xlim()[0] / 20)  # room for the legend
-    else:
-        axes.xaxis.set_major_formatter(EngFormatter(places=0))
+    axes.set_xscale("log")
+    axes.set_xlim(left=axes.get_xlim()[0] / 20)  # room for the legend
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_title(title, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    place = "upper left" if axes.get_xscale() == "log" else "best"
-    axes.legend(frameon=False, fontsize=9, handlelength=1.2, loc=place)
+    axes.legend(frameon=False, fontsize=9, handlelength=1.2, loc="upper left")
 
 
 def main():
@@ -88,7 +84,7 @@ def main():
     for axes, (title, rows) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
         draw_panel(axes, title, rows)
     figure.supxlabel("environment steps of an agent", fontsize=10)
-    figure.supylabel("return", fontsize=10)
+    figure.supylabel("training return", fontsize=10)
     figure.savefig(options.out, dpi=110)
 
 
