@@ -86,7 +86,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...
@@ -94,24 +97,24 @@ class Config:
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 128  # actors per agent, each with its own environment and epsilon
     num_steps: int = 1  # steps per actor and update
-    learning_starts: int = 10_000  # transitions before learning, rounded up to whole rollouts
-    buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
-    # dtype of stored observations; bool and int8 are for whole numbers, empty is the environment's
-    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
-    batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 4  # gradient steps per update, each on a new batch
+    batch_size: int = 128  # transitions per gradient step
+    buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
+    learning_starts: int = 10_000  # transitions before learning, rounded up to whole rollouts
+    lr: float = 2.5e-4  # Adam's learning rate
+    anneal_lr: bool = False  # decay the learning rate linearly to 0
+    gamma: float = 0.99  # discount factor
+    tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
+    target_update_interval: int = 1024  # environment steps between updates of the target network
+    actor_sync_interval: int = 512  # environment steps between copies of the network to the actors
     n_step: int = 3  # rewards in a target; fewer at the end of an episode
     priority_exponent: float = 0.6  # exponent alpha of new priorities; 0 samples uniformly
     importance_exponent: float = 1.0  # exponent beta of the importance weights; 1 corrects in full
-    actor_sync_interval: int = 512  # environment steps between copies of the network to the actors
-    target_update_interval: int = 1024  # environment steps between updates of the target network
-    tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
-    lr: float = 2.5e-4  # Adam's learning rate
-    anneal_lr: bool = False  # decay the learning rate linearly to 0
-    max_grad_norm: float = 40.0  # limit of the gradient's global norm; inf for no limit
-    gamma: float = 0.99  # discount factor
     epsilon_base: float = 0.4  # epsilon of the first actor, which explores most
     epsilon_exponent: float = 7.0  # epsilon of the last actor is epsilon_base ** (1 + this)
+    max_grad_norm: float = 40.0  # limit of the gradient's global norm; inf for no limit
+    # dtype of stored observations; bool and int8 are for whole numbers, empty is the environment's
+    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     # convolutions of images: features, size and stride of each; stride must divide size
     convolutions: tuple[tuple[int, int, int], ...] = ((16, 3, 1),)
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
@@ -380,11 +383,9 @@ def importance_weights(probability, size, exponent):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-
-    def add(ring, new):
-        return ring.at[count % len(ring)].set(new.astype(ring.dtype))
-
-    return jax.tree.map(add, replay, rollout)
+    return jax.tree.map(
+        lambda ring, new: ring.at[count % len(ring)].set(new.astype(ring.dtype)), replay, rollout
+    )
 
 
 def sample(key, replay: Transition, tree: tuple, size, batch_size: int, importance_exponent):

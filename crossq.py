@@ -96,7 +96,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "Pendulum-v1"  # brax or gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...; brax's `backend` is spring by default
@@ -116,7 +119,6 @@ class Config:
     learn_ent_coef: bool = True  # learn ent_coef at policy_lr, to reach target_entropy
     target_entropy: float = -1.0  # target of the policy's entropy, per dimension of an action
     noise_correlation: float = 0.0  # correlation of exploration noise in successive steps
-    reward_scale: float = 1.0  # factor that rewards are multiplied by
     renorm_warmup: int = 100_000  # training passes of a network before its renormalization starts
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the critics' hidden layers
@@ -331,7 +333,9 @@ class Transition(NamedTuple):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-    return jax.tree.map(lambda ring, new: ring.at[count % len(ring)].set(new), replay, rollout)
+    return jax.tree.map(
+        lambda ring, new: ring.at[count % len(ring)].set(new.astype(ring.dtype)), replay, rollout
+    )
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:
@@ -512,10 +516,6 @@ def make_learner(config: Config):
         )
         return state, info
 
-    def make_batch(state, key):
-        batch = sample(key, state.replay, state.rollout_count, config.batch_size)
-        return batch._replace(reward=config.reward_scale * batch.reward)
-
     def entropy_coefficient(params):
         return jnp.exp(params["log_ent_coef"]) if config.learn_ent_coef else config.ent_coef
 
@@ -562,7 +562,7 @@ def make_learner(config: Config):
 
     def critic_step(state, key):
         batch_key, next_action_key = jax.random.split(key)
-        batch = make_batch(state, batch_key)
+        batch = sample(batch_key, state.replay, state.rollout_count, config.batch_size)
         critic_grad = jax.grad(critic_loss_fn, has_aux=True)
         grads, (batch_stats, metrics) = critic_grad(
             state.params["critics"], state, batch, next_action_key
@@ -570,9 +570,10 @@ def make_learner(config: Config):
         state = state._replace(batch_stats=state.batch_stats | {"critics": batch_stats})
         return descend(state, "critics", grads), (batch, metrics)
 
-    def gradient_step(state, keys):
+    def step_group(state, key):
         """Update the critics `policy_delay` times, then policy and entropy coefficient once."""
-        critic_keys, action_key = keys
+        critic_key, action_key = jax.random.split(key)
+        critic_keys = jax.random.split(critic_key, config.policy_delay)
         state, (batches, critic_metrics) = jax.lax.scan(critic_step, state, critic_keys)
         last_batch = jax.tree.map(lambda x: x[-1], batches)
         actor_grad = jax.grad(actor_loss_fn, has_aux=True)
@@ -589,15 +590,14 @@ def make_learner(config: Config):
             grads = ent_coef_grad(state.params["log_ent_coef"], entropy, target_entropy)
             state = descend(state, "log_ent_coef", grads)
 
-        return state, critic_metrics | actor_metrics
+        return state, actor_metrics | critic_metrics
 
     def update(state, _=None):
-        key, collect_key, critic_key, actor_key = jax.random.split(state.key, 4)
+        key, collect_key, learn_key = jax.random.split(state.key, 3)
         state, info = collect(state._replace(key=key), collect_key, act_with_noise)
         num_groups = config.gradient_steps // config.policy_delay
-        critic_keys = jax.random.split(critic_key, (num_groups, config.policy_delay))
-        actor_keys = jax.random.split(actor_key, num_groups)
-        state, metrics = jax.lax.scan(gradient_step, state, (critic_keys, actor_keys))
+        keys = jax.random.split(learn_key, num_groups)
+        state, metrics = jax.lax.scan(step_group, state, keys)
         return state, jax.tree.map(jnp.mean, metrics) | episode_metrics(info)
 
     return init, update

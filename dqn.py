@@ -82,7 +82,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...
@@ -90,21 +93,21 @@ class Config:
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 8  # environments per agent
     num_steps: int = 2  # steps per environment and update
-    learning_starts: int = 10_000  # random steps before learning, rounded up to whole rollouts
-    buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to whole rollouts
-    # dtype of stored observations; bool and int8 are for whole numbers, empty is the environment's
-    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
-    batch_size: int = 128  # transitions per gradient step
     gradient_steps: int = 1  # gradient steps per update, each on a new batch
-    target_update_interval: int = 500  # environment steps between updates of the target network
-    tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
+    batch_size: int = 128  # transitions per gradient step
+    buffer_size: int = 10_000  # capacity of the replay in steps, rounded down to whole rollouts
+    learning_starts: int = 10_000  # random steps before learning, rounded up to whole rollouts
     lr: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
+    tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
+    target_update_interval: int = 500  # environment steps between updates of the target network
     double: bool = True  # the online network chooses the action that the target network values
     epsilon_start: float = 1.0  # probability of a random action after the warm-up
     epsilon_finish: float = 0.05  # probability of a random action at the end
     exploration_fraction: float = 0.5  # fraction of the updates over which epsilon falls linearly
+    # dtype of stored observations; bool and int8 are for whole numbers, empty is the environment's
+    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     # convolutions of images: features, size and stride of each; stride must divide size
     convolutions: tuple[tuple[int, int, int], ...] = ((16, 3, 1),)
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers
@@ -251,11 +254,9 @@ class Transition(NamedTuple):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-
-    def add(ring, new):
-        return ring.at[count % len(ring)].set(new.astype(ring.dtype))
-
-    return jax.tree.map(add, replay, rollout)
+    return jax.tree.map(
+        lambda ring, new: ring.at[count % len(ring)].set(new.astype(ring.dtype)), replay, rollout
+    )
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:

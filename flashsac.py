@@ -99,7 +99,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "Pendulum-v1"  # brax or gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...; brax's `backend` is spring by default
@@ -402,7 +405,9 @@ class Transition(NamedTuple):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-    return jax.tree.map(lambda ring, new: ring.at[count % len(ring)].set(new), replay, rollout)
+    return jax.tree.map(
+        lambda ring, new: ring.at[count % len(ring)].set(new.astype(ring.dtype)), replay, rollout
+    )
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:
@@ -712,7 +717,7 @@ def make_learner(config: Config):
         first_batch = jax.tree.map(lambda x: x[0], batches)
         state, actor_metrics = actor_step(state, first_batch, action_key)
         state, critic_metrics = jax.lax.scan(critic_step, state, (batches, next_action_keys))
-        return state, critic_metrics | actor_metrics
+        return state, actor_metrics | critic_metrics
 
     def update(state, _=None):
         key, collect_key, batch_key, actor_key, critic_key = jax.random.split(state.key, 5)

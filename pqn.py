@@ -82,7 +82,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...

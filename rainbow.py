@@ -89,7 +89,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...
@@ -97,21 +100,18 @@ class Config:
     total_timesteps: int = 500_000  # environment steps per agent, warm-up included
     num_envs: int = 16  # environments per agent
     num_steps: int = 1  # steps per environment and update
-    learning_starts: int = 2_000  # random transitions before learning, rounded up to whole rollouts
-    buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
-    # dtype of stored observations; bool and int8 are for whole numbers, empty is the environment's
-    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
-    batch_size: int = 64  # transitions per gradient step
     gradient_steps: int = 2  # gradient steps per update, each on a new batch
+    batch_size: int = 64  # transitions per gradient step
+    buffer_size: int = 16_384  # transitions in the replay, rounded down to whole rollouts
+    learning_starts: int = 2_000  # random transitions before learning, rounded up to whole rollouts
+    lr: float = 5e-4  # Adam's learning rate
+    anneal_lr: bool = False  # decay the learning rate linearly to 0
+    gamma: float = 0.99  # discount factor
+    tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
+    target_update_interval: int = 800  # environment steps between updates of the target network
     n_step: int = 3  # rewards in a target; fewer at the end of an episode
     priority_exponent: float = 0.5  # exponent omega of new priorities; 0 samples uniformly
     importance_exponent: float = 0.4  # exponent beta of the importance weights; rises linearly to 1
-    target_update_interval: int = 800  # environment steps between updates of the target network
-    tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
-    lr: float = 5e-4  # Adam's learning rate
-    anneal_lr: bool = False  # decay the learning rate linearly to 0
-    max_grad_norm: float = 10.0  # limit of the gradient's global norm; inf for no limit
-    gamma: float = 0.99  # discount factor
     double: bool = True  # the online network chooses the action that the target network values
     dueling: bool = True  # streams for the state's value and the actions' advantages
     # the return's distribution: none learns its mean alone, categorical is C51, quantile is QR-DQN
@@ -124,6 +124,9 @@ class Config:
     epsilon_start: float = 1.0  # probability of a random action after the warm-up
     epsilon_finish: float = 0.01  # probability of a random action at the end
     exploration_fraction: float = 0.1  # fraction of the updates over which epsilon falls linearly
+    max_grad_norm: float = 10.0  # limit of the gradient's global norm; inf for no limit
+    # dtype of stored observations; bool and int8 are for whole numbers, empty is the environment's
+    buffer_dtype: Literal["", "bool", "int8", "bfloat16"] = ""
     # convolutions of images: features, size and stride of each; stride must divide size
     convolutions: tuple[tuple[int, int, int], ...] = ((16, 3, 1),)
     hidden_sizes: tuple[int, ...] = (128, 128)  # sizes of the hidden layers
@@ -516,11 +519,9 @@ def importance_weights(probability, size, exponent):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-
-    def add(ring, new):
-        return ring.at[count % len(ring)].set(new.astype(ring.dtype))
-
-    return jax.tree.map(add, replay, rollout)
+    return jax.tree.map(
+        lambda ring, new: ring.at[count % len(ring)].set(new.astype(ring.dtype)), replay, rollout
+    )
 
 
 def sample(key, replay: Transition, tree: tuple, size, batch_size: int, importance_exponent):

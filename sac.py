@@ -95,7 +95,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "Pendulum-v1"  # brax or gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...; brax's `backend` is spring by default
@@ -286,7 +289,9 @@ class Transition(NamedTuple):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-    return jax.tree.map(lambda ring, new: ring.at[count % len(ring)].set(new), replay, rollout)
+    return jax.tree.map(
+        lambda ring, new: ring.at[count % len(ring)].set(new.astype(ring.dtype)), replay, rollout
+    )
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:
@@ -519,7 +524,7 @@ def make_learner(config: Config):
 
         critic_params = state.params["critics"]
         target_params = optax.incremental_update(critic_params, state.target_params, config.tau)
-        return state._replace(target_params=target_params), critic_metrics | actor_metrics
+        return state._replace(target_params=target_params), actor_metrics | critic_metrics
 
     def update(state, _=None):
         key, collect_key, learn_key = jax.random.split(state.key, 3)

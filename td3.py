@@ -94,7 +94,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "Pendulum-v1"  # brax or gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...; brax's `backend` is spring by default
@@ -115,7 +118,6 @@ class Config:
     noise_clip: float = 0.5  # largest absolute value of the noise on target actions
     exploration_noise: float = 0.1  # standard deviation of the noise on actions in [-1, 1]
     noise_correlation: float = 0.0  # correlation of exploration noise in successive steps
-    reward_scale: float = 1.0  # factor that rewards are multiplied by
     normalize_obs: bool = False  # normalize observations by their running mean and variance
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critics
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
@@ -272,7 +274,9 @@ class Transition(NamedTuple):
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
     """Overwrite the oldest rollout. `count` rollouts were added before."""
-    return jax.tree.map(lambda ring, new: ring.at[count % len(ring)].set(new), replay, rollout)
+    return jax.tree.map(
+        lambda ring, new: ring.at[count % len(ring)].set(new.astype(ring.dtype)), replay, rollout
+    )
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:
@@ -447,7 +451,6 @@ def make_learner(config: Config):
         batch = sample(key, state.replay, state.rollout_count, config.batch_size)
         return batch._replace(
             obs=as_seen(state.obs_statistics, batch.obs),
-            reward=config.reward_scale * batch.reward,
             next_obs=as_seen(state.obs_statistics, batch.next_obs),
         )
 
@@ -487,23 +490,24 @@ def make_learner(config: Config):
         grads, metrics = critic_grad(state.params["critics"], state, batch, noise_key)
         return descend(state, "critics", grads), (batch, metrics)
 
-    def gradient_step(state, keys):
+    def step_group(state, key):
         """Update the critics `policy_delay` times, then the policy and the targets once."""
-        state, (batches, critic_metrics) = jax.lax.scan(critic_step, state, keys)
+        critic_keys = jax.random.split(key, config.policy_delay)
+        state, (batches, critic_metrics) = jax.lax.scan(critic_step, state, critic_keys)
         last_batch = jax.tree.map(lambda x: x[-1], batches)
         actor_grad = jax.grad(actor_loss_fn, has_aux=True)
         grads, actor_metrics = actor_grad(state.params["actor"], state, last_batch)
         state = descend(state, "actor", grads)
 
         target_params = optax.incremental_update(state.params, state.target_params, config.tau)
-        return state._replace(target_params=target_params), critic_metrics | actor_metrics
+        return state._replace(target_params=target_params), actor_metrics | critic_metrics
 
     def update(state, _=None):
         key, collect_key, learn_key = jax.random.split(state.key, 3)
         state, info = collect(state._replace(key=key), collect_key, act_with_noise)
         num_groups = config.gradient_steps // config.policy_delay
-        keys = jax.random.split(learn_key, (num_groups, config.policy_delay))
-        state, metrics = jax.lax.scan(gradient_step, state, keys)
+        keys = jax.random.split(learn_key, num_groups)
+        state, metrics = jax.lax.scan(step_group, state, keys)
         return state, jax.tree.map(jnp.mean, metrics) | episode_metrics(info)
 
     return init, update

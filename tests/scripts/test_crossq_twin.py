@@ -41,7 +41,6 @@ CASES = {
         learn_ent_coef=True,
         target_entropy=-0.7,
         noise_correlation=0.6,
-        reward_scale=3.0,
     ),
     "all off": dataclasses.replace(
         SMALL,
@@ -179,18 +178,17 @@ class Twin(sac.Twin):
 
     def update(self) -> dict:
         config = self.config
-        self.key, collect_key, critic_key, actor_key = jax.random.split(self.key, 4)
+        self.key, collect_key, learn_key = jax.random.split(self.key, 3)
         self.collect(collect_key, self.act_with_noise)
         num_groups = config.gradient_steps // config.policy_delay
-        critic_keys = jax.random.split(critic_key, (num_groups, config.policy_delay))
-        actor_keys = jax.random.split(actor_key, num_groups)
         critic_metrics = []
         actor_metrics = []
-        for group in range(num_groups):
-            for key in critic_keys[group]:
+        for group_key in jax.random.split(learn_key, num_groups):
+            critic_key, actor_key = jax.random.split(group_key)
+            for key in jax.random.split(critic_key, config.policy_delay):
                 batch, metrics = self.critic_step(key)
                 critic_metrics.append(metrics)
-            actor_metrics.append(self.actor_step(actor_keys[group], batch))
+            actor_metrics.append(self.actor_step(actor_key, batch))
         mean = {}
         for steps in (critic_metrics, actor_metrics):
             mean |= {name: np.mean([step[name] for step in steps]) for name in steps[0]}

@@ -160,7 +160,8 @@ class Twin:
         batch = {name: np.array([transition[name] for transition in drawn]) for name in drawn[0]}
         batch["obs"] = self.normalize(batch["obs"]).astype(np.float32)
         batch["next_obs"] = self.normalize(batch["next_obs"]).astype(np.float32)
-        batch["reward"] = (self.config.reward_scale * batch["reward"]).astype(np.float32)
+        scale = getattr(self.config, "reward_scale", 1.0)
+        batch["reward"] = (scale * batch["reward"]).astype(np.float32)
         return batch
 
     def sample_action(self, params, obs, key):

@@ -32,9 +32,7 @@ SMALL = script.Config(
     hidden_sizes=(8,),
 )
 CASES = {
-    "all on": dataclasses.replace(
-        SMALL, noise_correlation=0.6, reward_scale=3.0, normalize_obs=True
-    ),
+    "all on": dataclasses.replace(SMALL, noise_correlation=0.6, normalize_obs=True),
     "all off": dataclasses.replace(
         SMALL, policy_delay=1, gradient_steps=2, num_steps=1, num_envs=3, activation="tanh"
     ),
@@ -75,8 +73,8 @@ class Twin(sac.Twin):
         config = self.config
         num_groups = config.gradient_steps // config.policy_delay
         steps = []
-        for keys in jax.random.split(key, (num_groups, config.policy_delay)):
-            for critic_key in keys:
+        for group_key in jax.random.split(key, num_groups):
+            for critic_key in jax.random.split(group_key, config.policy_delay):
                 batch_key, noise_key = jax.random.split(critic_key)
                 batch = self.sample(batch_key)
                 target = self.target(batch, noise_key)

@@ -29,7 +29,7 @@ REPLAY = SMALL | {
 }
 PPO = ROLLOUTS | {"vf_clip_eps": np.inf, "normalize_reward": False, "normalize_obs": False}
 DQN = REPLAY | {"target_update_interval": 64, "lr": 1e-2}
-SAC = REPLAY | {"policy_lr": 3e-3, "q_lr": 3e-3, "reward_scale": 0.5}
+SAC = REPLAY | {"policy_lr": 3e-3, "q_lr": 3e-3}
 NO_ENTROPY = {"ent_coef": 0.0, "learn_ent_coef": False}
 SUPPORT = {"v_min": -12.0, "v_max": 12.0}
 DISCRETE = {
@@ -46,7 +46,7 @@ CONTINUOUS = {
     | SUPPORT
     | {"lr": 3e-3, "target_entropy": -2.0}
     | {"normalize_reward": False, "normalize_obs": False},
-    "sac": SAC | NO_ENTROPY | {"tau": 0.1},
+    "sac": SAC | NO_ENTROPY | {"tau": 0.1, "reward_scale": 0.5},
     "td3": SAC | {"tau": 0.1},
     "crossq": SAC
     | NO_ENTROPY
