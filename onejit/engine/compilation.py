@@ -144,6 +144,13 @@ def check_agent(agent, name: str = "runner_state.agent") -> None:
         check_agent(value, f"{name}[{key!r}]")
 
 
+def check_metrics(metrics) -> None:
+    """Raise ValueError unless an update returns what results are made of."""
+    for name in ("episodes", "episodic_return"):
+        if name not in metrics:
+            raise ValueError(f"update: its metrics lack {name}, which `episode_metrics` returns")
+
+
 def without_warm_up(script: Script, config):
     """The config with the shortest warm-up that its script takes."""
     if not hasattr(config, "learning_starts"):
@@ -206,6 +213,7 @@ def compile_training(script: Script, config, names, axis: Axis) -> Program:
         lowered_start = jit_start.lower(floats, key_data)
         lowered_advance = jit_advance.lower(abstract, floats, 0, 1)
     check_agent(abstract["runner_state"].agent)
+    check_metrics(abstract["metrics"])
     start = lowered_start.compile()
     advance = lowered_advance.compile()
     held = memory_of(start).output_size_in_bytes

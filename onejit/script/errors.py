@@ -105,8 +105,15 @@ def about_the_config(script: Script, config):
         if "is not in registered gymnax environments" in str(error):
             similar = similar_environment(config.env_name)
             raise FieldError(
-                f"env_name = {config.env_name}: is not registered; MODULE:NAME imports a module "
-                f"first{similar}"
+                f"env_name = {config.env_name}: is not registered; "
+                f"{imported_file(config.env_name)}{similar}"
+            ) from error
+        if "Non-hashable static arguments" in str(error):
+            kind = str(error).partition("of type ")[2].partition(",")[0]
+            raise FieldError(
+                f"env_name = {config.env_name}: an environment must be hashable, and {kind} is "
+                "not: it defines __eq__, as a dataclass does, without __hash__, or holds a list or "
+                "an array"
             ) from error
         if is_missing_module(error, config.env_name) or is_missing_library(error):
             raise FieldError(f"env_name = {config.env_name}: {error}") from error
@@ -139,6 +146,14 @@ def is_missing_module(error: Exception, env_name: str) -> bool:
 def is_missing_library(error: Exception) -> bool:
     """Whether an adapter of onejit lacks its library, and says what to install."""
     return isinstance(error, ImportError) and "pip install" in str(error)
+
+
+def imported_file(env_name: str) -> str:
+    """Which file MODULE:NAME has imported: MODULE may be a module of Python."""
+    module = env_name.rpartition(":")[0]
+    if not module:
+        return "MODULE:NAME imports a module first"
+    return f"{module} is {getattr(sys.modules.get(module), '__file__', 'a module of Python')}"
 
 
 def similar_environment(name: str) -> str:

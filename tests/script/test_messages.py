@@ -1,14 +1,18 @@
 """What the commands say if something is wrong: the right thing, and where."""
 
 import collections
+import dataclasses
+import platform
 import signal
 import sys
 from pathlib import Path
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.environments.classic_control.cartpole import CartPole
 from support.small import small_config
 
 import q_learning_gridworld
@@ -25,6 +29,14 @@ from onejit.script import command_line, load
 SMALL = ["--num-envs=2", "--num-steps=2", "--num-minibatches=1", "--total-timesteps=4"]
 
 # --- errors in the user's own code ---
+
+
+@dataclasses.dataclass
+class NotHashable(CartPole):
+    sizes: list = dataclasses.field(default_factory=list)
+
+
+gymnax.register("test_messages:List", NotHashable)
 
 ENVIRONMENT = """
 import gymnax
@@ -85,6 +97,18 @@ def test_a_module_that_is_missing_is_one_line(own_environment, capfd):
     assert "env_name = mine_nowhere:Mine: No module named 'mine_nowhere'" in said
 
 
+@pytest.mark.parametrize("name", ["platform:Jump", "test_messages:List"])
+def test_an_environment_that_cannot_be_used_is_one_line(name, monkeypatch, capfd):
+    """MODULE is a module of Python, or the environment is not hashable."""
+    monkeypatch.setitem(sys.modules, "test_messages", sys.modules[__name__])
+    with pytest.raises(SystemExit) as stop:
+        train.main(["ppo", f"--env-name={name}", *SMALL])
+    said = capfd.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    expected = platform.__file__ if name == "platform:Jump" else "'test_messages.NotHashable'> is"
+    assert expected in said
+
+
 def test_an_error_in_a_script_keeps_its_traceback(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("import os\nraise ValueError('not today')\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -104,9 +128,10 @@ CRITICS = collections.namedtuple("CRITICS", "first second")
         ({"q": CRITICS(1.0, 2.0)}, "runner_state.agent['q']: must be a dict .* is a CRITICS"),
         ({"params": {"fc.0": 1.0}}, "runner_state.agent['params']: has the name 'fc.0'"),
         (CRITICS(1.0, 2.0), "runner_state.agent: must be a dict .* is a CRITICS"),
+        ({"no_episodes": 1.0}, "update: its metrics lack episodes"),
     ],
 )
-def test_agents_that_no_file_can_hold_are_refused(agent, said, monkeypatch):
+def test_agents_and_metrics_that_cannot_be_results_are_refused(agent, said, monkeypatch):
     """Before anything is compiled: they were lost when the training had ended."""
 
     def learner_of(config):
@@ -115,6 +140,8 @@ def test_agents_that_no_file_can_hold_are_refused(agent, said, monkeypatch):
 
         def update_wrapped(wrapped, _=None):
             state, metrics = update(wrapped.state)
+            if "no_episodes" in agent:
+                del metrics["episodes"]
             return wrapped._replace(state=state), metrics
 
         return lambda rng: Wrapped(init(rng), jax.tree.map(jnp.asarray, agent)), update_wrapped

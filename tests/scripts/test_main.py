@@ -368,10 +368,11 @@ def test_learning_curve_of_a_run(finished):
 
 
 @pytest.mark.common
-def test_no_run_is_overwritten(script, finished):
+def test_no_run_is_overwritten(script, finished, monkeypatch):
     before = {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
+    monkeypatch.setenv("HOME", str(finished[0].parent))
     with pytest.raises(FileExistsError, match=re.escape(f"run_dir = {finished[0]}")):
-        run(script, *flags(small_config(script)), f"--run-dir={finished[0]}")
+        run(script, *flags(small_config(script)), f"--run-dir=~/{finished[0].name}")
     assert before == {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
 
 
@@ -440,6 +441,13 @@ def test_values_of_numpy_become_those_of_python(script, tmp_path):
         script.main(script.Config(), num_seeds=0)
     with pytest.raises(ValueError, match=r"^total_timesteps = 20000.0: .* 20_000"):
         script.main(dataclasses.replace(script.Config(), total_timesteps=2e4))
+
+
+@pytest.mark.common
+def test_metrics_without_episodes_are_named(script):
+    learner = (jax.random.key_data, lambda state: (state, {"loss": state.sum()}))
+    with pytest.raises(ValueError, match="metrics lack `episodes`"):
+        next(script.train_in_chunks(small_config(script), learner, num_seeds=1, seed=0))
 
 
 @pytest.mark.common
