@@ -682,7 +682,7 @@ def test_actions_that_no_script_has():
 
 
 def test_an_id_of_a_user_s_own_module(tmp_path, monkeypatch):
-    """As docs/host_environments.md says."""
+    """As docs/bring_your_own.md says."""
     pytest.importorskip("gymnasium")
     (tmp_path / "my_games.py").write_text(
         "import gymnasium\nimport numpy as np\nfrom onejit.envs.gymnasium import register_ids\n"

@@ -101,7 +101,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypat
 def test_importing_the_package_starts_no_jax(tmp_path):
     """Its functions are imported when they are used: workers of Gymnasium import the package.
 
-    docs/host_environments.md imports the names in the last lines.
+    docs/bring_your_own.md imports the names in the last lines.
     """
     code = "import sys, onejit.envs.host.rows; assert 'jax' not in sys.modules\n"
     code += "onejit.load_run; assert 'onejit.run.directory' in sys.modules\n"

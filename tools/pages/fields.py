@@ -8,13 +8,15 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAD = """# All fields
+HEAD = """# All fields: hyperparameters of every script
 
 Every hyperparameter of every script, with its default. On the command line, a field is a flag with
 dashes: `num_envs` is `--num-envs 8`. In Python it is an argument: `Config(num_envs=8)`.
 `python SCRIPT.py --help` prints the same list.
 
-Frequent questions: the learning rate is `lr`, and `anneal_lr` is the learning rate schedule. The
+## Learning rate schedule, discount, networks
+
+The learning rate is `lr`, and `anneal_lr` is the learning rate schedule. The
 discount factor is `gamma`. The sizes of the networks are `hidden_sizes`. The number of agents is no
 field: `--num-seeds` sets it.
 """
