@@ -4,6 +4,7 @@ A run directory holds `config.yaml`, `metrics.npz`, `learning_curve.png`, `agent
 copy of the script. `onejit train` adds `run.json`, evaluations and checkpoints.
 """
 
+import dataclasses
 import secrets
 import sys
 import time
@@ -62,6 +63,14 @@ def script_and_config(run_dir, record: Record, accept_edited: bool = True):
     """`(script, config)` of a run, as `script_of` imports the script. Raises ValueError."""
     script = script_of(run_dir, record, accept_edited)
     return script, read_config(script, Path(run_dir) / "config.yaml")
+
+
+def with_all_steps(config, record: Record):
+    """The config of an extended run: until it ends, config.yaml is that of its earlier results."""
+    steps = record.settings["total_timesteps"]
+    if steps == config.total_timesteps:
+        return config
+    return dataclasses.replace(config, total_timesteps=steps)
 
 
 def load_run(run_dir, file: str = "agent.safetensors"):

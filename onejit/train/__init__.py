@@ -30,13 +30,13 @@ from onejit.engine.job import Job
 from onejit.engine.progress import count_restored, progress_bar, warn_of_days
 from onejit.report import tracking
 from onejit.report.tracking import TRACKERS
-from onejit.run.directory import new_run_dir, read_config, script_and_config
+from onejit.run.directory import new_run_dir, script_and_config, with_all_steps
 from onejit.run.lock import holding
 from onejit.run.record import Record, make_record, write_record
 from onejit.run.resume import ResumeOptions, open_run, options_of
 from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line
-from onejit.script.configs import env_name_of, write_config
+from onejit.script.configs import env_name_of
 from onejit.script.contract import Script
 from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
 from onejit.script.load import load_script
@@ -90,6 +90,7 @@ def read_resumed(
     record = open_run(run_dir, until_the_end)
     script, config = script_and_config(run_dir, record, accept_edited=given.force)
     options = options_of(Options, run_dir, record)
+    config = with_all_steps(config, record)
     if given.total_timesteps is not None:
         steps = whole_number("total_timesteps", given.total_timesteps)
         config = extend(script, config, steps, is_finished=record.finished is not None)
@@ -144,17 +145,6 @@ def describe_update(script: Script, config) -> str:
 # --- training ---
 
 
-def write_extended(request: Request) -> None:
-    """If a run gets more steps, write its record, which no longer says "finished", and its config.
-
-    In this order, because the process may be killed between them.
-    """
-    file = request.run_dir / "config.yaml"
-    if read_config(request.script, file) != request.config:
-        write_record(request.run_dir, request.record)
-        write_config(file, request.config)
-
-
 def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilation.Program:
     """Lock a new run, compile the program of a slice, begin the run and print its memory.
 
@@ -176,7 +166,7 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
         clock=record.seconds,
     )
     if size:
-        hosts.only_first(write_extended, request)
+        hosts.only_first(write_record, request.run_dir, record)
     else:
         record.slice = program.size
         env_names = [env_name_of(config)]

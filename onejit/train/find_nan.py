@@ -25,7 +25,7 @@ from onejit.base.signals import stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import open_checkpoints, restore
-from onejit.run.directory import script_and_config
+from onejit.run.directory import script_and_config, with_all_steps
 from onejit.run.resume import open_run, options_of
 from onejit.script.contract import Script
 from onejit.script.errors import failures_in_one_line
@@ -483,6 +483,7 @@ def main(run_dir: tyro.conf.Positional[Path], memory: float | None = None) -> Pa
         if record.kind != "train":
             raise ValueError(f"{run_dir}: is a sweep; give a run of onejit train")
         script, config = script_and_config(run_dir, record)
+        config = with_all_steps(config, record)
         options = options_of(Options, run_dir, record, memory)
         search(script, config, options, run_dir, record.slice)
     return run_dir

@@ -526,6 +526,7 @@ def test_a_finished_run_is_extended(evaluated, tmp_path, monkeypatch):
             resume.main(copy, ResumeOptions(total_timesteps=3e3))
         assert "finished" not in record_of(copy)
         assert record_of(copy)["settings"]["total_timesteps"] == 3000
+        assert load_run(copy)[1].total_timesteps == 2000, "not the config of these agents"
         resume.main(copy, ResumeOptions(total_timesteps=again))
         assert "finished" in record_of(copy)
     evaluations = dict(np.load(whole / "evaluations.npz"))
