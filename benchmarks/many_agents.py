@@ -9,7 +9,8 @@ for several agents are computed: one after the other on the same machine. How to
 in benchmarks/speed.py.
 
 Writes results/times.json, the table between the markers in README.md, and
-docs/figures/many_agents.png. What was measured before stays.
+docs/figures/many_agents.png. What was measured before stays. tools/pages/first_picture.py draws the
+picture of README.md from it.
 """
 
 import argparse
@@ -85,9 +86,13 @@ def table(results: dict) -> str:
 
 
 def draw(results: dict) -> None:
-    """Seconds over the number of agents."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = figure.subplots()
+    draw_times(figure.subplots(), results)
+    figure.savefig(PICTURE, dpi=150)
+
+
+def draw_times(axes, results: dict) -> None:
+    """Seconds over the number of agents."""
     agents = sorted(int(number) for number in results["onejit"])
     ours = [results["onejit"][str(number)] for number in agents]
     cleanrl = [number * results["cleanrl"]["1"] for number in agents]
@@ -102,7 +107,6 @@ def draw(results: dict) -> None:
     axes.set_title(f"PPO on CartPole-v1, 5e5 steps, {results['cores']} CPU cores", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(PICTURE, dpi=150)
 
 
 def write_readme(results: dict) -> None:

@@ -1,4 +1,4 @@
-"""The picture at the top of README.md: three agents, side by side as a GIF.
+"""The picture at the top of docs/index.md: three agents, side by side as a GIF.
 
     pip install -c constraints.txt -e ".[tools]" envpool "gymnasium[mujoco]"
     python tools/pages/animation.py --out docs/figures/agents.gif
