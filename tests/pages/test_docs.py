@@ -568,13 +568,26 @@ def test_functions_of_the_section_are_there(name):
             assert (function, outer) in known, f"{name}.py: {function} is not in {outer}"
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_functions_of_the_site_link_to_their_lines(name):
-    """tools/pages/hooks.py: in the built site the names of functions lead to where they are."""
+@pytest.fixture(scope="module")
+def hooks():
+    """tools/pages/hooks.py: what the built site has and the files have not."""
     pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "tools" / "pages" / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_cells_of_the_site_know_the_names_of_their_columns(hooks):
+    head = "<thead><tr><th>script</th><th><code>a</code> &lt; b</th></tr></thead>"
+    page = f"<table>{head}<tbody><tr><td>ppo</td><td></td></tr></tbody></table><td>"
+    cells = '<td data-column="script">ppo</td><td data-column="a &lt; b"></td>'
+    assert hooks.with_column_names(page) == page.replace("<td>ppo</td><td></td>", cells)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_functions_of_the_site_link_to_their_lines(name, hooks):
+    """In the built site the names of functions lead to where they are defined."""
     lines = (ROOT / f"{name}.py").read_text().splitlines()
     page = hooks.link_functions(f"## {name}.py\n{section_of(name)}")
     source = rf"source/{name}\.py\.html"
