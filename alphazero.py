@@ -87,7 +87,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for tic_tac_toe on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for tic_tac_toe on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "tic_tac_toe"  # Pgx game of two players; MODULE:NAME is your own game
     total_timesteps: int = 400_000  # moves of self-play per agent
@@ -413,7 +416,8 @@ def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update takes {config.rollout_size}"
+            f"total_timesteps = {config.total_timesteps}: one update adds "
+            f"{config.rollout_size} steps"
         )
     if config.update_epochs < 1:
         raise ValueError(f"update_epochs = {config.update_epochs}: must be at least 1")
@@ -1017,7 +1021,7 @@ def main(
     if done < config.num_updates:
         print(f"stopped after {done} of {config.num_updates} updates")
 
-    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)

@@ -93,7 +93,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are tuned for a short run on two CPU cores."""
+    """Hyperparameters. The defaults are tuned for a short run on two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "hopper"  # brax or gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...; brax's `backend` is spring by default
@@ -101,7 +104,7 @@ class Config:
     total_timesteps: int = 1_000_000  # environment steps per agent
     num_envs: int = 64  # environments per agent
     num_steps: int = 64  # steps per environment and update
-    # begin environments at different times of an episode, so that they do not all reset together
+    # set the clocks of the environments to different times of the first episode
     staggered_resets: bool = False
     update_epochs: int = 4  # passes over the num_envs * num_steps steps of an update
     num_minibatches: int = 16  # gradient steps per pass
@@ -162,8 +165,8 @@ class Mlp(nn.Module):
 
     obs_space: Any
     hidden_sizes: tuple[int, ...]
-    outputs: int
     activation: str
+    outputs: int
     head_scale: float
 
     @nn.compact
@@ -186,9 +189,8 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        mean = Mlp(
-            self.obs_space, self.hidden_sizes, self.action_dim, self.activation, head_scale=0.01
-        )(obs)
+        layers = (self.obs_space, self.hidden_sizes, self.activation)
+        mean = Mlp(*layers, outputs=self.action_dim, head_scale=0.01)(obs)
         init_log_std = nn.initializers.constant(self.log_std_init)
         log_std = self.param("log_std", init_log_std, (self.action_dim,), jnp.float32)
         std = jnp.broadcast_to(jnp.exp(log_std), mean.shape)
@@ -204,9 +206,8 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        return Mlp(self.obs_space, self.hidden_sizes, 1, self.activation, head_scale=1.0)(
-            obs
-        ).squeeze(-1)
+        layers = (self.obs_space, self.hidden_sizes, self.activation)
+        return Mlp(*layers, outputs=1, head_scale=1.0)(obs).squeeze(-1)
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -309,14 +310,14 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 class Transition(NamedTuple):
     """One step in all environments, [num_envs, ...]. A rollout is [num_steps, num_envs, ...]."""
 
-    obs: jax.Array  # as the policy saw it, normalized if `normalize_obs`
+    obs: jax.Array  # as the networks see it, normalized if `normalize_obs`
     action: jax.Array
     log_prob: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
     next_obs: jax.Array  # after the step, before auto-reset; normalized like `obs`
-    raw_obs: jax.Array  # not normalized
+    raw_obs: jax.Array  # as the environment gave it
     discounted_return: jax.Array  # of the episode so far
     info: dict  # statistics of episodes
 
@@ -339,6 +340,28 @@ class RunnerState(NamedTuple):
         return {"params": self.params, "obs_statistics": self.obs_statistics._asdict()}
 
 
+def stagger(state, limit: int):
+    """Set the clocks of environments to different times of the first episode.
+
+    `state` is the one of `LogEpisodes`, leaves [num_envs, ...]. The first, shortened episodes begin
+    with a negative length, so that no metric counts them.
+    """
+    num_envs = len(state.episode_lengths)
+    time = jnp.linspace(0, limit, num_envs, endpoint=False, dtype=jnp.int32)
+
+    def has_clock(node):
+        return isinstance(node, environment.EnvState)
+
+    def set_clock(node):
+        return node.replace(time=time) if has_clock(node) else node
+
+    nodes = jax.tree.leaves(state, is_leaf=has_clock)  # also within the states of wrappers
+    if not any(has_clock(node) for node in nodes):
+        raise ValueError("staggered_resets = True: must be False, the environment is not in JAX")
+    state = jax.tree.map(set_clock, state, is_leaf=has_clock)
+    return state.replace(episode_lengths=jnp.where(time > 0, -limit, 0))
+
+
 def make_networks(config: Config, env, env_params):
     with jax.ensure_compile_time_eval():  # its bounds stay concrete numbers, also inside a jit
         space = env.observation_space(env_params)
@@ -352,7 +375,8 @@ def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update takes {config.rollout_size}"
+            f"total_timesteps = {config.total_timesteps}: one update adds "
+            f"{config.rollout_size} steps"
         )
     if config.update_epochs < 1:
         raise ValueError(f"update_epochs = {config.update_epochs}: must be at least 1")
@@ -381,9 +405,7 @@ def make_learner(config: Config):
         actor_key, critic_key, env_key, key = jax.random.split(rng, 4)
         obs, env_state = reset_env(jax.random.split(env_key, config.num_envs), env_params)
         if config.staggered_resets:
-            limit = env_params.max_steps_in_episode
-            time = jnp.linspace(0, limit, config.num_envs, endpoint=False, dtype=jnp.int32)
-            env_state = env_state.replace(env_state=env_state.env_state.replace(time=time))
+            env_state = stagger(env_state, env_params.max_steps_in_episode)
         params = {"actor": actor.init(actor_key, obs), "critic": critic.init(critic_key, obs)}
         return RunnerState(
             params=params,
@@ -414,7 +436,8 @@ def make_learner(config: Config):
                 env_keys, env_state, action, env_params
             )
             discounted_return = config.gamma * discounted_return + reward
-            final_obs = info.pop("final_observation")
+            raw_next_obs = info.pop("final_observation")  # before auto-reset
+            info["returned_episode"] &= info["returned_episode_lengths"] > 0  # see `stagger`
             transition = Transition(
                 obs=obs,
                 action=action,
@@ -422,7 +445,7 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=as_seen(final_obs),
+                next_obs=as_seen(raw_next_obs),
                 raw_obs=raw_obs,
                 discounted_return=discounted_return,
                 info=info,
@@ -511,10 +534,9 @@ def make_learner(config: Config):
         state = update_statistics(state, rollout)
         batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, learn_key)
-        _, value, advantage, target = batch
+        _, value, _, target = batch
         metrics["value"] = value.mean()
-        # an advantage is the error of a value: target - value
-        metrics["explained_variance"] = 1.0 - advantage.var() / (target.var() + 1e-8)
+        metrics["explained_variance"] = 1.0 - (target - value).var() / (target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update
@@ -560,8 +582,8 @@ class StandardStep(GymnaxWrapper):
 class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
 
-    Wrappers inside, such as PureJaxRL's, may transform `obs` alone: they are then wrong at time
-    limits only, and not in each step.
+    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
+    not in each step.
     """
 
     def step(self, key, state, action, params=None):
@@ -669,7 +691,7 @@ class BraxEnv(environment.Environment):
         return obs, BraxState(time=state.time + 1, brax=brax_state), reward, terminated, {}
 
     def observation_space(self, params):
-        """A box; a dict of boxes, which `make_env` refuses, where brax observes a dict."""
+        """A box. If brax observes a dict, a dict of boxes, for which `make_env` raises an error."""
         start = jax.eval_shape(self.env.reset, jax.random.key(0))
         return jax.tree.map(lambda x: spaces.Box(-jnp.inf, jnp.inf, x.shape), start.obs)
 
@@ -951,7 +973,7 @@ def main(
     if done < config.num_updates:
         print(f"stopped after {done} of {config.num_updates} updates")
 
-    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)

@@ -90,7 +90,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are sized for two CPU cores."""
+    """Hyperparameters. The defaults are sized for two CPU cores.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "Catch-bsuite"  # gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...
@@ -242,6 +245,26 @@ class Critic(Network):
 # --- mathematics: arrays in, arrays out ---
 
 
+def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits.
+
+    All [T, N]. `next_values` are the values of the observations after each step, before auto-reset.
+    A truncated step is bootstrapped, a terminated step is not; both cut the trace.
+    Returns advantages and value targets [T, N].
+    """
+    deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
+    decays = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
+
+    def step(next_advantage, delta_and_decay):
+        delta, decay = delta_and_decay
+        advantage = delta + decay * next_advantage
+        return advantage, advantage
+
+    after_the_last = jnp.zeros_like(deltas[0])
+    _, advantages = jax.lax.scan(step, after_the_last, (deltas, decays), reverse=True, unroll=16)
+    return advantages, advantages + values
+
+
 def ppo_drift(log_ratio, advantage, clip_eps):
     """What PPO's clip subtracts from ratio * A (arXiv 1707.06347, equation 7). All [B]."""
     ratio = jnp.exp(log_ratio)
@@ -293,26 +316,6 @@ def value_loss(value, old_value, target, clip_eps):
     return 0.5 * error.mean()
 
 
-def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalized advantage estimation (arXiv 1506.02438, equation 16) with time limits.
-
-    All [T, N]. `next_values` are the values of the observations after each step, before auto-reset.
-    A truncated step is bootstrapped, a terminated step is not; both cut the trace.
-    Returns advantages and value targets [T, N].
-    """
-    deltas = rewards + gamma * jnp.where(terminated, 0.0, next_values) - values
-    decays = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
-
-    def step(next_advantage, delta_and_decay):
-        delta, decay = delta_and_decay
-        advantage = delta + decay * next_advantage
-        return advantage, advantage
-
-    after_the_last = jnp.zeros_like(deltas[0])
-    _, advantages = jax.lax.scan(step, after_the_last, (deltas, decays), reverse=True, unroll=16)
-    return advantages, advantages + values
-
-
 def best_agent(returns, agents):
     """The best agent of the fittest network.
 
@@ -357,14 +360,14 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 class Transition(NamedTuple):
     """One step in an agent's environments, [inner_envs, ...]; a rollout is [inner_steps, ...]."""
 
-    obs: jax.Array  # as the policy saw it, normalized if `normalize_obs`
+    obs: jax.Array  # as the networks see it, normalized if `normalize_obs`
     action: jax.Array
     log_prob: jax.Array
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
     next_obs: jax.Array  # after the step, before auto-reset; normalized like `obs`
-    raw_obs: jax.Array  # not normalized
+    raw_obs: jax.Array  # as the environment gave it
     discounted_return: jax.Array  # of the episode so far
 
 
@@ -426,8 +429,8 @@ def make_inner(config: Config):
     """
     if config.inner_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update of an agent takes "
-            f"{config.rollout_size}"
+            f"total_timesteps = {config.total_timesteps}: one update of an agent adds "
+            f"{config.rollout_size} steps"
         )
     minibatch_size, remainder = divmod(config.rollout_size, config.num_minibatches)
     if remainder or minibatch_size < 2:  # one advantage, normalized, is 0
@@ -790,8 +793,8 @@ class StandardStep(GymnaxWrapper):
 class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
 
-    Wrappers inside, such as PureJaxRL's, may transform `obs` alone: they are then wrong at time
-    limits only, and not in each step.
+    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
+    not in each step.
     """
 
     def step(self, key, state, action, params=None):
@@ -1107,7 +1110,7 @@ def main(
     if done < config.num_updates:
         print(f"stopped after {done} of {config.num_updates} updates")
 
-    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)

@@ -774,8 +774,8 @@ class StandardStep(GymnaxWrapper):
 class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
 
-    Wrappers inside, such as PureJaxRL's, may transform `obs` alone: they are then wrong at time
-    limits only, and not in each step.
+    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
+    not in each step.
     """
 
     def step(self, key, state, action, params=None):
@@ -883,7 +883,7 @@ class BraxEnv(environment.Environment):
         return obs, BraxState(time=state.time + 1, brax=brax_state), reward, terminated, {}
 
     def observation_space(self, params):
-        """A box; a dict of boxes, which `make_env` refuses, where brax observes a dict."""
+        """A box. If brax observes a dict, a dict of boxes, for which `make_env` raises an error."""
         start = jax.eval_shape(self.env.reset, jax.random.key(0))
         return jax.tree.map(lambda x: spaces.Box(-jnp.inf, jnp.inf, x.shape), start.obs)
 
@@ -1165,7 +1165,7 @@ def main(
     if done < config.num_updates:
         print(f"stopped after {done} of {config.num_updates} updates")
 
-    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)

@@ -99,7 +99,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are JaxMARL's for IPPO, and a centralized critic and ids."""
+    """Hyperparameters. The defaults are JaxMARL's for IPPO, and a centralized critic and ids.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "MPE_simple_spread_v3"  # JaxMARL's, or MODULE:NAME; actions must be discrete
     # parameters of the environment: NAME VALUE ...
@@ -360,11 +363,11 @@ class Transition(NamedTuple):
     """One step in all environments, [num_envs, ...]. A rollout is [num_steps, num_envs, ...]."""
 
     obs: Observation
-    first: jax.Array  # whether `obs` is the first of its episode
+    first: jax.Array  # whether `obs` is the first one of its episode
+    memory: jax.Array  # of the critic after `obs`, [A, cell_size]
     action: jax.Array  # [A]
     log_prob: jax.Array  # [A]
     value: jax.Array  # [A]
-    memory: jax.Array  # of the critic after `obs`, [A, cell_size]
     reward: jax.Array  # [A]
     shaped_reward: jax.Array  # [A]
     terminated: jax.Array
@@ -380,7 +383,7 @@ class RunnerState(NamedTuple):
     opt_state: Any
     update_count: jax.Array  # updates so far
     obs: Observation  # [num_envs, ...]
-    first: jax.Array  # [num_envs], whether `obs` is the first of its episode
+    first: jax.Array  # [num_envs], whether `obs` is the first one of its episode
     memory: dict  # of "actor" and "critic", [num_envs, A, cell_size]; not yet reset where `first`
     env_state: Any  # [num_envs, ...]
     key: jax.Array
@@ -420,7 +423,8 @@ def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update takes {config.rollout_size}"
+            f"total_timesteps = {config.total_timesteps}: one update adds "
+            f"{config.rollout_size} steps"
         )
     if config.update_epochs < 1:
         raise ValueError(f"update_epochs = {config.update_epochs}: must be at least 1")
@@ -489,15 +493,15 @@ def make_learner(config: Config):
             transition = Transition(
                 obs=obs,
                 first=first,
+                memory=memory["critic"],
                 action=action,
                 log_prob=log_prob,
                 value=last(value),
-                memory=memory["critic"],
                 reward=info.pop("reward"),
                 shaped_reward=info.pop("shaped_reward"),
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=info.pop("final_observation"),
+                next_obs=info.pop("final_observation"),  # before auto-reset
                 info=info,
             )
             return (obs_after_reset, terminated | truncated, memory, env_state), transition
@@ -588,10 +592,10 @@ def make_learner(config: Config):
         batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, memory, learn_key)
         state = state._replace(update_count=state.update_count + 1)
-        _, advantage, target = batch
-        metrics["value"] = rollout.value.mean()
-        # an advantage is the error of a value: target - value
-        metrics["explained_variance"] = 1.0 - advantage.var() / (target.var() + 1e-8)
+        steps, _, target = batch
+        error = target - steps.value
+        metrics["value"] = steps.value.mean()
+        metrics["explained_variance"] = 1.0 - error.var() / (target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update
@@ -1049,7 +1053,7 @@ def main(
     if done < config.num_updates:
         print(f"stopped after {done} of {config.num_updates} updates")
 
-    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)

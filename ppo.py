@@ -86,7 +86,10 @@ def register_config(cls):
 @register_config
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyperparameters. The defaults are CleanRL's for classic control."""
+    """Hyperparameters. The defaults are CleanRL's for classic control.
+
+    Float fields may be traced, so Python never branches on them.
+    """
 
     env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE first
     # parameters of the environment: NAME VALUE ...
@@ -315,7 +318,7 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
 class Transition(NamedTuple):
     """One step in all environments, [num_envs, ...]. A rollout is [num_steps, num_envs, ...]."""
 
-    obs: jax.Array  # as the policy saw it, normalized if `normalize_obs`
+    obs: jax.Array  # as the networks see it, normalized if `normalize_obs`
     action_mask: Any  # [num_envs, num_actions], true for valid actions, or None
     action: jax.Array
     log_prob: jax.Array
@@ -323,7 +326,7 @@ class Transition(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     next_obs: jax.Array  # after the step, before auto-reset; normalized like `obs`
-    raw_obs: jax.Array  # not normalized
+    raw_obs: jax.Array  # as the environment gave it
     discounted_return: jax.Array  # of the episode so far
     info: dict  # statistics of episodes
 
@@ -384,7 +387,8 @@ def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update takes {config.rollout_size}"
+            f"total_timesteps = {config.total_timesteps}: one update adds "
+            f"{config.rollout_size} steps"
         )
     if config.update_epochs < 1:
         raise ValueError(f"update_epochs = {config.update_epochs}: must be at least 1")
@@ -445,7 +449,7 @@ def make_learner(config: Config):
                 env_keys, env_state, action, env_params
             )
             discounted_return = config.gamma * discounted_return + reward
-            final_obs, _ = split_mask(info.pop("final_observation"))
+            raw_next_obs, _ = split_mask(info.pop("final_observation"))  # before auto-reset
             transition = Transition(
                 obs=obs,
                 action_mask=action_mask,
@@ -454,7 +458,7 @@ def make_learner(config: Config):
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
-                next_obs=as_seen(final_obs),
+                next_obs=as_seen(raw_next_obs),
                 raw_obs=raw_obs,
                 discounted_return=discounted_return,
                 info=info,
@@ -542,10 +546,9 @@ def make_learner(config: Config):
         state = update_statistics(state, rollout)
         batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, learn_key)
-        _, value, advantage, target = batch
+        _, value, _, target = batch
         metrics["value"] = value.mean()
-        # an advantage is the error of a value: target - value
-        metrics["explained_variance"] = 1.0 - advantage.var() / (target.var() + 1e-8)
+        metrics["explained_variance"] = 1.0 - (target - value).var() / (target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update
@@ -592,8 +595,8 @@ class StandardStep(GymnaxWrapper):
 class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
 
-    Wrappers inside, such as PureJaxRL's, may transform `obs` alone: they are then wrong at time
-    limits only, and not in each step.
+    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
+    not in each step.
     """
 
     def step(self, key, state, action, params=None):
@@ -909,7 +912,7 @@ def main(
     if done < config.num_updates:
         print(f"stopped after {done} of {config.num_updates} updates")
 
-    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)

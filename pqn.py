@@ -454,8 +454,8 @@ class StandardStep(GymnaxWrapper):
 class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
 
-    Wrappers inside, such as PureJaxRL's, may transform `obs` alone: they are then wrong at time
-    limits only, and not in each step.
+    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
+    not in each step.
     """
 
     def step(self, key, state, action, params=None):
@@ -771,7 +771,7 @@ def main(
     if done < config.num_updates:
         print(f"stopped after {done} of {config.num_updates} updates")
 
-    matplotlib.rcdefaults()  # a style of one's own may need what is missing here
+    matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
     if report := globals().get("report"):  # figures of this script alone
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)

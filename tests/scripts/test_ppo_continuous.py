@@ -4,14 +4,17 @@ And one run with a config.
 """
 
 import dataclasses
+import importlib
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys  # noqa: F401  registers the environments
-from gymnax.environments import spaces
+from gymnax.environments import environment, spaces
+from gymnax.wrappers.purerl import LogEnvState
 from support.compilation import jit_quickly
 
 import ppo_continuous as ppo
@@ -158,3 +161,23 @@ def test_actions_are_rescaled_to_the_bounds(low, high):
     np.testing.assert_allclose(out, [low, (low + high) / 2, high], rtol=1e-5, atol=1e-6)
     out, *_ = env.step(None, None, jnp.array([-9.0, 0.5, 9.0]), None)
     np.testing.assert_allclose(out, [low, low + 0.75 * (high - low), high], rtol=1e-5)
+
+
+class OwnClock(NamedTuple):
+    time: jax.Array
+
+
+@pytest.mark.parametrize("name", ["ppo_continuous", "dpo_continuous", "reppo"])
+def test_staggered_resets_set_the_clock_within_the_state_of_any_wrapper(name):
+    """The pair is a wrapper's state. A state that is not gymnax's has a clock of its own."""
+
+    def logged(env_state):
+        zeros = jnp.zeros(4, jnp.int32)
+        return LogEnvState(env_state, zeros, zeros, zeros, zeros, zeros)
+
+    stagger = importlib.import_module(name).stagger
+    state = stagger(logged((environment.EnvState(time=jnp.zeros(4, jnp.int32)), jnp.ones(4))), 8)
+    np.testing.assert_array_equal(state.env_state[0].time, [0, 2, 4, 6])
+    np.testing.assert_array_equal(state.episode_lengths, [0, -8, -8, -8])
+    with pytest.raises(ValueError, match="staggered_resets = True: must be False"):
+        stagger(logged(OwnClock(time=jnp.zeros(4, jnp.int32))), 8)

@@ -245,7 +245,7 @@ WRONG = [
     ("goal = (0, 0)", {"random_starts": True, "height": 1, "width": 1, "start": (0, 0)}, "reached"),
     ("start = 7 11", {"height": 0}, "must be in the grid of 0 x 12"),
     ("max_steps_in_episode = 0", {"max_steps_in_episode": 0}, "at least 1"),
-    ("total_timesteps = 999", {"total_timesteps": 999, "num_steps": 1000}, "one update takes 1000"),
+    ("total_timesteps = 999", {"total_timesteps": 999, "num_steps": 1000}, "one update adds 1000"),
 ]
 
 

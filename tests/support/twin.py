@@ -111,6 +111,7 @@ class Environments:
         )
         self.states = []
         self.obs = []
+        self.shortened = []  # whether the running episode began with a later time
         self.ended = []  # (return, length) of the episodes that ended since the last `clear`
 
     def reset(self, keys) -> None:
@@ -118,11 +119,13 @@ class Environments:
             obs, state = self.reset_one(key)
             self.obs.append(to_array(obs))
             self.states.append(state)
+            self.shortened.append(False)
         if self.staggered:
             for i, state in enumerate(self.states):
                 time = i * self.env_params.max_steps_in_episode // len(keys)
                 inner = state.env_state.replace(time=jnp.int32(time))
                 self.states[i] = state.replace(env_state=inner)
+                self.shortened[i] = time > 0
 
     def step(self, keys, actions):
         """Reward, terminated, truncated [N] and the observations after the step, before a reset."""
@@ -140,13 +143,14 @@ class Environments:
             terminateds.append(bool(terminated))
             truncateds.append(bool(truncated))
             next_obs.append(to_array(info["final_observation"]))
-            if terminated or truncated:
+            if (terminated or truncated) and not self.shortened[i]:
                 self.ended.append(
                     (
                         float(info["returned_episode_returns"]),
                         int(info["returned_episode_lengths"]),
                     )
                 )
+            self.shortened[i] &= not (terminated or truncated)
         return np.array(rewards), np.array(terminateds), np.array(truncateds), np.array(next_obs)
 
     def episode_metrics(self) -> dict:

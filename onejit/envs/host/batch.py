@@ -59,12 +59,16 @@ class Batch:
 
 
 @struct.dataclass
-class HostState(environment.EnvState):
-    """A ticket for one row of a batch, and what replaying an episode needs."""
+class HostState:
+    """A ticket for one row of a batch, and what replaying an episode needs.
 
+    It is no `EnvState` of gymnax: the environment has its own clock, and nothing here sets it.
+    """
+
+    time: jax.Array  # steps since the start of the episode
     batch: jax.Array  # number of the batch in this process
     row: jax.Array
-    steps: jax.Array  # of the row since it was made; `time` counts from the start of the episode
+    steps: jax.Array  # of the row since it was made
     seed: jax.Array
     action: jax.Array  # of the last step, in the bounds of the environment
 
