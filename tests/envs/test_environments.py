@@ -489,6 +489,7 @@ OWN = {
     "point": (ppo_continuous, "Point", {"friction": 0.2}),
     "lights": (ppo, "Lights", {"max_steps_in_episode": 7}),
     "valve": (ppo_continuous, "Valve-v0", {"goal": 0.7}),
+    "tanks": (ppo_continuous, "Tanks", {"goal": 0.7}),
 }
 
 
@@ -504,7 +505,7 @@ def test_an_example_of_the_docs_starts(name, written):
     config = script.Config(env_name=f"{name}:{env_name}", env_params=params)
     _, env_params = script.make_env(config)
     check_observations(script, config)
-    limits = {"corridor": 50, "point": 100, "lights": 7, "valve": 60}
+    limits = {"corridor": 50, "point": 100, "lights": 7, "valve": 60, "tanks": 60}
     assert env_params.max_steps_in_episode == limits[name]
     init, update = script.make_learner(config)
     jax.eval_shape(update, jax.eval_shape(init, jax.random.key(0)))
@@ -519,7 +520,7 @@ def test_the_example_of_the_docs_is_learned(written):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["point", "lights", "valve"])
+@pytest.mark.parametrize("name", ["point", "lights", "valve", "tanks"])
 def test_the_other_examples_are_learned(name, written):
     """Untrained: about a third of the lights; the point leaves, the level drifts."""
     if name == "valve":
