@@ -1,9 +1,13 @@
 """Training of a slice of runs from its last checkpoint to its end."""
 
+import dataclasses
 import math
 import sys
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +15,11 @@ import numpy as np
 
 import onejit.engine.devices  # noqa: F401 - before JAX starts
 from onejit.base import statistics
-from onejit.base.signals import Stopped
+from onejit.base.signals import Stopped, ending_at_once
 from onejit.engine.checkpoints import open_checkpoints, restore, save
-from onejit.engine.hosts import agree, is_first, latest
-from onejit.engine.job import Job
+from onejit.engine.hosts import agree, fetch, is_first, latest
+from onejit.engine.progress import count_restored, warn_of_days
+from onejit.script.steps import steps_of
 
 KEY = 2**31 + 4  # what the key of new episodes is folded from: no training uses it
 
@@ -30,6 +35,69 @@ EPISODE_FIELDS = (
     "game_state",
     "matches",
 )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Slice:
+    """Some of all runs, which train in one program. The last run fills up the program."""
+
+    config: Any
+    runs: range
+    numbers: np.ndarray  # of the runs, with those that fill up: [size]
+    key_data: np.ndarray  # of their random keys: [size, words]
+    folder: Path  # of their checkpoints
+    floats: dict[str, Any] = dataclasses.field(default_factory=dict)  # {field: [size]} of a sweep
+    first_update: int = 0
+    last_update: int | None = None  # the update after which it ends; None for the program's last
+    # (program) -> carry after `first_update`; None for the script's `init`
+    start: Callable[[Any], dict] | None = None
+    save_last: bool = False  # write a checkpoint at the end, too
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of all runs in an update."""
+        return len(self.runs) * steps_of(self.config)
+
+
+def runs_of_slice(first: int, size: int, total: int) -> tuple[range, np.ndarray]:
+    """The runs of a slice of `total` runs, and their numbers with those that fill it up."""
+    numbers = np.minimum(np.arange(first, first + size), total - 1)
+    return range(first, min(first + size, total)), numbers
+
+
+@dataclasses.dataclass(kw_only=True)
+class Session:
+    """What the slices that a command trains have in common."""
+
+    record: Any  # of run.json: `steps_done`, `seconds` and `not_finite_at_start` are kept here
+    write_record: Callable[[], None]
+    progress: Any
+    caught: Sequence[int]  # receives the signals that end the training
+    # (slice, first, last, metrics, returns) -> note for the progress bar, about once in a second
+    # after the updates [first, last): their metrics {name: [size, last - first]}, and the returns
+    # [size, episodes] of an evaluation after them, if there was one; in process 0
+    watch: Callable[..., str]
+    checkpoint_interval: float = 60.0  # seconds between checkpoints; 0 for none
+    eval_interval: int = 0  # updates between evaluations; 0 for none
+    if_stopped: str = ""  # the last words if a signal ends the evaluation after the training
+
+    def count(self, steps: int, restored: bool = False) -> None:
+        """Count environment steps, also those of an earlier session."""
+        self.record.steps_done += steps
+        if restored:
+            count_restored(self.progress, steps)
+        elif is_first():
+            self.progress.update(steps)
+
+
+class Trained(NamedTuple):
+    """What the training of some runs has made, in NumPy arrays [runs, ...] on all processes."""
+
+    metrics: dict  # {name: [runs, updates]}
+    agent: dict
+    final_return: np.ndarray  # [runs]
+    evaluation: np.ndarray | None = None  # returns of greedy episodes at the end: [runs, episodes]
+    during: dict | None = None  # evaluations during training
 
 
 def seed_keys(options) -> np.ndarray:
@@ -133,8 +201,8 @@ def make_reader(program):
     return read
 
 
-def restore_or_start(program, job: Job, floats: dict, manager, end: int):
-    """`(carry, number of updates done)` from the last checkpoint, or as the job starts.
+def restore_or_start(program, piece: Slice, session: Session, floats: dict, manager, end: int):
+    """`(carry, number of updates done)` from the last checkpoint, or as the slice starts.
 
     Environments outside of JAX begin new episodes, unless `end` updates are done.
     """
@@ -144,14 +212,17 @@ def restore_or_start(program, job: Job, floats: dict, manager, end: int):
     done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
     if done:
         carry = restore(manager, done, program)
+    elif piece.start is not None:
+        carry = piece.start(program)
+        done = piece.first_update
     else:
-        carry, done = job.start(program, floats)
-        if not done:
-            names = not_finite_leaves(carry["runner_state"].agent)
-            job.not_finite += [name for name in names if name not in job.not_finite]
+        carry = program.start(floats, jax.device_put(piece.key_data, program.sharding))
+        known = session.record.not_finite_at_start
+        names = not_finite_leaves(carry["runner_state"].agent)
+        known += [name for name in names if name not in known]
     if 0 < done < end and holds(program.abstract["runner_state"], host.HostState):
         state = carry["runner_state"]
-        carry["runner_state"] = with_new_episodes(program, state, floats, job.key_data, done)
+        carry["runner_state"] = with_new_episodes(program, state, floats, piece.key_data, done)
     return carry, done
 
 
@@ -172,71 +243,103 @@ def end_of_chunk(done: int, chunk: int, end: int, eval_interval: int) -> int:
     return last
 
 
-def evaluate(program, job: Job, carry: dict, index: int) -> np.ndarray:
-    """The returns [size, episodes] of evaluation number `index`, which the carry remembers."""
-    returns = job.evaluate(program, carry)
-    agents = carry["runner_state"].agent
-    left_out = tuple(job.not_finite)
-    carry["evaluation"] = program.remember(carry["evaluation"], agents, returns, index, left_out)
-    return np.asarray(returns)
+def evaluate(program, piece: Slice, carry: dict):
+    """Returns [size, episodes] of greedy episodes."""
+    numbers = jax.device_put(piece.numbers.astype(np.int32), program.sharding)
+    return program.evaluate(carry["runner_state"].agent, numbers)
 
 
-def train(program, job: Job, manager):
-    """Train a job from its last checkpoint, or from its start, to its end. Returns its carry.
+def train(program, piece: Slice, session: Session, manager):
+    """Train a slice from its last checkpoint, or from its start, to its end. Returns its carry.
 
     Process 0 decides when a checkpoint is written, because clocks differ. A signal ends training
     with a checkpoint and raises `Stopped`.
     """
     floats = {}
-    for name, values in job.floats.items():
+    for name, values in piece.floats.items():
         floats[name] = jax.device_put(np.asarray(values, np.float32), program.sharding)
 
-    end = program.num_updates if job.last_update is None else job.last_update
-    carry, done = restore_or_start(program, job, floats, manager, end)
+    end = program.num_updates if piece.last_update is None else piece.last_update
+    clock = session.record.seconds
+    left_out = session.record.not_finite_at_start
+    carry, done = restore_or_start(program, piece, session, floats, manager, end)
     read = make_reader(program)
     chunk = 1
     saved_at = time.perf_counter()
-    job.on_begin()
+    session.progress.unpause()
     while done < end:
         begun = time.perf_counter()
-        last = end_of_chunk(done, chunk, end, job.eval_interval)
+        last = end_of_chunk(done, chunk, end, session.eval_interval)
         length = last - done
         trained = {name: carry[name] for name in ("runner_state", "metrics")}
         carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
         metrics = read(carry["metrics"], done, last)
         ended = time.perf_counter()
         returns = None
-        if job.eval_interval and last % job.eval_interval == 0:
-            returns = evaluate(program, job, carry, last // job.eval_interval - 1)
-        job.clock.train += ended - begun
-        job.clock.evaluate += time.perf_counter() - ended
+        if session.eval_interval and last % session.eval_interval == 0:
+            index = last // session.eval_interval - 1
+            returns = evaluate(program, piece, carry)
+            agents = carry["runner_state"].agent
+            carry["evaluation"] = program.remember(
+                carry["evaluation"], agents, returns, index, tuple(left_out)
+            )
+        clock.train += ended - begun
+        clock.evaluate += time.perf_counter() - ended
+        session.count(length * piece.steps)
         if is_first():
-            job.on_chunk(done, last, metrics, returns)
+            note = session.watch(piece, done, last, metrics, returns)
+            session.progress.set_postfix_str(note, refresh=False)
+            warn_of_days(session.progress)
 
         done = last
         now = time.perf_counter()
-        stop = latest(job.caught)
-        is_time = stop > 0 or 0 < job.checkpoint_interval <= now - saved_at
-        due = job.save_last if done == end else is_time
+        stop = latest(session.caught)
+        is_time = stop > 0 or 0 < session.checkpoint_interval <= now - saved_at
+        due = piece.save_last if done == end else is_time
         chunk, due = agree([length_of_next_chunk(length, ended - begun), due])
         if due:
-            if is_first():
-                job.before_save()
             save(manager, done, carry)
             if is_first():
-                job.after_save()
+                session.write_record()
             saved_at = time.perf_counter()
         if stop and done < end:
             raise Stopped(stop)
     return carry
 
 
-def run(program, job: Job):
-    """Train a job, whose last checkpoint is continued, and finish it."""
-    with open_checkpoints(job.folder) as manager:
-        job.open(manager.latest_step() or 0)
-        try:
-            carry = train(program, job, manager)
-        finally:
-            job.close()
-    return job.finish(program, carry)
+def run(program, piece: Slice, session: Session) -> tuple[Trained, Any]:
+    """Train and evaluate a slice, whose last checkpoint is continued.
+
+    Returns what it made, and the runner state on its devices.
+    """
+    with open_checkpoints(piece.folder) as manager:
+        done = manager.latest_step() or 0
+        if done:
+            session.count((done - piece.first_update) * piece.steps, restored=True)
+        if done and is_first():
+            end = piece.last_update or piece.config.num_updates
+            which = f"runs {piece.runs.start} to {piece.runs.stop - 1}"
+            session.progress.write(f"resume: {which}: {done} of {end} updates are done")
+        carry = train(program, piece, session, manager)
+
+    number = len(piece.runs)
+    state = carry["runner_state"]
+    arrays = carry["metrics"], state.agent, jax.jit(running_episodes)(state)
+    during = carry.get("evaluation")
+    arrays, during = jax.tree.map(lambda leaf: leaf[:number], fetch((arrays, during)))
+    metrics, agent, running = arrays
+    metrics = {name: values[:, : piece.last_update] for name, values in metrics.items()}
+    trained = Trained(
+        metrics=metrics,
+        agent=agent,
+        final_return=statistics.final_return(metrics, piece.config.num_updates, running),
+        during=during,
+    )
+    if program.evaluate is not None:
+        stop = latest(session.caught)  # the last checkpoint is written, and this may take long
+        if stop:
+            raise Stopped(stop)
+        with session.record.seconds.measuring("evaluate"), ending_at_once(session.if_stopped):
+            returns = np.asarray(evaluate(program, piece, carry))
+        trained = trained._replace(evaluation=returns[:number])
+    return trained, state

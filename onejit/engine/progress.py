@@ -87,7 +87,7 @@ def warn_of_days(progress) -> None:
     left = seconds_left(progress)
     if left > DAY:
         progress.write(
-            f"onejit train: at this speed the training takes {duration(left)} more; "
+            f"warning: at this speed the training takes {duration(left)} more; "
             "Ctrl-C stops it, and `onejit resume` goes on",
             file=sys.stderr,
         )

@@ -28,15 +28,12 @@ class NoTracker:
     def log(self, step: int, values: dict) -> None:
         pass
 
-    def flush(self) -> None:
-        pass
-
     def close(self) -> None:
         pass
 
 
 class TensorBoard(NoTracker):
-    """A run of TensorBoard. `flush` of SummaryWriter would leave its queue, unlike EventsWriter."""
+    """A run of TensorBoard. Unlike EventsWriter's, SummaryWriter's `flush` leaves its queue."""
 
     def __init__(self, folder: Path, steps_done: int):
         from tensorboardX.event_file_writer import EventsWriter
@@ -59,9 +56,7 @@ class TensorBoard(NoTracker):
         for tag, value in values.items():
             event = Event(wall_time=time.time(), step=step, summary=scalar(tag, value))
             self.writer.write_event(event)
-
-    def flush(self):
-        self.writer.flush()
+        self.writer.flush()  # a kill after the next checkpoint must not lose them
 
     def close(self):
         self.writer.close()

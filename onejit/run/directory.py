@@ -116,3 +116,9 @@ def new_run_dir(script: Script, config, prefix: str = "") -> Path:
     number = secrets.token_hex(4)  # in containers the numbers of processes are alike
     stamp = f"{prefix}{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{number}"
     return Path("runs", Path(script.__file__).stem, stamp)
+
+
+def checkpoints_of(run_dir, seeds: range, num_seeds: int) -> Path:
+    """The folder of the checkpoints of a slice of a run's seeds."""
+    folder = Path(run_dir) / "checkpoints"
+    return folder if len(seeds) == num_seeds else folder / f"{seeds.start:05d}-{seeds.stop:05d}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from onejit.base import statistics
 from onejit.base.files import delete_folder, write, write_picture
+from onejit.engine.loop import Trained
 from onejit.run.agents import save_agents
 from onejit.run.learning_curve import draw_learning_curve
 from onejit.run.record import Record, now, write_record
@@ -66,30 +67,28 @@ def finish_run(
     script: Script,
     config,
     seed: int,
-    trained: dict,
+    trained: Trained,
     runner_state=None,
     eval_interval: int = 0,
 ) -> list[str]:
     """Write the results, all of them or none, and the record. Returns lines about the returns.
 
-    `trained` has NumPy arrays: `metrics` {name: [num_seeds, num_updates]}, `agent` with leaves
-    [num_seeds, ...], `final_return` [num_seeds], `evaluation` [num_seeds, episodes] if there is
-    one, and evaluations `during` training. Raises OSError.
+    Raises OSError.
     """
-    metrics = trained["metrics"]
-    agents = trained["agent"]
+    metrics = trained.metrics
+    agents = trained.agent
 
     folder = run_dir / "results.partial"
     delete_folder(folder)  # of an earlier attempt
     folder.mkdir(exist_ok=True)
     save_results(script, config, seed, agents, metrics, folder)
-    np.save(folder / "final_return.npy", trained["final_return"])
-    if "during" in trained:
-        during = trained["during"]
+    np.save(folder / "final_return.npy", trained.final_return)
+    if trained.during is not None:
+        during = trained.during
         save_evaluations(config, eval_interval, during["returns"], folder)
         save_agents(during["best"]["agent"], script, seed, folder / "best_agent.safetensors")
-    if "evaluation" in trained:
-        np.save(folder / "evaluation.npy", trained["evaluation"])
+    if trained.evaluation is not None:
+        np.save(folder / "evaluation.npy", trained.evaluation)
     if runner_state is not None:
         report(script, config, runner_state, folder)
     for path in folder.iterdir():
@@ -99,13 +98,13 @@ def finish_run(
     delete_folder(folder)
 
     lost = statistics.diverged(agents, record.not_finite_at_start)
-    observed = statistics.observed_range(metrics, trained["final_return"])
-    summary = statistics.summarize(trained["final_return"], lost, observed)
+    observed = statistics.observed_range(metrics, trained.final_return)
+    summary = statistics.summarize(trained.final_return, lost, observed)
     record.final_return = summary.to_store()
     lines = summary.lines("training return")
-    if "evaluation" in trained:
-        observed = statistics.observed_range(metrics, trained["evaluation"])
-        summary = statistics.summarize(trained["evaluation"].mean(axis=1), lost, observed)
+    if trained.evaluation is not None:
+        observed = statistics.observed_range(metrics, trained.evaluation)
+        summary = statistics.summarize(trained.evaluation.mean(axis=1), lost, observed)
         record.greedy_return = summary.to_store()
         lines += summary.lines("evaluation return")
     for line in statistics.warning_of_few(statistics.few_episodes(metrics, config)):

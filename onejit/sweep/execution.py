@@ -5,7 +5,6 @@ import dataclasses
 import sys
 from functools import partial
 
-import jax
 import numpy as np
 
 from onejit.base import statistics
@@ -14,12 +13,12 @@ from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import damage_of
+from onejit.engine.progress import note_of_returns
 from onejit.report import tracking
 from onejit.run.agents import as_bytes
 from onejit.run.record import write_record
 from onejit.script.configs import plain
 from onejit.script.steps import timesteps_until
-from onejit.sweep import jobs
 from onejit.sweep.gather import gather
 from onejit.sweep.ranking import best_trials, last_groups, rank_trials
 from onejit.sweep.request import Group, Request, config_of, float_names
@@ -75,6 +74,14 @@ def run_groups(request: Request, strategy: Strategy, progress, caught) -> None:
     Consecutive groups with the same config share a program, as the batches of Optuna do. Each rung
     has its own.
     """
+    session = loop.Session(
+        record=request.record,
+        write_record=partial(write_record, request.run_dir, request.record),
+        progress=progress,
+        caught=caught,
+        watch=partial(note_of_group, request, progress),
+        checkpoint_interval=request.options.checkpoint_interval,
+    )
     programs = {}  # {rung: program} of the config
     numbers = {}  # {rung: number of the program} of the config
     num_programs = 0
@@ -100,17 +107,18 @@ def run_groups(request: Request, strategy: Strategy, progress, caught) -> None:
             last = min(first + sizes[number], num_runs)
             name = slice_name(index, first, last)
             if first in done:
-                count_finished_slice(request, group, first, last, name, progress)
+                session.count(group.steps(last - first), restored=True)
+                stored = read_slice(request.run_dir / "slices" / f"{name}.npz", [FINAL_RETURN])
+                note_returns(request, group, first, stored[FINAL_RETURN])
                 continue
             stop = hosts.latest(caught)
             if stop:
                 raise Stopped(stop)
             program = programs[group.rung]
-            job = trials_of_slice(request, group, program, range(first, last), name, progress)
-            job.caught = caught
-            trained = loop.run(program, job)
-            hosts.only_first(finish_slice, request, group, *trained, first, name, progress)
-            del trained, program
+            piece = slice_of_trials(request, group, program, first, name)
+            trained, state = loop.run(program, piece, session)
+            hosts.only_first(finish_slice, request, group, trained, first, name, progress)
+            del trained, state, program  # free their memory before the next slice
         returns = {trial: request.returns.get(trial) for trial in group.trials}
         strategy.tell(index, group, returns)
 
@@ -129,92 +137,56 @@ def first_runs_done(request: Request, group: Group, index: int) -> list[int]:
     return done
 
 
-def count_finished_slice(
-    request: Request, group: Group, first: int, last: int, name: str, progress
-) -> None:
-    """Count a slice that an earlier session has trained."""
-    jobs.count(request, progress, group.steps(last - first), restored=True)
-    file = request.run_dir / "slices" / f"{name}.npz"
-    stored = read_slice(file, [FINAL_RETURN])
-    note_returns(request, group, first, stored[FINAL_RETURN])
-
-
-@dataclasses.dataclass(kw_only=True)
-class Trials(jobs.Slice):
-    """Runs of a group: some of its trials, each with all seeds."""
-
-    group: Group
-    runs: np.ndarray  # numbers of the runs in the group; the last one fills up the slice: [size]
-    trials: list[int]  # of these runs
-
-    def start(self, program, floats):
-        before = self.group.before
-        if before is None:
-            return super().start(program, floats)
-        num_seeds = self.request.options.num_seeds
-        position = {trial: i for i, trial in enumerate(self.request.groups[before].trials)}
-        wanted = np.array([position[trial] for trial in self.trials]) * num_seeds
-        wanted += self.runs % num_seeds
-        return gather(self.request.run_dir, before, self.first_update, wanted, program)
-
-    def notes(self, last_update):
-        if not self.request.options.halving:
-            return []
-        return [f"rung {self.group.rung + 1}, {plural(len(self.group.trials), 'trial')}"]
-
-    def finish(self, program, carry):
-        """Metrics, agents and running episodes, NumPy arrays [last - first, ...]."""
-        state = carry["runner_state"]
-        running = jax.jit(loop.running_episodes)(state)
-        arrays = hosts.fetch((carry["metrics"], state.agent, running))
-        number = self.last - self.first
-        metrics, agent, running = jax.tree.map(lambda leaf: leaf[:number], arrays)
-        metrics = {name: values[:, : self.last_update] for name, values in metrics.items()}
-        return metrics, agent, running
-
-
-def trials_of_slice(request: Request, group: Group, program, runs: range, name: str, progress):
-    """The job of the runs of a slice, without its signals."""
+def slice_of_trials(request: Request, group: Group, program, first: int, name: str) -> loop.Slice:
+    """The slice of a group from the run `first` on."""
     num_seeds = request.options.num_seeds
-    num_runs = len(group.trials) * num_seeds
-    numbers = np.minimum(np.arange(runs.start, runs.start + program.size), num_runs - 1)
+    runs, numbers = loop.runs_of_slice(first, program.size, len(group.trials) * num_seeds)
     trials = [group.trials[i] for i in numbers // num_seeds]
     floats = {}
     for field in float_names(request):
         floats[field] = [request.trials[trial][field] for trial in trials]
-    return Trials(
-        folder=request.run_dir / "unfinished" / name,
-        key_data=loop.seed_keys(request.options)[numbers % num_seeds],
-        floats=floats,
-        last_update=group.num_updates,
-        checkpoint_interval=request.options.checkpoint_interval,
-        save_last=group.num_updates < program.num_updates,  # for the next rung
-        not_finite=request.record.not_finite_at_start,
-        clock=request.record.seconds,
-        request=request,
+    start = None
+    if group.before is not None:
+        before = request.groups[group.before]
+        position = {trial: i for i, trial in enumerate(before.trials)}
+        wanted = np.array([position[trial] for trial in trials]) * num_seeds + numbers % num_seeds
+        start = partial(gather, request.run_dir, group.before, group.first_update, wanted)
+    return loop.Slice(
         config=group.config,
-        first=runs.start,
-        last=runs.stop,
+        runs=runs,
+        numbers=numbers,
+        key_data=loop.seed_keys(request.options)[numbers % num_seeds],
+        folder=request.run_dir / "unfinished" / name,
+        floats=floats,
         first_update=group.first_update,
-        progress=progress,
-        group=group,
-        runs=numbers,
-        trials=trials,
+        last_update=group.num_updates,
+        start=start,
+        save_last=group.num_updates < program.num_updates,  # for the next rung
     )
 
 
+def note_of_group(request: Request, progress, piece: loop.Slice, first, last, metrics, _) -> str:
+    """What the progress bar says after the updates [first, last) of a slice."""
+    ended = statistics.mean_return(metrics)[: len(piece.runs)]
+    notes = [note_of_returns(progress, ended)]
+    if request.options.halving:
+        group = request.groups[-1]
+        notes.insert(0, f"rung {group.rung + 1}, {plural(len(group.trials), 'trial')}")
+    return ", ".join(filter(None, notes))
+
+
 def finish_slice(
-    request: Request, group: Group, metrics, agent, running, first: int, name: str, progress
+    request: Request, group: Group, trained: loop.Trained, first: int, name: str, progress
 ) -> None:
     """Write a complete slice, delete its checkpoints, and report runs that are not finite.
 
     Raises OSError.
     """
     folder = request.run_dir / "slices"
-    final = statistics.final_return(metrics, group.config.num_updates, running)
-    not_finite = first_not_finite(metrics)
-    lost = statistics.diverged(agent, request.record.not_finite_at_start)
+    not_finite = first_not_finite(trained.metrics)
+    lost = statistics.diverged(trained.agent, request.record.not_finite_at_start)
     good = (not_finite < 0) & ~lost
+    final = trained.final_return
     returns = np.where(good & np.isfinite(final), final, -np.inf)
     bad_runs = first + np.flatnonzero(~good)
     for position in np.unique(bad_runs // request.options.num_seeds):
@@ -225,9 +197,9 @@ def finish_slice(
         track(request, group, trial)
 
     if request.options.keep:
-        write(folder / f"{name}.safetensors", as_bytes(agent))
+        write(folder / f"{name}.safetensors", as_bytes(trained.agent))
     of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
-    write(folder / f"{name}.npz", partial(np.savez, **metrics, **of_runs))
+    write(folder / f"{name}.npz", partial(np.savez, **trained.metrics, **of_runs))
     if group.num_updates == group.config.num_updates:
         delete_folder(request.run_dir / "unfinished" / name)
     write_record(request.run_dir, request.record)

@@ -37,7 +37,7 @@ def take(folder: Path, update: int, program, rows: np.ndarray):
 
 
 def gather(run_dir: Path, group: int, update: int, runs: np.ndarray, program):
-    """`(carry, update)` of a slice of `program`, from the checkpoints of `group` after an update.
+    """The carry of a slice of `program`, from the checkpoints of `group` after an update.
 
     `runs` [size] are numbers of runs of that group, in ascending order. Raises OSError.
     """
@@ -51,4 +51,4 @@ def gather(run_dir: Path, group: int, update: int, runs: np.ndarray, program):
     if sum(len(part["metrics"]["episodes"]) for part in parts) != len(runs):
         raise OSError(f"{run_dir / 'unfinished'}: has no checkpoints of all runs of group {group}")
     carry = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-    return jax.device_put(carry, program.sharding), update
+    return jax.device_put(carry, program.sharding)

@@ -12,6 +12,7 @@ from flax.traverse_util import unflatten_dict
 from onejit.base import statistics
 from onejit.base.files import delete_folder, reading, write, write_picture
 from onejit.base.text import align, as_csv, file_names
+from onejit.engine.loop import Trained
 from onejit.run.record import Record, now, write_record
 from onejit.run.write import finish_run, write_inputs
 from onejit.script import local_modules
@@ -240,18 +241,18 @@ def keep_agents_of(request: Request, result: Result) -> None:
         about["rung"] = result.rung
         about["num_updates"] = result.metrics["episodes"].shape[1]
         about["total_updates"] = result.config.num_updates
-    trained = {
-        "metrics": result.metrics,
-        "agent": unflatten_dict(agents, sep="."),
-        "final_return": result.returns,
-    }
+    trained = Trained(
+        metrics=result.metrics,
+        agent=unflatten_dict(agents, sep="."),
+        final_return=result.returns,
+    )
     write_run(request, f"trial-{trial}", result.config, about, trained)
 
 
-def write_run(request: Request, name: str, config, about: dict, trained: dict) -> Record:
+def write_run(request: Request, name: str, config, about: dict, trained: Trained) -> Record:
     """Write agents as a run of `onejit train` to `agents/NAME`. Returns its record.
 
-    `trained` is described by `finish_run`, and `about` is added to the record. Raises OSError.
+    `about` is added to the record. Raises OSError.
     """
     kept = {name: getattr(request.record, name) for name in KEPT}
     record = Record(

@@ -23,14 +23,18 @@ import numpy as np
 
 from onejit.base import statistics
 from onejit.base.packages import check_packages
-from onejit.base.signals import Stopped, catching_signals, ending_at_once, stopping
+from onejit.base.signals import catching_signals, stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
-from onejit.engine.job import Job
-from onejit.engine.progress import count_restored, progress_bar, warn_of_days
+from onejit.engine.progress import progress_bar
 from onejit.report import tracking
 from onejit.report.tracking import TRACKERS
-from onejit.run.directory import new_run_dir, script_and_config, with_all_steps
+from onejit.run.directory import (
+    checkpoints_of,
+    new_run_dir,
+    script_and_config,
+    with_all_steps,
+)
 from onejit.run.lock import holding
 from onejit.run.record import Record, make_record, write_record
 from onejit.run.resume import ResumeOptions, open_run, options_of
@@ -177,136 +181,86 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
     return program
 
 
-@dataclasses.dataclass(kw_only=True)
-class Seeds(Job):
-    """Seeds of a run that train in one program."""
+class Curves:
+    """The curves of a training in its tracker, one run for each slice."""
 
-    request: Request
-    name: str  # of the slice; empty if it has all seeds
-    seeds: range
-    numbers: Any  # of the agents among all seeds, on their devices: [size]
-    progress: Any
-    tracker: Any = None
+    def __init__(self, request: Request):
+        self.request = request
+        self.runs = range(0)  # of the slice that the tracker is for
+        self.tracker = tracking.NoTracker()
 
-    @property
-    def config(self):
-        return self.request.config
-
-    @property
-    def steps(self) -> int:
-        """Environment steps of all seeds in an update."""
-        return len(self.seeds) * steps_of(self.config)
-
-    def open(self, done):
-        if done and hosts.is_first():
-            which = f"seeds {self.seeds.start} to {self.seeds.stop - 1}"
-            self.progress.write(f"{which}: {done} of {self.config.num_updates} updates are done")
-        count_restored(self.progress, done * self.steps)
-        self.tracker = tracking.open_tracker(
-            self.request.options.track,
-            self.request.run_dir,
-            self.request.record,
-            self.name,
-            timesteps_until(self.config, done),
-        )
-
-    def on_begin(self):
-        self.progress.unpause()
-
-    def on_chunk(self, first, last, metrics, returns):
-        number = len(self.seeds)
-        metrics = {name: values[:number] for name, values in metrics.items()}
-        if returns is not None:
-            returns = returns[:number]
-        values = tracking.curves(metrics, self.seeds, returns, self.request.options.track_seeds)
-        self.tracker.log(timesteps_until(self.config, last), values)
-        if "episodic_return/mean" in values:
-            note = f"return {values['episodic_return/mean']:.4g}"
-            self.progress.set_postfix_str(note, refresh=False)
-        updates_done = self.seeds.start * self.config.num_updates + last * number
-        self.request.record.steps_done = updates_done * steps_of(self.config)
-        self.progress.update((last - first) * self.steps)
-        warn_of_days(self.progress)
-
-    def evaluate(self, program, carry):
-        return program.evaluate(carry["runner_state"].agent, self.numbers)
-
-    def before_save(self):
-        self.tracker.flush()
-
-    def after_save(self):
-        write_record(self.request.run_dir, self.request.record)
-
-    def close(self):
+    def close(self) -> None:
         self.tracker.close()
 
-    def finish(self, program, carry):
-        """A dict of NumPy arrays [seeds, ...] on every process, see `train`, and the runner state.
-
-        The agents are evaluated.
-        """
-        runner_state = carry["runner_state"]
-        with self.clock.measuring("evaluate"):
-            part: dict[str, Any] = {
-                "metrics": hosts.fetch(carry["metrics"]),
-                "agent": hosts.fetch(runner_state.agent),
-                "running": hosts.fetch(jax.jit(loop.running_episodes)(runner_state)),
-            }
-            if program.evaluate is not None:
-                # the last checkpoint is written, and an evaluation may take long
-                go_on = f"onejit resume {self.request.run_dir} continues"
-                number = hosts.latest(self.caught)
-                if number:
-                    raise Stopped(number)
-                with ending_at_once(f"{TOOL}: stopped in the evaluation; {go_on}"):
-                    part["evaluation"] = np.asarray(self.evaluate(program, carry))
-            if "evaluation" in carry:
-                part["during"] = hosts.fetch(carry["evaluation"])
-        return jax.tree.map(lambda leaf: leaf[: len(self.seeds)], part), runner_state
+    def watch(self, piece: loop.Slice, first: int, last: int, metrics: dict, returns) -> str:
+        """Track the updates [first, last). Returns a note for the progress bar."""
+        options = self.request.options
+        if self.runs != piece.runs:
+            self.tracker.close()
+            self.runs = piece.runs
+            self.tracker = tracking.open_tracker(
+                options.track,
+                self.request.run_dir,
+                self.request.record,
+                piece.folder.relative_to(self.request.run_dir / "checkpoints").name,
+                timesteps_until(piece.config, first),
+            )
+        number = len(piece.runs)
+        metrics = {name: values[:number] for name, values in metrics.items()}
+        if returns is not None:
+            returns = np.asarray(returns)[:number]
+        values = tracking.curves(metrics, piece.runs, returns, options.track_seeds)
+        self.tracker.log(timesteps_until(piece.config, last), values)
+        mean = values.get("episodic_return/mean")
+        return "" if mean is None else f"return {mean:.4g}"
 
 
-def seeds_from(request: Request, program, first: int, progress, caught) -> Seeds:
+def slice_of_seeds(request: Request, program, first: int) -> loop.Slice:
     """The slice from the seed `first` on."""
     options = request.options
-    seeds = range(first, min(first + program.size, options.num_seeds))
-    # the last seed fills up a slice
-    numbers = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
-    name = "" if program.size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
-    return Seeds(
-        folder=request.run_dir / "checkpoints" / name,
+    seeds, numbers = loop.runs_of_slice(first, program.size, options.num_seeds)
+    return loop.Slice(
+        config=request.config,
+        runs=seeds,
+        numbers=numbers,
         key_data=loop.seed_keys(options)[numbers],
-        checkpoint_interval=options.checkpoint_interval,
+        folder=checkpoints_of(request.run_dir, seeds, options.num_seeds),
         save_last=True,
-        eval_interval=options.eval_interval,
-        caught=caught,
-        not_finite=request.record.not_finite_at_start,
-        clock=request.record.seconds,
-        request=request,
-        name=name,
-        seeds=seeds,
-        numbers=jax.device_put(numbers.astype(np.int32), program.sharding),
-        progress=progress,
     )
 
 
-def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
+def train(request: Request, program: compilation.Program) -> tuple[loop.Trained, Any]:
     """Train and evaluate all slices, and record the time.
 
-    Returns a dict of NumPy arrays, on every process: `metrics` {name: [num_seeds, num_updates]},
-    `agent` with leaves [num_seeds, ...] and, if requested, `evaluation` [num_seeds, eval_episodes]
-    and the evaluations `during` training. Also returns the runner state of all agents on their
-    devices, or None unless one slice in one process holds them.
+    Returns what they made, on every process, and the runner state of all agents on their devices,
+    or None unless one slice in one process holds them.
     """
-    num_seeds = request.options.num_seeds
+    options = request.options
     record = request.record
+    record.steps_done = 0  # those of checkpoints are counted again
     bar = progress_bar(record.steps_total, disable=not hosts.is_first())
+    curves = Curves(request)
+    go_on = f"onejit resume {request.run_dir} continues"
+    stopped = f"{TOOL}: stopped at once; {go_on}"
     parts = []
-    go_on = f"{TOOL}: stopped at once; onejit resume {request.run_dir} continues"
-    with bar as progress, catching_signals(go_on) as caught:
-        for first in range(0, num_seeds, program.size):
+    with (
+        contextlib.closing(curves),
+        bar as progress,
+        catching_signals(stopped) as caught,
+    ):
+        session = loop.Session(
+            record=record,
+            write_record=partial(write_record, request.run_dir, record),
+            progress=progress,
+            caught=caught,
+            watch=curves.watch,
+            checkpoint_interval=options.checkpoint_interval,
+            eval_interval=options.eval_interval,
+            if_stopped=f"{TOOL}: stopped in the evaluation; {go_on}",
+        )
+        for first in range(0, options.num_seeds, program.size):
             runner_state = None  # free the memory of the previous slice
-            job = seeds_from(request, program, first, progress, caught)
-            part, runner_state = loop.run(program, job)
+            part, runner_state = loop.run(program, slice_of_seeds(request, program, first), session)
             parts.append(part)
     seconds = record.seconds.train
     if hosts.is_first() and seconds:
@@ -316,22 +270,19 @@ def train(request: Request, program: compilation.Program) -> tuple[dict, Any]:
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
     if len(parts) > 1 or jax.process_count() > 1:
         return whole, None
-    if program.size > num_seeds:
-        runner_state = jax.tree.map(lambda leaf: leaf[:num_seeds], runner_state)
+    if program.size > options.num_seeds:
+        runner_state = jax.tree.map(lambda leaf: leaf[: options.num_seeds], runner_state)
     return whole, runner_state
 
 
 # --- results ---
 
 
-def finish(request: Request, trained: dict, runner_state) -> bool:
+def finish(request: Request, trained: loop.Trained, runner_state) -> bool:
     """Write the results and the record, and print them.
 
     Returns whether a seed is left that has not diverged. Raises OSError.
     """
-    metrics = trained["metrics"]
-    num_updates = request.config.num_updates
-    trained["final_return"] = statistics.final_return(metrics, num_updates, trained["running"])
     lines = finish_run(
         request.run_dir,
         request.record,
@@ -343,7 +294,7 @@ def finish(request: Request, trained: dict, runner_state) -> bool:
         runner_state=runner_state,
     )
     print("\n".join([*lines, f"results in {request.run_dir}"]))
-    return not statistics.diverged(trained["agent"], request.record.not_finite_at_start).all()
+    return not statistics.diverged(trained.agent, request.record.not_finite_at_start).all()
 
 
 # --- main ---
@@ -387,8 +338,8 @@ def run(tool: str, read) -> Path | None:
         with stopping(tool, f"onejit resume {run_dir} continues"):
             trained, runner_state = train(request, program)
         is_any_left = hosts.only_first(finish, request, trained, runner_state)
-        is_broken = statistics.diverged(trained["agent"], request.record.not_finite_at_start).any()
-        is_broken |= bool(statistics.broken_metrics(trained["metrics"]))
+        is_broken = statistics.diverged(trained.agent, request.record.not_finite_at_start).any()
+        is_broken |= bool(statistics.broken_metrics(trained.metrics))
         if request.options.find_nan and is_broken:
             size = request.record.slice
             with stopping(tool, f"results are in {run_dir}"), errors_in_one_line(tool):

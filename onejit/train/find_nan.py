@@ -25,7 +25,7 @@ from onejit.base.signals import stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import open_checkpoints, restore
-from onejit.run.directory import script_and_config, with_all_steps
+from onejit.run.directory import checkpoints_of, script_and_config, with_all_steps
 from onejit.run.resume import open_run, options_of
 from onejit.script.contract import Script
 from onejit.script.errors import failures_in_one_line
@@ -401,11 +401,9 @@ def trace_init(script: Script, config, key) -> Origin | None:
 
 def search_slice(script: Script, config, options, run_dir, program, first: int) -> str | None:
     """What was found in the slice from the seed `first` on, or None."""
-    seeds = range(first, min(first + program.size, options.num_seeds))
-    trained = np.minimum(np.arange(first, first + program.size), options.num_seeds - 1)
-    name = "" if program.size >= options.num_seeds else f"{first:05d}-{seeds.stop:05d}"
-    key_data = loop.seed_keys(options)[trained]
-    with open_checkpoints(run_dir / "checkpoints" / name) as manager:
+    seeds, numbers = loop.runs_of_slice(first, program.size, options.num_seeds)
+    key_data = loop.seed_keys(options)[numbers]
+    with open_checkpoints(checkpoints_of(run_dir, seeds, options.num_seeds)) as manager:
         carry, done = last_finite(program, {}, key_data, manager)
     print(
         f"seeds {seeds.start} to {seeds.stop - 1}: the search starts after {plural(done, 'update')}"

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from gymnax.wrappers.purerl import LogEnvState
 
+from onejit.base.clock import Clock
 from onejit.base.signals import Stopped
 from onejit.engine import loop, progress
 from onejit.engine.axis import Axis
 from onejit.engine.compilation import Program
-from onejit.engine.job import Job
 
 NUM_UPDATES = 40
+NAMES = ("count", "episodes", "episodic_return")  # of the metrics
 SECONDS = {"update": 0.25, "evaluate": 5.0, "save": 100.0}
 
 
@@ -29,27 +30,41 @@ class State(NamedTuple):
         return {"count": self.count}
 
 
-class Log(Job):
-    """A job of two runs that writes down what the loop does."""
+CONFIG = SimpleNamespace(num_envs=1, num_steps=1, num_updates=NUM_UPDATES)
+
+
+def slice_in(folder, **settings) -> loop.Slice:
+    """Two runs."""
+    keys = np.zeros((2, 2), np.uint32)
+    settings = {"config": CONFIG, "runs": range(2), "numbers": np.arange(2)} | settings
+    return loop.Slice(key_data=keys, folder=folder, **settings)
+
+
+class Log:
+    """A session that writes down what the loop does."""
 
     def __init__(self, clock, **settings):
-        super().__init__(key_data=np.zeros((2, 2), np.uint32), **settings)
         self.now = clock
         self.chunks = []
         self.evaluations = {}
         self.saved = []
+        self.record = SimpleNamespace(steps_done=0, seconds=Clock(), not_finite_at_start=[])
+        self.session = loop.Session(
+            record=self.record,
+            write_record=self.write_record,
+            progress=progress.Lines(2 * NUM_UPDATES),
+            **{"caught": [], "watch": self.watch} | settings,
+        )
 
-    def on_chunk(self, first, last, metrics, returns):
+    def watch(self, piece, first, last, metrics, returns):
         np.testing.assert_array_equal(metrics["count"], [range(first, last)] * 2)
+        assert self.record.steps_done == 2 * last
         self.chunks.append((first, last))
         if returns is not None:
             self.evaluations[last] = returns.tolist()
+        return ""
 
-    def evaluate(self, program, carry):
-        self.now["time"] += SECONDS["evaluate"]
-        return 10.0 * carry["runner_state"].count[:, None]
-
-    def after_save(self):
+    def write_record(self):
         self.saved.append(self.chunks[-1][1])
         self.now["time"] += SECONDS["save"]
 
@@ -64,16 +79,23 @@ def clock(monkeypatch):
 def program_of(clock) -> Program:
     carry = {
         "runner_state": State(jnp.zeros(2)),
-        "metrics": {"count": jnp.zeros((2, NUM_UPDATES))},
+        "metrics": dict.fromkeys(NAMES, jnp.zeros((2, NUM_UPDATES))),
         "evaluation": {"returns": jnp.zeros((2, NUM_UPDATES))},
     }
 
     def advance(carry, floats, first, last):
         clock["time"] += SECONDS["update"] * (last - first)
         counts = jnp.arange(first, last, dtype=float)
-        metrics = {"count": carry["metrics"]["count"].at[:, first:last].set(counts)}
+        metrics = {}
+        for name, values in carry["metrics"].items():
+            metrics[name] = values.at[:, first:last].set(counts)
         count = carry["runner_state"].count + (last - first) * floats.get("lr", 1.0)
         return {"runner_state": State(count), "metrics": metrics}
+
+    def evaluate(agents, numbers):
+        assert numbers.tolist() == [0, 1]
+        clock["time"] += SECONDS["evaluate"]
+        return 10.0 * agents["count"][:, None]
 
     def remember(evaluation, agents, returns, index, left_out):
         np.testing.assert_array_equal(returns[:, 0], 10.0 * agents["count"])
@@ -88,6 +110,7 @@ def program_of(clock) -> Program:
         start=lambda floats, key_data: carry,
         advance=advance,
         restart=None,
+        evaluate=evaluate,
         remember=remember,
     )
 
@@ -97,14 +120,26 @@ def abstract_of(leaf):
 
 
 def test_evaluations_end_chunks_and_have_their_own_time(clock, tmp_path):
-    job = Log(clock, folder=tmp_path, eval_interval=15)
-    carry = loop.run(program_of(clock), job)
+    log = Log(clock, eval_interval=15)
+    trained, _ = loop.run(program_of(clock), slice_in(tmp_path), log.session)
     ends = [1, 5, 9, 13, 15, 19, 23, 27, 30, 33, 36, 39, 40]  # about a second apart
-    assert job.chunks == list(zip([0, *ends], ends, strict=False))
-    assert job.evaluations == {15: [[150.0]] * 2, 30: [[300.0]] * 2}
-    np.testing.assert_array_equal(carry["evaluation"]["returns"][0, :3], [150.0, 300.0, 0.0])
-    assert job.clock.train == NUM_UPDATES * SECONDS["update"]
-    assert job.clock.evaluate == 2 * SECONDS["evaluate"]
+    assert log.chunks == list(zip([0, *ends], ends, strict=False))
+    assert log.evaluations == {15: [[150.0]] * 2, 30: [[300.0]] * 2}
+    np.testing.assert_array_equal(trained.during["returns"][0, :3], [150.0, 300.0, 0.0])
+    np.testing.assert_array_equal(trained.evaluation, [[400.0]] * 2)
+    np.testing.assert_array_equal(trained.agent["count"], [40.0] * 2)
+    assert log.record.seconds.train == NUM_UPDATES * SECONDS["update"]
+
+
+def test_runs_that_fill_up_a_slice_are_left_out(clock, tmp_path):
+    runs, numbers = loop.runs_of_slice(2, 2, 3)
+    assert runs == range(2, 3) and numbers.tolist() == [2, 2]
+    piece = slice_in(tmp_path, runs=range(1), last_update=30)
+    program = program_of(clock)._replace(evaluate=None)
+    log = Log(clock, watch=lambda *_: "")
+    trained, _ = loop.run(program, piece, log.session)
+    assert trained.metrics["count"].shape == (1, 30) and trained.final_return.shape == (1,)
+    assert log.record.steps_done == 30 and trained.agent["count"].shape == (1,)
 
 
 def test_progress_shows_the_best_return_so_far():
@@ -115,20 +150,20 @@ def test_progress_shows_the_best_return_so_far():
 
 
 def test_checkpoints_are_written_after_their_interval_and_continued(clock, tmp_path):
-    job = Log(clock, folder=tmp_path, checkpoint_interval=3.0, last_update=30, save_last=True)
-    loop.run(program_of(clock), job)
-    assert job.saved == [13, 25, 30]  # 3 seconds of training each; writing does not count
-    job = Log(clock, folder=tmp_path, checkpoint_interval=0)
-    carry = loop.run(program_of(clock), job)
-    assert job.chunks[0][0] == 30 and job.chunks[-1][1] == NUM_UPDATES and not job.saved
-    np.testing.assert_array_equal(carry["runner_state"].count, [NUM_UPDATES] * 2)
+    log = Log(clock, checkpoint_interval=3.0)
+    loop.run(program_of(clock), slice_in(tmp_path, last_update=30, save_last=True), log.session)
+    assert log.saved == [13, 25, 30]  # 3 seconds of training each; writing does not count
+    log = Log(clock, checkpoint_interval=0)
+    _, state = loop.run(program_of(clock), slice_in(tmp_path), log.session)
+    assert log.chunks[0][0] == 30 and log.chunks[-1][1] == NUM_UPDATES and not log.saved
+    np.testing.assert_array_equal(state.count, [NUM_UPDATES] * 2)
 
 
 def test_a_signal_ends_training_after_the_chunk_with_a_checkpoint(clock, tmp_path):
-    job = Log(clock, folder=tmp_path, checkpoint_interval=0, caught=[signal.SIGTERM])
+    log = Log(clock, checkpoint_interval=0, caught=[signal.SIGTERM])
     with pytest.raises(Stopped, match="SIGTERM"):
-        loop.run(program_of(clock), job)
-    assert job.chunks == [(0, 1)] and job.saved == [1]
+        loop.run(program_of(clock), slice_in(tmp_path), log.session)
+    assert log.chunks == [(0, 1)] and log.saved == [1]
 
 
 @pytest.mark.parametrize("took, length", [(1.0, 16), (0.5, 32), (4.0, 4), (1e-6, 128), (1e6, 1)])

@@ -30,10 +30,11 @@ import rainbow
 from onejit import train
 from onejit.base import signals
 from onejit.engine import compilation, evaluation, loop
-from onejit.engine.job import Job
+from onejit.engine.progress import Lines
 from onejit.envs.adapter import register
 from onejit.envs.host import batch as host
 from onejit.envs.host import cuda
+from onejit.run.record import Record
 from onejit.watch import formats, render
 
 LIMIT, KEY, TEXT = 5, jax.random.key(0), dict(capture_output=True, text=True)
@@ -441,25 +442,38 @@ def test_new_episodes_use_no_key_of_the_training():
     assert len(given) == 63 and not [data for data in given if data in used]
 
 
+def slice_of(config, key_data, folder) -> loop.Slice:
+    numbers = np.arange(len(key_data))
+    return loop.Slice(
+        config=config, runs=range(len(numbers)), numbers=numbers, key_data=key_data, folder=folder
+    )
+
+
+def session_of(ends: list, caught=()) -> loop.Session:
+    """A session that notes where chunks end."""
+    return loop.Session(
+        record=Record(settings={}),
+        write_record=lambda: None,
+        progress=Lines(1),
+        caught=caught,
+        watch=lambda piece, first, last, *_: ends.append(last) or "",
+    )
+
+
 def test_resume_begins_new_episodes(tmp_path, capsys):
     config = small(anneal_lr=False)
     program = compilation.compile_slice(ppo, config, [], 2)
     key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
-    seen = []
-
-    class Watched(Job):
-        def on_chunk(self, first, last, metrics, returns):
-            seen.append(last)
-
-    job = Watched(folder=tmp_path / "checkpoints", key_data=key_data)
+    piece = slice_of(config, key_data, tmp_path / "checkpoints")
+    ends = []
     with pytest.raises(signals.Stopped):
-        loop.run(program, dataclasses.replace(job, caught=[15]))
-    assert 0 < seen[-1] < config.num_updates
+        loop.run(program, piece, session_of(ends, caught=[15]))
+    assert 0 < ends[-1] < config.num_updates
     host.close_all()  # as in another process
-    carry = loop.run(program, job)
-    assert seen[-1] == config.num_updates
+    trained, _ = loop.run(program, piece, session_of(ends))
+    assert ends[-1] == config.num_updates
     assert "new episodes begin" in capsys.readouterr().err
-    assert np.isfinite(carry["metrics"]["value_loss"]).all()
+    assert np.isfinite(trained.metrics["value_loss"]).all()
 
 
 def test_resume_does_not_warm_up_again(tmp_path):
@@ -470,14 +484,14 @@ def test_resume_does_not_warm_up_again(tmp_path):
     program = compilation.compile_slice(dqn, config, [], 1)
     key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
 
-    job = Job(folder=tmp_path / "checkpoints", key_data=key_data)
+    piece = slice_of(config, key_data, tmp_path / "checkpoints")
     with pytest.raises(signals.Stopped):
-        loop.run(program, dataclasses.replace(job, caught=[15]))
+        loop.run(program, piece, session_of([], caught=[15]))
     done = len(Echo.calls) - config.warmup_rollouts * config.num_steps
     assert 0 < done < config.num_updates * config.num_steps
     host.close_all()  # as in another process
     Echo.calls.clear()
-    loop.run(program, job)
+    loop.run(program, piece, session_of([]))
     shortest = config.num_steps  # of dqn: one rollout
     assert len(Echo.calls) == config.num_updates * config.num_steps - done + shortest
 
@@ -492,12 +506,11 @@ def test_no_transition_of_several_steps_spans_a_resume(script, tmp_path):
     program = compilation.compile_slice(script, config, [], 1)
     key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
 
-    job = Job(folder=tmp_path / "checkpoints", key_data=key_data)
+    piece = slice_of(config, key_data, tmp_path / "checkpoints")
     with pytest.raises(signals.Stopped):
-        loop.run(program, dataclasses.replace(job, caught=[15]))
+        loop.run(program, piece, session_of([], caught=[15]))
     host.close_all()  # as in another process
-    carry = loop.run(program, job)
-    state = carry["runner_state"]
+    _, state = loop.run(program, piece, session_of([]))
     count = int(state.rollout_count[0])
     obs = np.asarray(state.replay.obs[0, :count]).reshape(-1, 3)
     next_obs = np.asarray(state.replay.next_obs[0, :count]).reshape(-1, 3)

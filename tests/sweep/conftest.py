@@ -6,7 +6,7 @@ import signal
 import pytest
 from support.sweeps import draw_nothing
 
-from onejit.sweep import jobs
+from onejit.engine import loop
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def stop_at(monkeypatch):
     """A function that sends this process SIGTERM when so many steps are done."""
 
     def arrange(steps):
-        count = jobs.count
+        count = loop.Session.count
         sent = []
 
-        def count_and_stop(request, progress, done, **options):
-            count(request, progress, done, **options)
-            if request.record.steps_done >= steps and not sent:
+        def count_and_stop(session, done, **options):
+            count(session, done, **options)
+            if session.record.steps_done >= steps and not sent:
                 sent.append(os.kill(os.getpid(), signal.SIGTERM))
 
-        monkeypatch.setattr(jobs, "count", count_and_stop)
+        monkeypatch.setattr(loop.Session, "count", count_and_stop)
 
     return arrange

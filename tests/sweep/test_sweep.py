@@ -358,10 +358,12 @@ def fake_sweep(tmp_path, monkeypatch):
             of_runs = np.ravel(np.array(returns)[group.trials])
             rows = np.repeat(of_runs[:, None], group.config.num_updates, axis=1)
             metrics = {"episodes": np.ones(rows.shape, int), "episodic_return": rows, **more}
+            final = statistics.final_return(metrics, group.config.num_updates, running)
             agent = {"weights": np.zeros(len(rows)) if weights is None else np.array(weights)}
+            trained = loop.Trained(metrics, agent, final)
             name = f"{number}-0000000-{len(rows):07d}"
             (tmp_path / "unfinished" / name).mkdir(parents=True)
-            execution.finish_slice(request, group, metrics, agent, running, 0, name, Lines(1))
+            execution.finish_slice(request, group, trained, 0, name, Lines(1))
         results.write_results(request)
         return tmp_path
 
@@ -608,8 +610,8 @@ def test_stopped_by_a_signal_and_resumed(finished, stop_at, tmp_path, capfd):
     assert last == f"onejit sweep: stopped by SIGTERM; onejit resume {run_dir} continues"
     assert 0 < before["steps_done"] < 48_000 and before["seconds"]["train"] > 0
     resume.main(run_dir)
-    said = capfd.readouterr().out
-    assert re.search(r"[1-9] of 10 updates of the next slice are done", said)
+    said = capfd.readouterr().err
+    assert re.search(r"resume: runs 0 to 23: [1-9] of 10 updates are done", said)
     after = record_of(run_dir)
     assert after["steps_done"] == 48_000 and "finished" in after
     assert all(after["seconds"][each] > before["seconds"][each] for each in ("compile", "train"))
