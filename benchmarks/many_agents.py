@@ -25,7 +25,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import origin
 

@@ -27,13 +27,17 @@ class MaskedObservation(NamedTuple):
 
 
 @contextlib.contextmanager
-def needs(package: str):
-    """A context for the import of a library. If it is missing, the error says what to install."""
+def needs(*packages: str):
+    """A context for the import of the first of these packages, each as NAME==VERSION.
+
+    If it is missing, the error says what to install.
+    """
     try:
         yield
     except ImportError as error:
-        advice = "pip install -e '.[envs]'"
-        raise ImportError(f"{package} cannot be imported ({error}): {advice}") from error
+        name = packages[0].partition("==")[0]
+        advice = f"pip install {' '.join(packages)}"
+        raise ImportError(f"{name} cannot be imported ({error}): {advice}") from error
 
 
 def register(names, make, module: str = "") -> None:

@@ -16,7 +16,7 @@ from gymnax.environments import environment, spaces
 
 from onejit.envs.adapter import State, needs, register, start_from
 
-with needs("craftax"):
+with needs("craftax==1.6.1"):
     from craftax.craftax_env import (  # pyright: ignore[reportMissingImports]
         make_craftax_env_from_name,
     )

@@ -16,7 +16,7 @@ from onejit.base.cores import number_of_cores
 from onejit.envs.adapter import check_truth_values, needs, register
 from onejit.envs.host.batch import NO_LIMIT, Batch, HostEnv, as_gymnax, say_once
 
-with needs("envpool"), warnings.catch_warnings(action="ignore"):
+with needs("envpool==1.2.5"), warnings.catch_warnings(action="ignore"):
     import envpool
 
     from onejit.envs.host.spaces import Actions, Observations

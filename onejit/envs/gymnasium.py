@@ -21,7 +21,7 @@ from onejit.base.cores import number_of_cores
 from onejit.envs.adapter import check_truth_values, needs, register
 from onejit.envs.host.batch import NO_LIMIT, HostEnv, Thread, as_gymnax, say_once
 
-with needs("gymnasium"):
+with needs("gymnasium==1.3.0"):
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 

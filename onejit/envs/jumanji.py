@@ -18,7 +18,7 @@ from matplotlib import pyplot
 
 from onejit.envs.adapter import MaskedObservation, State, needs, register, start_from
 
-with needs("jumanji"):
+with needs("jumanji==1.1.2"):
     from jumanji import registration
 
 NO_LIMIT = 4000  # time limit for a game without one

@@ -13,7 +13,7 @@ from gymnax.environments import environment, spaces
 
 from onejit.envs.adapter import State, needs, register, start_from
 
-with needs("navix"):
+with needs("navix==0.7.4"):
     import navix
 
 KINDS = ("categorical", "symbolic", "rgb")

@@ -15,7 +15,7 @@ from matplotlib import colormaps
 
 from onejit.envs.adapter import MaskedObservation, State, needs, register
 
-with needs("pgx"):
+with needs("pgx==2.6.0"):
     import pgx
 
 

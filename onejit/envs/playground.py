@@ -15,7 +15,7 @@ from gymnax.environments import environment, spaces
 
 from onejit.envs.adapter import State, needs, register, start_from
 
-with needs("playground"):
+with needs("playground==0.2.0", "mujoco-mjx==3.17.0"):
     from mujoco_playground import registry  # pyright: ignore[reportMissingImports]
 
 

@@ -15,7 +15,7 @@ from gymnax.environments import environment, spaces
 
 from onejit.envs.adapter import State, needs, register, start_from
 
-with needs("xminigrid"):
+with needs("xminigrid==0.9.3"):
     from xminigrid import benchmarks, registration
     from xminigrid.core.constants import NUM_COLORS, NUM_TILES, TILES_REGISTRY, Colors, Tiles
     from xminigrid.core.goals import AgentHoldGoal, TileNearGoal

@@ -149,10 +149,12 @@ def is_missing_library(error: Exception) -> bool:
 
 
 def imported_file(env_name: str) -> str:
-    """Which file MODULE:NAME has imported: MODULE may be a module of Python."""
+    """Which file MODULE:NAME has imported, as MODULE may be a module of Python, or what it is."""
     module = env_name.rpartition(":")[0]
     if not module:
-        return "MODULE:NAME imports a module first"
+        return (
+            f"Gymnasium's are onejit.envs.gymnasium:{env_name}, and MODULE:NAME imports any module"
+        )
     return f"{module} is {getattr(sys.modules.get(module), '__file__', 'a module of Python')}"
 
 

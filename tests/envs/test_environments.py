@@ -366,7 +366,7 @@ def test_physics_that_blew_up_terminates():
 # --- what they share ---
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [*MODULES, "envpool", "gymnasium"])
 def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
     package = "mujoco_playground" if module == "playground" else module
     monkeypatch.setitem(sys.modules, package, None)
@@ -377,7 +377,10 @@ def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
         train.main(["ppo", f"--env-name=onejit.envs.{module}:Any"])
     told = capsys.readouterr().err
     assert stopped.value.code == 2 and told.count("\n") == 1
-    assert f"{module} cannot be imported" in told and "pip install -e '.[envs]'" in told
+    (advised,) = re.findall(r"pip install (.*)$", told.strip())
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"{module} cannot be imported" in told and advised.startswith(f"{module}==")
+    assert set(advised.split()) <= set(pinned)
 
 
 @pytest.mark.parametrize(
