@@ -123,8 +123,6 @@ def parse_tool(name, words):
     if name not in ("train", "sweep"):
         parse_tyro(tool.main, words, (tyro.conf.OmitArgPrefixes,))
     first, _, words = command_line.split_words(words)
-    if first.startswith("path/to/"):  # a script of the reader's
-        first = "ppo"
     script, words = load.load_script(first), without_config_of_a_run(words)
     if "--help" in words or not words:
         return

@@ -23,7 +23,14 @@ FENCE = re.compile(r"(?ms)^```.*?^```")
 SCRIPTS = sorted(path.stem for path in ROOT.glob("*.py"))
 # Files with a page of their own, {path from the root: its language}.
 SOURCES = {f"{name}.py": "python" for name in SCRIPTS}
-for folder, suffix, language in (("examples", "py", "python"), ("configs/*", "yaml", "yaml")):
+for folder, suffix, language in (
+    ("examples", "py", "python"),
+    ("examples", "mjs", "javascript"),
+    ("examples", "cpp", "cpp"),
+    ("configs/*", "yaml", "yaml"),
+    ("onejit/envs", "py", "python"),
+    ("onejit/envs/host", "py", "python"),
+):
     for file in sorted(ROOT.glob(f"{folder}/*.{suffix}")):
         SOURCES[file.relative_to(ROOT).as_posix()] = language
 
