@@ -68,7 +68,10 @@ def mistake(event, command, words: list[str]) -> str | None:
     if unknown and unknown[0] in REMOVED:
         return f"{unknown[0]}: {REMOVED[unknown[0]]}"
     if unknown:
-        return f"{unknown[0]}: is not a flag{nearest(unknown[0], flags_of(command))}"
+        similar = nearest(unknown[0], flags_of(command))
+        if getattr(command, "__module__", "") == "onejit.resume":
+            similar = similar or "; a run that is resumed keeps its settings"
+        return f"{unknown[0]}: is not a flag{similar}"
     if tokens:
         return f"{' '.join([*flag_before(tokens[0], words), *tokens])}: is one word too many"
     argument = getattr(event, "argument", None)

@@ -190,6 +190,12 @@ def test_the_nearest_flag(name, expected):
     assert text.nearest(name, ["--gamma", "--lr", "--anneal-lr", "--start"]) == expected
 
 
+def test_a_resumed_run_takes_no_other_settings(capsys):
+    with pytest.raises(SystemExit):
+        __main__.main(["resume", "runs/a", "--num-seeds", "8"])
+    assert "--num-seeds: is not a flag; a run that is resumed keeps" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", __main__.REMOVED)
 def test_a_command_that_is_gone_names_what_to_use(command, capsys):
     with pytest.raises(SystemExit) as stop:
