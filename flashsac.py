@@ -11,19 +11,20 @@
 # ///
 """FlashSAC, the whole training in one jit.
 
-FlashSAC (arXiv 2604.04539): soft actor-critic (arXiv 1812.05905) with networks whose weights cannot
-grow. They are residual blocks with batch normalization, and each weight vector is scaled to a
-fixed norm after each step of the optimizer. The critics are classifiers over evenly spaced values
+Kim et al. 2026, "FlashSAC: Fast and Stable Off-Policy Reinforcement Learning for High-Dimensional
+Robot Control" (arXiv 2604.04539): soft actor-critic (arXiv 1812.05905) with networks whose weights
+cannot grow. They are residual blocks with batch normalization, and each weight vector is scaled to
+a fixed norm after each step of the optimizer. The critics are classifiers over evenly spaced values
 (C51, arXiv 1707.06887), rewards are scaled to fit them, and exploration noise is held for some
 steps.
 
 Differences from the paper: one-step targets, single precision, and smaller networks by default. The
-discounted return that scales the rewards begins anew after the last step of an episode; in the
-authors' code, the reward of the last step counts for the next episode. An episode that its time
-limit truncates is bootstrapped from its last observation. Before learning, `init` takes
-`learning_starts` random steps into the replay. The replay is a ring of `buffer_size` steps in
-`runner_state`. A step takes 4 (2 obs_dim + action_dim + 1) + 1 bytes: with the defaults 0.66 MB per
-agent.
+noise of the warm-up is held, too; the authors draw it in each step. The discounted return that
+scales the rewards begins anew after the last step of an episode; in the authors' code, the reward
+of the last step counts for the next episode. An episode that its time limit truncates is
+bootstrapped from its last observation. Before learning, `init` takes `learning_starts` random steps
+into the replay. The replay is a ring of `buffer_size` steps in `runner_state`. A step takes
+4 (2 obs_dim + action_dim + 1) + 1 bytes: with the defaults 0.66 MB per agent.
 
     python flashsac.py --env-name Pendulum-v1 --num-seeds 8
 
@@ -238,25 +239,17 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Distribution of Q(s, a) over atoms.
-
-    [..., obs_dim], [..., action_dim] -> logits [..., num_atoms] and Q [...].
-    """
+    """Distribution of Q(s, a): [..., obs_dim], [..., action_dim] -> logits [..., num_atoms]."""
 
     obs_space: Any
     hidden_size: int
     num_blocks: int
     num_atoms: int
-    value_limit: float
 
     @nn.compact
     def __call__(self, obs, action, training: bool):
         x = jnp.concatenate([preprocess(obs, self.obs_space), action], axis=-1)
-        logits = ResNet(self.hidden_size, self.num_blocks, self.num_atoms)(x, training)
-        support = atoms(self.value_limit, self.num_atoms)
-        return logits, (nn.softmax(logits) * support).sum(
-            axis=-1
-        )  # a matrix product would round to TF32 on GPUs
+        return ResNet(self.hidden_size, self.num_blocks, self.num_atoms)(x, training)
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -270,20 +263,18 @@ def squash(gaussian):
     return distrax.Transformed(gaussian, distrax.Block(distrax.Tanh(), ndims=1))
 
 
-def atoms(value_limit, num_atoms: int):
-    """The values that the critics' probabilities belong to: [num_atoms]."""
-    return value_limit * jnp.linspace(-1.0, 1.0, num_atoms)
+def mean_value(logits, support):
+    """Q, the mean of the distribution over the atoms of `support` [K]. [..., K] -> [...]."""
+    return (nn.softmax(logits) * support).sum(axis=-1)  # GPUs round matrix products to TF32
 
 
-def bellman_target(
-    reward, terminated, next_logits, next_q, next_log_prob, support, ent_coef, gamma
-):
+def bellman_target(reward, terminated, next_logits, next_log_prob, support, ent_coef, gamma):
     """Values and probabilities of r + gamma (1 - terminated) (Z'(s', a') - alpha log pi(a'|s')).
 
     Z' is the distribution of the target critic with the lower mean. next_logits: [2, B, K],
-    next_q: [2, B], support: [K], all others [B] -> [B, K], [B, K].
+    support: [K], all others [B] -> [B, K], [B, K].
     """
-    lower = next_q.argmin(axis=0)
+    lower = mean_value(next_logits, support).argmin(axis=0)
     next_logits = jnp.take_along_axis(next_logits, lower[None, :, None], axis=0)[0]
     next_values = support - ent_coef * next_log_prob[:, None]
     next_values = jnp.where(terminated[:, None], 0.0, next_values)
@@ -456,9 +447,7 @@ def make_networks(config: Config, env, env_params):
         space = env.observation_space(env_params)
     action_dim = math.prod(env.action_space(env_params).shape)
     actor = Actor(space, action_dim, config.hidden_size, config.num_blocks)
-    critic = Critic(
-        space, config.critic_hidden_size, config.num_blocks, config.num_atoms, config.value_limit
-    )
+    critic = Critic(space, config.critic_hidden_size, config.num_blocks, config.num_atoms)
     return actor, critic
 
 
@@ -492,7 +481,7 @@ def make_learner(config: Config):
     train_critic = functools.partial(critic.apply, training=True, mutable=["batch_stats"])
     evaluate_critics = jax.vmap(evaluate_critic, in_axes=(0, None, None))  # [2, ...]
     train_critics = jax.vmap(train_critic, in_axes=(0, None, None))
-    support = atoms(config.value_limit, config.num_atoms)
+    support = config.value_limit * jnp.linspace(-1.0, 1.0, config.num_atoms)
     target_entropy = gaussian_entropy(config.target_std) * actor.action_dim
     num_gradient_steps = config.num_updates * config.gradient_steps
     # The policy takes fewer steps than the critics, and ends on a higher rate.
@@ -548,7 +537,7 @@ def make_learner(config: Config):
         )
 
         def warm_up(state, key):
-            return collect(state, key, act_randomly, max_noise_steps=1)
+            return collect(state, key, act_randomly)
 
         warmup_keys = jax.random.split(warmup_key, config.warmup_rollouts)
         state, _ = jax.lax.scan(warm_up, state, warmup_keys)
@@ -565,57 +554,49 @@ def make_learner(config: Config):
         gaussian = evaluate_actor(variables(state, "actor"), obs)
         return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
 
-    def collect(state, key, act, max_noise_steps):
+    def collect(state, key, act):
         """Take `num_steps` steps with actions `act(state, obs, noise)`, and store them."""
 
-        def step(carry, key):
-            obs, env_state, discounted_return, noise, noise_steps_left = carry
+        def step(state, key):
             noise_key, noise_steps_key, env_key = jax.random.split(key, 3)
-            new_noise = jax.random.normal(noise_key, noise.shape)
-            new_steps = sample_noise_steps(noise_steps_key, max_noise_steps, config.noise_exponent)
-            is_over = noise_steps_left == 0  # in all environments together
-            noise = jnp.where(is_over, new_noise, noise)
-            noise_steps_left = jnp.where(is_over, new_steps, noise_steps_left) - 1
-            action = act(state, obs, noise)
+            new_noise = jax.random.normal(noise_key, state.noise.shape)
+            new_steps = sample_noise_steps(
+                noise_steps_key, config.max_noise_steps, config.noise_exponent
+            )
+            is_over = state.noise_steps_left == 0  # in all environments together
+            noise = jnp.where(is_over, new_noise, state.noise)
+            noise_steps_left = jnp.where(is_over, new_steps, state.noise_steps_left) - 1
+            action = act(state, state.obs, noise)
 
             env_keys = jax.random.split(env_key, config.num_envs)
             obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
-                env_keys, env_state, action, env_params
+                env_keys, state.env_state, action, env_params
             )
             final_obs = info.pop("final_observation")
             transition = Transition(
-                obs=obs,
+                obs=state.obs,
                 action=action,
                 reward=reward,
                 next_obs=final_obs,
                 terminated=terminated,
             )
-            discounted_return = config.gamma * discounted_return + reward
-            outputs = (transition, discounted_return, info)
-            discounted_return = jnp.where(terminated | truncated, 0.0, discounted_return)
-            carry = (obs_after_reset, env_state, discounted_return, noise, noise_steps_left)
-            return carry, outputs
+            discounted_return = config.gamma * state.discounted_return + reward
+            state = state._replace(
+                obs=obs_after_reset,
+                env_state=env_state,
+                discounted_return=jnp.where(terminated | truncated, 0.0, discounted_return),
+                noise=noise,
+                noise_steps_left=noise_steps_left,
+            )
+            return state, (transition, discounted_return, info)
 
-        carry = (
-            state.obs,
-            state.env_state,
-            state.discounted_return,
-            state.noise,
-            state.noise_steps_left,
-        )
         keys = jax.random.split(key, config.num_steps)
-        carry, (rollout, returns, info) = jax.lax.scan(step, carry, keys)
-        obs, env_state, discounted_return, noise, noise_steps_left = carry
+        state, (rollout, returns, info) = jax.lax.scan(step, state, keys)
         state = state._replace(
             replay=add_rollout(state.replay, rollout, state.rollout_count),
             rollout_count=state.rollout_count + 1,
-            obs=obs,
-            env_state=env_state,
             return_statistics=update_mean_std(state.return_statistics, returns.reshape(-1)),
             largest_return=jnp.maximum(state.largest_return, jnp.abs(returns).max()),
-            discounted_return=discounted_return,
-            noise=noise,
-            noise_steps_left=noise_steps_left,
         )
         return state, info
 
@@ -628,20 +609,6 @@ def make_learner(config: Config):
         batch = sample(key, state.replay, state.rollout_count, config.batch_size)
         return batch._replace(reward=batch.reward / divisor(state))
 
-    def actor_loss_fn(actor_params, state, batch, key):
-        # The statistics of s and s' normalize both, as in the critics. Only s enters the loss.
-        gaussian, changed = train_actor(
-            variables(state, "actor") | {"params": actor_params},
-            jnp.concatenate([batch.obs, batch.next_obs]),
-        )
-        policy = squash(gaussian[: config.batch_size])
-        action, log_prob = policy.sample_and_log_prob(seed=key)
-        _, q = evaluate_critics(variables(state, "critics"), batch.obs, action)
-        ent_coef = jnp.exp(state.params["log_ent_coef"])
-        loss = policy_loss(q, log_prob, ent_coef)
-        metrics = {"policy_loss": loss, "entropy": -log_prob.mean(), "ent_coef": ent_coef}
-        return loss, (changed["batch_stats"], metrics)
-
     def critic_loss_fn(critic_params, state, batch, key):
         next_policy = squash(evaluate_actor(variables(state, "actor"), batch.next_obs))
         next_action, next_log_prob = next_policy.sample_and_log_prob(seed=key)
@@ -650,29 +617,45 @@ def make_learner(config: Config):
         obs = jnp.concatenate([batch.obs, batch.next_obs])
         action = jnp.concatenate([batch.action, next_action])
         critic_variables = variables(state, "critics") | {"params": critic_params}
-        (logits, q), changed = train_critics(critic_variables, obs, action)
+        logits, changed = train_critics(critic_variables, obs, action)
         target_variables = variables(state, "critics") | {"params": state.target_params}
-        (target_logits, target_q), _ = train_critics(target_variables, obs, action)
+        target_logits, _ = train_critics(target_variables, obs, action)
+        logits = logits[:, : config.batch_size]  # of s
+        next_logits = target_logits[:, config.batch_size :]  # of s'
 
         values, probability = bellman_target(
             batch.reward,
             batch.terminated,
-            next_logits=target_logits[:, config.batch_size :],
-            next_q=target_q[:, config.batch_size :],
+            next_logits=next_logits,
             next_log_prob=next_log_prob,
             support=support,
             ent_coef=jnp.exp(state.params["log_ent_coef"]),
             gamma=config.gamma,
         )
         target = project(values, probability, support)
-        loss = critic_loss(logits[:, : config.batch_size], target)
+        loss = critic_loss(logits, target)
         # probability of values that no atom can represent: far from 0, raise value_limit
         outside = jnp.where(jnp.abs(values) > config.value_limit, probability, 0.0).sum(axis=-1)
         metrics = {
             "critic_loss": loss,
-            "q_value": q[:, : config.batch_size].mean(),
+            "q_value": mean_value(logits, support).mean(),
             "outside_support": outside.mean(),
         }
+        return loss, (changed["batch_stats"], metrics)
+
+    def actor_loss_fn(actor_params, state, batch, key):
+        # The statistics of s and s' normalize both, as in the critics. Only s enters the loss.
+        gaussian, changed = train_actor(
+            variables(state, "actor") | {"params": actor_params},
+            jnp.concatenate([batch.obs, batch.next_obs]),
+        )
+        policy = squash(gaussian[: config.batch_size])
+        action, log_prob = policy.sample_and_log_prob(seed=key)
+        logits = evaluate_critics(variables(state, "critics"), batch.obs, action)
+        q = mean_value(logits, support)
+        ent_coef = jnp.exp(state.params["log_ent_coef"])
+        loss = policy_loss(q, log_prob, ent_coef)
+        metrics = {"policy_loss": loss, "entropy": -log_prob.mean(), "ent_coef": ent_coef}
         return loss, (changed["batch_stats"], metrics)
 
     def descend(state, name, grads):
@@ -688,17 +671,6 @@ def make_learner(config: Config):
             opt_state=state.opt_state | {name: opt_state},
         )
 
-    def actor_step(state, batch, key):
-        """Update the policy, then the entropy coefficient."""
-        actor_grad = jax.grad(actor_loss_fn, has_aux=True)
-        grads, (batch_stats, metrics) = actor_grad(state.params["actor"], state, batch, key)
-        state = state._replace(batch_stats=state.batch_stats | {"actor": batch_stats})
-        state = descend(state, "actor", grads)
-
-        ent_coef_grad = jax.grad(ent_coef_loss)
-        grads = ent_coef_grad(state.params["log_ent_coef"], metrics["entropy"], target_entropy)
-        return descend(state, "log_ent_coef", grads), metrics
-
     def critic_step(state, batch_and_key):
         """Update the critics, then the target critics."""
         batch, key = batch_and_key
@@ -710,25 +682,35 @@ def make_learner(config: Config):
         target_params = optax.incremental_update(critic_params, state.target_params, config.tau)
         return state._replace(target_params=target_params), metrics
 
-    def gradient_step(state, keys):
+    def actor_step(state, batch, key):
+        """Update the policy, then the entropy coefficient."""
+        actor_grad = jax.grad(actor_loss_fn, has_aux=True)
+        grads, (batch_stats, metrics) = actor_grad(state.params["actor"], state, batch, key)
+        state = state._replace(batch_stats=state.batch_stats | {"actor": batch_stats})
+        state = descend(state, "actor", grads)
+
+        ent_coef_grad = jax.grad(ent_coef_loss)
+        grads = ent_coef_grad(state.params["log_ent_coef"], metrics["entropy"], target_entropy)
+        return descend(state, "log_ent_coef", grads), metrics
+
+    def step_group(state, key):
         """Update policy and entropy coefficient once, then the critics `policy_delay` times."""
-        batch_keys, action_key, next_action_keys = keys
+        batch_key, action_key, next_action_key = jax.random.split(key, 3)
+        batch_keys = jax.random.split(batch_key, config.policy_delay)
         batches = jax.vmap(make_batch, in_axes=(None, 0))(state, batch_keys)
         first_batch = jax.tree.map(lambda x: x[0], batches)
         state, actor_metrics = actor_step(state, first_batch, action_key)
+
+        next_action_keys = jax.random.split(next_action_key, config.policy_delay)
         state, critic_metrics = jax.lax.scan(critic_step, state, (batches, next_action_keys))
         return state, actor_metrics | critic_metrics
 
     def update(state, _=None):
-        key, collect_key, batch_key, actor_key, critic_key = jax.random.split(state.key, 5)
-        state = state._replace(key=key)
-        state, info = collect(state, collect_key, act_with_noise, config.max_noise_steps)
+        key, collect_key, learn_key = jax.random.split(state.key, 3)
+        state, info = collect(state._replace(key=key), collect_key, act_with_noise)
         num_groups = config.gradient_steps // config.policy_delay
-        batch_keys = jax.random.split(batch_key, (num_groups, config.policy_delay))
-        actor_keys = jax.random.split(actor_key, num_groups)
-        critic_keys = jax.random.split(critic_key, (num_groups, config.policy_delay))
-        keys = (batch_keys, actor_keys, critic_keys)
-        state, metrics = jax.lax.scan(gradient_step, state, keys)
+        keys = jax.random.split(learn_key, num_groups)
+        state, metrics = jax.lax.scan(step_group, state, keys)
         metrics = jax.tree.map(jnp.mean, metrics) | {"reward_divisor": divisor(state)}
         return state, metrics | episode_metrics(info)
 

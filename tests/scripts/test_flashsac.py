@@ -88,8 +88,8 @@ def test_joint_pass_equals_two_passes_with_frozen_statistics():
         apply = functools.partial(critic.apply, training=training, mutable=["batch_stats"])
         halves = [(obs, action), (next_obs, action)]
         both = map(np.concatenate, zip(*halves, strict=True))
-        apart = [apply(variables, *half)[0][0] for half in halves]
-        return apply(variables, *both)[0][0], jnp.concatenate(apart)
+        apart = [apply(variables, *half)[0] for half in halves]
+        return apply(variables, *both)[0], jnp.concatenate(apart)
 
     for training in (False, True):
         same = np.allclose(*logits(training), rtol=1e-4, atol=1e-5)

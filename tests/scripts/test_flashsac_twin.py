@@ -90,7 +90,7 @@ class Twin(sac.Twin):
         actor = init_actor(actor_key, obs)
         critics = [init_critic(key, obs, self.noise) for key in jax.random.split(critic_key, 2)]
         self.action = jit_quickly(self.action)
-        self.draw = jit_quickly(self.draw, static_argnums=1)
+        self.draw = jit_quickly(self.draw)
         self.bootstrap = jit_quickly(self.bootstrap)
         self.split = jit_quickly(self.split)
         self.actor_params = projected(actor["params"])
@@ -111,20 +111,20 @@ class Twin(sac.Twin):
         gaussian = self.actor.apply(variables, obs, training=False)
         return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
 
-    def draw(self, key, max_noise_steps):
+    def draw(self, key):
         """Noise for a step, how many steps it is held, and a key for each environment."""
         noise_key, noise_steps_key, env_key = jax.random.split(key, 3)
-        weights = np.arange(1.0, max_noise_steps + 1) ** -self.config.noise_exponent
+        weights = np.arange(1.0, self.config.max_noise_steps + 1) ** -self.config.noise_exponent
         log_probability = jnp.log(jnp.asarray(weights / weights.sum(), jnp.float32))
         index = jax.random.categorical(noise_steps_key, log_probability)
         noise = jax.random.normal(noise_key, (self.config.num_envs, 2))
         return noise, index + 1, list(jax.random.split(env_key, self.config.num_envs))
 
-    def add_transitions(self, key, max_noise_steps, act) -> None:
+    def collect(self, key, act) -> None:
         config = self.config
         rollout = []
         for step_key in jax.random.split(key, config.num_steps):
-            noise, noise_steps, env_keys = self.draw(step_key, max_noise_steps)
+            noise, noise_steps, env_keys = self.draw(step_key)
             if self.noise_steps_left == 0:
                 self.noise = noise
                 self.noise_steps_left = int(noise_steps)
@@ -151,10 +151,6 @@ class Twin(sac.Twin):
         self.rollout_count += 1
         capacity = config.buffer_size // (config.num_envs * config.num_steps)
         self.replay = self.replay[-capacity:]
-
-    def collect(self, key, act) -> None:
-        """Of the warm-up, whose actions are new in each step."""
-        self.add_transitions(key, 1, act)
 
     def reward_divisor(self):
         if not self.config.normalize_reward:
@@ -192,18 +188,22 @@ class Twin(sac.Twin):
         qs = []
         for params, stats in zip(*critics, strict=True):
             variables = {"params": params, "batch_stats": stats}
-            _, q = self.critic.apply(variables, batch["obs"], action, training=False)
-            qs.append(q)
+            logits = self.critic.apply(variables, batch["obs"], action, training=False)
+            qs.append((jax.nn.softmax(logits) * self.atoms()).sum(axis=-1))
         loss = (alpha * log_prob - jnp.minimum(*qs)).mean()
         metrics = {"policy_loss": loss, "entropy": -log_prob.mean(), "ent_coef": alpha}
         return loss, (changed["batch_stats"], metrics)
+
+    def atoms(self):
+        limit = self.config.value_limit
+        return np.linspace(-limit, limit, self.config.num_atoms, dtype=np.float32)
 
     def joint_pass(self, params, stats, batch, next_action):
         """Logits of (s, a) and (s', a') and the running statistics, of one critic in training."""
         obs = jnp.concatenate([batch["obs"], batch["next_obs"]])
         action = jnp.concatenate([batch["action"], next_action])
         variables = {"params": params, "batch_stats": stats}
-        (logits, _), changed = self.critic.apply(
+        logits, changed = self.critic.apply(
             variables, obs, action, training=True, mutable=["batch_stats"]
         )
         size = self.config.batch_size
@@ -223,7 +223,7 @@ class Twin(sac.Twin):
         """Probabilities of the atoms, [B, K], and the share of values that none can represent."""
         config = self.config
         limit, num_atoms = config.value_limit, config.num_atoms
-        atoms = np.linspace(-limit, limit, num_atoms)
+        atoms = self.atoms()
         actor = {"params": self.actor_params, "batch_stats": self.actor_stats}
         target_critics = (self.target_params, self.critic_stats)
         next_action, next_log_prob, next_probabilities = jax.device_get(
@@ -250,8 +250,6 @@ class Twin(sac.Twin):
 
     def critic_loss(self, critic_params, critic_stats, batch, next_action, target):
         """Cross-entropy, the mean over the batch and both critics."""
-        config = self.config
-        atoms = jnp.linspace(-config.value_limit, config.value_limit, config.num_atoms)
         losses = []
         qs = []
         new_stats = []
@@ -259,7 +257,7 @@ class Twin(sac.Twin):
             logits, _, changed = self.joint_pass(params, stats, batch, next_action)
             log_probability = jax.nn.log_softmax(logits)
             losses.append(-(target * log_probability).sum(axis=-1).mean())
-            qs.append((jnp.exp(log_probability) * atoms).sum(axis=-1).mean())
+            qs.append((jnp.exp(log_probability) * self.atoms()).sum(axis=-1).mean())
             new_stats.append(changed)
         loss = sum(losses) / 2
         return loss, (new_stats, {"critic_loss": loss, "q_value": sum(qs) / 2})
@@ -310,27 +308,27 @@ class Twin(sac.Twin):
         return metrics | {"outside_support": outside}
 
     def split(self, key):
-        """The next key, the key of the rollout, and the keys of each batch, actor and critic."""
-        key, collect_key, batch_key, actor_key, critic_key = jax.random.split(key, 5)
-        num_groups = self.config.gradient_steps // self.config.policy_delay
-        batch_keys = jax.random.split(batch_key, (num_groups, self.config.policy_delay))
-        actor_keys = jax.random.split(actor_key, num_groups)
-        critic_keys = jax.random.split(critic_key, (num_groups, self.config.policy_delay))
-        each = [list(map(list, batch_keys)), list(actor_keys), list(map(list, critic_keys))]
-        return key, collect_key, *each
+        """The next key, the key of the rollout, and each group's keys: batches, actor, critics."""
+        delay = self.config.policy_delay
+        key, collect_key, learn_key = jax.random.split(key, 3)
+        groups = []
+        for group_key in jax.random.split(learn_key, self.config.gradient_steps // delay):
+            batch_key, actor_key, critic_key = jax.random.split(group_key, 3)
+            batch_keys = list(jax.random.split(batch_key, delay))
+            groups.append((batch_keys, actor_key, list(jax.random.split(critic_key, delay))))
+        return key, collect_key, groups
 
     def update(self) -> dict:
-        config = self.config
-        self.key, collect_key, batch_keys, actor_keys, critic_keys = self.split(self.key)
-        self.add_transitions(collect_key, config.max_noise_steps, self.act)
+        self.key, collect_key, groups = self.split(self.key)
+        self.collect(collect_key, self.act)
         actor_metrics = []
         critic_metrics = []
-        for group, actor_key in enumerate(actor_keys):
-            for i in range(config.policy_delay):
-                batch = self.sample(batch_keys[group][i])
+        for batch_keys, actor_key, critic_keys in groups:
+            for i, critic_key in enumerate(critic_keys):
+                batch = self.sample(batch_keys[i])
                 if i == 0:
                     actor_metrics.append(self.actor_step(actor_key, batch))
-                critic_metrics.append(self.critic_step(critic_keys[group][i], batch))
+                critic_metrics.append(self.critic_step(critic_key, batch))
         mean = {"reward_divisor": self.reward_divisor()}
         for steps in (critic_metrics, actor_metrics):
             mean |= {name: np.mean([step[name] for step in steps]) for name in steps[0]}
