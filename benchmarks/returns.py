@@ -43,7 +43,6 @@ import filelock
 import gymnasium
 import jax
 import numpy as np
-import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
@@ -58,8 +57,9 @@ from onejit.engine import evaluation
 from onejit.run.directory import load_metrics, load_run
 from onejit.run.learning_curve import learning_curve
 from onejit.run.record import read_record
-from onejit.script import configs
+from onejit.script import command_line, configs
 from onejit.script import load as scripts
+from onejit.train.options import Options
 
 RUNNING = ROOT / ".cache" / "returns"  # run directories of rows that are not finished
 UNPUBLISHED = ROOT / "runs" / "returns"  # files of rows, without --publish
@@ -136,14 +136,11 @@ def run_dir_of(name: str) -> Path:
 def settings_of(name: str) -> dict:
     """The fields of a row's config as it is today, as run.json has them."""
     script, (_, file, *more) = load(name)
-    fields = {field.name for field in dataclasses.fields(script.Config)}
-    flags = []
-    for word in more:
-        if word.startswith("--"):
-            is_of_script = configs.field_of(word) in fields  # its values follow
-        flags += [word] * is_of_script
-    words = configs.read_flags(script, ["--config", str(ROOT / file), *flags])
-    config = tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
+    flags = {"": [], "config": [str(ROOT / file)]}
+    for field, words in command_line.split_flags(more).items():
+        if field in configs.field_names(script):
+            flags[field] = words
+    config, _, _ = command_line.parse_with(script, flags, Options, description=None)
     return json.loads(json.dumps(configs.plain(config)))
 
 

@@ -33,11 +33,10 @@ from onejit.engine.loop import holds, running_episodes
 from onejit.envs.host.batch import HostState
 from onejit.run.directory import new_run_dir
 from onejit.run.write import save_results
-from onejit.script.command_line import Hosts, parse_with
-from onejit.script.configs import read_flags, write_config
+from onejit.script.command_line import parse_with, take_script
+from onejit.script.configs import write_config
 from onejit.script.load import load_script, source_of
 from onejit.script.steps import timesteps_until
-from onejit.sweep.request import split_flags
 from onejit.sweep.values import DISTRIBUTIONS, from_uniform, read_distribution
 
 EPISODES = 16  # greedy episodes of each agent at the end, by which no agent is chosen
@@ -68,16 +67,15 @@ class Population(NamedTuple):
 
 def read_words(words: list[str]):
     """`(script, config, options, {field: distribution})`. Raises ValueError."""
-    if not words or words[0].startswith("-"):
-        raise ValueError("SCRIPT: must come first, such as ppo")
-    script = load_script(words[0])
+    name, flags = take_script(words)
+    script = load_script(name)
     ranges = {}
-    others = []
-    for name, values in split_flags(read_flags(script, words[1:], Options, Hosts)).items():
+    others = {}
+    for name, values in flags.items():
         if values and values[0] in DISTRIBUTIONS:
             ranges[name] = read_distribution(script, name, values)
         else:
-            others += [f"--{name.replace('_', '-')}", *values]
+            others[name] = values
     config, options, _ = parse_with(script, others, Options, __doc__, prog="population.py")
     if not ranges:
         raise ValueError("give a field a range, as in --lr log-uniform 1e-5 1e-1")

@@ -307,9 +307,9 @@ def show(plan: dict, kernels: bool) -> None:
 
 def main(words) -> None:
     """Plan as the command line says."""
-    name, _, words = command_line.split_words(words)
+    name, flags = command_line.take_script(words)
     script = load_script(name)
-    config, options, hosts = command_line.parse_with(script, words, Options, __doc__, prog="plan")
+    config, options, hosts = command_line.parse_with(script, flags, Options, __doc__, prog="plan")
     if hosts != command_line.Hosts():
         raise ValueError(
             "coordinator, num_processes, process_id, distributed: a plan is for one GPU"

@@ -3,9 +3,6 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 
 def expanded(text: str) -> str:
@@ -20,20 +17,11 @@ def expanded(text: str) -> str:
 
 
 def as_folder(text: str) -> Path:
-    """A path where `~` and variables are replaced. Raises ValueError, also for an address."""
-    path = expanded(text)
+    """A path where `~` and variables are replaced, unless it exists as it is.
+
+    Raises ValueError, also for an address.
+    """
+    path = text if os.path.lexists(text) else expanded(text)
     if "://" in path:
         raise ValueError("must be a folder of this machine, and not an address")
     return Path(path)
-
-
-OptionalFolder = Annotated[  # one type for both: tyro's message would name each
-    Path | None,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="PATH",
-        instance_from_str=lambda words: as_folder(words[0]),
-        is_instance=lambda value: value is None or isinstance(value, Path),
-        str_from_instance=lambda path: [str(path)],
-    ),
-]

@@ -36,7 +36,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from onejit.base import statistics
 from onejit.base.files import reading, write, write_picture
 from onejit.base.labels import as_label
-from onejit.base.paths import OptionalFolder
 from onejit.base.text import align, printable
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics
@@ -599,7 +598,7 @@ def main(
     runs: tyro.conf.Positional[tuple[str, ...]],
     returns: Literal["final", "greedy"] = "final",
     scale: tuple[tuple[str, float, float], ...] = (),
-    out: OptionalFolder = None,
+    out: Path | None = None,
     latex: bool = False,
 ) -> Path:
     """Compare, print the tables, write `compare.csv` and `compare.png`.

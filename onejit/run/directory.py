@@ -11,25 +11,23 @@ import time
 from pathlib import Path
 
 import numpy as np
-import tyro
 from flax.traverse_util import unflatten_dict
 
 from onejit.base.files import reading
 from onejit.run.agents import read_agents
 from onejit.run.record import Record, is_extended, read_record
-from onejit.script import command_line, local_modules
-from onejit.script.configs import read_flags
+from onejit.script import local_modules
+from onejit.script.command_line import arguments_of
+from onejit.script.configs import values_of_yaml
 from onejit.script.contract import Script
 from onejit.script.load import known_scripts, load_script
 
 
 def read_config(script: Script, file: Path):
-    """Read config.yaml as the script's command line does. Raises ValueError."""
-    try:
-        words = read_flags(script, ["--config", str(file)])
-        return command_line.parse(tyro.conf.FlagConversionOff[script.Config], words)
-    except ValueError as error:
-        raise ValueError(f"{file}: is not a config of {script.__file__}: {error}") from error
+    """The config of a run. Raises ValueError."""
+    kinds = {name: kind for name, kind, _ in arguments_of(script.Config)}
+    about = f"{file}: is not a config of {script.__file__}"
+    return script.Config(**values_of_yaml(file, kinds, about))
 
 
 def script_of(run_dir, record: Record, accept_edited: bool = True) -> Script:

@@ -5,8 +5,6 @@ import dataclasses
 import sys
 from pathlib import Path
 
-import tyro
-
 from onejit.base.packages import versions
 from onejit.engine.hosts import is_first
 from onejit.run.lock import holding
@@ -22,7 +20,7 @@ class ResumeOptions:
     # GiB of each device to use for programs of a sweep that have not been compiled yet
     memory: float | None = None
     # continue with the run's copies of the script and of your modules although they were edited
-    force: tyro.conf.FlagCreatePairsOff[bool] = False
+    force: bool = False
 
 
 def open_run(run_dir: Path, until_the_end: contextlib.ExitStack) -> Record:

@@ -1,6 +1,5 @@
-"""Flags of the commands, and of the scripts that the commands run."""
+"""Flags of the commands, and of the scripts that the commands run. tyro prints their --help."""
 
-import contextlib
 import dataclasses
 import inspect
 import math
@@ -9,18 +8,29 @@ import shutil
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
 from onejit.base.text import nearest
-from onejit.script.configs import field_names, read_flags
+from onejit.script import conversion
+from onejit.script.configs import as_flag, field_names, field_of, values_of_yaml
 from onejit.script.contract import Script
 
-# {flag of version 0.4: what to use instead}; goes with version 0.6
+MACHINES = "is gone; several machines share a sweep with --storage, a grid with --optuna grid"
+POPULATIONS = "is gone; copy examples/population.py, which trains populations with any script"
+# {option of version 0.4: what to use instead}; goes with version 0.6
 REMOVED = {
-    "--trust": "is gone; a run directory with a script is a program, see SECURITY.md",
-    "--force": "is gone but where a run is resumed; an edited copy is used, and named",
+    "resume": "is gone; use onejit resume RUN_DIR",
+    "find_nan": "is gone; use onejit find-nan RUN_DIR",
+    "trust": "is gone; a run directory with a script is a program, see SECURITY.md",
+    "force": "is gone but where a run is resumed; an edited copy is used, and named",
+    "pbt": POPULATIONS,
+    "exploit_interval": POPULATIONS,
+    "keep_replay": POPULATIONS,
+    "replay": POPULATIONS,
+    "part": MACHINES,
+    "merge": "is gone; onejit compare RUN_DIR RUN_DIR ... makes one table of several sweeps",
 }
 NARROWEST = 40  # columns of a terminal: with few of them, tyro's --help does not end
 
@@ -33,85 +43,169 @@ class Hosts:
     num_processes: int | None = None  # total number of processes
     process_id: int | None = None  # number of this process, from 0
     # take the other three from the cluster, such as SLURM
-    distributed: tyro.conf.FlagCreatePairsOff[bool] = False
+    distributed: bool = False
 
 
-def flags_of(command) -> list[str]:
-    """The flags of a dataclass or of a function. Arguments of the function may be dataclasses."""
-    arguments = {"": command}
-    if inspect.isfunction(command):
-        arguments = typing.get_type_hints(command)
-        arguments.pop("return", None)
-    names = []
-    for name, kind in arguments.items():
-        kind = getattr(kind, "__origin__", kind)  # without tyro's markers
-        if dataclasses.is_dataclass(kind):
-            names += [field.name for field in dataclasses.fields(kind)]
+# --- flags ---
+
+
+def split_flags(words: list[str]) -> dict[str, list[str]]:
+    """`{name: its words}` of a command line, and those before all flags as `{"": words}`.
+
+    The last flag of a name wins.
+    """
+    name = ""
+    flags = {name: []}
+    for word in words:
+        if word == "-h":
+            flags["help"] = []
+        elif word.startswith("--") and word != "--":
+            flag, equals, value = word.partition("=")
+            name = field_of(flag)
+            flags[name] = [value] if equals else []
         else:
-            names.append(name)
-    return [f"--{name.replace('_', '-')}" for name in names]
+            flags[name].append(word)
+    return flags
 
 
-def flag_before(word: str, words: list[str]) -> list[str]:
-    """The flag whose values are followed by `word`, which is one too many, or nothing."""
-    places = [i for i in range(1, len(words)) if words[i] == word]
-    after_a_value = [i for i in places if not words[i - 1].startswith("--")]
-    place = (after_a_value or places or [0])[-1]
-    flags = [other for other in words[:place] if other.startswith("--")]
-    return flags[-1:]
+class Flag(NamedTuple):
+    """What a flag is for."""
+
+    kind: Any  # its type
+    argument: str  # of the function
+    field: str = ""  # of the argument, if it is a dataclass
+    is_switch: bool = False  # a bool that the flag alone makes true
 
 
-def mistake(event, command, words: list[str]) -> str | None:
-    """The message for what tyro could not parse."""
-    tokens = getattr(event, "tokens", ())
-    unknown = [token for token in tokens if token.startswith("--")]
-    if unknown and unknown[0] in REMOVED:
-        return f"{unknown[0]}: {REMOVED[unknown[0]]}"
-    if unknown:
-        similar = nearest(unknown[0], flags_of(command))
-        if getattr(command, "__module__", "") == "onejit.resume":
-            similar = similar or "; a run that is resumed keeps its settings"
-        return f"{unknown[0]}: is not a flag{similar}"
-    if tokens:
-        return f"{' '.join([*flag_before(tokens[0], words), *tokens])}: is one word too many"
-    argument = getattr(event, "argument", None)
-    if argument is None:
-        return None
-    choices = getattr(event, "choices", ["a value"])
-    reason = getattr(event, "message", None) or f"takes {' | '.join(choices)}"
-    name_and_value = f"{argument.display_name()} {getattr(event, 'value', '')}".rstrip()
-    return f"{name_and_value}: {reason}"
+def arguments_of(command) -> list[tuple[str, Any, list]]:
+    """`(name, type, tyro's markers)` of each argument of a function, or field of a dataclass."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    arguments = []
+    for name in inspect.signature(command).parameters:
+        kind, *markers = (
+            typing.get_args(hints[name]) if hasattr(hints[name], "__metadata__") else [hints[name]]
+        )
+        arguments.append((name, kind, markers))
+    return arguments
 
 
-def parse(command, words: list[str], **options: Any):
-    """`tyro.cli` that raises a ValueError, which names the flag, for a wrong flag."""
+def flags_of(command) -> dict[str, Flag]:
+    """The flags of a function, by name. An argument that is a dataclass has one for each field.
 
-    def refuse(event):
-        message = mistake(event, command, words)
-        if message is not None:
-            raise ValueError(message)
+    Where two fields have one name, the flag of the second one is `--onejit-NAME`.
+    """
+    flags = {}
+    for argument, kind, markers in arguments_of(command):
+        if dataclasses.is_dataclass(kind):
+            has_switches = tyro.conf.FlagConversionOff not in markers
+            for field, of_field, _ in arguments_of(kind):
+                name = f"onejit_{field}" if field in flags else field
+                flags[name] = Flag(of_field, argument, field, has_switches and of_field is bool)
+        elif tyro.conf.Positional not in markers:
+            flags[argument] = Flag(kind, argument, is_switch=kind is bool)
+    return flags
 
-    if shutil.get_terminal_size().columns < NARROWEST:
-        os.environ["COLUMNS"] = str(NARROWEST)
-    # A private name of tyro's. Without it tyro prints the mistake in a box, also with exit code 2.
-    hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", None)
-    with hook(refuse) if hook else contextlib.nullcontext():
-        markers = (tyro.conf.OmitArgPrefixes,)
-        return tyro.cli(command, args=words, config=markers, **options)
+
+def read_flag(name: str, kind, words: list[str]):
+    """A value of a type. Raises ValueError, which names the flag and its words."""
+    try:
+        return conversion.from_words(kind, words)
+    except ValueError as error:
+        raise ValueError(f"{' '.join([as_flag(name), *words])}: {error}") from error
 
 
-def split_words(words: list[str]) -> tuple[str, Hosts, list[str]]:
-    """`(first word, options of hosts, all other words)`, before a script is imported.
+def read(command, flags: dict[str, list[str]], values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a function, from its flags. `values` are of flags that are not given.
 
     Raises ValueError.
     """
-    for old, command in (("--resume", "resume"), ("--find-nan", "find-nan")):
-        if old in words[: 1 if old == "--find-nan" else None]:
-            raise ValueError(f"{old}: is gone; use onejit {command} RUN_DIR")
-    if not words or words[0].startswith("-"):
+    known = flags_of(command)
+    values = dict(values)
+    others = [[word] for word in flags[""]]
+    for name, words in flags.items():
+        if name == "":
+            continue
+        if name not in known:
+            similar = nearest(as_flag(name), map(as_flag, known))
+            if command.__module__ == "onejit.resume":
+                similar = similar or "; a run that is resumed keeps its settings"
+            raise ValueError(f"{as_flag(name)}: {REMOVED.get(name, f'is not a flag{similar}')}")
+        number = conversion.number_of_words(known[name].kind)
+        if known[name].is_switch:
+            number = 0
+        mine = words[:number]
+        others += [[as_flag(name), word] for word in words[len(mine) :]]
+        values[name] = known[name].is_switch or read_flag(name, known[name].kind, mine)
+
+    fields = {}
+    arguments = read_positional(command, others)
+    for name, value in values.items():
+        flag = known[name]
+        if flag.field:
+            fields.setdefault(flag.argument, {})[flag.field] = value
+        else:
+            arguments[flag.argument] = value
+    for argument, kind, _ in arguments_of(command):
+        if argument in fields:
+            arguments[argument] = kind(**fields[argument])
+    return arguments
+
+
+def read_positional(command, others: list[list[str]]) -> dict[str, Any]:
+    """The argument without a flag. `others` are words, each after the flag that it follows.
+
+    Raises ValueError.
+    """
+    arguments = {}
+    for name, kind, markers in arguments_of(command):
+        if tyro.conf.Positional not in markers:
+            continue
+        number = conversion.number_of_words(kind)
+        words = [words[-1] for words in others[:number]]
+        others = others[len(words) :]
+        if words or number is None:
+            arguments[name] = conversion.from_words(kind, words)
+        elif inspect.signature(command).parameters[name].default is inspect.Parameter.empty:
+            raise ValueError(f"{name}: must be given")
+    if others:
+        raise ValueError(f"{' '.join(others[0])}: is one word too many")
+    return arguments
+
+
+def print_help(command, prog: str, description: str | None) -> None:
+    """Print the flags of a function and what its docstring says of them, and exit."""
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
+    markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    tyro.cli(command, args=["--help"], prog=prog, description=description, config=markers)
+
+
+def parse(command, words: list[str], prog: str = "onejit", description: str | None = None):
+    """Call a function with the arguments that the words are. Raises ValueError."""
+    flags = split_flags(words)
+    if "help" in flags:
+        print_help(command, prog, description)
+    return command(**read(command, flags, {}))
+
+
+# --- flags of scripts ---
+
+
+def take_script(words: list[str]) -> tuple[str, dict[str, list[str]]]:
+    """`(script, flags)` of a command line that begins with a script. Raises ValueError."""
+    flags = split_flags(words)
+    if not flags[""]:
+        for name in flags:
+            if name in REMOVED:
+                raise ValueError(f"{as_flag(name)}: {REMOVED[name]}")
         raise ValueError("SCRIPT: must come first, the name or path of a script")
-    hosts, _ = parse(Hosts, words[1:], return_unknown_args=True, add_help=False)
-    return words[0], hosts, words[1:]
+    return flags[""].pop(0), flags
+
+
+def read_hosts(flags: dict[str, list[str]]) -> Hosts:
+    """The options of hosts alone, before a script is imported. Raises ValueError."""
+    of_hosts = {name: words for name, words in flags.items() if name in flags_of(Hosts)}
+    return Hosts(**read(Hosts, {"": [], **of_hosts}, {}))
 
 
 def without_clashes(options, script: Script):
@@ -171,13 +265,16 @@ def check_options(options) -> None:
 
 
 def parse_with(
-    script: Script, words: list[str], options, description: str | None, prog: str = "onejit"
+    script: Script,
+    flags: dict[str, list[str]],
+    options,
+    description: str | None,
+    prog: str = "onejit",
 ):
     """`(config, options, hosts)` from the flags of a script, of `options` and of `Hosts`.
 
-    `--help` begins with `prog`, such as "onejit train", and the name of the script.
-
-    Raises ValueError.
+    `--config FILE.yaml` may stand anywhere, and all other flags override it. `--help` begins with
+    `prog`, such as "onejit train", and the name of the script. Raises ValueError.
     """
     options = without_clashes(options, script)
 
@@ -188,13 +285,18 @@ def parse_with(
     ):
         return config, options, hosts
 
-    words = read_flags(script, words, options, Hosts)
-    config, options, hosts = parse(
-        command,
-        words,
-        prog=f"{prog} {Path(script.__file__).stem}",
-        description=description,
-    )
+    file = Path(script.__file__)
+    if "help" in flags:
+        print_help(command, f"{prog} {file.stem}", description)
+    flags = dict(flags)
+    values = {}
+    if "config" in flags:
+        paths = flags.pop("config")
+        if len(paths) != 1:
+            raise ValueError("--config: needs a file, as in --config FILE.yaml")
+        kinds = {name: flag.kind for name, flag in flags_of(command).items()}
+        values = values_of_yaml(Path(paths[0]), kinds, f"--config {paths[0]}")
+    config, options, hosts = command(**read(command, flags, values))
     check_config(config)
     check_options(options)
     return config, options, hosts

@@ -1,15 +1,15 @@
-"""Configs of scripts as YAML files and as flags of the command line."""
+"""Configs of scripts as YAML files."""
 
-import contextlib
 import dataclasses
-import typing
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from onejit.base.files import load_yaml, write
 from onejit.base.text import nearest
+from onejit.script import conversion
 from onejit.script.contract import Script
 
 
@@ -30,79 +30,31 @@ def field_of(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def read_yaml(file: str) -> dict:
-    """The `{field: value}` of a YAML file. Raises ValueError, which names the file."""
+def as_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def values_of_yaml(file: Path, kinds: dict[str, Any], about: str) -> dict[str, Any]:
+    """`{field: value}` of a YAML file. `kinds` are the types of all fields.
+
+    Raises ValueError, which begins with `about`.
+    """
     try:
-        settings = load_yaml(Path(file).read_text())
+        settings = load_yaml(file.read_text())
         if not isinstance(settings, dict):
             raise ValueError("must have lines of the form FIELD: VALUE")
     except Exception as error:  # of files, and the many kinds that PyYAML raises
-        raise ValueError(f"--config {file}: {type(error).__name__}: {error}") from error
-    return settings
-
-
-def as_words(value) -> list[str]:
-    """A value of a YAML file as words of the command line."""
-    if isinstance(value, dict):
-        value = list(value.items())
-    if not isinstance(value, (list, tuple)):
-        return [str(value)]
-    return [word for part in value for word in as_words(part)]
-
-
-def flags_of_yaml(file: str, script: Script, known: list[str]) -> list[str]:
-    """The flags that mean the same as a YAML file. `known` are all fields and options.
-
-    Raises ValueError, which names the file.
-    """
-    words = []
-    for name, value in read_yaml(file).items():
+        raise ValueError(f"{about}: {type(error).__name__}: {error}") from error
+    values = {}
+    for name, value in settings.items():
         field = field_of(str(name))
-        if field not in known:
-            about = f"is not a field of {Path(script.__file__).name}"
-            raise ValueError(f"--config {file}: {name}: {about}{nearest(field, known)}")
-        words += [f"--{name}", *as_words(value)]
-    return words
-
-
-def as_whole_number(word: str) -> str:
-    """5e5 as 500000. The message about what is no whole number is tyro's."""
-    with contextlib.suppress(ValueError, OverflowError):
-        number = float(word)
-        if number == int(number) and not word.isdecimal():
-            return str(int(number))
-    return word
-
-
-def read_flags(script: Script, words: list[str], *options) -> list[str]:
-    """The flags of a command line, where `--config FILE.yaml` may stand anywhere.
-
-    The flags of the file come first, and all other flags override them. `--flag=value` becomes two
-    words. 5e5 becomes 500000 if the field is a whole number. `options` are the dataclasses whose
-    fields are flags, too. Raises ValueError.
-    """
-    fields = [field for part in (script.Config, *options) for field in dataclasses.fields(part)]
-    known = [field.name for field in fields]
-    separate = []
-    for word in words:
-        separate += word.split("=", 1) if word.startswith("--") else [word]
-    words = separate
-
-    if "--config" in words:
-        place = words.index("--config")
-        if place + 1 == len(words):
-            raise ValueError("--config: needs a file, as in --config FILE.yaml")
-        from_file = flags_of_yaml(words[place + 1], script, known)
-        words = from_file + words[:place] + words[place + 2 :]
-
-    whole = []
-    for part in (script.Config, *options):
-        hints = typing.get_type_hints(part)  # types, also if a script imports annotations
-        whole += [name for name, kind in hints.items() if kind in (int, int | None)]
-    for i in range(len(words) - 1):
-        if words[i].startswith("--") and field_of(words[i]) in whole:
-            words[i + 1] = as_whole_number(words[i + 1])
-    return words
+        if field not in kinds:
+            raise ValueError(f"{about}: {name}: is not a field{nearest(field, kinds)}")
+        try:
+            values[field] = conversion.from_yaml(kinds[field], value)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{about}: {name} = {value}: {error}") from error
+    return values
 
 
 def write_config(path: Path, config) -> None:

@@ -94,7 +94,7 @@ def train(request: Request, strategy: Strategy, is_new: bool, bar, caught) -> No
         raise
 
 
-def main(words) -> Path:
+def main(words) -> Path | None:
     """Sweep as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
     return run(TOOL, lambda until_the_end: read_request(words, __doc__), is_new=True)

@@ -1,26 +1,16 @@
 """Options of `onejit sweep`, and which of them go together."""
 
 import dataclasses
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from onejit.base.packages import check_packages
-from onejit.base.paths import OptionalFolder
 from onejit.report.tracking import TRACKERS
+from onejit.script.configs import as_flag
 from onejit.script.contract import Script
 from onejit.sweep.values import DISTRIBUTIONS, is_float
 
 T = TypeVar("T")
-POPULATIONS = "is gone; copy examples/population.py, which trains populations with any script"
-MACHINES = "is gone; several machines share a sweep with --storage, a grid with --optuna grid"
-# {what an older version took: what serves now}
-REMOVED = {
-    "pbt": POPULATIONS,
-    "exploit_interval": POPULATIONS,
-    "keep_replay": POPULATIONS,
-    "replay": POPULATIONS,
-    "part": MACHINES,
-    "merge": "is gone; onejit compare RUN_DIR RUN_DIR ... makes one table of several sweeps",
-}
 # samplers of Optuna, and the packages that they need
 SAMPLERS = {
     "tpe": ["optuna"],
@@ -51,7 +41,7 @@ class Options:
     first_rung: int | None = None
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
     # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
-    run_dir: OptionalFolder = None
+    run_dir: Path | None = None
     keep: int = 5  # number of best trials whose agents are saved
     # tracker for the final returns of each trial
     track: Literal["tensorboard", "trackio", "wandb"] | None = None
@@ -79,13 +69,6 @@ EXCLUDES = {
 }
 
 
-def refuse_removed(names) -> None:
-    """Raise ValueError if one of the options is of an older version."""
-    for name in names:
-        if name in REMOVED:
-            raise ValueError(f"{as_flag(name)}: {REMOVED[name]}")
-
-
 def is_given(options: Options, name: str) -> bool:
     return getattr(options, name) != getattr(Options, name)
 
@@ -106,10 +89,6 @@ def check_together(options: Options) -> None:
     for (name, other), end in EXCLUDES.items():
         if is_given(options, name) and is_given(options, other):
             raise ValueError(f"{shown(options, name)}: does not go with {as_flag(other)}{end}")
-
-
-def as_flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def without_password(name: str) -> str:

@@ -14,16 +14,14 @@ from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.record import Record, make_record
 from onejit.run.resume import ResumeOptions, open_run, options_of
 from onejit.script import command_line
-from onejit.script.configs import field_names, field_of, read_flags
+from onejit.script.command_line import REMOVED
+from onejit.script.configs import as_flag, field_names, field_of
 from onejit.script.contract import Script
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of
 from onejit.sweep.options import (
-    REMOVED,
     Options,
-    as_flag,
     check_options,
-    refuse_removed,
 )
 from onejit.sweep.values import is_float, is_swept, make_trials
 
@@ -68,21 +66,6 @@ class Request(NamedTuple):
 # --- the command line ---
 
 
-def split_flags(words: list[str]) -> dict[str, list[str]]:
-    """`{field: its words}`; the last flag of a name wins. Raises ValueError."""
-    flags = {}
-    values = None
-    for word in words:
-        if word.startswith("--"):
-            values = []
-            flags[field_of(word)] = values
-        elif values is None:
-            raise ValueError(f"{word}: is not a flag")
-        else:
-            values.append(word)
-    return flags
-
-
 def with_absolute_path(name: str) -> str:
     """A storage whose file is found from any folder, as `onejit resume` and Optuna's locks need it.
 
@@ -110,14 +93,12 @@ def read_request(words: list[str], description: str | None = None) -> Request:
 
     Raises ValueError.
     """
-    command = ["sweep", *words]
-    refuse_removed(field_of(word.split("=")[0]) for word in words if word.startswith("--"))
-    name, hosts_options, words = command_line.split_words(words)
-    hosts.connect(hosts_options)
+    name, flags = command_line.take_script(words)
+    hosts.connect(command_line.read_hosts(flags))
     check_given_once(words)
     script = load_script(name)
-    config, options, swept = parse(script, words, description)
-    return new_request(script, config, options, swept, command)
+    config, options, swept = parse(script, flags, description)
+    return new_request(script, config, options, swept, ["sweep", *words])
 
 
 def read_resumed(
@@ -134,15 +115,14 @@ def read_resumed(
     return request_of(run_dir, record, given)
 
 
-def parse(script: Script, words: list[str], description: str | None) -> tuple:
+def parse(script: Script, flags: dict[str, list[str]], description: str | None) -> tuple:
     """`(config, options, swept)` of a command line. Raises ValueError."""
     swept = {}
-    others = []
-    for name, values in split_flags(read_flags(script, words, Options, command_line.Hosts)).items():
-        if name in field_names(script) and is_swept(script, name, values):
-            swept[name] = values
-        else:
-            others += [f"--{name.replace('_', '-')}", *values]
+    others = {}
+    for name, words in flags.items():
+        is_field = name in field_names(script)
+        part = swept if is_field and is_swept(script, name, words) else others
+        part[name] = words
     config, options, _ = command_line.parse_with(
         script, others, Options, description, prog="onejit sweep"
     )

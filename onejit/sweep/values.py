@@ -7,10 +7,8 @@ import typing
 from collections.abc import Mapping
 
 import numpy as np
-import tyro
 
 from onejit.script import command_line
-from onejit.script.configs import read_flags
 from onejit.script.contract import Script
 
 DISTRIBUTIONS = ("uniform", "log-uniform", "one-minus-log-uniform")
@@ -35,13 +33,11 @@ def read_values(script: Script, name: str, words: list[str]) -> list:
 
     Raises ValueError.
     """
-    kind = typing.get_type_hints(script.Config, include_extras=True)[name]
-    alone = dataclasses.make_dataclass("Config", [(name, kind)])  # a parser of this field
+    kind = typing.get_type_hints(script.Config)[name]
     values = []
     for word in words:
         parts = word.split(",") if holds_several(script, name) else [word]
-        flags = read_flags(script, [f"--{name}", *parts])
-        value = getattr(command_line.parse(tyro.conf.FlagConversionOff[alone], flags), name)
+        value = command_line.read_flag(name, kind, parts)
         config = dataclasses.replace(script.Config(), **{name: value})
         command_line.check_config(config)
         values.append(getattr(config, name))

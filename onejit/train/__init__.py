@@ -63,12 +63,10 @@ class Request(NamedTuple):
 
 def read_request(words: list[str]) -> Request:
     """Connect to other hosts, then import the script. Raises ValueError."""
-    name, hosts_options, words = command_line.split_words(words)
-    hosts.connect(hosts_options)
+    name, flags = command_line.take_script(words)
+    hosts.connect(command_line.read_hosts(flags))
     script = load_script(name)
-    config, options, _ = command_line.parse_with(
-        script, words, Options, __doc__, prog="onejit train"
-    )
+    config, options, _ = command_line.parse_with(script, flags, Options, __doc__, prog=TOOL)
     if options.eval_interval and not options.eval_episodes:
         raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
     if options.eval_interval > config.num_updates:
@@ -80,8 +78,7 @@ def read_request(words: list[str]) -> Request:
     if options.track_seeds and not options.track:
         raise ValueError("track_seeds: needs --track tensorboard, trackio or wandb")
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
-    command = ["train", name, *words]
-    record = make_record("train", script, config, options, command)
+    record = make_record("train", script, config, options, ["train", *words])
     return Request(script, config, options, run_dir, record)
 
 
@@ -300,7 +297,7 @@ def finish(request: Request, trained: loop.Trained, runner_state) -> bool:
 # --- main ---
 
 
-def main(words) -> Path:
+def main(words) -> Path | None:
     """Train as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
     return run(TOOL, lambda until_the_end: read_request(words))

@@ -57,7 +57,7 @@ def result_of(reward: float) -> str:
 def main(
     run_dir: tyro.conf.Positional[Path],
     agent: int | None = None,
-    second: tyro.conf.FlagCreatePairsOff[bool] = False,
+    second: bool = False,
     simulations: int | None = None,
 ) -> float:
     """Play a game. Returns the person's reward. Raises ValueError.

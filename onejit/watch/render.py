@@ -36,7 +36,6 @@ from flax.traverse_util import flatten_dict
 
 from onejit.base import statistics
 from onejit.base.files import reading
-from onejit.base.paths import OptionalFolder
 from onejit.base.text import printable
 from onejit.engine import evaluation
 from onejit.run.directory import load_metrics, load_run
@@ -135,8 +134,8 @@ def main(
     formats: tuple[Literal["gif", "html", "mp4", "svg"], ...] = (),
     episode: int = 0,
     max_steps: int = 0,
-    out: OptionalFolder = None,
-    best: tyro.conf.FlagCreatePairsOff[bool] = False,
+    out: Path | None = None,
+    best: bool = False,
 ) -> list[Path]:
     """Play episodes and write files. Returns the paths of the files. Raises ValueError.
 

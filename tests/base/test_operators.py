@@ -85,8 +85,9 @@ def test_folders_are_of_this_machine(monkeypatch):
 
     for words in (["--run-dir", "gs://bucket/a"], ["--run-dir=gs://bucket/a"]):
         with pytest.raises(ValueError, match=r"run-dir.*address"):
-            command_line.parse_with(ppo, words, Options, None)
-    _, options, _ = command_line.parse_with(ppo, ["--run-dir", "$SCRATCH/a"], Options, None)
+            command_line.parse_with(ppo, command_line.split_flags(words), Options, None)
+    flags = {"": [], "run_dir": ["$SCRATCH/a"]}
+    _, options, _ = command_line.parse_with(ppo, flags, Options, None)
     assert options.run_dir == Path("/scratch/a")
 
 

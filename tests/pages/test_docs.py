@@ -36,6 +36,7 @@ from support.files import ROOT, SCRIPTS, repository_files
 
 from onejit.__main__ import COMMANDS, MODULE_OF
 from onejit.script import command_line, load
+from onejit.train.options import Options
 
 GUIDE = repository_files("docs/*.md")  # the pages of the site
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDE, *repository_files("dev/*.md")]
@@ -82,16 +83,6 @@ class Parsed(Exception):
     """The flags were right, and nothing has begun."""
 
 
-def parse_tyro(main, words, config=()):
-    """As `tyro.cli(main)` does, but that `main` is not called."""
-
-    @functools.wraps(main)
-    def parsed(*args, **kwargs):
-        raise Parsed
-
-    tyro.cli(parsed, args=words, config=config)
-
-
 def without_config_of_a_run(words):
     """A config that a run or a sweep is to write is not there."""
     at = words.index("--config") if "--config" in words else None
@@ -109,28 +100,31 @@ def copies(page: Path) -> dict[str, str]:
 
 
 def parse_script(name, words):
+    """As the script does it."""
     script = load.load_script(name)
     if "-h" not in words and "--help" not in words:
-        markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)  # as the script does it
-        parse_tyro(script.main, script.read_flags(without_config_of_a_run(words)), markers)
+
+        @functools.wraps(script.main)
+        def parsed(*args, **kwargs):
+            raise Parsed
+
+        markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
+        words = script.read_flags(without_config_of_a_run(words))
+        tyro.cli(parsed, args=words, config=markers)
 
 
 def parse_tool(name, words):
     assert name in COMMANDS, f"onejit has no command {name}"
     tool = importlib.import_module(MODULE_OF[name])
-    if words in ([], ["--help"]):  # its name, in a text
+    if not words or "--help" in words:  # its name, in a text
         return
+    words = without_config_of_a_run(words)
     if name not in ("train", "sweep"):
-        parse_tyro(tool.main, words, (tyro.conf.OmitArgPrefixes,))
-    first, _, words = command_line.split_words(words)
-    script, words = load.load_script(first), without_config_of_a_run(words)
-    if "--help" in words or not words:
+        command_line.read(tool.main, command_line.split_flags(words), {})
         return
-    if name == "sweep":
+    if words[1:]:
         with mock.patch("onejit.engine.hosts.connect"):  # to other hosts
-            tool.read_request([first, *words])
-    else:
-        command_line.parse_with(script, words, tool.Options, description="")
+            tool.read_request(words)
 
 
 def parse_plan(words):
@@ -138,8 +132,9 @@ def parse_plan(words):
     from plan import training
 
     if words and "--help" not in words:
-        script = load.load_script(words[0])
-        command_line.parse_with(script, words[1:], training.Options, description="")
+        name, flags = command_line.take_script(words)
+        script = load.load_script(name)
+        command_line.parse_with(script, flags, training.Options, description="")
 
 
 def parse_benchmark(file, words, monkeypatch):
@@ -302,15 +297,9 @@ def small_budget(file: str, words: list[str]) -> list[str]:
     is_tool = file == "train"
     name, flags = (words[0], words[1:]) if is_tool else (file, words)
     script = load.load_script(name)
-    mine = ["--num-seeds", "--seed", "--run-dir"]
-    options = ["--eval-episodes", "--checkpoint-interval", "--track", "--memory"]
-    kept, skip = [], False
-    for word in script.read_flags(flags):
-        if word.startswith("--"):
-            skip = word in mine + options
-        if not skip:
-            kept.append(word)
-    config = command_line.parse(tyro.conf.FlagConversionOff[script.Config], kept)
+    config, _, _ = command_line.parse_with(
+        script, command_line.split_flags(flags), Options, description=""
+    )
     if hasattr(config, "num_generations"):
         steps = str(2 * config.inner_envs * config.inner_steps)
         few = "--num-generations 2 --population-size 4 --num-slices 1 --inner-seeds 1"

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-import tyro
 from PIL import Image
 from support.files import ROOT, repository_files
 from support.tiers import slow
@@ -16,7 +15,8 @@ from onejit import __main__
 from onejit.engine import evaluation
 from onejit.run.directory import load_run, read_config
 from onejit.run.record import read_record
-from onejit.script import command_line, configs, load
+from onejit.script import command_line, load
+from onejit.train.options import Options
 from onejit.watch import render
 
 AGENTS = [path.parent for path in repository_files("agents/*/card.json")]
@@ -47,8 +47,8 @@ def test_the_command_of_a_card_trains_with_its_config(folder, monkeypatch):
     script = load.load_script(card["script"])
     _, _, _, *words = shlex.split(card["command"])
     assert words[-4:] == ["--num-seeds", "4", "--seed", "100"]
-    words = configs.read_flags(script, words[:-4])
-    of_command = command_line.parse(tyro.conf.FlagConversionOff[script.Config], words)
+    flags = command_line.split_flags(words)
+    of_command, _, _ = command_line.parse_with(script, flags, Options, None)
     assert of_command == read_config(script, folder / "config.yaml")
 
 

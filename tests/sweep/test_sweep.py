@@ -59,7 +59,7 @@ TWO_GROUPS += ["--num-seeds=2"]
 
 
 def config_of(script, words):
-    return command_line.parse_with(script, words, sweep.Options, "")[0]
+    return command_line.parse_with(script, command_line.split_flags(words), sweep.Options, "")[0]
 
 
 def compiled_in_order(monkeypatch, call):
