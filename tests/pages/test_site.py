@@ -100,7 +100,11 @@ def test_links_and_pictures_load_from_disk(site, browser):
         "checkpoint": "train",
         "Atari": "host_environments",
         "learning curve": "learning_curves",
-        "cite": "questions index",
+        "bibtex": "questions",
+        "docker": "questions",
+        "video": "agents",
+        "pretrained": "gallery",
+        "learning rate schedule": "fields",
     }.items(),
 )
 def test_search_finds(site, browser, words, right):

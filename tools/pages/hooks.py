@@ -155,6 +155,8 @@ def on_page_markdown(markdown, page, config, files):
     """Links out of docs/, and links of function names."""
     if page.file.src_uri.startswith("source/"):
         return markdown
+    if page.file.src_uri == "install.md":
+        page.meta["search"] = {"boost": 1.5}  # "GPU" means how to use one, before how fast it is
     return link_functions(with_links(markdown, config["repo_url"]))
 
 
