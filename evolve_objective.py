@@ -200,46 +200,59 @@ def preprocess(obs, space):
     return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
 
 
-class Network(nn.Module):
-    """Convolutions of images, hidden layers, a linear head: [..., *obs_shape] -> [..., outputs]."""
+def hidden_layers(obs, space, convolutions, hidden_sizes, activation: str):
+    """Convolutions of images, then hidden layers: [..., *obs_shape] -> [..., features].
+
+    The module that calls it holds the parameters.
+    """
+    activation = getattr(nn, activation)
+    batch_shape = obs.shape[: obs.ndim - len(space.shape)]
+    if isinstance(space, spaces.Discrete):
+        x = jax.nn.one_hot(obs, space.n)
+    else:
+        x = preprocess(obs, space)
+    if len(space.shape) == 3:
+        for features, size, stride in convolutions:
+            x = patches(x, size, stride)
+            x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(x))
+    x = x.reshape(*batch_shape, -1)
+    for size in hidden_sizes:
+        x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
+    return x
+
+
+class Actor(nn.Module):
+    """The policy: [..., *obs_shape] -> distribution over actions [...]."""
+
+    obs_space: Any
+    num_actions: int
+    convolutions: tuple[tuple[int, int, int], ...]
+    hidden_sizes: tuple[int, ...]
+    activation: str
+
+    @nn.compact
+    def __call__(self, obs):
+        x = hidden_layers(
+            obs, self.obs_space, self.convolutions, self.hidden_sizes, self.activation
+        )
+        logits = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)
+        return distrax.Categorical(logits=logits)
+
+
+class Critic(nn.Module):
+    """The value of a state: [..., *obs_shape] -> [...]."""
 
     obs_space: Any
     convolutions: tuple[tuple[int, int, int], ...]
     hidden_sizes: tuple[int, ...]
     activation: str
-    outputs: int
-    head_scale: float
 
     @nn.compact
     def __call__(self, obs):
-        activation = getattr(nn, self.activation)
-        batch_shape = obs.shape[: obs.ndim - len(self.obs_space.shape)]
-        if isinstance(self.obs_space, spaces.Discrete):
-            x = jax.nn.one_hot(obs, self.obs_space.n)
-        else:
-            x = preprocess(obs, self.obs_space)
-        if len(self.obs_space.shape) == 3:
-            for features, size, stride in self.convolutions:
-                x = patches(x, size, stride)
-                x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(x))
-        x = x.reshape(*batch_shape, -1)
-        for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale))(x)
-
-
-class Actor(Network):
-    """The policy: [..., *obs_shape] -> distribution over actions [...]."""
-
-    def __call__(self, obs):
-        return distrax.Categorical(logits=super().__call__(obs))
-
-
-class Critic(Network):
-    """The value of a state: [..., *obs_shape] -> [...]."""
-
-    def __call__(self, obs):
-        return super().__call__(obs).squeeze(-1)
+        x = hidden_layers(
+            obs, self.obs_space, self.convolutions, self.hidden_sizes, self.activation
+        )
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -410,15 +423,10 @@ def make_networks(config: Config, env, env_params):
         raise ValueError(
             f"normalize_obs = True: must be False, {config.env_name} observes state indices"
         )
-    layers = {
-        "obs_space": space,
-        "convolutions": config.convolutions,
-        "hidden_sizes": config.hidden_sizes,
-        "activation": config.activation,
-    }
     num_actions = env.action_space(env_params).n
-    actor = Actor(**layers, outputs=num_actions, head_scale=0.01)
-    critic = Critic(**layers, outputs=1, head_scale=1.0)
+    layers = (config.convolutions, config.hidden_sizes, config.activation)
+    actor = Actor(space, num_actions, *layers)
+    critic = Critic(space, *layers)
     return actor, critic
 
 

@@ -174,41 +174,42 @@ def preprocess(obs, space):
     return obs.astype(jnp.float32) / (255.0 if is_brightness else 1.0)
 
 
-class Network(nn.Module):
-    """Convolutions of images, hidden layers, a linear head: [..., *obs_shape] -> [..., outputs]."""
+def hidden_layers(obs, space, convolutions, hidden_sizes, activation: str):
+    """Convolutions of images, then hidden layers: [..., *obs_shape] -> [..., features].
+
+    The module that calls it holds the parameters.
+    """
+    activation = getattr(nn, activation)
+    batch_shape = obs.shape[: obs.ndim - len(space.shape)]
+    if isinstance(space, spaces.Discrete):
+        x = jax.nn.one_hot(obs, space.n)
+    else:
+        x = preprocess(obs, space)
+    if len(space.shape) == 3:
+        for features, size, stride in convolutions:
+            x = patches(x, size, stride)
+            x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(x))
+    x = x.reshape(*batch_shape, -1)
+    for size in hidden_sizes:
+        x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
+    return x
+
+
+class Actor(nn.Module):
+    """The policy: [..., *obs_shape] -> distribution over actions [...]."""
 
     obs_space: Any
-    buffer_dtype: str
+    num_actions: int
     convolutions: tuple[tuple[int, int, int], ...]
     hidden_sizes: tuple[int, ...]
     activation: str
-    outputs: int
-    head_scale: float
 
     @nn.compact
-    def __call__(self, obs):
-        activation = getattr(nn, self.activation)
-        batch_shape = obs.shape[: obs.ndim - len(self.obs_space.shape)]
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # as the rollout holds them
-        if isinstance(self.obs_space, spaces.Discrete):
-            x = jax.nn.one_hot(obs, self.obs_space.n)
-        else:
-            x = preprocess(obs, self.obs_space)
-        if len(self.obs_space.shape) == 3:
-            for features, size, stride in self.convolutions:
-                x = patches(x, size, stride)
-                x = activation(nn.Dense(features, kernel_init=orthogonal(math.sqrt(2)))(x))
-        x = x.reshape(*batch_shape, -1)
-        for size in self.hidden_sizes:
-            x = activation(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        return nn.Dense(self.outputs, kernel_init=orthogonal(self.head_scale))(x)
-
-
-class Actor(Network):
-    """The policy: [..., *obs_shape] -> distribution over actions [...]."""
-
     def __call__(self, obs, action_mask=None):
-        logits = super().__call__(obs)
+        x = hidden_layers(
+            obs, self.obs_space, self.convolutions, self.hidden_sizes, self.activation
+        )
+        logits = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)
         if action_mask is not None:  # invalid actions get a probability of 0
             if action_mask.dtype != bool or action_mask.shape != logits.shape:
                 raise ValueError(
@@ -219,11 +220,20 @@ class Actor(Network):
         return distrax.Categorical(logits=logits)
 
 
-class Critic(Network):
+class Critic(nn.Module):
     """The value of a state: [..., *obs_shape] -> [...]."""
 
+    obs_space: Any
+    convolutions: tuple[tuple[int, int, int], ...]
+    hidden_sizes: tuple[int, ...]
+    activation: str
+
+    @nn.compact
     def __call__(self, obs):
-        return super().__call__(obs).squeeze(-1)
+        x = hidden_layers(
+            obs, self.obs_space, self.convolutions, self.hidden_sizes, self.activation
+        )
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(x).squeeze(-1)
 
 
 # --- mathematics: arrays in, arrays out ---
@@ -272,17 +282,6 @@ def value_loss(value, old_value, target, clip_eps):
     clipped_value = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
     error = jnp.maximum(jnp.square(value - target), jnp.square(clipped_value - target))
     return 0.5 * error.mean()
-
-
-def random_order(key, size: int):
-    """The numbers below `size` in random order, [size]: `argsort` of random bits in less time.
-
-    It sorts one array of words, with random bits above a number. Among equal bits, which only large
-    sizes make likely, the smaller number comes first.
-    """
-    mask = jnp.uint32(2 ** (size - 1).bit_length() - 1)
-    words = jax.random.bits(key, (size,)) & ~mask | jnp.arange(size, dtype=jnp.uint32)
-    return jnp.sort(words) & mask
 
 
 class RunningMeanStd(NamedTuple):
@@ -370,16 +369,10 @@ def make_networks(config: Config, env, env_params):
         raise ValueError(
             f"normalize_obs = True: must be False, {config.env_name} observes state indices"
         )
-    layers = {
-        "obs_space": space,
-        "buffer_dtype": config.buffer_dtype,
-        "convolutions": config.convolutions,
-        "hidden_sizes": config.hidden_sizes,
-        "activation": config.activation,
-    }
     num_actions = env.action_space(env_params).n
-    actor = Actor(**layers, outputs=num_actions, head_scale=0.01)
-    critic = Critic(**layers, outputs=1, head_scale=1.0)
+    layers = (config.convolutions, config.hidden_sizes, config.activation)
+    actor = Actor(space, num_actions, *layers)
+    critic = Critic(space, *layers)
     return actor, critic
 
 
@@ -530,7 +523,8 @@ def make_learner(config: Config):
         """`update_epochs` passes over the batch in minibatches, each pass in a new order."""
 
         def epoch(carry, key):
-            order = random_order(key, config.rollout_size)
+            # a random order; `jax.random.permutation` takes longer
+            order = jax.random.bits(key, (config.rollout_size,)).argsort()
             order = order.reshape(config.num_minibatches, minibatch_size)
             minibatches = jax.tree.map(lambda x: x[order], batch)
             return jax.lax.scan(gradient_step, carry, minibatches)
@@ -573,6 +567,7 @@ def make_policy(config: Config):
         obs, action_mask = split_mask(obs)
         if config.normalize_obs:
             obs = normalize(RunningMeanStd(**agent["obs_statistics"]), obs)
+        obs = obs.astype(config.buffer_dtype or obs.dtype)  # as the rollout holds them
         return actor.apply(agent["params"]["actor"], obs, action_mask).mode()
 
     return act
