@@ -4,7 +4,8 @@ Every line of a fence without a language, or with bash or sh, is a command: what
 stands in ```text. Its flags are parsed by the program itself, in the fast tier without training;
 scripts and onejit train run in the slow tier, a few updates of each, and after them the page's
 Python examples, in one directory. A comment at the end of a line, or on a line of its own at the
-top of a fence for all that follow, says what a command needs that tests have not:
+top of a fence for all that follow, says what a command needs that tests have not. A run that a
+command reads is written by a command above it on the page:
 
     onejit train ppo --num-seeds 1024 --distributed   # needs several hosts
 """
@@ -13,7 +14,9 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import fnmatch
 import functools
+import glob
 import importlib.util
 import itertools
 import os
@@ -97,6 +100,27 @@ def copies(page: Path) -> dict[str, str]:
     """What the page has the reader copy: {"my.py": "ppo.py"}."""
     given = [shlex.split(command) for command, _ in commands_of(page)]
     return {words[2]: words[1] for words in given if words[0] == "cp"}
+
+
+def test_runs_that_a_page_reads_are_written_above():
+    """`runs/...` of a command is the `--run-dir` or `--out` of an earlier one, or a part of it."""
+    unknown = []
+    for page in PAGES:
+        written = []
+        for command, _ in commands_of(page):
+            new = []
+            for before, word in itertools.pairwise(shlex.split(command)):
+                path = word.rpartition("=")[2]
+                if before in ("--run-dir", "--out", "--local-dir", "--storage"):
+                    new.append(path)
+                elif path.startswith("runs/") and not any(is_part(path, run) for run in written):
+                    unknown.append(f"{page.name}: {command}: {path}")
+            written += new
+    assert not unknown
+
+
+def is_part(path: str, run_dir: str) -> bool:
+    return path == run_dir or path.startswith(f"{run_dir}/") or fnmatch.fnmatch(run_dir, path)
 
 
 def parse_script(name, words):
@@ -318,11 +342,16 @@ def needed(text: str) -> str:
 
 
 def can_run(command: str, folder: Path) -> bool:
-    """Whether it trains a script with packages and files that are there.
+    """Whether it trains a script, or compares runs, with packages and files that are there.
 
     `--config` of a sweep is a file of the reader's.
     """
     words = shlex.split(command)
+    if words[:2] == ["onejit", "list"]:
+        return True
+    if words[:2] == ["onejit", "compare"]:
+        runs = [word.rpartition("=")[2] for word in words[2:] if word.startswith("runs/")]
+        return all(glob.glob(str(folder / path)) for path in runs)
     file, place = words[1], words.index("--config") + 1 if "--config" in words else 0
     is_tool = words[0] == "onejit"
     if (
@@ -349,14 +378,18 @@ def can_run(command: str, folder: Path) -> bool:
 @pytest.mark.slow
 @each_page
 def test_page_runs(page, tmp_path, monkeypatch):
-    """All commands that train, then all Python examples, in the page's order, in one directory."""
+    """All commands that train or compare, then all Python examples, in the page's order.
+
+    A page that copies a script has an empty folder with this script, any other one a clone.
+    """
+    copied = set(copies(page).values())
     # Copies instead of links: Python looks for modules in the folder that a link leads to.
-    for name in SCRIPTS:
-        shutil.copy(ROOT / f"{name}.py", tmp_path)
-    for name in ("configs", "onejit", "benchmarks", "docs"):
+    for name in copied or [f"{name}.py" for name in SCRIPTS]:
+        shutil.copy(ROOT / name, tmp_path)
+    for name in () if copied else ("configs", "onejit", "benchmarks", "docs", "agents", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
-    environment = {"XLA_FLAGS": QUICKLY} | os.environ
+    environment = {"XLA_FLAGS": QUICKLY, "PYTHONPATH": str(ROOT)} | os.environ
     environment |= {"JAX_NUM_CPU_DEVICES": "2", "WANDB_MODE": "offline", "MPLBACKEND": "agg"}
 
     def run(*words):
@@ -377,11 +410,12 @@ def test_page_runs(page, tmp_path, monkeypatch):
             subprocess.run(words, check=True)
         elif words[0] in ("python", "onejit") and not need and can_run(command, tmp_path):
             program = ["-m", "onejit"] if words[0] == "onejit" else []
-            run(
-                *program,
-                *words[1:],
-                *([] if words[1] == "resume" else small_budget(words[1], words[2:])),
-            )
+            if words[1] in ("resume", "list", "compare"):
+                for word in words[1:]:
+                    program += glob.glob(word) if "*" in word else [word]
+                run(*program)
+            else:
+                run(*program, *words[1:], *small_budget(words[1], words[2:]))
     examples = "\n".join(text for text in fences(page, "python") if not is_file.match(text))
     if examples:
         for long, short in {
