@@ -37,7 +37,7 @@ from onejit.script.command_line import parse_with, take_script
 from onejit.script.configs import write_config
 from onejit.script.load import load_script, source_of
 from onejit.script.steps import timesteps_until
-from onejit.sweep.values import DISTRIBUTIONS, from_uniform, read_distribution
+from onejit.sweep.swept import DISTRIBUTIONS, from_uniform, read_distribution
 
 EPISODES = 16  # greedy episodes of each agent at the end, by which no agent is chosen
 

@@ -20,6 +20,7 @@ between several machines, with `--optuna grid` a grid; `onejit compare` makes on
 import contextlib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -38,75 +39,77 @@ from onejit.script.errors import (
     exit_as_diverged,
     failures_in_one_line,
 )
-from onejit.sweep import execution, halving, results, search
+from onejit.sweep import execution, halving, proposals, results
+from onejit.sweep.opening import open_sweep, read_sweep
 from onejit.sweep.options import Options
-from onejit.sweep.request import Request, make_groups, read_request, read_resumed
 from onejit.sweep.strategy import Grid, Strategy
+from onejit.sweep.trials import Sweep, make_groups
 
-__all__ = ["Options", "main", "read_request", "resume"]
+__all__ = ["Options", "main", "read_sweep", "resume"]
 
 TOOL = "onejit sweep"
 
 
-def strategy_of(request: Request) -> Strategy:
+def strategy_of(sweep: Sweep) -> Strategy:
     """Trials are listed or drawn, stopped early, or proposed by Optuna."""
-    if request.options.optuna:
-        return search.Optuna(request)
-    groups = make_groups(request, range(len(request.trials)))
-    if request.options.halving:
-        return halving.Halving(request, groups, halving.sizes_of_tasks(request))
-    return Grid(request, groups)
+    if sweep.search.options.optuna:
+        return proposals.Optuna(sweep)
+    values = sweep.trials.values
+    groups = make_groups(sweep.search, values, range(len(values)))
+    if sweep.search.options.halving:
+        return halving.Halving(sweep, groups, halving.sizes_of_tasks(sweep.search, values))
+    return Grid(sweep, groups)
 
 
-def begin(request: Request, is_new: bool, until_the_end: contextlib.ExitStack) -> Strategy:
+def begin(sweep: Sweep, is_new: bool, until_the_end: contextlib.ExitStack) -> Strategy:
     """What to train. Makes the directory, locks it and checks the configs. Raises ValueError."""
-    record = request.record
+    record = sweep.record
     if is_new:
-        until_the_end.enter_context(holding(request.run_dir, is_new=True))
-    hosts.only_first(tracking.check_login, request.options.track)
-    strategy = strategy_of(request)
+        until_the_end.enter_context(holding(sweep.run_dir, is_new=True))
+    hosts.only_first(tracking.check_login, sweep.search.options.track)
+    strategy = strategy_of(sweep)
     groups = strategy.groups
     for group in groups:
-        with about_the_config(request.script, group.config):  # before anything is compiled
-            request.script.make_learner(group.config)
+        with about_the_config(sweep.search.script, group.config):  # before anything is compiled
+            sweep.search.script.make_learner(group.config)
     steps_total = strategy.plan()
     record.steps_done = 0  # slices on disk are counted again
     record.steps_total = steps_total
     if is_new:
         env_names = dict.fromkeys(env_name_of(group.config) for group in groups)
         hosts.only_first(
-            begin_run, request.run_dir, request.config, record, request.script, env_names
+            begin_run, sweep.run_dir, sweep.search.config, record, sweep.search.script, env_names
         )
     if hosts.is_first():
-        print("\n".join(strategy.describe(plural(len(jax.devices()), "device"))))
+        print("\n".join(strategy.announce(plural(len(jax.devices()), "device"))))
     return strategy
 
 
-def train(request: Request, strategy: Strategy, is_new: bool, bar, caught) -> None:
+def train(sweep: Sweep, strategy: Strategy, is_new: bool, bar, caught) -> None:
     """Train all groups. A directory in which nothing was begun is removed."""
     try:
         with strategy:
-            execution.run_groups(request, strategy, bar, caught)
+            execution.run_groups(sweep, strategy, bar, caught)
     except Exception as error:
-        nothing_begun = is_new and not request.record.slices
+        nothing_begun = is_new and not sweep.record.slices
         if nothing_begun and not isinstance(error, Stopped):
-            hosts.only_first(remove, request.run_dir)
+            hosts.only_first(remove, sweep.run_dir)
         raise
 
 
 def main(words) -> Path | None:
     """Sweep as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
-    return run(TOOL, lambda until_the_end: read_request(words, __doc__), is_new=True)
+    return run(TOOL, lambda until_the_end: read_sweep(words, __doc__), is_new=True)
 
 
 def resume(run_dir: Path, given: ResumeOptions) -> Path:
     """Continue a sweep of which the command line says no more than `given`. Returns `run_dir`."""
-    run("onejit resume", partial(read_resumed, given, run_dir), is_new=False)
+    run("onejit resume", partial(open_sweep, given, run_dir), is_new=False)
     return run_dir
 
 
-def run(tool: str, read, is_new: bool) -> Path | None:
+def run(tool: str, read, is_new: bool) -> Any:
     """Train what `read(until_the_end)` returns. Returns the run directory, None if it is complete.
 
     `read` may lock the sweep until the end, which `until_the_end` is.
@@ -117,11 +120,11 @@ def run(tool: str, read, is_new: bool) -> Path | None:
         failures_in_one_line(tool),
         contextlib.ExitStack() as until_the_end,
     ):
-        request = read(until_the_end)
-        if request is None:
+        sweep = read(until_the_end)
+        if sweep is None:
             return None
-        run_dir = request.run_dir
-        strategy = begin(request, is_new, until_the_end)
+        run_dir = sweep.run_dir
+        strategy = begin(sweep, is_new, until_the_end)
         # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     with (
@@ -130,20 +133,20 @@ def run(tool: str, read, is_new: bool) -> Path | None:
         failures_in_one_line(tool),
     ):
         go_on = f"onejit resume {run_dir} continues"
-        bar = progress_bar(request.record.steps_total, disable=not hosts.is_first())
+        bar = progress_bar(sweep.record.steps_total, disable=not hosts.is_first())
         with (
             stopping(tool, go_on),
             catching_signals(f"{tool}: stopped at once; {go_on}") as caught,
         ):
             with errors_in_one_line(tool, kinds=(ValueError,)), bar:
-                train(request, strategy, is_new, bar, caught)
-            if not request.trials:
+                train(sweep, strategy, is_new, bar, caught)
+            if not sweep.trials.values:
                 hosts.only_first(remove, run_dir)
                 print(
                     "other sweeps of the study have all points of the grid: nothing is left to do"
                 )
                 return run_dir
-            is_any_left = hosts.only_first(results.write_results, request)
+            is_any_left = hosts.only_first(results.write_results, sweep)
     if not is_any_left:
         exit_as_diverged(tool, run_dir)
     return run_dir

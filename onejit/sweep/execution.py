@@ -19,13 +19,12 @@ from onejit.run.agents import as_bytes
 from onejit.run.record import write_record
 from onejit.script.configs import plain
 from onejit.script.steps import timesteps_until
-from onejit.sweep.gather import gather
-from onejit.sweep.ranking import best_trials, last_groups, rank_trials
-from onejit.sweep.request import Group, Request, config_of, float_names
-from onejit.sweep.slice_files import (
+from onejit.sweep.ranking import best_trials, rank_trials
+from onejit.sweep.slices import (
     DIVERGED,
     FINAL_RETURN,
     FIRST_NOT_FINITE,
+    carry_of_runs,
     finished_slices,
     group_of,
     read_slice,
@@ -33,34 +32,35 @@ from onejit.sweep.slice_files import (
     slice_name,
 )
 from onejit.sweep.strategy import Strategy
-from onejit.sweep.values import show_values
+from onejit.sweep.swept import show_values
+from onejit.sweep.trials import Group, Sweep
 
 
-def compile_group(request: Request, group: Group, number: int, progress) -> compilation.Program:
+def compile_group(sweep: Sweep, group: Group, number: int, progress) -> compilation.Program:
     """The program of the compile group `number`. A resumed group keeps its size of slices.
 
     Raises ValueError.
     """
-    floats = float_names(request)
-    sizes = request.record.slices
-    num_runs = len(group.trials) * request.options.num_seeds
+    floats = sweep.search.float_names()
+    sizes = sweep.record.slices
+    num_runs = len(group.trials) * sweep.search.options.num_seeds
     all_updates = group.config.num_updates
     program, description = compilation.compile_slices(
-        partial(compilation.compile_slice, request.script, group.config, floats),
+        partial(compilation.compile_slice, sweep.search.script, group.config, floats),
         total=num_runs,
         size=sizes[number] if number < len(sizes) else None,
-        memory_gib=request.options.memory,
-        clock=request.record.seconds,
+        memory_gib=sweep.search.options.memory,
+        clock=sweep.record.seconds,
     )
     if number == len(sizes):
         sizes.append(program.size)
-    hosts.only_first(write_record, request.run_dir, request.record)
+    hosts.only_first(write_record, sweep.run_dir, sweep.record)
     if hosts.is_first():
-        trial = request.trials[group.trials[0]]
+        trial = sweep.trials.values[group.trials[0]]
         static = {name: value for name, value in trial.items() if name not in floats}
         label = show_values(static) or "float fields only"
         runs = f"{num_runs} runs of {all_updates} updates"
-        if request.options.halving:
+        if sweep.search.options.halving:
             label += f", rung {group.rung + 1}"
             updates = f"updates {group.first_update} to {group.num_updates} of {all_updates}"
             runs = f"{num_runs} runs, {updates},"
@@ -68,95 +68,95 @@ def compile_group(request: Request, group: Group, number: int, progress) -> comp
     return program
 
 
-def run_groups(request: Request, strategy: Strategy, progress, caught) -> None:
+def run_groups(sweep: Sweep, strategy: Strategy, progress, caught) -> None:
     """Compile and train what the strategy decides. Raises ValueError, OSError, Stopped.
 
     Consecutive groups with the same config share a program, as the batches of Optuna do. Each rung
     has its own.
     """
     session = loop.Session(
-        record=request.record,
-        write_record=partial(write_record, request.run_dir, request.record),
+        record=sweep.record,
+        write_record=partial(write_record, sweep.run_dir, sweep.record),
         progress=progress,
         caught=caught,
-        watch=partial(note_of_group, request, progress),
-        checkpoint_interval=request.options.checkpoint_interval,
+        watch=partial(note_of_group, sweep, progress),
+        checkpoint_interval=sweep.search.options.checkpoint_interval,
     )
     programs = {}  # {rung: program} of the config
     numbers = {}  # {rung: number of the program} of the config
     num_programs = 0
-    sizes = request.record.slices
+    sizes = sweep.record.slices
     for index, group in enumerate(iter(strategy.next, None)):
-        if request.groups and request.groups[-1].config != group.config:
+        if sweep.trials.groups and sweep.trials.groups[-1].config != group.config:
             programs.clear()  # free their memory before the next one compiles
             numbers.clear()
         if group.rung not in numbers:
             numbers[group.rung] = num_programs
             num_programs += 1
         number = numbers[group.rung]
-        request.groups.append(group)
+        sweep.trials.groups.append(group)
         for trial in group.trials:
-            request.returns.pop(trial, None)  # of the rung before
-        num_runs = len(group.trials) * request.options.num_seeds
-        done = hosts.only_first(first_runs_done, request, group, index)
+            sweep.trials.returns.pop(trial, None)  # of the rung before
+        num_runs = len(group.trials) * sweep.search.options.num_seeds
+        done = hosts.only_first(first_runs_done, sweep, group, index)
         if group.rung not in programs:
             is_new = number == len(sizes)
             if is_new or set(range(0, num_runs, sizes[number])) - set(done):
-                programs[group.rung] = compile_group(request, group, number, progress)
+                programs[group.rung] = compile_group(sweep, group, number, progress)
         for first in range(0, num_runs, sizes[number]):
             last = min(first + sizes[number], num_runs)
             name = slice_name(index, first, last)
             if first in done:
                 session.count(group.steps(last - first), restored=True)
-                stored = read_slice(request.run_dir / "slices" / f"{name}.npz", [FINAL_RETURN])
-                note_returns(request, group, first, stored[FINAL_RETURN])
+                stored = read_slice(sweep.run_dir / "slices" / f"{name}.npz", [FINAL_RETURN])
+                note_returns(sweep, group, first, stored[FINAL_RETURN])
                 continue
             stop = hosts.latest(caught)
             if stop:
                 raise Stopped(stop)
             program = programs[group.rung]
-            piece = slice_of_trials(request, group, program, first, name)
+            piece = slice_of_trials(sweep, group, program, first, name)
             trained, state = loop.run(program, piece, session)
-            hosts.only_first(finish_slice, request, group, trained, first, name, progress)
+            hosts.only_first(finish_slice, sweep, group, trained, first, name, progress)
             del trained, state, program  # free their memory before the next slice
-        returns = {trial: request.returns.get(trial) for trial in group.trials}
+        returns = {trial: sweep.trials.returns.get(trial) for trial in group.trials}
         strategy.tell(index, group, returns)
 
 
-def first_runs_done(request: Request, group: Group, index: int) -> list[int]:
+def first_runs_done(sweep: Sweep, group: Group, index: int) -> list[int]:
     """The first run of each slice of a group that an earlier session has trained.
 
     A slice whose trials may go on is only done if its last checkpoint is intact.
     """
     done = []
-    for file in finished_slices(request.run_dir, index):
-        checkpoints = request.run_dir / "unfinished" / file.stem
+    for file in finished_slices(sweep.run_dir, index):
+        checkpoints = sweep.run_dir / "unfinished" / file.stem
         is_needed = group.num_updates < group.config.num_updates and checkpoints.is_dir()
         if not is_needed or not damage_of(checkpoints / str(group.num_updates)):
             done.append(runs_of(file)[0])
     return done
 
 
-def slice_of_trials(request: Request, group: Group, program, first: int, name: str) -> loop.Slice:
+def slice_of_trials(sweep: Sweep, group: Group, program, first: int, name: str) -> loop.Slice:
     """The slice of a group from the run `first` on."""
-    num_seeds = request.options.num_seeds
+    num_seeds = sweep.search.options.num_seeds
     runs, numbers = loop.runs_of_slice(first, program.size, len(group.trials) * num_seeds)
     trials = [group.trials[i] for i in numbers // num_seeds]
     floats = {}
-    for field in float_names(request):
-        floats[field] = [request.trials[trial][field] for trial in trials]
+    for field in sweep.search.float_names():
+        floats[field] = [sweep.trials.values[trial][field] for trial in trials]
     start = None
-    if group.before is not None:
-        before = request.groups[group.before]
+    if group.continues is not None:
+        before = sweep.trials.groups[group.continues]
         position = {trial: i for i, trial in enumerate(before.trials)}
         wanted = np.array([position[trial] for trial in trials]) * num_seeds + numbers % num_seeds
-        start = partial(gather, request.run_dir, group.before, group.first_update, wanted)
+        start = partial(carry_of_runs, sweep.run_dir, group.continues, group.first_update, wanted)
     return loop.Slice(
         config=group.config,
         runs=runs,
         numbers=numbers,
-        key_data=loop.seed_keys(request.options)[numbers % num_seeds],
-        folder=request.run_dir / "unfinished" / name,
+        key_data=loop.seed_keys(sweep.search.options)[numbers % num_seeds],
+        folder=sweep.run_dir / "unfinished" / name,
         floats=floats,
         first_update=group.first_update,
         last_update=group.num_updates,
@@ -165,64 +165,66 @@ def slice_of_trials(request: Request, group: Group, program, first: int, name: s
     )
 
 
-def note_of_group(request: Request, progress, piece: loop.Slice, first, last, metrics, _) -> str:
+def note_of_group(sweep: Sweep, progress, piece: loop.Slice, first, last, metrics, _) -> str:
     """What the progress bar says after the updates [first, last) of a slice."""
     ended = statistics.mean_return(metrics)[: len(piece.runs)]
     notes = [note_of_returns(progress, ended)]
-    if request.options.halving:
-        group = request.groups[-1]
+    if sweep.search.options.halving:
+        group = sweep.trials.groups[-1]
         notes.insert(0, f"rung {group.rung + 1}, {plural(len(group.trials), 'trial')}")
     return ", ".join(filter(None, notes))
 
 
 def finish_slice(
-    request: Request, group: Group, trained: loop.Trained, first: int, name: str, progress
+    sweep: Sweep, group: Group, trained: loop.Trained, first: int, name: str, progress
 ) -> None:
     """Write a complete slice, delete its checkpoints, and report runs that are not finite.
 
     Raises OSError.
     """
-    folder = request.run_dir / "slices"
+    folder = sweep.run_dir / "slices"
     not_finite = first_not_finite(trained.metrics)
-    lost = statistics.diverged(trained.agent, request.record.not_finite_at_start)
+    lost = statistics.diverged(trained.agent, sweep.record.not_finite_at_start)
     good = (not_finite < 0) & ~lost
     final = trained.final_return
     returns = np.where(good & np.isfinite(final), final, -np.inf)
     bad_runs = first + np.flatnonzero(~good)
-    for position in np.unique(bad_runs // request.options.num_seeds):
+    for position in np.unique(bad_runs // sweep.search.options.num_seeds):
         trial = group.trials[position]
-        values = show_values(request.trials[trial])
+        values = show_values(sweep.trials.values[trial])
         progress.write(f"not finite: trial {trial} ({values})", file=sys.stderr)
-    for trial in note_returns(request, group, first, returns):
-        track(request, group, trial)
+    for trial in note_returns(sweep, group, first, returns):
+        track(sweep, group, trial)
 
-    if request.options.keep:
+    if sweep.search.options.keep:
         write(folder / f"{name}.safetensors", as_bytes(trained.agent))
     of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
     write(folder / f"{name}.npz", partial(np.savez, **trained.metrics, **of_runs))
     if group.num_updates == group.config.num_updates:
-        delete_folder(request.run_dir / "unfinished" / name)
-    write_record(request.run_dir, request.record)
-    delete_agents_of_worse_trials(request)
+        delete_folder(sweep.run_dir / "unfinished" / name)
+    write_record(sweep.run_dir, sweep.record)
+    delete_agents_of_worse_trials(sweep)
 
 
-def delete_agents_of_worse_trials(request: Request) -> None:
+def delete_agents_of_worse_trials(sweep: Sweep) -> None:
     """Delete files of agents none of which can be among the best anymore.
 
     With `--halving` this is known only at the end: a trial that goes on may still become the worst.
     """
-    num_seeds = request.options.num_seeds
+    num_seeds = sweep.search.options.num_seeds
     finished = set()
-    for trials in rank_trials(request).values():
+    for trials in rank_trials(sweep.search, sweep.trials).values():
         finished.update(trials)
-    worse = set() if request.options.halving else finished.difference(best_trials(request))
-    last_group = last_groups(request)
-    for file in (request.run_dir / "slices").glob("*.safetensors"):
+    worse = finished.difference(best_trials(sweep.search, sweep.trials))
+    if sweep.search.options.halving:
+        worse = set()
+    last_group = sweep.trials.last_groups()
+    for file in (sweep.run_dir / "slices").glob("*.safetensors"):
         number = group_of(file)
-        if number >= len(request.groups):
+        if number >= len(sweep.trials.groups):
             continue
         first, last = runs_of(file)
-        trials = request.groups[number].trials
+        trials = sweep.trials.groups[number].trials
         trials = trials[first // num_seeds : -(-last // num_seeds)]
         continued = {trial for trial in finished if last_group[trial] > number}
         if (worse | continued).issuperset(trials):
@@ -230,32 +232,32 @@ def delete_agents_of_worse_trials(request: Request) -> None:
                 file.unlink()
 
 
-def note_returns(request: Request, group: Group, first: int, returns) -> list[int]:
+def note_returns(sweep: Sweep, group: Group, first: int, returns) -> list[int]:
     """Note the final returns of the runs from `first` on.
 
     Returns the trials that have now ended.
     """
-    num_seeds = request.options.num_seeds
+    num_seeds = sweep.search.options.num_seeds
     ended = []
     for run, value in enumerate(returns, start=first):
         trial = group.trials[run // num_seeds]
-        if trial not in request.returns:
-            request.returns[trial] = np.full(num_seeds, np.nan)
-        request.returns[trial][run % num_seeds] = value
+        if trial not in sweep.trials.returns:
+            sweep.trials.returns[trial] = np.full(num_seeds, np.nan)
+        sweep.trials.returns[trial][run % num_seeds] = value
         if (run + 1) % num_seeds == 0:
             ended.append(trial)
     return ended
 
 
-def track(request: Request, group: Group, trial: int) -> None:
+def track(sweep: Sweep, group: Group, trial: int) -> None:
     """Track a trial as a run of TensorBoard or W&B, with a point for each rung. Raises OSError."""
-    config = config_of(request, trial)
-    record = dataclasses.replace(request.record, settings=request.record.settings | plain(config))
+    config = sweep.search.config_of(sweep.trials.values[trial])
+    record = dataclasses.replace(sweep.record, settings=sweep.record.settings | plain(config))
     name = f"trial-{trial}"
     done = timesteps_until(config, group.first_update) if group.first_update else 0
-    tracker = tracking.open_tracker(request.options.track, request.run_dir, record, name, done)
-    values = tracking.returns_over_seeds("final_return", request.returns[trial])
-    for field, value in request.trials[trial].items():
+    tracker = tracking.open_tracker(sweep.search.options.track, sweep.run_dir, record, name, done)
+    values = tracking.returns_over_seeds("final_return", sweep.trials.returns[trial])
+    for field, value in sweep.trials.values[trial].items():
         if isinstance(value, (int, float)):
             values[f"hyperparameters/{field}"] = value
     tracker.log(timesteps_until(config, group.num_updates), tracking.only_finite(values))

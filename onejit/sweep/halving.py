@@ -11,9 +11,9 @@ from onejit.engine import hosts
 from onejit.script.steps import steps_of, timesteps_until
 from onejit.sweep.options import Options, required
 from onejit.sweep.ranking import sort_trials, trials_of_tasks
-from onejit.sweep.request import Group, Request
-from onejit.sweep.slice_files import checkpoints_of, finished_slices, read_slice
+from onejit.sweep.slices import checkpoints_of, finished_slices, read_slice
 from onejit.sweep.strategy import Strategy
+from onejit.sweep.trials import Group, Search, Sweep
 
 
 def updates_until(config, timesteps: int) -> int:
@@ -96,10 +96,10 @@ def number_left(num_trials: int, eta: int, rung: int) -> int:
     return max(1, num_trials // eta**rung)
 
 
-def sizes_of_tasks(request: Request) -> list[int]:
+def sizes_of_tasks(search: Search, values: list[dict]) -> list[int]:
     """The number of trials of each environment."""
-    trials = list(range(len(request.trials)))
-    return [len(of_task) for of_task in trials_of_tasks(request, trials).values()]
+    tasks = trials_of_tasks(search, values, range(len(values)))
+    return [len(of_task) for of_task in tasks.values()]
 
 
 class Halving(Strategy):
@@ -109,10 +109,10 @@ class Halving(Strategy):
     batch of Optuna.
     """
 
-    def __init__(self, request: Request, groups: list[Group], sizes: list[int]):
-        super().__init__(request, groups)
+    def __init__(self, sweep: Sweep, groups: list[Group], sizes: list[int]):
+        super().__init__(sweep, groups)
         self.sizes = sizes
-        self.eta = required(request.options.halving)
+        self.eta = required(sweep.search.options.halving)
         self.bracket = [trial for group in groups for trial in group.trials]
         self.rung = -1
         self.ends: list[list[int]] = []  # the update that ends each rung, of each group
@@ -122,7 +122,7 @@ class Halving(Strategy):
         self.returns: dict = {}
 
     def ends_of(self, config) -> list[int]:
-        return ends_of_rungs(config, self.request.options, max(self.sizes), self.groups)
+        return ends_of_rungs(config, self.sweep.search.options, max(self.sizes), self.groups)
 
     def plan(self):
         """The rungs of compile groups are about the same."""
@@ -139,15 +139,15 @@ class Halving(Strategy):
                 number = number_left(size, self.eta, rung)
                 trained += number * (last - first)
                 first = last
-        return trained * self.request.options.num_seeds * steps_of(self.groups[-1].config)
+        return trained * self.sweep.search.options.num_seeds * steps_of(self.groups[-1].config)
 
-    def describe(self, devices):
+    def announce(self, devices):
         config = self.groups[0].config
         rungs = []
         for rung, end in enumerate(self.ends_of(config)):
             trials = plural(number_left(max(self.sizes), self.eta, rung), "trial")
             rungs.append(f"{trials} to {timesteps_until(config, end):,}")
-        return [*super().describe(devices), f"halving: {', '.join(rungs)} timesteps"]
+        return [*super().announce(devices), f"halving: {', '.join(rungs)} timesteps"]
 
     def next(self):
         if not self.waiting:
@@ -176,14 +176,14 @@ class Halving(Strategy):
                 rung=self.rung,
                 first_update=self.ends[place][self.rung - 1] if self.rung else 0,
                 last_update=self.ends[place][self.rung],
-                before=self.before.get(place),
+                continues=self.before.get(place),
             )
             self.waiting.append((place, continued))
 
     def end_rung(self) -> bool:
         """Begin the next rung with the best trials. Returns whether there is one."""
         for number in self.before.values():  # nobody continues them any more
-            hosts.only_first(delete_checkpoints, self.request, number)
+            hosts.only_first(delete_checkpoints, self.sweep, number)
         self.before = self.trained
         self.trained = {}
         if self.rung + 1 == len(self.ends[0]):
@@ -197,16 +197,16 @@ def choose(bracket: Halving) -> list[int]:
 
     Raises ValueError if there is nothing to choose by.
     """
-    request = bracket.request
-    groups = [request.groups[number] for number in bracket.before.values()]
+    sweep = bracket.sweep
+    groups = [sweep.trials.groups[number] for number in bracket.before.values()]
     trained = {trial for group in groups for trial in group.trials}
     rungs = dict.fromkeys(trained, bracket.rung)
     chosen = []
-    for of_task in trials_of_tasks(request, bracket.bracket).values():
+    for of_task in trials_of_tasks(sweep.search, sweep.trials.values, bracket.bracket).values():
         left = [trial for trial in of_task if trial in trained]
         number = number_left(len(of_task), bracket.eta, bracket.rung + 1)
         chosen += sort_trials(left, bracket.returns, rungs)[:number]
-    if len(chosen) < len(trained) and not any_episode(request, list(bracket.before.values())):
+    if len(chosen) < len(trained) and not any_episode(sweep, list(bracket.before.values())):
         timesteps = timesteps_until(groups[0].config, groups[0].num_updates)
         raise ValueError(
             f"first_rung: no episode has ended in {timesteps} timesteps; it needs more of them"
@@ -214,16 +214,16 @@ def choose(bracket: Halving) -> list[int]:
     return sorted(chosen)
 
 
-def any_episode(request: Request, numbers: list[int]) -> bool:
+def any_episode(sweep: Sweep, numbers: list[int]) -> bool:
     """Whether an episode has ended in the groups `numbers`."""
     for number in numbers:
-        for file in finished_slices(request.run_dir, number):
+        for file in finished_slices(sweep.run_dir, number):
             if read_slice(file, ["episodes"])["episodes"].any():
                 return True
     return False
 
 
-def delete_checkpoints(request: Request, number: int) -> None:
+def delete_checkpoints(sweep: Sweep, number: int) -> None:
     """Delete the checkpoints of a group."""
-    for folder in checkpoints_of(request.run_dir, number):
+    for folder in checkpoints_of(sweep.run_dir, number):
         delete_folder(folder)

@@ -8,7 +8,7 @@ from onejit.base.packages import check_packages
 from onejit.report.tracking import TRACKERS
 from onejit.script.configs import as_flag
 from onejit.script.contract import Script
-from onejit.sweep.values import DISTRIBUTIONS, is_float
+from onejit.sweep.swept import DISTRIBUTIONS, is_float_field
 
 T = TypeVar("T")
 # samplers of Optuna, and the packages that they need
@@ -132,7 +132,7 @@ def check_options(script: Script, swept: dict[str, list[str]], options: Options)
             raise ValueError(f"{drawn[0]}: a grid has lists of values; --optuna random draws them")
     elif options.optuna:
         for name in swept:
-            if not is_float(script, name):
+            if not is_float_field(script, name):
                 raise ValueError(
                     f"{name}: is not a float field; Optuna can only choose values of float fields"
                 )

@@ -12,7 +12,7 @@ from onejit.base import statistics
 from onejit.base.labels import as_label
 from onejit.base.text import plural
 from onejit.run.learning_curve import learning_curve
-from onejit.sweep.values import show_value, show_values
+from onejit.sweep.swept import show_value, show_values
 
 
 def interval_over_trials(returns: np.ndarray) -> list:

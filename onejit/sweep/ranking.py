@@ -4,15 +4,7 @@ import numpy as np
 
 from onejit.base import statistics
 from onejit.script.configs import plain, task_of
-from onejit.sweep.request import Request, config_of
-
-
-def last_groups(request: Request) -> dict[int, int]:
-    """`{trial: number of the last group that has trained it}`."""
-    last = {}
-    for number, group in enumerate(request.groups):
-        last |= dict.fromkeys(group.trials, number)
-    return last
+from onejit.sweep.trials import Search, Trials
 
 
 def score(returns: np.ndarray) -> tuple[float, float]:
@@ -37,28 +29,29 @@ def sort_trials(trials: list[int], returns: dict, rungs: dict[int, int]) -> list
     return sorted(trials, key=rank, reverse=True)
 
 
-def trials_of_tasks(request: Request, trials: list[int]) -> dict[str, list[int]]:
-    """The trials of each environment. Returns of different environments cannot be compared."""
+def trials_of_tasks(search: Search, values: list[dict], numbers) -> dict[str, list[int]]:
+    """The trials `numbers` by environment. Returns of different environments cannot be compared."""
     tasks = {}
-    for trial in trials:
-        tasks.setdefault(task_of(plain(config_of(request, trial))), []).append(trial)
+    for number in numbers:
+        task = task_of(plain(search.config_of(values[number])))
+        tasks.setdefault(task, []).append(number)
     return tasks
 
 
-def rank_trials(request: Request) -> dict[str, list[int]]:
+def rank_trials(search: Search, trials: Trials) -> dict[str, list[int]]:
     """The finished trials of each environment, best first."""
-    returns = sorted(request.returns.items())
-    finished = [trial for trial, of_seeds in returns if not np.isnan(of_seeds).any()]
-    tasks = trials_of_tasks(request, finished)
-    rungs = {trial: request.groups[number].rung for trial, number in last_groups(request).items()}
-    return {task: sort_trials(of_task, request.returns, rungs) for task, of_task in tasks.items()}
+    returns = sorted(trials.returns.items())
+    finished = [number for number, of_seeds in returns if not np.isnan(of_seeds).any()]
+    tasks = trials_of_tasks(search, trials.values, finished)
+    rungs = {number: trials.groups[last].rung for number, last in trials.last_groups().items()}
+    return {task: sort_trials(of_task, trials.returns, rungs) for task, of_task in tasks.items()}
 
 
-def best_trials(request: Request) -> list[int]:
+def best_trials(search: Search, trials: Trials) -> list[int]:
     """The trials of each environment whose agents are saved."""
     best = []
-    for trials in rank_trials(request).values():
-        for trial in trials[: request.options.keep]:
-            if np.isfinite(statistics.interquartile_mean(request.returns[trial])):
-                best.append(trial)
+    for ranked in rank_trials(search, trials).values():
+        for number in ranked[: search.options.keep]:
+            if np.isfinite(statistics.interquartile_mean(trials.returns[number])):
+                best.append(number)
     return best

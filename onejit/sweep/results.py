@@ -19,18 +19,18 @@ from onejit.script import local_modules
 from onejit.script.configs import OF_THE_TASK, plain, write_config
 from onejit.script.steps import steps_of
 from onejit.sweep import pictures
-from onejit.sweep.ranking import best_trials, last_groups, rank_trials
-from onejit.sweep.request import Request, config_of
-from onejit.sweep.slice_files import (
+from onejit.sweep.ranking import best_trials, rank_trials
+from onejit.sweep.slices import (
     DIVERGED,
     FINAL_RETURN,
     FIRST_NOT_FINITE,
     delete_slices,
     finished_slices,
-    read_agents,
+    read_agents_of_runs,
     read_slice,
 )
-from onejit.sweep.values import show_value
+from onejit.sweep.swept import show_value
+from onejit.sweep.trials import Sweep
 
 MOST_LINES = 22  # of a table that is printed
 OF_TRIALS = ("warmup_timesteps", "steps_per_update")  # arrays [trials] in metrics.npz
@@ -72,15 +72,15 @@ class Result(NamedTuple):
         return float(statistics.finite(self.returns).min())
 
 
-def collect(request: Request) -> dict[int, dict]:
+def collect(sweep: Sweep) -> dict[int, dict]:
     """All arrays of each trial's slices, in the order of trials: `{trial: {name: [seeds, ...]}}`.
 
     Raises OSError if a file cannot be read.
     """
-    seeds = request.options.num_seeds
+    seeds = sweep.search.options.num_seeds
     trials = {}
-    for number, group in enumerate(request.groups):
-        parts = [read_slice(file) for file in finished_slices(request.run_dir, number)]
+    for number, group in enumerate(sweep.trials.groups):
+        parts = [read_slice(file) for file in finished_slices(sweep.run_dir, number)]
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         for position, trial in enumerate(group.trials):
             rows = slice(position * seeds, (position + 1) * seeds)
@@ -88,21 +88,22 @@ def collect(request: Request) -> dict[int, dict]:
     return dict(sorted(trials.items()))
 
 
-def make_results(request: Request, arrays: dict[int, dict]) -> list[Result]:
+def make_results(sweep: Sweep, arrays: dict[int, dict]) -> list[Result]:
     """Results in the order of `arrays`, which `collect` describes.
 
     Seeds are drawn jointly for the intervals: all trials share keys.
     """
-    last_group = last_groups(request)
+    groups = sweep.trials.groups
+    last_group = sweep.trials.last_groups()
     returns = np.stack([of_trial[FINAL_RETURN] for of_trial in arrays.values()], axis=1)
     means, lows, highs = statistics.bootstrap_interval(statistics.interquartile_mean, returns)
     results = []
     for position, (trial, of_trial) in enumerate(arrays.items()):
         metrics = dict(of_trial)
-        values = request.trials[trial]
+        values = sweep.trials.values[trial]
         result = Result(
             trial=trial,
-            config=config_of(request, trial),
+            config=sweep.search.config_of(sweep.trials.values[trial]),
             values={name: values[name] for name in values if name not in OF_THE_TASK},
             returns=metrics.pop(FINAL_RETURN),
             not_finite=metrics.pop(FIRST_NOT_FINITE),
@@ -111,7 +112,7 @@ def make_results(request: Request, arrays: dict[int, dict]) -> list[Result]:
             interquartile_mean=float(means[position]),
             low=float(lows[position]),
             high=float(highs[position]),
-            rung=request.groups[last_group[trial]].rung + 1 if request.options.halving else None,
+            rung=groups[last_group[trial]].rung + 1 if sweep.search.options.halving else None,
         )
         results.append(result)
     return results
@@ -145,7 +146,7 @@ def make_table(ranked: list[Result]) -> list[str]:
     return align(rows).split("\n")
 
 
-def make_csv(request: Request, results: list[Result]) -> str:
+def make_csv(sweep: Sweep, results: list[Result]) -> str:
     """A row per trial and seed, in the order of trials.
 
     A return that is not finite is written as -inf.
@@ -153,14 +154,14 @@ def make_csv(request: Request, results: list[Result]) -> str:
     of_seed = ["seed", "final_return", "first_update_not_finite", "diverged"]
     of_trial = ["trial_interquartile_mean", "trial_mean", "trial_worst"]
     rank = {}
-    if request.options.halving:
+    if sweep.search.options.halving:
         of_trial += ["trial_rung", "trial_updates", "trial_rank"]
-        for trials in rank_trials(request).values():
+        for trials in rank_trials(sweep.search, sweep.trials).values():
             rank |= {trial: place for place, trial in enumerate(trials, start=1)}
-    rows = [["trial", *request.swept, *of_seed, *of_trial]]
+    rows = [["trial", *sweep.search.swept, *of_seed, *of_trial]]
     for result in results:
         values = []
-        for value in request.trials[result.trial].values():
+        for value in sweep.trials.values[result.trial].values():
             values.append(value if isinstance(value, float) else show_value(value))
         for seed, final_return in enumerate(result.returns):
             not_finite = result.not_finite[seed]
@@ -219,22 +220,22 @@ def stack_metrics(metrics: list[dict]) -> dict:
     return stacked
 
 
-def keep_agents(request: Request, results: dict[int, Result]) -> None:
+def keep_agents(sweep: Sweep, results: dict[int, Result]) -> None:
     """Write a directory for each of the best trials, like a run of `onejit train`.
 
     Raises OSError.
     """
-    delete_folder(request.run_dir / "agents")  # of an earlier attempt
-    for trial in best_trials(request):
-        keep_agents_of(request, results[trial])
+    delete_folder(sweep.run_dir / "agents")  # of an earlier attempt
+    for trial in best_trials(sweep.search, sweep.trials):
+        keep_agents_of(sweep, results[trial])
 
 
-def keep_agents_of(request: Request, result: Result) -> None:
+def keep_agents_of(sweep: Sweep, result: Result) -> None:
     trial = result.trial
-    seeds = request.options.num_seeds
-    number = last_groups(request)[trial]
-    first = request.groups[number].trials.index(trial) * seeds
-    agents = read_agents(request.run_dir, number, range(first, first + seeds))
+    seeds = sweep.search.options.num_seeds
+    number = sweep.trials.last_groups()[trial]
+    first = sweep.trials.groups[number].trials.index(trial) * seeds
+    agents = read_agents_of_runs(sweep.run_dir, number, range(first, first + seeds))
 
     about = {"trial": trial}
     if result.rung is not None:
@@ -246,68 +247,68 @@ def keep_agents_of(request: Request, result: Result) -> None:
         agent=unflatten_dict(agents, sep="."),
         final_return=result.returns,
     )
-    write_run(request, f"trial-{trial}", result.config, about, trained)
+    write_run(sweep, f"trial-{trial}", result.config, about, trained)
 
 
-def write_run(request: Request, name: str, config, about: dict, trained: Trained) -> Record:
+def write_run(sweep: Sweep, name: str, config, about: dict, trained: Trained) -> Record:
     """Write agents as a run of `onejit train` to `agents/NAME`. Returns its record.
 
     `about` is added to the record. Raises OSError.
     """
-    kept = {name: getattr(request.record, name) for name in KEPT}
+    kept = {name: getattr(sweep.record, name) for name in KEPT}
     record = Record(
         kind="trial",
-        settings=request.record.settings | plain(config),
-        path=str(request.run_dir / Path(request.script.__file__).name),
+        settings=sweep.record.settings | plain(config),
+        path=str(sweep.run_dir / Path(sweep.search.script.__file__).name),
         **kept,
         **about,
     )
 
-    run_dir = request.run_dir / "agents" / name
-    modules = local_modules.read_copies(request.run_dir, record)
-    write_inputs(run_dir, config, request.script, modules)
+    run_dir = sweep.run_dir / "agents" / name
+    modules = local_modules.read_copies(sweep.run_dir, record)
+    write_inputs(run_dir, config, sweep.search.script, modules)
     write_record(run_dir, record)
     finish_run(
         run_dir,
         record,
-        script=request.script,
+        script=sweep.search.script,
         config=config,
-        seed=request.options.seed,
+        seed=sweep.search.options.seed,
         trained=trained,
     )
     return record
 
 
-def write_pictures(request: Request, ranked: list[Result], task: str, suffix: str) -> None:
+def write_pictures(sweep: Sweep, ranked: list[Result], task: str, suffix: str) -> None:
     """Pictures of the trials of an environment, best first.
 
     A picture that cannot be drawn is one warning. Raises OSError if one cannot be written.
     """
-    script_name = Path(request.script.__file__).stem
-    title = f"{script_name} on {task}, {request.options.num_seeds} seeds each"
+    script_name = Path(sweep.search.script.__file__).stem
+    title = f"{script_name} on {task}, {sweep.search.options.num_seeds} seeds each"
     drawn = {"learning_curves": partial(pictures.draw_curves, ranked[:5])}
-    if request.options.halving:
+    if sweep.search.options.halving:
         drawn["halving"] = partial(pictures.draw_rungs, ranked)
     if len(ranked) > 1:
         drawn["final_return"] = partial(pictures.draw_returns, ranked)
-    if len(ranked[0].values) == 2 and not request.options.halving:
+    if len(ranked[0].values) == 2 and not sweep.search.options.halving:
         drawn["heat_map"] = partial(pictures.draw_heat_map, ranked)
     for name, draw in drawn.items():
-        write_picture(request.run_dir / f"{name}{suffix}.png", partial(draw, title))
+        write_picture(sweep.run_dir / f"{name}{suffix}.png", partial(draw, title))
 
 
-def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[str]]:
+def write_files(sweep: Sweep, arrays: dict[int, dict], keep) -> list[list[str]]:
     """Write a ranking of the trials for each environment, all other results, then the pictures.
 
-    `collect` describes `arrays`. `keep(request, {trial: result})` writes the agents of the best
+    `collect` describes `arrays`. `keep(sweep, {trial: result})` writes the agents of the best
     trials. Returns the tables. Raises OSError.
     """
-    run_dir = request.run_dir
-    results = make_results(request, arrays)
+    run_dir = sweep.run_dir
+    results = make_results(sweep, arrays)
     of_trial = {result.trial: result for result in results}
-    write(run_dir / "results.csv", make_csv(request, results))
+    write(run_dir / "results.csv", make_csv(sweep, results))
 
-    ranks = rank_trials(request)
+    ranks = rank_trials(sweep.search, sweep.trials)
     names = file_names(ranks)
     tables = []
     pictured = {}  # {suffix of the files: (environment, its results)}
@@ -330,17 +331,17 @@ def write_files(request: Request, arrays: dict[int, dict], keep) -> list[list[st
     write(run_dir / "table.txt", "\n".join(lines) + "\n")
     tables += [[line] for line in statistics.warning_of_few(np.concatenate(few), "runs")]
 
-    keep(request, of_trial)
+    keep(sweep, of_trial)
     metrics = stack_metrics([result.metrics for result in results])
     configs = [result.config for result in results]
     metrics["warmup_timesteps"] = [getattr(config, "warmup_timesteps", 0) for config in configs]
     metrics["steps_per_update"] = [steps_of(config) for config in configs]
     write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
     for suffix, (task, ranked) in pictured.items():
-        write_pictures(request, ranked, task, suffix)
+        write_pictures(sweep, ranked, task, suffix)
 
-    record = request.record
-    record.trials = [plain(trial) for trial in request.trials]
+    record = sweep.record
+    record.trials = [plain(trial) for trial in sweep.trials.values]
     record.steps_total = record.steps_done
     record.finished = now()
     write_record(run_dir, record)
@@ -355,13 +356,13 @@ def show_tables(tables: list[list[str]], run_dir: Path) -> None:
     print(f"results in {run_dir}")
 
 
-def write_results(request: Request) -> bool:
+def write_results(sweep: Sweep) -> bool:
     """Write and show all results, and delete the files of single slices.
 
     Returns whether a seed of any trial is left that has not diverged. Raises OSError.
     """
-    arrays = collect(request)
-    tables = write_files(request, arrays, keep_agents)
-    delete_slices(request.run_dir)
-    show_tables(tables, request.run_dir)
+    arrays = collect(sweep)
+    tables = write_files(sweep, arrays, keep_agents)
+    delete_slices(sweep.run_dir)
+    show_tables(tables, sweep.run_dir)
     return not all(of_trial[DIVERGED].all() for of_trial in arrays.values())

@@ -3,7 +3,7 @@
 from typing import Self
 
 from onejit.base.text import plural
-from onejit.sweep.request import Group, Request
+from onejit.sweep.trials import Group, Sweep
 
 
 class Strategy:
@@ -16,8 +16,8 @@ class Strategy:
     All processes call the methods. Only process 0 has returns.
     """
 
-    def __init__(self, request: Request, groups: list[Group]):
-        self.request = request
+    def __init__(self, sweep: Sweep, groups: list[Group]):
+        self.sweep = sweep
         self.groups = groups  # of all trials, as far as they are known
 
     def __enter__(self) -> Self:
@@ -28,12 +28,12 @@ class Strategy:
 
     def plan(self) -> int:
         """Environment steps of all runs. Raises ValueError if the options are not possible."""
-        num_seeds = self.request.options.num_seeds
+        num_seeds = self.sweep.search.options.num_seeds
         return sum(group.steps(len(group.trials) * num_seeds) for group in self.groups)
 
-    def describe(self, devices: str) -> list[str]:
+    def announce(self, devices: str) -> list[str]:
         """What is going to be trained, in one or two lines."""
-        options = self.request.options
+        options = self.sweep.search.options
         num_trials = sum(len(group.trials) for group in self.groups)
         trials = f"{plural(num_trials, 'trial')} x {plural(options.num_seeds, 'seed')}"
         return [f"{trials} in {plural(len(self.groups), 'compile group')} on {devices}"]
@@ -49,8 +49,8 @@ class Strategy:
 class Grid(Strategy):
     """All trials, also those of a random search."""
 
-    def __init__(self, request: Request, groups: list[Group]):
-        super().__init__(request, groups)
+    def __init__(self, sweep: Sweep, groups: list[Group]):
+        super().__init__(sweep, groups)
         self.waiting = list(groups)
 
     def next(self):

@@ -1,7 +1,7 @@
 """Make plausible mistakes in a file, one at a time, and see which tests notice.
 
     python tests/stress/mutants.py td3.py
-    python tests/stress/mutants.py onejit/sweep/values.py --tests tests/sweep/test_sweep.py
+    python tests/stress/mutants.py onejit/sweep/swept.py --tests tests/sweep/test_sweep.py
     python tests/stress/mutants.py td3.py --survivors
     python tests/stress/mutants.py
 

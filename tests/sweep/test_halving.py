@@ -25,7 +25,8 @@ from onejit import resume, sweep
 from onejit.base import files, statistics
 from onejit.engine import compilation
 from onejit.script import load
-from onejit.sweep import execution, halving, ranking, search, slice_files
+from onejit.sweep import execution, halving, proposals, ranking, slices
+from onejit.sweep.trials import Group, Search, Sweep, Trials
 
 pytestmark = pytest.mark.usefixtures("quick_pictures_in_module")
 
@@ -269,7 +270,7 @@ def test_any_episode(episodes, expected, tmp_path):
     """One that has ended, in one update of one run, is enough."""
     (tmp_path / "slices").mkdir()
     for first in (0, 2):
-        file = tmp_path / "slices" / f"{slice_files.slice_name(3, first, first + 2)}.npz"
+        file = tmp_path / "slices" / f"{slices.slice_name(3, first, first + 2)}.npz"
         np.savez(file, episodes=np.array(episodes) * (first > 0))
     assert halving.any_episode(SimpleNamespace(run_dir=tmp_path), [1, 3]) == expected
 
@@ -302,10 +303,10 @@ def test_each_batch_of_optuna_is_a_bracket(stop_at, tmp_path):
 def test_the_last_batch_may_be_too_small_for_rungs():
     """Of nine trials in batches of four, the last one trains to the end."""
     words = [*SMALL, "--lr", "uniform", "0.01", "1", "--optuna=tpe", "--samples=9", "--batch=4"]
-    request = sweep.read_request([*words, "--halving=2"], None)
+    request = sweep.read_sweep([*words, "--halving=2"], None)
     updates_of_four = 4 * 6 + 2 * (13 - 6) + (27 - 13)
-    steps = (2 * updates_of_four + 27) * 200 * request.options.num_seeds
-    assert search.Optuna(request).plan() == steps
+    steps = (2 * updates_of_four + 27) * 200 * request.search.options.num_seeds
+    assert proposals.Optuna(request).plan() == steps
 
 
 @pytest.mark.parametrize("sampler", ["tpe", slow("cmaes")])
@@ -313,18 +314,20 @@ def test_optuna_knows_which_trials_stopped(sampler):
     """They are pruned at the update of their rung, with their return."""
     words = [*SMALL, "--lr", "log-uniform", "1e-4", "1", "--gamma", "uniform", "0.5", "1"]
     words += [f"--optuna={sampler}", "--samples=48", "--batch=8", "--halving=2"]
-    request = sweep.read_request(words, None)
+    request = sweep.read_sweep(words, None)
     studies = []
-    make_study = search.make_study
+    make_study = proposals.make_study
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            search, "make_study", lambda request: studies.append(make_study(request)) or studies[0]
+            proposals,
+            "make_study",
+            lambda request: studies.append(make_study(request)) or studies[0],
         )
         patch.setattr(halving, "any_episode", lambda *_: True)
-        for group in groups_of(request, search.Optuna(request)):
+        for group in groups_of(request, proposals.Optuna(request)):
             for trial in group.trials:
-                distance = abs(np.log10(request.trials[trial]["lr"]) + 2)
-                request.returns[trial] = np.full(2, -distance)
+                distance = abs(np.log10(request.trials.values[trial]["lr"]) + 2)
+                request.trials.returns[trial] = np.full(2, -distance)
     (study,) = studies
     states = [trial.state.name for trial in study.trials]
     assert states.count("PRUNED") == 6 * 7 and states.count("COMPLETE") == 6
@@ -372,22 +375,21 @@ def test_all_groups_have_the_rungs_of_the_one_with_the_longest_updates():
 
 def test_agents_of_halving_are_kept_until_it_is_known_which_are_best(tmp_path, monkeypatch):
     """Trial 0 is the best so far, and may still become the worst."""
-    monkeypatch.setattr(execution, "rank_trials", lambda request: {"task": [0, 1]})
-    monkeypatch.setattr(execution, "best_trials", lambda request: [0])
-    monkeypatch.setattr(execution, "last_groups", lambda request: {0: 0, 1: 1})
-    groups = [SimpleNamespace(trials=[0]), SimpleNamespace(trials=[1])]
+    monkeypatch.setattr(execution, "rank_trials", lambda *_: {"task": [0, 1]})
+    monkeypatch.setattr(execution, "best_trials", lambda *_: [0])
+    trials = Trials([], [Group(None, [0]), Group(None, [1])])
     (tmp_path / "slices").mkdir()
     for kind, left in ((3, 2), (None, 1)):
         for number in range(2):
-            name = slice_files.slice_name(number, 0, 2)
+            name = slices.slice_name(number, 0, 2)
             save_file({"q": np.zeros(2)}, tmp_path / "slices" / f"{name}.safetensors")
         options = SimpleNamespace(num_seeds=2, halving=kind)
-        request = SimpleNamespace(run_dir=tmp_path, groups=groups, options=options)
+        request = Sweep(Search(None, None, options, {}), trials, tmp_path, None)
         execution.delete_agents_of_worse_trials(request)
         assert len(list((tmp_path / "slices").iterdir())) == left
-    assert len(slice_files.read_agents(tmp_path, 0, range(2))["q"]) == 2
+    assert len(slices.read_agents_of_runs(tmp_path, 0, range(2))["q"]) == 2
     with pytest.raises(OSError, match="lacks agents of group 1"):
-        slice_files.read_agents(tmp_path, 1, range(2))
+        slices.read_agents_of_runs(tmp_path, 1, range(2))
 
 
 def test_rungs_count_the_warm_up():

@@ -43,8 +43,8 @@ from onejit.run.directory import load_metrics, load_run
 from onejit.run.lock import is_locked
 from onejit.run.record import Record
 from onejit.script import command_line, load
-from onejit.sweep import execution, pictures, results, search
-from onejit.sweep import request as sweep_request
+from onejit.sweep import execution, pictures, proposals, results
+from onejit.sweep.trials import Search, Sweep, Trials, make_groups
 from onejit.watch import render
 
 SIZES = ["--num-steps=200", "--total-timesteps=2000"]  # 10 updates
@@ -350,11 +350,10 @@ def fake_sweep(tmp_path, monkeypatch):
         columns = zip(*swept.values(), strict=True)
         trials = [dict(zip(swept, values, strict=True)) for values in columns]
         options = sweep.Options(num_seeds=len(returns[0]), track=track)
-        request = sweep_request.Request(
-            script, config, options, tmp_path, swept, trials, Record(settings={}), [], {}
-        )
-        for number, group in enumerate(sweep_request.make_groups(request, range(len(trials)))):
-            request.groups.append(group)
+        search = Search(script, config, options, swept)
+        request = Sweep(search, Trials(trials), tmp_path, Record(settings={}))
+        for number, group in enumerate(make_groups(search, trials, range(len(trials)))):
+            request.trials.groups.append(group)
             of_runs = np.ravel(np.array(returns)[group.trials])
             rows = np.repeat(of_runs[:, None], group.config.num_updates, axis=1)
             metrics = {"episodes": np.ones(rows.shape, int), "episodic_return": rows, **more}
@@ -527,10 +526,10 @@ def test_config_file(tmp_path):
     file.write_text(
         "lr: 0.3\nnum_steps: 50\nhidden_sizes: [8, 8]\nenv_params: {max_steps_in_episode: 9}\n"
     )
-    request = sweep.read_request(["ppo", "--config", str(file), "--lr", "0.1", "0.2"], None)
-    assert request.trials == [{"lr": 0.1}, {"lr": 0.2}]
-    assert request.config.num_steps == 50 and request.config.hidden_sizes == (8, 8)
-    assert dict(request.config.env_params) == {"max_steps_in_episode": 9}
+    request = sweep.read_sweep(["ppo", "--config", str(file), "--lr", "0.1", "0.2"], None)
+    assert request.trials.values == [{"lr": 0.1}, {"lr": 0.2}]
+    assert request.search.config.num_steps == 50 and request.search.config.hidden_sizes == (8, 8)
+    assert dict(request.search.config.env_params) == {"max_steps_in_episode": 9}
     assert request.record.swept == {"lr": ["0.1", "0.2"]}
     assert request.record.settings["num_steps"] == 50
 
@@ -703,12 +702,12 @@ def test_resume_with_a_damaged_slice(finished, before_the_results, capfd):
 
 def propose(words, returns_of) -> list[dict]:
     """The trials of a sweep whose returns a function of the trial gives."""
-    request = sweep.read_request(["q_learning_gridworld", *words], None)
-    for group in groups_of(request, search.Optuna(request)):
-        request.returns.update(
-            {trial: np.full(2, returns_of(request.trials[trial])) for trial in group.trials}
+    request = sweep.read_sweep(["q_learning_gridworld", *words], None)
+    for group in groups_of(request, proposals.Optuna(request)):
+        request.trials.returns.update(
+            {trial: np.full(2, returns_of(request.trials.values[trial])) for trial in group.trials}
         )
-    return request.trials
+    return request.trials.values
 
 
 LR_AND_GAMMA = ["--lr", "log-uniform", "1e-4", "1"]
@@ -747,10 +746,10 @@ def test_optuna_chooses_listed_values():
 
 
 def test_optuna_resumed_with_another_version():
-    request = sweep.read_request([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
+    request = sweep.read_sweep([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
     request.record.trials = [{"lr": 0.1, "gamma": 0.9}] * 4
     with pytest.raises(ValueError, match="has its version changed"):
-        next(groups_of(request, search.Optuna(request)))
+        next(groups_of(request, proposals.Optuna(request)))
 
 
 @pytest.mark.usefixtures("quick_pictures")

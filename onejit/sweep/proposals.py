@@ -9,20 +9,20 @@ from onejit.base import statistics
 from onejit.engine.hosts import is_first, only_first
 from onejit.run.record import as_json
 from onejit.script.configs import plain
-from onejit.sweep import storage
+from onejit.sweep import study
 from onejit.sweep.halving import Halving
 from onejit.sweep.options import required
-from onejit.sweep.request import Group, Request, make_groups
 from onejit.sweep.strategy import Grid, Strategy
-from onejit.sweep.values import DISTRIBUTIONS, make_trials, read_distribution, read_values
+from onejit.sweep.swept import DISTRIBUTIONS, make_trials, read_distribution, read_values
+from onejit.sweep.trials import Group, Sweep, make_groups
 
 
-def make_study(request: Request):
+def make_study(sweep: Sweep):
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    options = request.options
-    seed = storage.seed_of(request) if options.storage else options.seed
+    options = sweep.search.options
+    seed = study.seed_of(sweep) if options.storage else options.seed
     if options.optuna == "tpe":
         # constant_liar spreads out the trials of a batch
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
@@ -39,22 +39,22 @@ def make_study(request: Request):
         sampler = optuna.samplers.RandomSampler(seed=seed)
     if not options.storage:
         return optuna.create_study(direction="maximize", sampler=sampler)
-    return storage.open_study(request, sampler)
+    return study.open_study(sweep, sampler)
 
 
 MIRRORED = "one_minus_"  # of a field whose 1 - value Optuna proposes
 
 
-def make_space(request: Request) -> dict:
+def make_space(sweep: Sweep) -> dict:
     """Optuna's distribution of each swept field, or of 1 - value with the prefix MIRRORED."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     space = {}
-    for name, words in request.swept.items():
+    for name, words in sweep.search.swept.items():
         if words[0] not in DISTRIBUTIONS:
-            space[name] = CategoricalDistribution(read_values(request.script, name, words))
+            space[name] = CategoricalDistribution(read_values(sweep.search.script, name, words))
             continue
-        kind, low, high = read_distribution(request.script, name, words)
+        kind, low, high = read_distribution(sweep.search.script, name, words)
         if kind == "one-minus-log-uniform":
             space[MIRRORED + name] = FloatDistribution(1.0 - high, 1.0 - low, log=True)
         else:
@@ -75,17 +75,17 @@ class Optuna(Strategy):
     several sweeps share has its next points that no sweep has.
     """
 
-    def __init__(self, request: Request):
-        self.samples = required(request.options.samples)
+    def __init__(self, sweep: Sweep):
+        self.samples = required(sweep.search.options.samples)
         self.points: list = []  # of the grid that several sweeps share
-        groups = [Group(request.config, list(range(self.samples)))]
-        if request.options.optuna == "grid":
-            in_order = make_trials(request.script, request.swept, None, request.options.seed)
-            whole = request._replace(trials=in_order)
-            groups = make_groups(whole, range(len(in_order)))
+        groups = [Group(sweep.search.config, list(range(self.samples)))]
+        search = sweep.search
+        if search.options.optuna == "grid":
+            in_order = make_trials(search.script, search.swept, None, search.options.seed)
+            groups = make_groups(search, in_order, range(len(in_order)))
             self.points = [in_order[i] for group in groups for i in group.trials]
             self.samples = min(self.samples, len(self.points))
-        super().__init__(request, groups)
+        super().__init__(sweep, groups)
         self.study: Any = None  # on process 0
         self.space: dict = {}  # on process 0
         self.asked: list = []  # Optuna's trials, on process 0
@@ -97,14 +97,14 @@ class Optuna(Strategy):
 
     def __enter__(self):
         def make():
-            self.study = storage.retry(make_study, self.request)
+            self.study = study.retry(make_study, self.sweep)
 
         only_first(make)
         if is_first():
-            self.space = {} if self.points else make_space(self.request)
-            if self.request.options.storage:
-                owner = required(self.request.record.owner)
-                self.until_the_end.enter_context(storage.holding_lease(self.study, owner))
+            self.space = {} if self.points else make_space(self.sweep)
+            if self.sweep.search.options.storage:
+                owner = required(self.sweep.record.owner)
+                self.until_the_end.enter_context(study.holding_lease(self.study, owner))
         return self
 
     def __exit__(self, *error):
@@ -112,28 +112,28 @@ class Optuna(Strategy):
 
     def strategy_of(self, groups: list[Group]) -> Strategy:
         """How a batch is trained."""
-        if self.request.options.halving is None:
-            return Grid(self.request, groups)
-        size = self.request.options.batch
+        if self.sweep.search.options.halving is None:
+            return Grid(self.sweep, groups)
+        size = self.sweep.search.options.batch
         rest = self.samples % size
         sizes = [size] * (self.samples // size) + ([rest] if rest else [])
-        return Halving(self.request, groups, sizes)
+        return Halving(self.sweep, groups, sizes)
 
     def plan(self):
         return self.strategy_of(self.groups).plan()
 
-    def describe(self, devices):
-        first, *others = self.strategy_of(self.groups).describe(devices)
-        return [f"{first}, {self.request.options.batch} at a time by Optuna", *others]
+    def announce(self, devices):
+        first, *others = self.strategy_of(self.groups).announce(devices)
+        return [f"{first}, {self.sweep.search.options.batch} at a time by Optuna", *others]
 
     def next(self):
         group = self.batch.next() if self.batch else None
         if group is not None:
             return group
         if self.batch and is_first():
-            for trial in range(self.first, len(self.request.trials)):
-                storage.retry(self.tell_study, trial)
-        if len(self.request.trials) == self.samples:
+            for trial in range(self.first, len(self.sweep.trials.values)):
+                study.retry(self.tell_study, trial)
+        if len(self.sweep.trials.values) == self.samples:
             return None
         groups = self.propose()
         if not groups:
@@ -149,14 +149,14 @@ class Optuna(Strategy):
 
     def propose(self) -> list[Group]:
         """The groups of the next batch. Raises ValueError if a resumed sweep had another one."""
-        trials = self.request.trials
-        known = self.request.record.trials
+        trials = self.sweep.trials.values
+        known = self.sweep.record.trials
         self.first = len(trials)
-        size = min(self.request.options.batch, self.samples - self.first)
-        if self.request.options.storage and known[self.first :]:
+        size = min(self.sweep.search.options.batch, self.samples - self.first)
+        if self.sweep.search.options.storage and known[self.first :]:
             batch = known[self.first : self.first + size]
         else:
-            batch = only_first(storage.retry, self.ask, size)
+            batch = only_first(study.retry, self.ask, size)
         last = self.first + len(batch)
         if known[self.first : last] not in ([], batch):
             raise ValueError(
@@ -165,7 +165,7 @@ class Optuna(Strategy):
         known[self.first : last] = batch
         self.asked += [None] * (last - len(self.asked))
         trials.extend(map(self.point_of, batch) if self.points else batch)
-        return make_groups(self.request, range(self.first, last))
+        return make_groups(self.sweep.search, trials, range(self.first, last))
 
     def point_of(self, stored: dict) -> dict:
         """The point of the grid that a record has stored, where a tuple is a list."""
@@ -173,10 +173,10 @@ class Optuna(Strategy):
 
     def ask(self, size: int) -> list[dict]:
         """The values of `size` new trials, or of fewer ones of a grid."""
-        if self.request.options.storage:
-            storage.fail_expired(self.study)
+        if self.sweep.search.options.storage:
+            study.fail_expired(self.study)
         if self.points:
-            points = storage.claim(self.request, self.study, self.points, size)
+            points = study.claim(self.sweep, self.study, self.points, size)
             return [as_stored(point) for point in points]
         proposals = [self.study.ask(self.space) for _ in range(size)]
         trials = []
@@ -188,8 +188,8 @@ class Optuna(Strategy):
                 if field != name:
                     proposal.set_user_attr(field, trial[field])  # for readers of the study
             trials.append(trial)
-        if self.request.options.storage:
-            storage.own(self.request, proposals)
+        if self.sweep.search.options.storage:
+            study.own(self.sweep, proposals)
         self.asked += proposals
         return trials
 
@@ -201,10 +201,10 @@ class Optuna(Strategy):
         value = float(statistics.interquartile_mean(self.returns[trial]))
         group = self.last_group[trial]
         update = group.num_updates if group.num_updates < group.config.num_updates else None
-        if self.request.options.storage:
-            number = self.request.record.numbers[trial]
-            if proposal is None or not storage.is_running(self.study, number):
-                storage.tell_again(self.study, number, value, update)
+        if self.sweep.search.options.storage:
+            number = self.sweep.record.numbers[trial]
+            if proposal is None or not study.is_running(self.study, number):
+                study.tell_again(self.study, number, value, update)
                 return
         if update is not None:
             proposal.report(value, step=update)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from onejit.script.configs import plain
 from onejit.sweep.options import required, without_password
-from onejit.sweep.request import Request
-from onejit.sweep.values import show_value
+from onejit.sweep.swept import show_value
+from onejit.sweep.trials import Sweep
 
 LEASE = 300.0  # seconds without a renewal after which a sweep counts as dead
 OF_STUDY = "sweep"  # the study's attribute for what all of its sweeps have in common
@@ -60,19 +60,19 @@ def retry(function, *args):
             time.sleep(LEASE / 100)
 
 
-def common(request: Request) -> dict:
+def common(sweep: Sweep) -> dict:
     """What all sweeps of a study have in common."""
-    options = request.options
+    options = sweep.search.options
     names = ("num_seeds", "halving", "rungs", "first_rung")
-    settings = plain(request.config)
-    swept = {name: " ".join(words) for name, words in request.swept.items()}
+    settings = plain(sweep.search.config)
+    swept = {name: " ".join(words) for name, words in sweep.search.swept.items()}
     fixed = {name: value for name, value in settings.items() if name not in swept}
     values = fixed | swept | {name: getattr(options, name) for name in names}
-    values["script"] = request.record.sha256
+    values["script"] = sweep.record.sha256
     return json.loads(json.dumps(values))  # as the storage returns it
 
 
-def open_study(request: Request, sampler):
+def open_study(sweep: Sweep, sampler):
     """The study in the storage, a new one if there is none.
 
     Raises ValueError if the study minimizes, or belongs to another search.
@@ -82,14 +82,14 @@ def open_study(request: Request, sampler):
     study = optuna.create_study(
         direction="maximize",
         sampler=sampler,
-        storage=open_storage(required(request.options.storage)),
+        storage=open_storage(required(sweep.search.options.storage)),
         study_name="onejit",
         load_if_exists=True,
     )
-    about = f"storage = {without_password(required(request.options.storage))}"
+    about = f"storage = {without_password(required(sweep.search.options.storage))}"
     if study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
         raise ValueError(f"{about}: its study onejit does not maximize; a sweep needs a new study")
-    mine = common(request)
+    mine = common(sweep)
     theirs = study.user_attrs.get(OF_STUDY)
     if theirs is None and study.get_trials(deepcopy=False):
         raise ValueError(f"{about}: its study onejit has trials of another search")
@@ -101,9 +101,9 @@ def open_study(request: Request, sampler):
     return study
 
 
-def seed_of(request: Request) -> int:
+def seed_of(sweep: Sweep) -> int:
     """A seed of the sampler that no other sweep of the study has, nor this one before."""
-    text = f"{request.options.seed} {request.record.owner} {len(request.record.trials)}"
+    text = f"{sweep.search.options.seed} {sweep.record.owner} {len(sweep.record.trials)}"
     return zlib.crc32(text.encode())
 
 
@@ -142,14 +142,14 @@ def fail_expired(study) -> None:
                 study.tell(trial.number, state=TrialState.FAIL)
 
 
-def own(request: Request, trials: list) -> None:
+def own(sweep: Sweep, trials: list) -> None:
     """Note to whom new trials belong, in the study and in the record."""
     for trial in trials:
-        trial.set_user_attr(OWNER, request.record.owner)
-    request.record.numbers += [trial.number for trial in trials]
+        trial.set_user_attr(OWNER, sweep.record.owner)
+    sweep.record.numbers += [trial.number for trial in trials]
 
 
-def claim(request: Request, study, points: list[dict], size: int) -> list[dict]:
+def claim(sweep: Sweep, study, points: list[dict], size: int) -> list[dict]:
     """Up to `size` points of a grid that no other sweep has, which now belong to this one.
 
     Each is a running trial. If two sweeps add a trial of a point at the same time, the first trial
@@ -170,8 +170,8 @@ def claim(request: Request, study, points: list[dict], size: int) -> list[dict]:
             trial for trial in trials if trial.params == param and trial.state != TrialState.FAIL
         ]
 
-    owner = {OWNER: request.record.owner}
-    numbers = request.record.numbers
+    owner = {OWNER: sweep.record.owner}
+    numbers = sweep.record.numbers
     claimed = {}  # {number of the trial: point}
     for point, param in zip(points, params, strict=True):
         if len(claimed) == size:

@@ -18,7 +18,7 @@ def holds_several(script: Script, name: str) -> bool:
     return isinstance(getattr(script.Config(), name), (tuple, Mapping))
 
 
-def is_float(script: Script, name: str) -> bool:
+def is_float_field(script: Script, name: str) -> bool:
     return isinstance(getattr(script.Config(), name), float)
 
 
@@ -49,7 +49,7 @@ def read_values(script: Script, name: str, words: list[str]) -> list:
 def read_distribution(script: Script, name: str, words: list[str]) -> tuple[str, float, float]:
     """`(kind, low, high)`. Raises ValueError."""
     kind, *bounds = words
-    if not is_float(script, name):
+    if not is_float_field(script, name):
         raise ValueError(
             f"{name}: is not a float field, and cannot be drawn; give a list of values"
         )

@@ -1,12 +1,12 @@
-"""Values of swept fields, as `onejit.sweep.values` reads and draws them."""
+"""Values of swept fields, as `onejit.sweep.swept` reads and draws them."""
 
 import numpy as np
 import pytest
 
 from onejit import sweep
 from onejit.script.load import load_script
-from onejit.sweep import values
-from onejit.sweep.values import make_trials
+from onejit.sweep import swept
+from onejit.sweep.swept import make_trials
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from onejit.sweep.values import make_trials
     ],
 )
 def test_distributions(kind, low, high, expected):
-    drawn = values.from_uniform(kind, low, high, np.array([0.0, 0.5, 1.0]))
+    drawn = swept.from_uniform(kind, low, high, np.array([0.0, 0.5, 1.0]))
     np.testing.assert_allclose(drawn, expected, rtol=1e-12)
 
 
@@ -38,11 +38,11 @@ def test_bounds(words, holds):
     script = load_script("ppo")
     if holds:
         kind, low, high = words.split()
-        found = values.read_distribution(script, "lr", words.split())
+        found = swept.read_distribution(script, "lr", words.split())
         assert found == (kind, float(low), float(high))
     else:
         with pytest.raises(ValueError, match=r"^lr: "):
-            values.read_distribution(script, "lr", words.split())
+            swept.read_distribution(script, "lr", words.split())
 
 
 def test_all_combinations_of_what_is_listed_with_what_is_drawn():
@@ -68,14 +68,14 @@ def test_sizes_of_layers():
         {"hidden_sizes": (8, 8)},
         {"hidden_sizes": (16,)},
     ]
-    assert values.is_swept(script, "hidden_sizes", ["8,8", "16"])
-    assert not values.is_swept(script, "hidden_sizes", ["8", "16"])  # one value
-    request = sweep.read_request(["ppo", "--hidden-sizes", "8", "16", "--lr", "0.1", "0.2"], None)
-    assert request.config.hidden_sizes == (8, 16) and list(request.swept) == ["lr"]
+    assert swept.is_swept(script, "hidden_sizes", ["8,8", "16"])
+    assert not swept.is_swept(script, "hidden_sizes", ["8", "16"])  # one value
+    request = sweep.read_sweep(["ppo", "--hidden-sizes", "8", "16", "--lr", "0.1", "0.2"], None)
+    assert request.search.config.hidden_sizes == (8, 16) and list(request.search.swept) == ["lr"]
 
 
 def test_parameters_of_environments():
-    values = make_trials(
+    trials = make_trials(
         load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, None, 0
     )
-    assert [dict(each["env_params"]) for each in values] == [{"rows": 7}, {"rows": 8, "columns": 4}]
+    assert [dict(each["env_params"]) for each in trials] == [{"rows": 7}, {"rows": 8, "columns": 4}]

@@ -21,9 +21,11 @@ from support.tiers import slow
 
 from onejit import resume, sweep
 from onejit.report import compare
-from onejit.sweep import halving, search, storage
+from onejit.sweep import halving, proposals
 from onejit.sweep import options as sweep_options
-from onejit.sweep.request import read_request
+from onejit.sweep import study as shared_study
+from onejit.sweep.opening import read_sweep
+from onejit.sweep.trials import Trials
 
 pytestmark = pytest.mark.usefixtures("quick_pictures_in_module")
 
@@ -34,7 +36,7 @@ SMALL += ["--max-steps-in-episode=50"]
 
 def begun(words):
     """The request of a new sweep, with its record but without training."""
-    return read_request(words, None)
+    return read_sweep(words, None)
 
 
 # --- a study that several sweeps share ---
@@ -44,7 +46,7 @@ OPTUNA = [*SMALL, "--lr", "log-uniform", "1e-4", "1", "--optuna=tpe", "--samples
 
 def study_of(name: str):
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.load_study(study_name="onejit", storage=storage.open_storage(name))
+    return optuna.load_study(study_name="onejit", storage=shared_study.open_storage(name))
 
 
 def states_of(name: str) -> list[str]:
@@ -53,12 +55,12 @@ def states_of(name: str) -> list[str]:
 
 def train(request, stop_after: int | None = None) -> None:
     """Give each proposal a return, as if it had been trained. Stops in the batch `stop_after`."""
-    for number, group in enumerate(groups_of(request, search.Optuna(request))):
+    for number, group in enumerate(groups_of(request, proposals.Optuna(request))):
         if number == stop_after:
             return
         for trial in group.trials:
-            distance = abs(np.log10(request.trials[trial]["lr"]) + 2)
-            request.returns[trial] = np.full(2, -distance)
+            distance = abs(np.log10(request.trials.values[trial]["lr"]) + 2)
+            request.trials.returns[trial] = np.full(2, -distance)
 
 
 @pytest.fixture(params=["journal", slow("sqlite")])
@@ -74,7 +76,7 @@ def test_two_sweeps_share_a_study(shared):
     requests = [begun([*OPTUNA, f"--storage={shared}"]) for _ in range(2)]
     for request in requests:
         train(request)
-    trials = [trial["lr"] for request in requests for trial in request.trials]
+    trials = [trial["lr"] for request in requests for trial in request.trials.values]
     assert len(set(trials)) == 12
     study = study_of(shared)
     assert sorted(trial.params["lr"] for trial in study.trials) == sorted(trials)
@@ -89,7 +91,7 @@ def test_a_study_of_another_search_is_refused(direction, tmp_path):
     """`optuna create-study` minimizes by default: the sweep searched the worst settings."""
     name = str(tmp_path / "study.log")
     of_others = optuna.create_study(
-        study_name="onejit", storage=storage.open_storage(name), direction=direction
+        study_name="onejit", storage=shared_study.open_storage(name), direction=direction
     )
     if direction == "maximize":
         of_others.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=1)
@@ -105,17 +107,17 @@ def test_trials_of_a_sweep_that_died_are_failed(shared, monkeypatch):
     assert states_of(shared) == ["COMPLETE"] * 3 + ["RUNNING"] * 3
     train(begun([*OPTUNA, f"--storage={shared}"]))
     assert states_of(shared) == ["COMPLETE"] * 3 + ["RUNNING"] * 3 + ["COMPLETE"] * 6
-    monkeypatch.setattr(storage, "LEASE", 0.2)
+    monkeypatch.setattr(shared_study, "LEASE", 0.2)
     time.sleep(0.3)
     train(begun([*OPTUNA, f"--storage={shared}"]))
     assert states_of(shared) == ["COMPLETE"] * 3 + ["FAIL"] * 3 + ["COMPLETE"] * 12
 
 
 def test_a_lease_is_renewed(shared, monkeypatch):
-    monkeypatch.setattr(storage, "LEASE", 0.5)
+    monkeypatch.setattr(shared_study, "LEASE", 0.5)
     train(begun([*OPTUNA, f"--storage={shared}"]))
     study = study_of(shared)
-    with storage.holding_lease(study, "me"):
+    with shared_study.holding_lease(study, "me"):
         first = study.user_attrs["me"]
         time.sleep(0.4)
         assert study.user_attrs["me"] > first
@@ -139,8 +141,10 @@ def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FOLDER", str(tmp_path))
     request = begun([*OPTUNA, "--storage", given])
-    assert request.options.storage == expected.format(tmp_path)
-    assert request.record.options["storage"] == request.options.storage  # what resuming reads
+    assert request.search.options.storage == expected.format(tmp_path)
+    assert (
+        request.record.options["storage"] == request.search.options.storage
+    )  # what resuming reads
 
 
 def test_a_lock_of_a_killed_sweep(tmp_path, monkeypatch):
@@ -163,12 +167,12 @@ def test_a_storage_that_is_away(shared, monkeypatch):
             raise failures.pop()
         return ask(self, *args)
 
-    monkeypatch.setattr(storage, "LEASE", 5.0)
+    monkeypatch.setattr(shared_study, "LEASE", 5.0)
     monkeypatch.setattr(optuna.Study, "ask", ask_or_fail)
     train(begun([*OPTUNA, f"--storage={shared}"]))
     assert states_of(shared) == ["COMPLETE"] * 6
     failures += [OSError("no route to host")] * 1000
-    monkeypatch.setattr(storage, "LEASE", 0.1)
+    monkeypatch.setattr(shared_study, "LEASE", 0.1)
     with pytest.raises(OSError, match=r"away \(no route to host\); `onejit resume` continues"):
         train(begun([*OPTUNA, f"--storage={shared}"]))
 
@@ -178,7 +182,7 @@ def test_a_study_names_what_was_proposed(shared):
     words = ["--gamma", "one-minus-log-uniform", "0.9", "0.999"]
     request = begun([*OPTUNA, *words, f"--storage={shared}"])
     train(request)
-    for trial, values in zip(study_of(shared).trials, request.trials, strict=True):
+    for trial, values in zip(study_of(shared).trials, request.trials.values, strict=True):
         assert set(trial.params) == {"lr", "one_minus_gamma"}
         assert trial.user_attrs["gamma"] == values["gamma"] == 1 - trial.params["one_minus_gamma"]
         assert 0.9 <= values["gamma"] <= 0.999
@@ -191,7 +195,7 @@ def test_passwords_are_not_printed():
         name = f"nodb://{user}host/rl?password=SECRET"
         assert sweep_options.without_password(name) == "nodb://host/rl"
         with pytest.raises(ValueError, match="storage = nodb://host/rl: cannot be opened") as error:
-            storage.open_storage(name)
+            shared_study.open_storage(name)
         assert "SEC" not in str(error.value)
 
 
@@ -202,15 +206,15 @@ def test_a_resumed_sweep_tells_its_results(shared, is_failed, monkeypatch):
     train(request, stop_after=1)
     if is_failed:
         with monkeypatch.context() as patch:
-            patch.setattr(storage, "LEASE", 0.0)
-            storage.fail_expired(study_of(shared))
+            patch.setattr(shared_study, "LEASE", 0.0)
+            shared_study.fail_expired(study_of(shared))
     for _ in range(2):
-        resumed = request._replace(trials=[], groups=[], returns={})
+        resumed = request._replace(trials=Trials([]))
         train(resumed)
         study = study_of(shared)
         complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
         assert sorted(trial.params["lr"] for trial in complete) == sorted(
-            trial["lr"] for trial in resumed.trials
+            trial["lr"] for trial in resumed.trials.values
         )
         assert len(study.trials) == (9 if is_failed else 6)
     for trial in complete:
@@ -223,16 +227,16 @@ def test_a_resumed_sweep_tells_which_trials_stopped(shared):
     request = begun(words)
 
     def train_rungs(request, stop):
-        for group in groups_of(request, search.Optuna(request)):
+        for group in groups_of(request, proposals.Optuna(request)):
             if stop and group.trials[-1] >= 3:
                 return
             for trial in group.trials:
-                request.returns[trial] = np.full(2, float(trial))
+                request.trials.returns[trial] = np.full(2, float(trial))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(halving, "any_episode", lambda *_: True)
         train_rungs(request, stop=True)
-        train_rungs(request._replace(trials=[], groups=[], returns={}), stop=False)
+        train_rungs(request._replace(trials=Trials([])), stop=False)
     trials = [trial for trial in study_of(shared).trials if trial.state != TrialState.FAIL]
     assert sorted((trial.state.name, trial.value) for trial in trials) == [
         ("COMPLETE", 2.0),
@@ -287,21 +291,21 @@ GRID += ["--optuna=grid", "--batch=2"]
 
 
 def points_of(request) -> list[tuple]:
-    return [(trial["random_starts"], trial["lr"]) for trial in request.trials]
+    return [(trial["random_starts"], trial["lr"]) for trial in request.trials.values]
 
 
 def test_sweeps_share_a_grid(shared):
     """Each point is trained once, in the order of compile groups, and all values stay exact."""
     first, second, third = (begun([*GRID, f"--storage={shared}"]) for _ in range(3))
-    assert first.options.samples == 6
+    assert first.search.options.samples == 6
     train(first, stop_after=1)  # it has the points of two batches
     train(second)
     train(third)
     assert points_of(first) == [(True, 0.1), (True, 0.5), (True, 1e30), (False, 0.1)]
     assert points_of(second) == [(False, 0.5), (False, 1e30)]
-    assert not third.trials
+    assert not third.trials.values
     assert states_of(shared) == ["COMPLETE"] * 2 + ["RUNNING"] * 2 + ["COMPLETE"] * 2
-    train(first._replace(trials=[], groups=[], returns={}))  # resumed
+    train(first._replace(trials=Trials([])))  # resumed
     assert states_of(shared) == ["COMPLETE"] * 6
 
 
@@ -329,10 +333,10 @@ def test_a_point_that_two_sweeps_draw_at_once_counts_once(shared, monkeypatch):
 def test_points_of_a_sweep_that_died_are_free_again(shared, monkeypatch):
     train(begun([*GRID, f"--storage={shared}"]), stop_after=0)
     killed = begun([*GRID, f"--storage={shared}"])
-    monkeypatch.setattr(storage, "LEASE", 0.2)
+    monkeypatch.setattr(shared_study, "LEASE", 0.2)
     time.sleep(0.3)
     train(killed)
-    assert len(killed.trials) == 6
+    assert len(killed.trials.values) == 6
     assert states_of(shared) == ["FAIL"] * 2 + ["COMPLETE"] * 6
 
 
@@ -341,7 +345,7 @@ def test_a_claim_that_a_kill_left_out_of_the_record(shared):
     train(request, stop_after=0)
     request.record.numbers.clear()
     request.record.trials.clear()
-    train(request._replace(trials=[], groups=[], returns={}))
+    train(request._replace(trials=Trials([])))
     assert states_of(shared) == ["COMPLETE"] * 2
 
 
