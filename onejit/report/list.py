@@ -65,17 +65,17 @@ def progress_of(run_dir: Path, record: Record) -> tuple[bool, str]:
     return False, f"{100 * record.steps_done / record.steps_total:.0f} %"
 
 
-def describe(run_dir: Path) -> list[str]:
+def row_of(run_dir: Path) -> list[str]:
     """The row of a run. The row of an unreadable run gives the reason."""
     age = show_age(time.time() - changed(run_dir))
     try:
-        return [str(run_dir), *describe_record(run_dir), age]
+        return [str(run_dir), *cells_of(run_dir), age]
     except Exception as error:  # many kinds: the record is damaged
         reason = f"cannot be read: {error}".replace(f"{run_dir}/", "")[:80]
         return [str(run_dir), "-", "-", "-", reason, "-", "-", age]
 
 
-def describe_record(run_dir: Path) -> list[str]:
+def cells_of(run_dir: Path) -> list[str]:
     """The cells between the path of a run and its age."""
     record = read_record(run_dir)
     settings = record.settings
@@ -138,4 +138,4 @@ def main(folder: tyro.conf.Positional[Path] = Path("runs")) -> None:
         raise ValueError(
             f"folder = {folder}: contains no run of a script, onejit train or onejit sweep"
         )
-    print(align([TITLES, *[describe(run_dir) for run_dir in run_dirs]]))
+    print(align([TITLES, *[row_of(run_dir) for run_dir in run_dirs]]))

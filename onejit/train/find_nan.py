@@ -53,11 +53,11 @@ class Origin(NamedTuple):
 # --- which leaves are finite ---
 
 
-def is_float(leaf) -> bool:
+def has_floats(leaf) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
-def path_of(path) -> str:
+def dotted_name(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
@@ -74,8 +74,8 @@ def counts(state, agent, metrics) -> dict:
     found = {}
     for kind, tree, is_bad in (("NaN", state, jnp.isnan), ("infinite", agent, jnp.isinf)):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            if is_float(leaf):
-                found[f"{path_of(path)}: {kind}"] = of_each_seed(leaf, is_bad)
+            if has_floats(leaf):
+                found[f"{dotted_name(path)}: {kind}"] = of_each_seed(leaf, is_bad)
     for name, values in metrics.items():
         is_broken = jnp.isnan(values) & (metrics["episodes"] > 0)
         found[f"{OF_METRICS}{name}: NaN"] = is_broken.sum(axis=1)
@@ -154,7 +154,7 @@ def with_outputs(jaxpr, wanted: list):
     return jaxpr.replace(outvars=wanted, debug_info=jaxpr.debug_info.with_unknown_names())
 
 
-def flags_of(jaxpr, consts, args) -> tuple:
+def evaluate_flags(jaxpr, consts, args) -> tuple:
     """For each variable of a level, {kind: whether an entry is NaN, or infinite}.
 
     Also for the cases of each `select_n`: whether a selected entry is.
@@ -180,7 +180,7 @@ def flags_of(jaxpr, consts, args) -> tuple:
         return flags, selected
 
     def flag(value, where=True):
-        if not is_float(value):
+        if not has_floats(value):
             return {kind: jnp.zeros((), bool) for kind in IS_BAD}
         return {kind: (is_bad(value) & where).any() for kind, is_bad in IS_BAD.items()}
 
@@ -207,7 +207,7 @@ def find_origin(jaxpr, consts, args, output: int, kind: str, names: str = "", fr
     Walks back from the output to the operation that made it of finite values, and into it. None if
     the output comes from an input.
     """
-    flags, selected = flags_of(jaxpr, consts, args)
+    flags, selected = evaluate_flags(jaxpr, consts, args)
     producers = {}
     cases = {}
     for eqn in jaxpr.eqns:
@@ -304,7 +304,7 @@ def look_into_scan(eqn, inputs, output, kind, names, frames):
 
 
 def is_any(value, kind: str) -> bool:
-    return is_float(value) and bool(IS_BAD[kind](value).any())
+    return has_floats(value) and bool(IS_BAD[kind](value).any())
 
 
 def frames_of(eqn) -> list:
@@ -348,7 +348,7 @@ def line_of(file: str, number: int) -> str:
     return ""
 
 
-def describe(origin: Origin) -> str:
+def text_of(origin: Origin) -> str:
     text = f"{origin.value} by the operation {origin.primitive}, {kind_of_value(origin)}\n"
     if origin.names:
         text += f"    names of JAX: {origin.names}\n"
@@ -358,7 +358,7 @@ def describe(origin: Origin) -> str:
             text += f"    {file}, line {number}, in {function}: {line_of(file, number)}\n"
             shown.add((file, number))
     if origin.cause:
-        text += f"  of an infinity: {describe(origin.cause)}"
+        text += f"  of an infinity: {text_of(origin.cause)}"
     return text
 
 
@@ -425,11 +425,11 @@ def search_slice(script: Script, config, options, run_dir, program, first: int) 
     broken = [leaf.removeprefix(OF_METRICS).rpartition(":")[0] for leaf in of_metrics]
     origin = trace_update(script, config, state, broken)
     if origin:
-        text += f"first: {describe(origin)}"
+        text += f"first: {text_of(origin)}"
     else:  # what is not finite has been there since the start
         origin = trace_init(script, config, jax.random.wrap_key_data(key_data[seed]))
         if origin:
-            text += f"first, before all updates: {describe(origin)}"
+            text += f"first, before all updates: {text_of(origin)}"
             text += "not finite before this update:\n"
             for leaf in before:
                 if before[leaf][seed]:

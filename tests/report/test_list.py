@@ -132,7 +132,7 @@ def test_progress_counts_the_steps_of_all_updates(script, tmp_path):
     record = make_record("train", script, config, train.Options(num_seeds=3), [])
     record.steps_done = 3 * 2 * config.num_envs * config.num_steps
     write_record(tmp_path, record)
-    assert list_runs.describe(tmp_path)[4:6] == ["stopped", "25 %"]
+    assert list_runs.row_of(tmp_path)[4:6] == ["stopped", "25 %"]
 
 
 def test_ages(tmp_path, capsys):

@@ -141,10 +141,9 @@ def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FOLDER", str(tmp_path))
     request = begun([*OPTUNA, "--storage", given])
-    assert request.search.options.storage == expected.format(tmp_path)
-    assert (
-        request.record.options["storage"] == request.search.options.storage
-    )  # what resuming reads
+    options = request.search.options
+    assert options.storage == expected.format(tmp_path)
+    assert request.record.options["storage"] == options.storage  # what resuming reads
 
 
 def test_a_lock_of_a_killed_sweep(tmp_path, monkeypatch):

@@ -294,7 +294,7 @@ def test_record(finished):
     assert record["slices"] == [24] and "finished" in record
     assert record["steps_done"] == 8 * 3 * 2000
     assert record["seconds"]["compile"] > 0 and record["seconds"]["train"] > 0
-    shown = list_runs.describe(finished)
+    shown = list_runs.row_of(finished)
     assert shown[1:6] == ["q_learning_gridworld", "GridWorld", "3", "finished", "100 %"]
 
 
@@ -586,7 +586,7 @@ def test_stopped_while_a_group_compiles(of_two_groups, tmp_path, monkeypatch, ca
     last = capfd.readouterr().err.splitlines()[-1]
     assert last == f"onejit sweep: stopped by SIGINT; onejit resume {run_dir} continues"
     assert record_of(run_dir)["slices"] == [2, 2] and "finished" not in record_of(run_dir)
-    assert list_runs.describe(run_dir)[4:6] == ["stopped", "50 %"]
+    assert list_runs.row_of(run_dir)[4:6] == ["stopped", "50 %"]
     compiled = []
     compiled_in_order(monkeypatch, lambda size, config: compiled.append((size, config.num_steps)))
     resume.main(run_dir)

@@ -108,7 +108,7 @@ def test_the_first_operation_is_named_with_its_line(update, value, function, is_
     assert (file, name) == (__file__, function.__name__)
     assert first <= number < first + len(lines)
     assert origin.value == value
-    text = find_nan.describe(origin)
+    text = find_nan.text_of(origin)
     assert f"line {number}, in {name}" in text and ("a gradient" in text) == is_gradient
 
 
