@@ -66,7 +66,7 @@ def test_public_ci_runs_the_oldest_python_and_a_newer_one():
 
 
 def test_each_command_is_a_module_with_a_main():
-    commands = {"train", "sweep", "list", "compare", "render", "play"}
+    commands = {"train", "sweep", "resume", "find-nan", "list", "compare", "render", "play"}
     assert commands == set(COMMANDS)
     for name in COMMANDS:
         assert f"\n    onejit {name} " in __main__.__doc__
