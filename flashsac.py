@@ -94,6 +94,15 @@ def register_config(cls):
     return jax.tree_util.register_dataclass(cls, data_fields=floats, meta_fields=others)
 
 
+def check_total_timesteps(config) -> None:
+    """Python's 2e4 is no whole number, and would fail in JAX's words."""
+    if isinstance(config.total_timesteps, float):
+        whole = f"{int(config.total_timesteps):_}"
+        raise ValueError(
+            f"total_timesteps = {config.total_timesteps}: must be whole, as {whole} is"
+        )
+
+
 # --- hyperparameters ---
 
 
@@ -453,6 +462,7 @@ def make_networks(config: Config, env, env_params):
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
+    check_total_timesteps(config)
     for name, least in {"gradient_steps": 1, "batch_size": 2, "num_atoms": 2}.items():
         if getattr(config, name) < least:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least {least}")
@@ -1090,11 +1100,6 @@ def main(
         raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
     if num_seeds < 1:
         raise ValueError(f"num_seeds = {num_seeds}: must be at least 1")
-    if isinstance(config.total_timesteps, float):
-        whole = f"{int(config.total_timesteps):_}"
-        raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: must be whole, as {whole} is"
-        )
 
     settings = as_yaml(config)
     script = Path(__file__).read_bytes()  # as it trains, also if it is edited meanwhile

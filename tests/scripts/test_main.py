@@ -440,7 +440,7 @@ def test_values_of_numpy_become_those_of_python(script, tmp_path):
     with pytest.raises(ValueError, match=r"^num_seeds = 0"):
         script.main(script.Config(), num_seeds=0)
     with pytest.raises(ValueError, match=r"^total_timesteps = 20000.0: .* 20_000"):
-        script.main(dataclasses.replace(script.Config(), total_timesteps=2e4))
+        script.make_train(dataclasses.replace(script.Config(), total_timesteps=2e4))
 
 
 @pytest.mark.common
