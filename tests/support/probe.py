@@ -50,7 +50,7 @@ CONTINUOUS = {
     "td3": SAC | {"tau": 0.1},
     "crossq": SAC
     | NO_ENTROPY
-    | {"policy_delay": 2, "critic_hidden_sizes": (64, 64), "batch_size": 256, "q_lr": 1e-3},
+    | {"policy_delay": 2, "critic_hidden_sizes": (64, 64), "batch_size": 256, "q_lr": 5e-4},
     "flashsac": {name: value for name, value in REPLAY.items() if name != "hidden_sizes"}
     | {"policy_delay": 2, "lr": 3e-3, "tau": 0.05, "ent_coef": 1e-4, "normalize_reward": False}
     | {"value_limit": 1.5 * ENDLESS, "num_atoms": 51, "hidden_size": 16, "critic_hidden_size": 16},
@@ -138,7 +138,10 @@ def of_normalized_critics(learned: Learned, obs):
     action = jnp.tanh(actor.apply(variables("actor"), obs, training=False).mode())
     apply = jax.vmap(lambda critics: critic.apply(critics, obs, action, training=False))
     q = apply(variables("critics"))
-    return (q[1] if learned.script.__name__ == "flashsac" else q).T
+    if learned.script.__name__ == "flashsac":
+        limit = learned.config.value_limit
+        q = learned.script.mean_value(q, jnp.linspace(-limit, limit, learned.config.num_atoms))
+    return q.T
 
 
 VALUES = {
