@@ -277,7 +277,7 @@ class Summary(NamedTuple):
         count = f"{self.seeds} seeds"
         if self.not_finite:
             count = f"{self.seeds - self.not_finite} of {count}"
-        mean = show(*self.mean, self.kind)
+        mean = show(*self.mean, kind=self.kind)
         numbers = f"mean {mean}, worst agent {show_number(self.worst)}, {count}"
         lines = [f"{name}: {numbers}; interquartile mean {show(*self.interquartile_mean)}"]
         if self.not_finite:
