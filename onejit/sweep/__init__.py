@@ -28,7 +28,7 @@ from onejit.base.signals import Stopped, catching_signals, stopping
 from onejit.base.text import plural
 from onejit.engine import hosts
 from onejit.engine.progress import progress_bar
-from onejit.report import tracking
+from onejit.run import tracking
 from onejit.run.lock import holding, remove
 from onejit.run.resume import ResumeOptions
 from onejit.run.write import begin_run

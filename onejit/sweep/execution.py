@@ -14,7 +14,7 @@ from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import damage_of
 from onejit.engine.progress import note_of_returns
-from onejit.report import tracking
+from onejit.run import tracking
 from onejit.run.agents import as_bytes
 from onejit.run.record import write_record
 from onejit.script.configs import plain

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from onejit.base.packages import check_packages
-from onejit.report.tracking import TRACKERS
+from onejit.run.tracking import TRACKERS
 from onejit.script.configs import as_flag
 from onejit.script.contract import Script
 from onejit.sweep.swept import DISTRIBUTIONS, is_float_field

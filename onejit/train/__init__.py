@@ -27,8 +27,7 @@ from onejit.base.signals import catching_signals, stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.progress import progress_bar
-from onejit.report import tracking
-from onejit.report.tracking import TRACKERS
+from onejit.run import tracking
 from onejit.run.directory import (
     checkpoints_of,
     new_run_dir,
@@ -38,6 +37,7 @@ from onejit.run.directory import (
 from onejit.run.lock import holding
 from onejit.run.record import Record, make_record, write_record
 from onejit.run.resume import ResumeOptions, open_run, options_of
+from onejit.run.tracking import TRACKERS
 from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line
 from onejit.script.configs import env_name_of

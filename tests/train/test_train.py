@@ -31,8 +31,9 @@ from onejit.base import statistics
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.evaluation import evaluation_keys, policy_of
 from onejit.engine.memory import GIB
-from onejit.report import compare, tracking
+from onejit.report import compare
 from onejit.run import lock as run_lock
+from onejit.run import tracking
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_metrics, load_run, read_config, script_of
 from onejit.run.lock import is_locked
