@@ -6,7 +6,6 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import yaml
 
 from onejit.base.text import nearest
 from onejit.script import local_modules
@@ -16,8 +15,7 @@ from onejit.script.contract import Script
 def expected_kind(value, default) -> str | None:
     """What a value must be, in words, or None if it may stand in place of `default`."""
     if isinstance(default, bool):
-        is_truth_value = isinstance(yaml.safe_load(str(value)), bool)
-        return None if is_truth_value else "true or false"
+        return None if isinstance(value, bool) else "true or false"
     if isinstance(default, str):
         return None if isinstance(value, str) else "text, in quotes in YAML"
     if not isinstance(default, int | float | jax.Array):

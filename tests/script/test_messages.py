@@ -190,20 +190,6 @@ def test_the_nearest_flag(name, expected):
     assert text.nearest(name, ["--gamma", "--lr", "--anneal-lr", "--start"]) == expected
 
 
-def test_a_resumed_run_takes_no_other_settings(capsys):
-    with pytest.raises(SystemExit):
-        __main__.main(["resume", "runs/a", "--num-seeds", "8"])
-    assert "--num-seeds: is not a flag; a run that is resumed keeps" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", __main__.REMOVED)
-def test_a_command_that_is_gone_names_what_to_use(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        __main__.main([command, "agents/ppo_cartpole"])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1 and __main__.REMOVED[command] in said
-
-
 def test_text_without_escape_codes():
     assert text.printable("a\x1b[31mb\u4e2d\xe9") == "a\\x1b[31mb\u4e2d\xe9"
 

@@ -537,19 +537,6 @@ def test_config_file(tmp_path):
 # --- what it refuses ---
 
 
-def test_help(capsys):
-    with pytest.raises(SystemExit) as stop:
-        __main__.main(["sweep", "--help"])
-    assert not stop.value.code and "onejit sweep SCRIPT --help" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        __main__.main(["sweep", "ppo", "--help"])
-    shown = capsys.readouterr().out
-    assert stop.value.code == 0
-    assert "usage: onejit sweep ppo " in shown and "log-uniform" in shown
-    for flag in ("--samples", "--num-seeds", "--memory", "--coordinator"):
-        assert flag in shown
-
-
 def test_directory_that_holds_another_sweep(finished, tmp_path, capfd):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     for args, words in [

@@ -26,7 +26,7 @@ from support.files import ROOT
 from support.tiers import slow
 from support.trees import assert_same
 
-from onejit import __main__, resume, sweep, train
+from onejit import __main__, resume, train
 from onejit.base import statistics
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.evaluation import evaluation_keys, policy_of
@@ -35,7 +35,7 @@ from onejit.report import compare
 from onejit.run import lock as run_lock
 from onejit.run import tracking
 from onejit.run.agents import read_agents
-from onejit.run.directory import load_metrics, load_run, read_config, script_of
+from onejit.run.directory import load_metrics, load_run, script_of
 from onejit.run.lock import is_locked
 from onejit.run.record import Record, make_record, read_record
 from onejit.run.resume import ResumeOptions
@@ -690,90 +690,6 @@ def test_a_signal_ends_training_at_a_checkpoint(tmp_path):
 
 # --- mistakes ---
 
-TOY = ["ppo_continuous", "--env-name=toys:ToyContinuous"]
-TWO = ["--num-processes=2"]
-
-
-@pytest.mark.parametrize(
-    "args, words",
-    [
-        ([], "SCRIPT"),
-        (["--lr=1"], "SCRIPT"),
-        (["no_such_script"], "script no_such_script"),
-        (["q_learning_gridwold"], "did you mean q_learning_gridworld"),
-        ([*SMALL, "--gama=0.9"], "--gama did you mean --gamma"),
-        ([*SMALL, "--learning-rate=0.9"], "--learning-rate is not a flag"),
-        ([*SMALL, "--total-timesteps=1e18"], "total_timesteps = 1000000000000000000 2,147,483,647"),
-        ([*SMALL, "--num-seeds=1e10"], "num_seeds = 10000000000 32 bits"),
-        ([*SMALL, "stray"], "stray"),
-        ([*SMALL, "--lr=fast"], "--lr fast"),
-        ([*SMALL, "--lr", "0.1", "0.2"], "--lr 0.2"),
-        ([*SMALL, "--lr"], "--lr"),
-        ([*SMALL, "--random-starts=3"], "--random-starts 3 True False"),
-        ([*SMALL, "--start=1"], "--start"),
-        ([*SMALL, "--total-timesteps=10"], "total_timesteps"),
-        ([*SMALL[:-1], "--num-seeds=0"], "num_seeds = 0"),
-        ([*SMALL, "--seed=-1"], "seed = -1"),
-        ([*SMALL, "--seed=4294967296"], "seed = 4294967296"),
-        ([*SMALL, "--eval-episodes=-1"], "eval_episodes = -1"),
-        ([*SMALL, "--eval-interval=1000"], "eval_interval = 1000: at most"),
-        (["ppo", "--num-envs=0"], "num_envs = 0: must be at least 1"),
-        (["sac", "--env-name=CartPole-v1"], "env_name = CartPole-v1 bounded"),
-        ([*SMALL, "--checkpoint-interval=-1"], "checkpoint_interval = -1"),
-        ([SMALL[0], "--env-name=Nowhere"], "--env-name Nowhere"),
-        (["ppo_continuous", "--env-name=Nowhere"], "env_name = Nowhere"),
-        (["ppo_continuous", "--env-name=halfchetah"], "halfchetah did you mean halfcheetah?"),
-        (["ppo", "--env-name=Cartpole-v1"], "env_name = Cartpole-v1 did you mean CartPole-v1?"),
-        ([*TOY, "--env-params", "noise", "loud"], "env_params noise loud"),
-        ([*TOY, "--env-params", "wings", "2"], "env_params: wings"),
-        ([*SMALL, "--config"], "--config"),
-        ([*SMALL, "--config=none.yaml"], "--config none.yaml"),
-        ([*SMALL, "--memory=1e-9"], "memory GiB"),
-        ([*SMALL, "--memory=-1"], "memory = -1"),
-        ([*SMALL, "--track=paper"], "--track paper"),
-        ([*SMALL, "--track-seeds"], "track_seeds: needs --track tensorboard"),
-        ([*SMALL, *TWO], "coordinator"),
-        ([*SMALL, *TWO, "--coordinator=here", "--process-id=0"], "coordinator = here HOST:PORT"),
-        ([*SMALL, *TWO, "--coordinator=a:1", "--process-id=2"], "process_id = 2"),
-        ([*SMALL, "--distributed"], "distributed"),
-    ],
-)
-def test_refuses(args, words, tmp_path, capfd):
-    message = one_line(capfd, [*args, f"--run-dir={tmp_path / 'run'}"] if args else args)
-    assert all(word in message for word in words.split()), message
-    assert "did you mean CartPole-v1" not in message or "Cartpole-v1" in message, message
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "text, word",
-    [
-        ("gama: 0.9", "bad.yaml: gama: is not a field"),
-        ("learning-rate: 1", "learning-rate: is not a field"),
-        ("lr: [1, 2]", "lr = [1, 2]: takes a number"),
-        ("lr: {a: 1}", "lr = "),
-        ("lr: true", "lr = True"),
-        ("lr:", "lr = None"),
-        ("num-envs: 4.5", "num-envs = 4.5: takes a whole number"),
-        ("- lr", "--config"),
-        ("lr: [1", "--config"),
-        ("", "--config"),
-        ("lr: !!python/object:os.system {}", "--config"),
-        ("lr: " + "[" * 3000, "bad.yaml"),
-        ("env_params: &a {x: *a}", "bad.yaml"),
-        ("env_params: &a [*a]", "bad.yaml"),
-        ('lr: !!int ""', "bad.yaml"),
-        ("lr: !!bool x", "bad.yaml"),
-        ('"a\\nb": 1', "a b: is not a field"),
-    ],
-    ids=range(17),
-)
-def test_refuses_yaml(text, word, tmp_path, capfd):
-    (tmp_path / "bad.yaml").write_text(text)
-    args = [*TOY, f"--config={tmp_path / 'bad.yaml'}", f"--run-dir={tmp_path / 'run'}"]
-    message = one_line(capfd, args)
-    assert word in message.replace("_", "-") and not (tmp_path / "run").exists()
-
 
 def test_what_cannot_be_compiled_keeps_its_traceback(tmp_path):
     """It ends in a note with the fields that are not the defaults. Nothing is written."""
@@ -794,44 +710,6 @@ def test_run_dir_that_holds_something(finished, tmp_path, capfd):
     for run_dir in (folder, folder / "config.yaml", folder / "config.yaml" / "run"):
         assert "run_dir" in one_line(capfd, [*SMALL, f"--run-dir={run_dir}"])
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
-
-
-def test_package_that_is_missing(tmp_path, capfd, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    message = one_line(capfd, [*SMALL, "--track=wandb", f"--run-dir={tmp_path / 'run'}"])
-    assert "track = wandb: needs wandb; pip install wandb" in message
-
-
-def test_a_field_of_the_script_named_like_a_flag_of_onejit(tmp_path):
-    """The script's field keeps its flag, and the other one gets a prefix."""
-    text = (ROOT / "q_learning_gridworld.py").read_text()
-    own = "    height: int"
-    assert text.count(own) == 1
-    text = text.replace(own, f'    memory: str = "gru"\n    samples: int = 3\n{own}')
-    (tmp_path / "mine.py").write_text(text)
-    script = load.load_script(tmp_path / "mine.py")
-    words = ["--memory=lstm", "--samples=4", "--onejit-memory=2", "--num-seeds=3"]
-    config, options, _ = parse(script, words)
-    assert (config.memory, config.samples, options.memory, options.num_seeds) == ("lstm", 4, 2.0, 3)
-    configs.write_config(tmp_path / "config.yaml", config)
-    assert read_config(script, tmp_path / "config.yaml") == config
-    words.append("--onejit-samples=8")
-    config, options, _ = parse(script, words, sweep.Options)
-    assert (config.samples, options.samples, options.memory) == (4, 8, 2.0)
-
-
-@pytest.mark.parametrize(
-    "args, words",
-    [
-        ([], ["onejit train ppo", "onejit resume"]),
-        (SMALL[:1], ["usage: onejit train q_learning_gridworld ", "--cliff-reward", "--memory"]),
-    ],
-)
-def test_help(args, words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        __main__.main(["train", *args, "--help"])
-    said = capsys.readouterr().out
-    assert not stop.value.code and all(word in said for word in words)
 
 
 # --- disks ---
