@@ -53,6 +53,8 @@ REFUSED = [
     (f"train {GRID} --lr=fast", "--lr fast: takes a number"),
     (f"train {GRID} --lr", "--lr: takes a number"),
     (f"train {GRID} --num-steps=4.5", "--num-steps 4.5: takes a whole number"),
+    (f"train {GRID} --num-steps=4.0", "--num-steps 4.0: takes a whole number"),
+    (f"train {GRID} --memory 1 2", "--memory 2: is one word too many"),
     (f"train {GRID} --random-starts=3", "--random-starts 3: takes True | False"),
     (f"train {GRID} --start=1", "--start 1: takes 2 values"),
     ("train ppo --hidden-sizes 8 many", "--hidden-sizes 8 many: takes a whole number"),
@@ -279,6 +281,8 @@ def test_a_file_may_have_options(ppo, tmp_path):
     _, options = parse(ppo, "--config", tmp_path / "a.yaml", "--run-dir=runs/a")
     assert (options.num_seeds, options.memory, options.track_seeds) == (10, 2.0, True)
     assert options.run_dir == Path("runs/a")
+    _, options = parse(ppo, "--config", tmp_path / "a.yaml", "--memory=None")
+    assert options.memory is None
 
 
 def test_whole_numbers_as_people_write_them(ppo):
