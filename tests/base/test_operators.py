@@ -67,10 +67,12 @@ def test_lines_of_a_log_do_not_depend_on_tqdm_disable(monkeypatch):
     assert done.returncode == 0
 
 
-def test_folders_are_of_this_machine(monkeypatch):
+def test_folders_are_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("SCRATCH", "/scratch")
     assert paths.as_folder("$SCRATCH/a") == Path("/scratch/a")
     assert paths.as_folder("~/a") == Path.home() / "a"
+    (tmp_path / "$HOME").mkdir()
+    assert paths.as_folder(f"{tmp_path}/$HOME") == tmp_path / "$HOME"  # it exists as it is
     monkeypatch.setenv("BUCKET", "gs://bucket")
     monkeypatch.delenv("NOT_SET", raising=False)
     for text, message in {

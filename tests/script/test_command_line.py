@@ -49,6 +49,7 @@ REFUSED = [
     ("resume runs/a --num-seeds 8", "--num-seeds: is not a flag; a run that is resumed keeps"),
     ("find-nan runs/a --num-processes 2", "--num-processes: is not a flag"),
     ("list runs --long", "--long: is not a flag"),
+    ("play runs/a --second=True", "--second True: is one word too many"),
     # values
     (f"train {GRID} --lr=fast", "--lr fast: takes a number"),
     (f"train {GRID} --lr", "--lr: takes a number"),
@@ -190,6 +191,7 @@ def test_a_package_that_is_missing(command, package, monkeypatch, capfd):
         ("lr: [1, 2]", "bad.yaml: lr = [1, 2]: takes a number"),
         ("lr: true", "lr = True: takes a number"),
         ("lr:", "lr = None: takes a number"),
+        (f"lr: 1{'0' * 400}", "lr = 1000"),
         ("num-envs: 4.5", "num-envs = 4.5: takes a whole number"),
         ("anneal_lr: 1", "anneal_lr = 1: takes True | False"),
         ("env_name: 3", "env_name = 3: takes text"),
@@ -209,7 +211,7 @@ def test_a_package_that_is_missing(command, package, monkeypatch, capfd):
         ("lr: \x00", "bad.yaml"),
         ('"a\\nb": 1', "a b: is not a field"),
     ],
-    ids=range(23),
+    ids=range(24),
 )
 def test_a_yaml_file_is_refused(text, words, tmp_path, capfd):
     (tmp_path / "bad.yaml").write_text(text)
