@@ -332,6 +332,8 @@ def small_budget(file: str, words: list[str]) -> list[str]:
     small = ["--total-timesteps", str(warmup + 2 * steps), "--num-seeds", "2"]
     if getattr(config, "snapshot_interval", 0):
         small = ["--total-timesteps", "20000", "--num-seeds", "2"]
+    if "--eval-interval" in words:
+        small += ["--eval-interval", "1"]
     return small + (["--eval-episodes", "1"] if is_tool else [])
 
 
