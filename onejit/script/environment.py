@@ -113,11 +113,11 @@ def check_time_limit(env, env_params, name: str) -> None:
     inner = unwrap(env)
     limit = getattr(env_params, "max_steps_in_episode", 0)
     _, state = inner.reset(jax.random.key(0), env_params)
-    if not 2 <= limit < 2**31 or not dataclasses.is_dataclass(state) or not hasattr(state, "time"):
+    if not 2 <= limit < 2**31 or not hasattr(state, "time") or not hasattr(state, "replace"):
         return
 
     def terminates(time):
-        timed = dataclasses.replace(state, time=jnp.asarray(time, jnp.result_type(state.time)))
+        timed = state.replace(time=jnp.asarray(time, jnp.result_type(state.time)))
         action = inner.action_space(env_params).sample(jax.random.key(1))
         return inner.step(jax.random.key(2), timed, action, env_params)[3]
 

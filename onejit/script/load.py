@@ -111,7 +111,7 @@ def execute(path: Path, name):
     if hasattr(module, "make_env") and b"registered_envs" not in source:
         from onejit.envs.adapter import with_short_names  # starts JAX, as the script did
 
-        module.make_env = with_short_names(module.make_env)
+        vars(module)["make_env"] = with_short_names(module.make_env)
     return module
 
 
