@@ -1047,7 +1047,7 @@ def read_flags(words: list[str]) -> list[str]:
     def whole_number(match):
         return f"{float(match[0]):.16g}"
 
-    # 5e5 may stand for a whole number
+    # 5e5 may stand for a whole number, also behind the `=` of a flag
     return [re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word) for word in words]
 
 

@@ -186,7 +186,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs):
         activation = getattr(nn, self.activation)
         batch_shape = obs.shape[: obs.ndim - len(self.obs_space.shape)]
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acts on the values that the replay holds
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acting, too, sees what the replay stores
         if isinstance(self.obs_space, spaces.Discrete):
             x = jax.nn.one_hot(obs, self.obs_space.n)
         else:
@@ -219,7 +219,7 @@ def epsilon_greedy(key, q, epsilon, action_mask=None):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
     explore_key, value_key = jax.random.split(key)
     explore = jax.random.uniform(explore_key, (len(q),)) < epsilon
-    random_q = jax.random.uniform(value_key, q.shape)
+    random_q = jax.random.uniform(value_key, q.shape)  # the best one is random, and valid
     return best_action(jnp.where(explore[:, None], random_q, q), action_mask)
 
 
@@ -462,7 +462,7 @@ def make_learner(config: Config):
         keys = jax.random.split(learn_key, config.gradient_steps)
         state, metrics = jax.lax.scan(gradient_step, state, keys)
 
-        # whether the last rollout reached a multiple of the interval
+        # Due if a multiple of the interval is among the steps of the last rollout.
         step_count = (update_count + 1) * config.rollout_size  # since the warm-up
         due = step_count % config.target_update_interval < config.rollout_size
         tau = jnp.where(due, config.tau, 0.0)
@@ -510,10 +510,10 @@ class StandardStep(GymnaxWrapper):
 
 
 class LogEpisodes(LogWrapper):
-    """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
+    """Statistics of episodes in `info`.
 
-    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
-    not in each step.
+    gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
+    inside, such as PureJaxRL's, may transform `obs` alone. So where no episode ends, `obs` is used.
     """
 
     def step(self, key, state, action, params=None):
@@ -547,7 +547,7 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
         if not hasattr(env_params, key):
             arguments[key] = value
         elif isinstance(getattr(env_params, key), float):
-            fields[key] = float(value)  # a probability of 1 is no whole number
+            fields[key] = float(value)  # `--env-params NAME 1` is a whole number
         else:
             fields[key] = value
     if arguments:
@@ -557,11 +557,10 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     limit = env_params.max_steps_in_episode
     if limit < 1:
         raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
-    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)  # 1, where nobody has set a limit
-    nobody_set_it = (
-        gymnax_limit in dataclasses.fields(env_params) and gymnax_limit.name not in fields
-    )
-    if limit == 1 and nobody_set_it:
+    # A class that has a limit of its own has a field of its own, others inherit gymnax's, 1.
+    (gymnax_field,) = dataclasses.fields(environment.EnvParams)
+    is_inherited = gymnax_field in dataclasses.fields(env_params)
+    if limit == 1 and is_inherited and gymnax_field.name not in fields:
         raise ValueError(
             "env_params: max_steps_in_episode = 1: is gymnax's default; set it here, or return "
             "EnvParams(max_steps_in_episode=N) from default_params"
@@ -845,7 +844,7 @@ def read_flags(words: list[str]) -> list[str]:
     def whole_number(match):
         return f"{float(match[0]):.16g}"
 
-    # 5e5 may stand for a whole number
+    # 5e5 may stand for a whole number, also behind the `=` of a flag
     return [re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word) for word in words]
 
 

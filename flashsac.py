@@ -274,7 +274,7 @@ def squash(gaussian):
 
 def mean_value(logits, support):
     """Q, the mean of the distribution over the atoms of `support` [K]. [..., K] -> [...]."""
-    return (nn.softmax(logits) * support).sum(axis=-1)  # GPUs round matrix products to TF32
+    return (nn.softmax(logits) * support).sum(axis=-1)  # not `@`, which GPUs round to TF32
 
 
 def bellman_target(reward, terminated, next_logits, next_log_prob, support, ent_coef, gamma):
@@ -494,7 +494,8 @@ def make_learner(config: Config):
     support = config.value_limit * jnp.linspace(-1.0, 1.0, config.num_atoms)
     target_entropy = gaussian_entropy(config.target_std) * actor.action_dim
     num_gradient_steps = config.num_updates * config.gradient_steps
-    # The policy takes fewer steps than the critics, and ends on a higher rate.
+    # One schedule for all, as in the authors' code. Policy and entropy coefficient take fewer
+    # steps than the critics, and end on a higher rate.
     schedule = optax.cosine_decay_schedule(config.lr, num_gradient_steps, config.lr_end_fraction)
     optimizer = optax.adam(schedule)
 
@@ -507,7 +508,7 @@ def make_learner(config: Config):
         init_critic = functools.partial(critic.init, training=True)
         init_critics = jax.vmap(init_critic, in_axes=(0, None, None))
         actor_variables = actor.init(actor_key, obs, training=True)
-        # noise has the shape of an action
+        # noise has the shape of an action; the first step draws its own
         critic_variables = init_critics(jax.random.split(critic_key, 2), obs, noise)
         ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-8)  # log(0) would not learn
         params = {
@@ -623,7 +624,8 @@ def make_learner(config: Config):
         next_policy = squash(evaluate_actor(variables(state, "actor"), batch.next_obs))
         next_action, next_log_prob = next_policy.sample_and_log_prob(seed=key)
 
-        # One pass for both steps. Online and target critics each have their own statistics.
+        # One pass over s and s', so that the statistics of one batch normalize both. Running
+        # statistics are kept for the online critics alone: targets never run without a batch.
         obs = jnp.concatenate([batch.obs, batch.next_obs])
         action = jnp.concatenate([batch.action, next_action])
         critic_variables = variables(state, "critics") | {"params": critic_params}
@@ -704,7 +706,11 @@ def make_learner(config: Config):
         return descend(state, "log_ent_coef", grads), metrics
 
     def step_group(state, key):
-        """Update policy and entropy coefficient once, then the critics `policy_delay` times."""
+        """Update policy and entropy coefficient once, then the critics `policy_delay` times.
+
+        The policy comes first, on the first batch, as in the authors' code. In sac.py and td3.py
+        the critics come first.
+        """
         batch_key, action_key, next_action_key = jax.random.split(key, 3)
         batch_keys = jax.random.split(batch_key, config.policy_delay)
         batches = jax.vmap(make_batch, in_axes=(None, 0))(state, batch_keys)
@@ -764,10 +770,10 @@ class StandardStep(GymnaxWrapper):
 
 
 class LogEpisodes(LogWrapper):
-    """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
+    """Statistics of episodes in `info`.
 
-    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
-    not in each step.
+    gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
+    inside, such as PureJaxRL's, may transform `obs` alone. So where no episode ends, `obs` is used.
     """
 
     def step(self, key, state, action, params=None):
@@ -801,7 +807,7 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
         if not hasattr(env_params, key):
             arguments[key] = value
         elif isinstance(getattr(env_params, key), float):
-            fields[key] = float(value)  # a probability of 1 is no whole number
+            fields[key] = float(value)  # `--env-params NAME 1` is a whole number
         else:
             fields[key] = value
     if arguments:
@@ -811,11 +817,10 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     limit = env_params.max_steps_in_episode
     if limit < 1:
         raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
-    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)  # 1, where nobody has set a limit
-    nobody_set_it = (
-        gymnax_limit in dataclasses.fields(env_params) and gymnax_limit.name not in fields
-    )
-    if limit == 1 and nobody_set_it:
+    # A class that has a limit of its own has a field of its own, others inherit gymnax's, 1.
+    (gymnax_field,) = dataclasses.fields(environment.EnvParams)
+    is_inherited = gymnax_field in dataclasses.fields(env_params)
+    if limit == 1 and is_inherited and gymnax_field.name not in fields:
         raise ValueError(
             "env_params: max_steps_in_episode = 1: is gymnax's default; set it here, or return "
             "EnvParams(max_steps_in_episode=N) from default_params"
@@ -1173,7 +1178,7 @@ def read_flags(words: list[str]) -> list[str]:
     def whole_number(match):
         return f"{float(match[0]):.16g}"
 
-    # 5e5 may stand for a whole number
+    # 5e5 may stand for a whole number, also behind the `=` of a flag
     return [re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word) for word in words]
 
 

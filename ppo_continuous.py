@@ -133,7 +133,7 @@ class Config:
     normalize_reward: bool = True  # divide rewards by the running std of the discounted return
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers of actor and critic
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
-    log_std_init: float = 0.0  # initial log of the standard deviation of actions in [-1, 1]
+    log_std_init: float = 0.0  # initial log std of the policy, whose actions are clipped to [-1, 1]
 
     def __post_init__(self):
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
@@ -333,10 +333,10 @@ class RunnerState(NamedTuple):
 
 
 def stagger(state, limit: int):
-    """Set the clocks of environments to different times of the first episode.
+    """Set the clocks of environments to different times, so that they do not all end at once.
 
-    `state` is the one of `LogEpisodes`, leaves [num_envs, ...]. The first, shortened episodes begin
-    with a negative length, so that no metric counts them.
+    `state` is the one of `LogEpisodes`, leaves [num_envs, ...]. The first episodes are too short to
+    count: their lengths begin at -limit, never get above 0, and metrics leave them out.
     """
     num_envs = len(state.episode_lengths)
     time = jnp.linspace(0, limit, num_envs, endpoint=False, dtype=jnp.int32)
@@ -422,7 +422,7 @@ def make_learner(config: Config):
             action_key, env_key = jax.random.split(key)
             obs = as_seen(raw_obs)
             policy = actor.apply(state.params["actor"], obs)
-            action, log_prob = policy.sample_and_log_prob(seed=action_key)
+            action, log_prob = policy.sample_and_log_prob(seed=action_key)  # `make_env` clips it
 
             env_keys = jax.random.split(env_key, config.num_envs)
             obs_after_reset, env_state, reward, terminated, truncated, info = step_env(
@@ -453,9 +453,12 @@ def make_learner(config: Config):
         return state, rollout
 
     def update_statistics(state, rollout):
-        """Once per rollout: the variance of the first few steps alone would be too small."""
+        """After the rollout: its rewards are scaled by them, observations from the next rollout on.
+
+        Not in each step, because the variance of the first few steps would be too small.
+        """
         if config.normalize_obs:
-            raw_obs = rollout.raw_obs.reshape(config.rollout_size, *state.obs.shape[1:])
+            raw_obs = rollout.raw_obs.reshape(config.rollout_size, *rollout.raw_obs.shape[2:])
             obs_statistics = update_mean_std(state.obs_statistics, raw_obs)
             state = state._replace(obs_statistics=obs_statistics)
         if config.normalize_reward:
@@ -573,10 +576,10 @@ class StandardStep(GymnaxWrapper):
 
 
 class LogEpisodes(LogWrapper):
-    """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
+    """Statistics of episodes in `info`.
 
-    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
-    not in each step.
+    gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
+    inside, such as PureJaxRL's, may transform `obs` alone. So where no episode ends, `obs` is used.
     """
 
     def step(self, key, state, action, params=None):
@@ -610,7 +613,7 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
         if not hasattr(env_params, key):
             arguments[key] = value
         elif isinstance(getattr(env_params, key), float):
-            fields[key] = float(value)  # a probability of 1 is no whole number
+            fields[key] = float(value)  # `--env-params NAME 1` is a whole number
         else:
             fields[key] = value
     if arguments:
@@ -620,11 +623,10 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     limit = env_params.max_steps_in_episode
     if limit < 1:
         raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
-    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)  # 1, where nobody has set a limit
-    nobody_set_it = (
-        gymnax_limit in dataclasses.fields(env_params) and gymnax_limit.name not in fields
-    )
-    if limit == 1 and nobody_set_it:
+    # A class that has a limit of its own has a field of its own, others inherit gymnax's, 1.
+    (gymnax_field,) = dataclasses.fields(environment.EnvParams)
+    is_inherited = gymnax_field in dataclasses.fields(env_params)
+    if limit == 1 and is_inherited and gymnax_field.name not in fields:
         raise ValueError(
             "env_params: max_steps_in_episode = 1: is gymnax's default; set it here, or return "
             "EnvParams(max_steps_in_episode=N) from default_params"
@@ -982,7 +984,7 @@ def read_flags(words: list[str]) -> list[str]:
     def whole_number(match):
         return f"{float(match[0]):.16g}"
 
-    # 5e5 may stand for a whole number
+    # 5e5 may stand for a whole number, also behind the `=` of a flag
     return [re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word) for word in words]
 
 

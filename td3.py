@@ -561,10 +561,10 @@ class StandardStep(GymnaxWrapper):
 
 
 class LogEpisodes(LogWrapper):
-    """Statistics of episodes in `info`; `final_observation` is `obs` where no episode ends.
+    """Statistics of episodes in `info`.
 
-    A wrapper inside, such as PureJaxRL's, that transforms `obs` alone is wrong at time limits, but
-    not in each step.
+    gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
+    inside, such as PureJaxRL's, may transform `obs` alone. So where no episode ends, `obs` is used.
     """
 
     def step(self, key, state, action, params=None):
@@ -598,7 +598,7 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
         if not hasattr(env_params, key):
             arguments[key] = value
         elif isinstance(getattr(env_params, key), float):
-            fields[key] = float(value)  # a probability of 1 is no whole number
+            fields[key] = float(value)  # `--env-params NAME 1` is a whole number
         else:
             fields[key] = value
     if arguments:
@@ -608,11 +608,10 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     limit = env_params.max_steps_in_episode
     if limit < 1:
         raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
-    (gymnax_limit,) = dataclasses.fields(environment.EnvParams)  # 1, where nobody has set a limit
-    nobody_set_it = (
-        gymnax_limit in dataclasses.fields(env_params) and gymnax_limit.name not in fields
-    )
-    if limit == 1 and nobody_set_it:
+    # A class that has a limit of its own has a field of its own, others inherit gymnax's, 1.
+    (gymnax_field,) = dataclasses.fields(environment.EnvParams)
+    is_inherited = gymnax_field in dataclasses.fields(env_params)
+    if limit == 1 and is_inherited and gymnax_field.name not in fields:
         raise ValueError(
             "env_params: max_steps_in_episode = 1: is gymnax's default; set it here, or return "
             "EnvParams(max_steps_in_episode=N) from default_params"
@@ -970,7 +969,7 @@ def read_flags(words: list[str]) -> list[str]:
     def whole_number(match):
         return f"{float(match[0]):.16g}"
 
-    # 5e5 may stand for a whole number
+    # 5e5 may stand for a whole number, also behind the `=` of a flag
     return [re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word) for word in words]
 
 
