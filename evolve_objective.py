@@ -1078,7 +1078,7 @@ def main(
         env_name = config.env_name.rpartition(":")[2]
         name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         run_dir = Path("runs", Path(__file__).stem, name)
-    run_dir = run_dir.expanduser()
+    run_dir = Path(run_dir).expanduser()
     if (run_dir / "config.yaml").exists():
         raise FileExistsError(f"run_dir = {run_dir}: has the results of another run")
     run_dir.mkdir(parents=True, exist_ok=True)

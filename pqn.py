@@ -244,7 +244,7 @@ def random_order(key, size: int):
     It sorts one array of words, with random bits above a number. Among equal bits, which only large
     sizes make likely, the smaller number comes first.
     """
-    mask = jnp.uint32(2 ** (size - 1).bit_length() - 1)
+    mask = jnp.uint32(2 ** int(size - 1).bit_length() - 1)
     words = jax.random.bits(key, (size,)) & ~mask | jnp.arange(size, dtype=jnp.uint32)
     return jnp.sort(words) & mask
 
@@ -731,7 +731,7 @@ def main(
         env_name = config.env_name.rpartition(":")[2]
         name = f"{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         run_dir = Path("runs", Path(__file__).stem, name)
-    run_dir = run_dir.expanduser()
+    run_dir = Path(run_dir).expanduser()
     if (run_dir / "config.yaml").exists():
         raise FileExistsError(f"run_dir = {run_dir}: has the results of another run")
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -585,7 +585,7 @@ def test_main_in_another_thread(script, tmp_path):
 
     def work():
         try:
-            script.main(small_config(script), num_seeds=1, run_dir=tmp_path / "run")
+            script.main(small_config(script), num_seeds=1, run_dir=str(tmp_path / "run"))
         except BaseException as error:
             failed.append(error)
 

@@ -13,7 +13,7 @@ import pqn
 @pytest.mark.parametrize("size", [1, 5, 512, 2**17])
 def test_random_order(size):
     key = jax.random.key(0)
-    order = pqn.random_order(key, size)
+    order = pqn.random_order(key, np.int64(size))  # from a loop over NumPy numbers
     np.testing.assert_array_equal(np.sort(order), np.arange(size))
     if size <= 512:  # no random bits are equal
         np.testing.assert_array_equal(order, jax.random.bits(key, (size,)).argsort())
