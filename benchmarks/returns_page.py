@@ -688,6 +688,10 @@ def cost(row: dict, total_timesteps: float) -> str:
         seeds += f" with {number(row['total_timesteps'])} steps"
     if platform != "cpu":  # peak_memory is the host's, not the GPU's
         return f"# {seeds} took {show_minutes(row['seconds'])} on {count} {platform}."
+    if row["processor_seconds"] < 0.7 * row["seconds"]:  # other programs had the cores
+        spent = show_minutes(row["processor_seconds"])
+        size = float(f"{row['peak_memory'] / 2**30:.2g}")
+        return f"# {seeds} took {spent} of a core ({row['processor']}) and {size:g} GiB."
     cores = f"{count} core{'s' if count != '1' else ''} ({row['processor']})"
     return f"# {seeds} took {show_cost(row['seconds'], row['peak_memory'])} on {cores}."
 

@@ -274,9 +274,11 @@ def test_figure_has_no_curve_twice(draw):
 
 
 def test_cost_of_a_row():
-    row = make_row(seconds=7380.0, peak_memory=1.6 * 2**30)
+    row = make_row(seconds=7380.0, processor_seconds=9000.0, peak_memory=1.6 * 2**30)
     took = "# 2 seeds took 120 min and 1.6 GiB on 2 cores (A CPU)."
     assert returns_page.cost(row, 5e5) == took
+    waited = "# 2 seeds took 60 min of a core (A CPU) and 1.6 GiB."  # other programs ran
+    assert returns_page.cost(row | {"processor_seconds": 3600.0}, 5e5) == waited
     on_gpu = row | {"device": "1 x NVIDIA H200, 16 CPU cores"}  # peak_memory is the host's
     assert returns_page.cost(on_gpu, 5e5) == "# 2 seeds took 120 min on 1 NVIDIA H200."
     shorter = returns_page.cost(on_gpu, 1e7)  # the row has fewer steps than its config
