@@ -794,7 +794,7 @@ def test_playground_steps_with_the_highest_precision(monkeypatch):
     assert precisions(env.reset_env, key, None) == HIGHEST
     assert precisions(env.step_env, key, state, jnp.zeros(2), None) == HIGHEST
     monkeypatch.delitem(sys.modules, "onejit.envs.playground")
-    gymnax.registered_envs.remove("PhysicsOfATest")
+    gymnax.registered_envs.remove("onejit.envs.playground:PhysicsOfATest")
 
 
 class TeamPhysics(Physics):

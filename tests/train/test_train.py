@@ -190,9 +190,10 @@ def test_record(script, finished):
     returns = {"final return": np.load(finished / "final_return.npy")}
     read = compare.read_run(str(finished), "final").returns
     assert list(read.values()) == returns["final return"].tolist()
-    returns["greedy return"] = np.load(finished / "evaluation.npy").mean(axis=1)
+    returns["greedy return"] = np.load(finished / "evaluation.npy")  # [seeds, episodes]
     for name, values in returns.items():
         lowest, highest = statistics.observed_range(load_metrics(finished), values)
+        values = values.reshape(4, -1).mean(axis=1)
         middle = statistics.bootstrap_interval(statistics.interquartile_mean, values)
         mean, kind = statistics.mean_interval(values, lowest=lowest, highest=highest)
         numbers = dict(zip(("interquartile_mean", "low", "high"), middle, strict=True))
