@@ -308,6 +308,31 @@ def normalize(statistics: RunningMeanStd, x: jax.Array) -> jax.Array:
     return jnp.clip((x - statistics.mean) / jnp.sqrt(statistics.var + 1e-8), -10.0, 10.0)
 
 
+# --- staggered resets (shared) ---
+
+
+def stagger(state, limit: int):
+    """Set the clocks of environments to different times, so that they do not all end at once.
+
+    `state` is the one of `LogEpisodes`, leaves [num_envs, ...]. The first episodes are too short to
+    count: their lengths begin at -limit, never get above 0, and metrics leave them out.
+    """
+    num_envs = len(state.episode_lengths)
+    time = jnp.linspace(0, limit, num_envs, endpoint=False, dtype=jnp.int32)
+
+    def has_clock(node):
+        return isinstance(node, environment.EnvState)
+
+    def set_clock(node):
+        return node.replace(time=time) if has_clock(node) else node
+
+    nodes = jax.tree.leaves(state, is_leaf=has_clock)  # also within the states of wrappers
+    if not any(has_clock(node) for node in nodes):
+        raise ValueError("staggered_resets = True: must be False, the environment is not in JAX")
+    state = jax.tree.map(set_clock, state, is_leaf=has_clock)
+    return state.replace(episode_lengths=jnp.where(time > 0, -limit, 0))
+
+
 # --- training ---
 
 
@@ -346,28 +371,6 @@ class RunnerState(NamedTuple):
             "params": {"actor": self.params["policy"]["actor"]},
             "obs_statistics": self.obs_statistics._asdict(),
         }
-
-
-def stagger(state, limit: int):
-    """Set the clocks of environments to different times, so that they do not all end at once.
-
-    `state` is the one of `LogEpisodes`, leaves [num_envs, ...]. The first episodes are too short to
-    count: their lengths begin at -limit, never get above 0, and metrics leave them out.
-    """
-    num_envs = len(state.episode_lengths)
-    time = jnp.linspace(0, limit, num_envs, endpoint=False, dtype=jnp.int32)
-
-    def has_clock(node):
-        return isinstance(node, environment.EnvState)
-
-    def set_clock(node):
-        return node.replace(time=time) if has_clock(node) else node
-
-    nodes = jax.tree.leaves(state, is_leaf=has_clock)  # also within the states of wrappers
-    if not any(has_clock(node) for node in nodes):
-        raise ValueError("staggered_resets = True: must be False, the environment is not in JAX")
-    state = jax.tree.map(set_clock, state, is_leaf=has_clock)
-    return state.replace(episode_lengths=jnp.where(time > 0, -limit, 0))
 
 
 def make_networks(config: Config, env, env_params):

@@ -82,7 +82,7 @@ class Session:
     if_stopped: str = ""  # the last words if a signal ends the evaluation after the training
 
     def count(self, steps: int, restored: bool = False) -> None:
-        """Count environment steps, also those of an earlier session."""
+        """Count environment steps, including the steps of earlier sessions."""
         self.record.steps_done += steps
         if restored:
             count_restored(self.progress, steps)

@@ -8,8 +8,8 @@ After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Stati
 arXiv 2108.13264. Runs are directories that a script or `onejit train` has written. Only their data
 is read, and no script is executed. Runs with the same label are one method. The default label is
 the name of the script, followed by the settings that differ between its runs in one environment.
-The trials of a sweep are runs: one table shows the trials of several sweeps, such as those of
-several machines, and best.yaml has the settings of the best one.
+The trials of a sweep are runs. One table can therefore show the sweeps of several machines, and
+best.yaml has the settings of the best trial.
 
 All intervals are 95 % intervals: Student's t for the mean where it stays inside of the range of
 returns, and the stratified bootstrap (section 4.1 of the paper) for all other statistics. A seed

@@ -64,7 +64,7 @@ def script_and_config(run_dir, record: Record, accept_edited: bool = True):
 
 
 def with_all_steps(config, record: Record):
-    """The config of an extended run: until it ends, config.yaml is that of its earlier results."""
+    """The config of an extended run. Until it ends, config.yaml belongs to its earlier results."""
     steps = record.settings["total_timesteps"]
     if steps == config.total_timesteps:
         return config

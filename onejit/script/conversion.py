@@ -1,7 +1,7 @@
 """Words of the command line, and values of YAML files, as values of a type.
 
-The types are those of a dataclass or of a function's arguments: bool, int, float, str, Path,
-Literal, tuples, mappings and unions of them.
+The fields of a dataclass and the arguments of a function may have these types: bool, int, float,
+str, Path, Literal, tuples, mappings and unions of them.
 """
 
 import contextlib

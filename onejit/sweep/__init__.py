@@ -104,7 +104,7 @@ def main(words) -> Path | None:
 
 
 def resume(run_dir: Path, given: ResumeOptions) -> Path:
-    """Continue a sweep of which the command line says no more than `given`. Returns `run_dir`."""
+    """Continue a sweep; the command line gave only the options in `given`. Returns `run_dir`."""
     run("onejit resume", partial(open_sweep, given, run_dir), is_new=False)
     return run_dir
 

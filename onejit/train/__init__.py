@@ -304,7 +304,7 @@ def main(words) -> Path | None:
 
 
 def resume(run_dir: Path, given: ResumeOptions) -> Path:
-    """Continue a run of which the command line says no more than `given`. Returns `run_dir`."""
+    """Continue a run; the command line gave only the options in `given`. Returns `run_dir`."""
     run("onejit resume", partial(read_resumed, given, run_dir))
     return run_dir
 
