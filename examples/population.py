@@ -11,7 +11,7 @@ floats. A copied float is multiplied by 0.8 or 1.25 and clipped to its range. Fo
 `one-minus-log-uniform`, such as gamma, the factor applies to 1 - gamma. `--num-seeds` is the number
 of independent populations.
 
-This file relies on the contract of a script alone (docs/python.md): copy it and change it.
+This file relies only on what a script promises (CONTRIBUTING.md): copy it and change it.
 """
 
 import dataclasses
@@ -283,7 +283,7 @@ def write_results(script, config, options, ranges, trained, run_dir: Path) -> No
 
     print(table)
     mean, low, high = statistics.student_interval(greedy.mean(axis=1))
-    print(f"greedy return of all agents: mean {statistics.show(mean, low, high)}", end=", ")
+    print(f"evaluation return of all agents: mean {statistics.show(mean, low, high)}", end=", ")
     print(f"worst {greedy.min():.4g}; results in {run_dir}")
 
 
