@@ -28,14 +28,13 @@ time limit truncates is bootstrapped from the value of its last observation.
 import contextlib
 import dataclasses
 import importlib
+import io
 import math
-import operator
 import os
 import platform
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,15 +79,6 @@ def register_config(cls):
     return jax.tree_util.register_dataclass(cls, data_fields=floats, meta_fields=others)
 
 
-def check_total_timesteps(config) -> None:
-    """Python's 2e4 is no whole number, and would fail in JAX's words."""
-    if isinstance(config.total_timesteps, float):
-        whole = f"{int(config.total_timesteps):_}"
-        raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: must be whole, as {whole} is"
-        )
-
-
 # --- hyperparameters ---
 
 
@@ -127,6 +117,7 @@ class Config:
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
 
     def __post_init__(self):
+        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # also of 2e4
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
@@ -339,6 +330,15 @@ class Transition(NamedTuple):
     info: dict  # statistics of episodes
 
 
+class Batch(NamedTuple):
+    """A rollout with its steps in one axis, [num_steps * num_envs, ...]; or a minibatch."""
+
+    steps: Transition
+    value: jax.Array  # of `obs`, before this update
+    advantage: jax.Array
+    target: jax.Array  # of the value
+
+
 class RunnerState(NamedTuple):
     """All that training carries from one update to the next."""
 
@@ -387,14 +387,14 @@ def make_networks(config: Config, env, env_params):
 
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
-    check_total_timesteps(config)
     if config.num_updates < 1:
         raise ValueError(
             f"total_timesteps = {config.total_timesteps}: one update adds "
             f"{config.rollout_size} steps"
         )
-    if config.update_epochs < 1:
-        raise ValueError(f"update_epochs = {config.update_epochs}: must be at least 1")
+    for name in ("update_epochs", "num_minibatches"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
     minibatch_size, remainder = divmod(config.rollout_size, config.num_minibatches)
     if remainder or minibatch_size < 2:  # one advantage, normalized, is 0
         raise ValueError(
@@ -488,7 +488,7 @@ def make_learner(config: Config):
         return state
 
     def make_batch(state, rollout):
-        """The rollout, values, advantages and value targets, [num_steps * num_envs, ...]."""
+        """Values, advantages and value targets of the rollout."""
         reward = rollout.reward
         if config.normalize_reward:  # divide by the standard deviation of the discounted return
             reward = reward / jnp.sqrt(state.return_statistics.var + 1e-8)
@@ -505,19 +505,19 @@ def make_learner(config: Config):
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
-        batch = (rollout, value, advantage, target)
+        batch = Batch(steps=rollout, value=value, advantage=advantage, target=target)
         return jax.tree.map(lambda x: x.reshape(config.rollout_size, *x.shape[2:]), batch)
 
     def loss_fn(params, minibatch):
         """The actor-critic loss (arXiv 1707.06347, equation 9, negated)."""
-        steps, old_value, advantage, target = minibatch
+        steps = minibatch.steps
         policy = actor.apply(params["actor"], steps.obs, steps.action_mask)
         value = critic.apply(params["critic"], steps.obs)
         log_prob = policy.log_prob(steps.action)
         actor_loss, metrics = policy_loss(
-            log_prob, steps.log_prob, advantage, clip_eps=config.clip_eps
+            log_prob, steps.log_prob, minibatch.advantage, clip_eps=config.clip_eps
         )
-        critic_loss = value_loss(value, old_value, target, config.vf_clip_eps)
+        critic_loss = value_loss(value, minibatch.value, minibatch.target, config.vf_clip_eps)
         entropy = policy.entropy().mean()
         loss = actor_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
         return loss, metrics | {"value_loss": critic_loss, "entropy": entropy}
@@ -550,9 +550,9 @@ def make_learner(config: Config):
         state = update_statistics(state, rollout)
         batch = make_batch(state, rollout)
         state, metrics = learn(state, batch, learn_key)
-        _, value, _, target = batch
-        metrics["value"] = value.mean()
-        metrics["explained_variance"] = 1.0 - (target - value).var() / (target.var() + 1e-8)
+        error = batch.target - batch.value
+        metrics["value"] = batch.value.mean()
+        metrics["explained_variance"] = 1.0 - error.var() / (batch.target.var() + 1e-8)
         return state, metrics | episode_metrics(rollout.info)
 
     return init, update
@@ -643,15 +643,13 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env_params = env_params.replace(**fields)
 
     limit = env_params.max_steps_in_episode
-    if limit < 1:
-        raise ValueError(f"env_params: max_steps_in_episode = {limit}: must be at least 1")
-    # A class that has a limit of its own has a field of its own, others inherit gymnax's, 1.
+    # A class without a limit of its own inherits the field of gymnax's EnvParams, which is 1.
     (gymnax_field,) = dataclasses.fields(environment.EnvParams)
-    is_inherited = gymnax_field in dataclasses.fields(env_params)
-    if limit == 1 and is_inherited and gymnax_field.name not in fields:
+    is_set = gymnax_field.name in fields or gymnax_field not in dataclasses.fields(env_params)
+    if limit < 1 or (limit == 1 and not is_set):
         raise ValueError(
-            "env_params: max_steps_in_episode = 1: is gymnax's default; set it here, or return "
-            "EnvParams(max_steps_in_episode=N) from default_params"
+            f"env_params: max_steps_in_episode = {limit}: must be at least 1; set it here, or in "
+            "the default_params of the environment"
         )
     return StandardStep(env), env_params
 
@@ -689,15 +687,15 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics, num_updates: int) -> np.ndarray:
-    """Mean return over the last updates, or over the last one in which an episode ended.
+    """Mean return over the last tenth of the `num_updates` that were planned.
 
-    They are a tenth of `num_updates`, the number that was planned. [seeds], NaN for seeds that have
-    diverged or never ended an episode.
+    Or over the last update in which an episode ended, if it is earlier. [seeds], NaN for seeds that
+    have diverged or never ended an episode.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
     last = np.where(episodes > 0, index, 0).max(axis=1, keepdims=True)
-    first = len(index) - (num_updates - num_updates * 9 // 10)
+    first = len(index) - math.ceil(num_updates / 10)
     counted = index >= np.minimum(last, first)
     final = mean_return(metrics | {"episodes": counted * episodes})
     for x in jax.tree.leaves(agent):  # a diverged agent may still act, and earn a return
@@ -741,7 +739,7 @@ def catch_signals():
         caught.append(number)
         signal.signal(number, signal.SIG_DFL)
 
-    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
         for number in (signal.SIGINT, signal.SIGTERM):
             handlers[number] = signal.signal(number, catch)
     try:
@@ -759,7 +757,7 @@ def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
     """
     init, update = learner
     update = jax.jit(update)  # traced once
-    length = -(-config.num_updates // 200)  # rounded up
+    length = math.ceil(config.num_updates / 200)
 
     def train_chunk(state, count):
         """`count` updates; the metrics are [length], so that one program does all chunks."""
@@ -769,14 +767,10 @@ def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
             state, new = update(state)
             return state, jax.tree.map(lambda row, x: row.at[i].set(x), metrics, new)
 
-        def empty_row(x):  # whole numbers keep all their digits
-            is_whole = jnp.issubdtype(x.dtype, jnp.integer)
-            return jnp.zeros(length, x.dtype if is_whole else jnp.promote_types(x.dtype, "float32"))
-
         _, shapes = jax.eval_shape(update, state)
         if "episodes" not in shapes:
             raise ValueError("update: its metrics lack `episodes`, which `episode_metrics` returns")
-        metrics = jax.tree.map(empty_row, shapes)
+        metrics = jax.tree.map(lambda x: jnp.zeros(length, x.dtype), shapes)
         return jax.lax.fori_loop(0, count, body, (state, metrics))
 
     keys = jax.random.split(jax.random.key(seed), num_seeds)
@@ -791,17 +785,11 @@ def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
 
 
 def as_yaml(config: Config) -> str:
-    """The text of config.yaml."""
+    """The text of config.yaml, in which numbers of NumPy and JAX are Python's."""
     settings = {}
     for name, value in vars(config).items():
-        if name == "env_params":
-            value = dict(value)  # not the FrozenDict
-        value = jax.tree.map(lambda x: x.item() if isinstance(x, np.generic) else x, value)
-        try:
-            yaml.safe_dump(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{name} = {value}: cannot be written to config.yaml") from error
-        settings[name] = value
+        value = dict(value) if name == "env_params" else value  # not the FrozenDict
+        settings[name] = jax.tree.map(lambda x: x.item() if hasattr(x, "item") else x, value)
     return yaml.safe_dump(settings, sort_keys=False)
 
 
@@ -811,7 +799,7 @@ def save_results(settings: str, seed: int, script: bytes, agent, metrics, run_di
     try:
         np.savez_compressed(run_dir / "metrics.npz", **metrics)
     finally:  # the agents are saved even if the metrics cannot be
-        about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": seed})}
+        about = {"run": yaml.safe_dump({"script": Path(__file__).stem, "seed": int(seed)})}
         tensors = {}
         for path, x in jax.tree_util.tree_leaves_with_path(agent):
             tensors[jax.tree_util.keystr(path, simple=True, separator=".")] = x
@@ -830,12 +818,11 @@ def draw_learning_curve(config: Config, metrics, run_dir: Path) -> None:
     ended = curve.count(axis=1) > 0  # lines go on over points where no episode ended
     curve = curve[ended]
     mean = curve.mean(axis=1)
-    error = curve.std(axis=1) / np.sqrt(np.maximum(curve.count(axis=1) - 1, 1))
+    error = curve.std(axis=1, ddof=1) / np.sqrt(curve.count(axis=1))
     steps = np.array([chunk[-1] + 1 for chunk in chunks]) * config.num_envs * config.num_steps
     steps = steps[ended] + getattr(config, "warmup_timesteps", 0)
     axes = Figure(layout="constrained").subplots()
-    alpha = min(0.5, 8 / curve.shape[1])  # with many seeds the mean stays visible
-    axes.plot(steps, curve, color="gray", linewidth=0.5, alpha=alpha, zorder=0)
+    axes.plot(steps, curve, color="gray", linewidth=0.5, alpha=0.3, zorder=0)
     axes.fill_between(steps, mean - 2 * error, mean + 2 * error, color="C0", alpha=0.3)
     axes.plot(steps, mean, color="C0", linewidth=2)
     title = f"{config.env_name}, mean of {curve.shape[1]} seeds"
@@ -854,7 +841,6 @@ def main(
         seed: seed of all random numbers
         run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-RANDOM
     """
-    seed = operator.index(seed)  # not one of NumPy, which config.yaml could not hold
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed = {seed}: must be from 0 to 2^32 - 1, others repeat these")
     if num_seeds < 1:
@@ -874,28 +860,21 @@ def main(
 
     steps_per_update = config.num_envs * config.num_steps * num_seeds
     total = config.num_updates * steps_per_update
+    bar_file = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    printed = time.monotonic()
     chunks = []
-    steps = 0
-    last_return = ""
-    begun = time.monotonic()
-    logged = begun
     with (
-        tqdm(total=total, unit="step", unit_scale=True, disable=None) as progress,
+        tqdm(total=total, unit="step", unit_scale=True, file=bar_file) as progress,
         catch_signals() as signals,
     ):
         for state, metrics in train_in_chunks(config, learner, num_seeds, seed):
             chunks.append(metrics)
-            count = metrics["episodes"].shape[1] * steps_per_update
-            steps += count
-            progress.update(count)
+            progress.update(metrics["episodes"].shape[1] * steps_per_update)
             if metrics["episodes"].any():
-                last_return = f"episodic_return={np.nanmean(mean_return(metrics)):.4g}"
-                progress.set_postfix_str(last_return)
-            now = time.monotonic()
-            if progress.disable and now - logged > 60:  # no terminal: a line a minute
-                logged = now
-                line = tqdm.format_meter(steps, total, now - begun, unit="step", unit_scale=True)
-                print(line, last_return, flush=True)
+                progress.set_postfix(episodic_return=np.nanmean(mean_return(metrics)))
+            if bar_file is not sys.stderr and time.monotonic() - printed > 60:  # a line a minute
+                print(progress, flush=True)
+                printed = time.monotonic()
             if signals:
                 break
 
@@ -929,11 +908,11 @@ def read_flags(words: list[str]) -> list[str]:
             flags += [f"--{name}", *map(str, jax.tree.leaves(value))]
         words = flags + words[2:]
 
-    def whole_number(match):
-        return f"{float(match[0]):.16g}"
+    def write_out(match):
+        return f"{match[1]}{float(match[2]):.16g}"
 
-    # 5e5 may stand for a whole number, also behind the `=` of a flag
-    return [re.sub(r"(?<![^=])\d+(\.\d+)?e\+?\d+$", whole_number, word) for word in words]
+    # 5e5 may stand for a whole number, also in --total-timesteps=5e5
+    return [re.sub(r"(^|=)(\d+(\.\d+)?e\+?\d+)$", write_out, word) for word in words]
 
 
 if __name__ == "__main__":

@@ -428,19 +428,20 @@ def test_final_return_by_hand(script):
 
 @pytest.mark.common
 def test_values_of_numpy_become_those_of_python(script, tmp_path):
-    """A loop over `np.arange(3)` or `np.logspace` works. The error names what YAML cannot write."""
+    """A loop over `np.arange(3)` or `np.logspace` works."""
     hints = get_type_hints(script.Config)
     field = next(name for name in hints if hints[name] is float)
-    config = dataclasses.replace(script.Config(), **{field: np.float32(0.5)})
-    assert yaml.safe_load(script.as_yaml(config))[field] == 0.5
-    with pytest.raises(ValueError, match=f"^{field} = "):
-        script.as_yaml(dataclasses.replace(config, **{field: jnp.float32(0.5)}))
+    for number in (np.float32(0.5), jnp.float32(0.5)):
+        config = dataclasses.replace(script.Config(), **{field: number})
+        assert yaml.safe_load(script.as_yaml(config))[field] == 0.5
+    with pytest.raises(yaml.YAMLError):
+        script.as_yaml(dataclasses.replace(config, **{field: object()}))
     with pytest.raises(TypeError, match="integer"):
         script.main(small_config(script), seed=1.5, run_dir=tmp_path / "run")
     with pytest.raises(ValueError, match=r"^num_seeds = 0"):
         script.main(script.Config(), num_seeds=0)
-    with pytest.raises(ValueError, match=r"^total_timesteps = 20000.0: .* 20_000"):
-        script.make_train(dataclasses.replace(script.Config(), total_timesteps=2e4))
+    whole = dataclasses.replace(script.Config(), total_timesteps=2e4).total_timesteps
+    assert (whole, type(whole)) == (20_000, int)
 
 
 @pytest.mark.common

@@ -24,7 +24,8 @@ def refusal(name: str, **settings) -> str:
 
 
 # of all scripts that have the field
-AT_LEAST_1 = ("update_epochs", "gradient_steps", "batch_size", "n_step", "target_update_interval")
+AT_LEAST_1 = ("update_epochs", "num_minibatches", "gradient_steps", "policy_delay", "batch_size")
+AT_LEAST_1 += ("n_step", "target_update_interval")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
