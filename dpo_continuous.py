@@ -148,6 +148,7 @@ def orthogonal(scale: float):
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
         x = x / jnp.linalg.norm(x)  # no singular value is above 1
+        # A small one grows by half in each step: 50 steps are enough for those above 1e-7.
         return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
 
     return init
@@ -279,7 +280,7 @@ class RunningMeanStd(NamedTuple):
 
     mean: jax.Array
     var: jax.Array
-    count: jax.Array
+    count: jax.Array  # at first nearly 0, so that the first batch replaces mean and var
 
 
 def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
@@ -384,8 +385,7 @@ def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update adds "
-            f"{config.rollout_size} steps"
+            f"total_timesteps = {config.total_timesteps}: one update adds {config.rollout_size}"
         )
     for name in ("update_epochs", "num_minibatches"):
         if getattr(config, name) < 1:
@@ -408,7 +408,7 @@ def make_learner(config: Config):
 
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5),
+        optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5),  # OpenAI's eps
     )
 
     def init(rng):
@@ -470,10 +470,7 @@ def make_learner(config: Config):
         return state, rollout
 
     def update_statistics(state, rollout):
-        """After the rollout: its rewards are scaled by them, observations from the next rollout on.
-
-        Not in each step, because the variance of the first few steps would be too small.
-        """
+        """Once per rollout: the variance of the first few steps alone would be too small."""
         if config.normalize_obs:
             raw_obs = rollout.raw_obs.reshape(config.rollout_size, *rollout.raw_obs.shape[2:])
             obs_statistics = update_mean_std(state.obs_statistics, raw_obs)
@@ -605,12 +602,10 @@ class LogEpisodes(LogWrapper):
 
     def step(self, key, state, action, params=None):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
-
-        def at_the_end(final_obs, obs):
-            return jax.lax.select(terminated | truncated, final_obs, obs)
-
-        final_obs = jax.tree.map(at_the_end, info["final_observation"], obs)
-        info = info | {"final_observation": final_obs}
+        done = terminated | truncated
+        info["final_observation"] = jax.tree.map(
+            lambda final, obs: jax.lax.select(done, final, obs), info["final_observation"], obs
+        )
         return obs, state, reward, terminated, truncated, info
 
 
@@ -777,27 +772,21 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+    """`function(tree, count)` for all seeds, on as many devices as divide their number.
 
-    Uses as many devices as divide the number of seeds. The memory of `tree` is donated: do not use
-    it afterwards.
+    `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     seeds = PartitionSpec("seed")
 
-    def on_each_device(tree, *args):
+    @jax.shard_map(mesh=mesh, in_specs=(seeds, PartitionSpec()), out_specs=seeds, check_vma=False)
+    def on_all_devices(tree, count):
         if num_seeds > num_devices:
-            return jax.vmap(lambda one: function(one, *args))(tree)
+            return jax.vmap(function, in_axes=(0, None))(tree, count)
         # One seed on each device: on CPUs `vmap` would copy a large state in each update.
-        result = function(jax.tree.map(lambda x: x[0], tree), *args)
+        result = function(jax.tree.map(lambda x: x[0], tree), count)
         return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
-
-    def on_all_devices(tree, *args):
-        in_specs = (seeds,) + (PartitionSpec(),) * len(args)
-        return jax.shard_map(
-            on_each_device, mesh=mesh, in_specs=in_specs, out_specs=seeds, check_vma=False
-        )(tree, *args)
 
     return jax.jit(on_all_devices, donate_argnums=0)
 
@@ -847,7 +836,7 @@ def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
         return jax.lax.fori_loop(0, count, body, (state, metrics))
 
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    state = spread_over_devices(init, num_seeds)(keys)
+    state = spread_over_devices(lambda key, _: init(key), num_seeds)(keys, 0)
     train_chunk = spread_over_devices(train_chunk, num_seeds)
     for first in range(0, config.num_updates, length):
         count = min(length, config.num_updates - first)
@@ -933,7 +922,8 @@ def main(
 
     steps_per_update = config.num_envs * config.num_steps * num_seeds
     total = config.num_updates * steps_per_update
-    bar_file = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    is_terminal = sys.stderr.isatty()
+    bar_file = sys.stderr if is_terminal else io.StringIO()
     printed = time.monotonic()
     chunks = []
     with (
@@ -945,7 +935,7 @@ def main(
             progress.update(metrics["episodes"].shape[1] * steps_per_update)
             if metrics["episodes"].any():
                 progress.set_postfix(episodic_return=np.nanmean(mean_return(metrics)))
-            if bar_file is not sys.stderr and time.monotonic() - printed > 60:  # a line a minute
+            if not (is_terminal or progress.disable) and time.monotonic() - printed > 60:
                 print(progress, flush=True)
                 printed = time.monotonic()
             if signals:

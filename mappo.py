@@ -154,6 +154,7 @@ def orthogonal(scale: float):
     def init(key, shape, dtype=jnp.float32):
         x = jax.random.normal(key, shape, dtype)
         x = x / jnp.linalg.norm(x)  # no singular value is above 1
+        # A small one grows by half in each step: 50 steps are enough for those above 1e-7.
         return scale * jax.lax.fori_loop(0, 50, newton_schulz, x)
 
     return init
@@ -243,21 +244,30 @@ class Network(nn.Module):
         return x.reshape(*shape, self.outputs), memory
 
 
-class Actor(Network):
+class Actor(nn.Module):
     """The policy of each agent: a distribution over actions [T, ..., A], and the memory."""
 
+    network: Network
+
+    def setup(self):
+        nn.share_scope(self, self.network)  # the parameters are those of the network
+
     def __call__(self, memory, obs, first):
-        logits, memory = super().__call__(memory, obs.obs, first)
+        logits, memory = self.network(memory, obs.obs, first)
         return distrax.Categorical(logits=mask_logits(logits, obs.available)), memory
 
 
-class Critic(Network):
+class Critic(nn.Module):
     """The value of a state for each agent: [T, ..., A], and the memory."""
 
+    network: Network
     centralized: bool
 
+    def setup(self):
+        nn.share_scope(self, self.network)
+
     def __call__(self, memory, obs, first):
-        values, memory = super().__call__(memory, critic_input(obs, self.centralized), first)
+        values, memory = self.network(memory, critic_input(obs, self.centralized), first)
         return values.squeeze(-1), memory
 
 
@@ -411,8 +421,8 @@ def make_networks(config: Config, env, env_params):
         "cell_size": config.cell_size,
     }
     num_actions = obs.available.shape[-1]
-    actor = Actor(**layers, outputs=num_actions, head_scale=0.01)
-    critic = Critic(**layers, outputs=1, head_scale=1.0, centralized=config.centralized_critic)
+    actor = Actor(Network(**layers, outputs=num_actions, head_scale=0.01))
+    critic = Critic(Network(**layers, outputs=1, head_scale=1.0), config.centralized_critic)
     return actor, critic
 
 
@@ -430,8 +440,7 @@ def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update adds "
-            f"{config.rollout_size} steps"
+            f"total_timesteps = {config.total_timesteps}: one update adds {config.rollout_size}"
         )
     for name in ("update_epochs", "num_minibatches"):
         if getattr(config, name) < 1:
@@ -456,7 +465,7 @@ def make_learner(config: Config):
 
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5),
+        optax.adam(learning_rate if config.anneal_lr else config.lr, eps=1e-5),  # OpenAI's eps
     )
 
     def init(rng):
@@ -850,27 +859,21 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+    """`function(tree, count)` for all seeds, on as many devices as divide their number.
 
-    Uses as many devices as divide the number of seeds. The memory of `tree` is donated: do not use
-    it afterwards.
+    `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     seeds = PartitionSpec("seed")
 
-    def on_each_device(tree, *args):
+    @jax.shard_map(mesh=mesh, in_specs=(seeds, PartitionSpec()), out_specs=seeds, check_vma=False)
+    def on_all_devices(tree, count):
         if num_seeds > num_devices:
-            return jax.vmap(lambda one: function(one, *args))(tree)
+            return jax.vmap(function, in_axes=(0, None))(tree, count)
         # One seed on each device: on CPUs `vmap` would copy a large state in each update.
-        result = function(jax.tree.map(lambda x: x[0], tree), *args)
+        result = function(jax.tree.map(lambda x: x[0], tree), count)
         return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
-
-    def on_all_devices(tree, *args):
-        in_specs = (seeds,) + (PartitionSpec(),) * len(args)
-        return jax.shard_map(
-            on_each_device, mesh=mesh, in_specs=in_specs, out_specs=seeds, check_vma=False
-        )(tree, *args)
 
     return jax.jit(on_all_devices, donate_argnums=0)
 
@@ -920,7 +923,7 @@ def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
         return jax.lax.fori_loop(0, count, body, (state, metrics))
 
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    state = spread_over_devices(init, num_seeds)(keys)
+    state = spread_over_devices(lambda key, _: init(key), num_seeds)(keys, 0)
     train_chunk = spread_over_devices(train_chunk, num_seeds)
     for first in range(0, config.num_updates, length):
         count = min(length, config.num_updates - first)
@@ -1006,7 +1009,8 @@ def main(
 
     steps_per_update = config.num_envs * config.num_steps * num_seeds
     total = config.num_updates * steps_per_update
-    bar_file = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    is_terminal = sys.stderr.isatty()
+    bar_file = sys.stderr if is_terminal else io.StringIO()
     printed = time.monotonic()
     chunks = []
     with (
@@ -1018,7 +1022,7 @@ def main(
             progress.update(metrics["episodes"].shape[1] * steps_per_update)
             if metrics["episodes"].any():
                 progress.set_postfix(episodic_return=np.nanmean(mean_return(metrics)))
-            if bar_file is not sys.stderr and time.monotonic() - printed > 60:  # a line a minute
+            if not (is_terminal or progress.disable) and time.monotonic() - printed > 60:
                 print(progress, flush=True)
                 printed = time.monotonic()
             if signals:

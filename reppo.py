@@ -276,7 +276,7 @@ class RunningMeanStd(NamedTuple):
 
     mean: jax.Array
     var: jax.Array
-    count: jax.Array
+    count: jax.Array  # at first nearly 0, so that the first batch replaces mean and var
 
 
 def init_mean_std(shape: tuple[int, ...]) -> RunningMeanStd:
@@ -378,8 +378,7 @@ def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     if config.num_updates < 1:
         raise ValueError(
-            f"total_timesteps = {config.total_timesteps}: one update adds "
-            f"{config.rollout_size} steps"
+            f"total_timesteps = {config.total_timesteps}: one update adds {config.rollout_size}"
         )
     for name in ("update_epochs", "num_minibatches"):
         if getattr(config, name) < 1:
@@ -406,8 +405,8 @@ def make_learner(config: Config):
         if config.staggered_resets:
             env_state = stagger(env_state, env_params.max_steps_in_episode)
         action = jnp.zeros((config.num_envs, actor.action_dim))
-        ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-8)  # log(0) would not learn
-        kl_coef = jnp.maximum(jnp.float32(config.kl_coef), 1e-8)
+        ent_coef = jnp.maximum(jnp.float32(config.ent_coef), 1e-4)  # from 0 it could not grow
+        kl_coef = jnp.maximum(jnp.float32(config.kl_coef), 1e-4)
         policy_params = {
             "actor": actor.init(actor_key, obs),
             "log_ent_coef": jnp.log(ent_coef),
@@ -637,12 +636,10 @@ class LogEpisodes(LogWrapper):
 
     def step(self, key, state, action, params=None):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
-
-        def at_the_end(final_obs, obs):
-            return jax.lax.select(terminated | truncated, final_obs, obs)
-
-        final_obs = jax.tree.map(at_the_end, info["final_observation"], obs)
-        info = info | {"final_observation": final_obs}
+        done = terminated | truncated
+        info["final_observation"] = jax.tree.map(
+            lambda final, obs: jax.lax.select(done, final, obs), info["final_observation"], obs
+        )
         return obs, state, reward, terminated, truncated, info
 
 
@@ -809,27 +806,21 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, *args)` for all seeds: `tree` has leaves [seeds, ...], `args` are shared.
+    """`function(tree, count)` for all seeds, on as many devices as divide their number.
 
-    Uses as many devices as divide the number of seeds. The memory of `tree` is donated: do not use
-    it afterwards.
+    `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
     num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("seed",))
     seeds = PartitionSpec("seed")
 
-    def on_each_device(tree, *args):
+    @jax.shard_map(mesh=mesh, in_specs=(seeds, PartitionSpec()), out_specs=seeds, check_vma=False)
+    def on_all_devices(tree, count):
         if num_seeds > num_devices:
-            return jax.vmap(lambda one: function(one, *args))(tree)
+            return jax.vmap(function, in_axes=(0, None))(tree, count)
         # One seed on each device: on CPUs `vmap` would copy a large state in each update.
-        result = function(jax.tree.map(lambda x: x[0], tree), *args)
+        result = function(jax.tree.map(lambda x: x[0], tree), count)
         return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
-
-    def on_all_devices(tree, *args):
-        in_specs = (seeds,) + (PartitionSpec(),) * len(args)
-        return jax.shard_map(
-            on_each_device, mesh=mesh, in_specs=in_specs, out_specs=seeds, check_vma=False
-        )(tree, *args)
 
     return jax.jit(on_all_devices, donate_argnums=0)
 
@@ -879,7 +870,7 @@ def train_in_chunks(config: Config, learner, num_seeds: int, seed: int):
         return jax.lax.fori_loop(0, count, body, (state, metrics))
 
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    state = spread_over_devices(init, num_seeds)(keys)
+    state = spread_over_devices(lambda key, _: init(key), num_seeds)(keys, 0)
     train_chunk = spread_over_devices(train_chunk, num_seeds)
     for first in range(0, config.num_updates, length):
         count = min(length, config.num_updates - first)
@@ -965,7 +956,8 @@ def main(
 
     steps_per_update = config.num_envs * config.num_steps * num_seeds
     total = config.num_updates * steps_per_update
-    bar_file = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    is_terminal = sys.stderr.isatty()
+    bar_file = sys.stderr if is_terminal else io.StringIO()
     printed = time.monotonic()
     chunks = []
     with (
@@ -977,7 +969,7 @@ def main(
             progress.update(metrics["episodes"].shape[1] * steps_per_update)
             if metrics["episodes"].any():
                 progress.set_postfix(episodic_return=np.nanmean(mean_return(metrics)))
-            if bar_file is not sys.stderr and time.monotonic() - printed > 60:  # a line a minute
+            if not (is_terminal or progress.disable) and time.monotonic() - printed > 60:
                 print(progress, flush=True)
                 printed = time.monotonic()
             if signals:

@@ -256,7 +256,9 @@ class Twin:
         twin.assert_trees(state.params["actor"], self.actor_params, "actor")
         twin.assert_trees(state.params["critics"], stack(self.critic_params), "critics")
         twin.assert_trees(state.params["log_ent_coef"], self.log_ent_coef, "log_ent_coef")
-        twin.assert_trees(state.target_params, stack(self.target_params), "target_params")
+        twin.assert_trees(
+            state.target_params["critics"], stack(self.target_params), "target_params"
+        )
         actor_adam = twin.adam_state(state.opt_state["actor"])
         critic_adam = twin.adam_state(state.opt_state["critics"])
         twin.assert_trees(actor_adam.mu, self.actor_optimizer.mean, "actor's mu")
