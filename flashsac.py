@@ -402,10 +402,7 @@ def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
 
 
 def sample(key, replay: Transition, count, batch_size: int) -> Transition:
-    """Draw steps uniformly, with replacement: `Transition` of [B, ...].
-
-    They are drawn from all rollouts that the replay holds; `count` were added so far.
-    """
+    """Draw steps uniformly, with replacement, from the `count` rollouts so far. [B, ...]."""
     num_rollouts, num_steps, num_envs = replay.reward.shape
     filled = jnp.minimum(count, num_rollouts) * num_steps * num_envs
     index = jax.random.randint(key, (batch_size,), 0, filled)
