@@ -1,10 +1,10 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     # gymnax needs six, which no package asks for
-#     "flax>=0.12.8", "gymnax>=1.0.1", "jax>=0.10.2,<0.12", "matplotlib>=3.10", "mctx>=0.0.71",
-#     "numpy>=2.0", "optax>=0.2.8", "pgx>=2.6.0", "pyyaml>=6.0", "safetensors>=0.8", "six>=1.17",
-#     "tqdm>=4.67", "tyro>=1.0.17",
+#     "mctx>=0.0.71", "pgx>=2.6.0",
+#     "flax>=0.12.8", "gymnax>=1.0.1", "jax>=0.10.2,<0.12", "matplotlib>=3.10", "numpy>=2.0",
+#     "optax>=0.2.8", "pyyaml>=6.0", "safetensors>=0.8", "tqdm>=4.67", "tyro>=1.0.17",
+#     "six>=1.17",  # for gymnax, which does not ask for it
 # ]
 # [tool.uv]
 # exclude-newer = "2026-11-22T00:00:00Z"

@@ -1,10 +1,11 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     # gymnax needs six and distrax tfp-nightly, which no package asks for
-#     "distrax>=0.1.9", "flax>=0.12.8", "gymnax>=1.0.1", "jax>=0.10.2,<0.12", "jaxmarl>=0.2.0",
-#     "matplotlib>=3.10", "numpy>=2.0", "optax>=0.2.8", "pyyaml>=6.0", "safetensors>=0.8",
-#     "six>=1.17", "tfp-nightly==0.26.0.dev20261027", "tqdm>=4.67", "tyro>=1.0.17",
+#     "distrax>=0.1.9", "jaxmarl>=0.2.0",
+#     "tfp-nightly==0.26.0.dev20261027",  # for distrax, which does not ask for it
+#     "flax>=0.12.8", "gymnax>=1.0.1", "jax>=0.10.2,<0.12", "matplotlib>=3.10", "numpy>=2.0",
+#     "optax>=0.2.8", "pyyaml>=6.0", "safetensors>=0.8", "tqdm>=4.67", "tyro>=1.0.17",
+#     "six>=1.17",  # for gymnax, which does not ask for it
 # ]
 # [tool.uv]
 # exclude-newer = "2026-11-22T00:00:00Z"

@@ -1,10 +1,10 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     # gymnax needs six, which no package asks for
-#     "brax>=0.14.2", "flax>=0.12.8", "gymnax>=1.0.1", "jax>=0.10.2,<0.12", "matplotlib>=3.10",
-#     "numpy>=2.0", "optax>=0.2.8", "pyyaml>=6.0", "safetensors>=0.8", "six>=1.17", "tqdm>=4.67",
-#     "tyro>=1.0.17",
+#     "brax>=0.14.2",
+#     "flax>=0.12.8", "gymnax>=1.0.1", "jax>=0.10.2,<0.12", "matplotlib>=3.10", "numpy>=2.0",
+#     "optax>=0.2.8", "pyyaml>=6.0", "safetensors>=0.8", "tqdm>=4.67", "tyro>=1.0.17",
+#     "six>=1.17",  # for gymnax, which does not ask for it
 # ]
 # [tool.uv]
 # exclude-newer = "2026-11-22T00:00:00Z"
@@ -489,7 +489,8 @@ def make_learner(config: Config):
     def actor_step(state, batch):
         actor_grad = jax.grad(actor_loss_fn, has_aux=True)
         grads, metrics = actor_grad(state.params["actor"], state, batch)
-        return descend(state, "actor", grads), metrics
+        state = descend(state, "actor", grads)
+        return state, metrics
 
     def step_group(state, key):
         """Update the critics `policy_delay` times, then the policy and the targets once."""
