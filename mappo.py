@@ -299,6 +299,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
         return advantage, advantage
 
     after_the_last = jnp.zeros_like(deltas[0])
+    # unrolled by 16: ppo.py trains 8 seeds 1.1 times as fast
     _, advantages = jax.lax.scan(step, after_the_last, (deltas, decays), reverse=True, unroll=16)
     return advantages, advantages + values
 

