@@ -54,14 +54,11 @@ class Nim:
         return jax.tree.map(lambda x, y: jnp.where(state.terminated, x, y), ended, after)
 
 
-class NimAgain(Nim):
-    again = True
-
-
-class NimDraw(NimAgain):
+class NimDraw(Nim):
     """Whoever takes the last two stones at once draws. A match is cut off after two moves."""
 
     longest = 2
+    again = True
 
     def step(self, state, action):
         after = super().step(state, action)
@@ -69,12 +66,11 @@ class NimDraw(NimAgain):
         return after.replace(rewards=jnp.where(is_draw, 0.0, after.rewards))
 
 
-def nim_value(pile, again=False):
+def nim_value(pile):
     """The outcome for the player to move."""
-    return max(nim_values(pile, again)) if pile else -1
+    return max(nim_values(pile)) if pile else -1
 
 
-def nim_values(pile, again=False) -> list[float]:
+def nim_values(pile) -> list[float]:
     """The outcome of each action for the player to move, minus infinity if it is illegal."""
-    values = [-nim_value(pile - 1, again), -nim_value(pile - 2, again) if pile >= 2 else -np.inf]
-    return [*values, nim_value(pile - 1, again) if again and pile >= 2 else -np.inf]
+    return [-nim_value(pile - 1), -nim_value(pile - 2) if pile >= 2 else -np.inf, -np.inf]

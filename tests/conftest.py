@@ -91,6 +91,14 @@ importlib.import_module("onejit.envs.adapter")
 importlib.import_module("onejit.envs.host.batch")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def another_folder(tmp_path_factory):
+    """Stand elsewhere: nothing that a test writes by default, as in runs/, is in the checkout."""
+    os.chdir(tmp_path_factory.mktemp("folder"))
+    yield
+    os.chdir(ROOT)
+
+
 @pytest.fixture(autouse=True)
 def folders_of_modules():
     """A folder that a test imports from, which may hold a script's name, is none after it."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.networks import actor_input
+from test_fuzz_gymnax import in_a_jit
 from test_host import registry, seeds_of  # noqa: F401  a fixture
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -150,27 +150,6 @@ def in_a_loop(name, seed, limit, actions, one_hot):
     return [np.stack(column) for column in zip(*steps, strict=True)], env.unwrapped
 
 
-def in_a_jit(script, config, key, actions):
-    """The same by a script's environment and network input, for all rows."""
-    env, params = script.make_env(config)
-    preprocess = actor_input(script, config)
-    keys = jax.random.split(key, ROWS)
-
-    def step(carry, action):
-        obs, state = carry
-        next_obs, state, reward, terminated, truncated, info = jax.vmap(
-            env.step, in_axes=(0, 0, 0, None)
-        )(keys, state, action, params)
-        final = preprocess(info["final_observation"])
-        return (next_obs, state), (preprocess(obs), final, reward, terminated, truncated)
-
-    def run(keys, actions):
-        carry = jax.vmap(env.reset, in_axes=(0, None))(keys, params)
-        return jax.lax.scan(step, carry, actions)[1]
-
-    return jax.jit(run)(keys, actions), seeds_of(keys)
-
-
 def check(space, action_space, length, registered_limit, limit, seed) -> bool:
     """Compare the two; False if the environment is refused."""
     name = f"Fuzz{next(NUMBERS)}-v0"
@@ -191,11 +170,14 @@ def check(space, action_space, length, registered_limit, limit, seed) -> bool:
         actions = random.uniform(-1.3, 1.3, shape).astype(np.float32)
     with warnings.catch_warnings(action="ignore"):  # Gymnasium finds some of the spaces odd
         try:
-            found, seeds = in_a_jit(script, config, jax.random.key(seed), actions)
+            keys = jax.random.split(jax.random.key(seed), ROWS)
+            step_keys = jax.numpy.broadcast_to(keys, (STEPS, ROWS))
+            found = in_a_jit(script, config, keys, step_keys, actions)
         except ValueError as error:
             assert str(error).startswith(("env_name", "env_params")), error
             assert "\n" not in str(error)
             return False
+        seeds = seeds_of(keys)
         rows = toys.Toy.made[-ROWS:]
         for row in range(ROWS):
             action_shape = () if script is ppo else action_space.shape

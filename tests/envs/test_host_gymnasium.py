@@ -440,19 +440,6 @@ def test_actions_that_are_refused(space):
         Actions(space)
 
 
-def test_wrappers_that_the_messages_name_work():
-    def flat(render_mode=None):
-        space = spaces.Tuple([TWO, spaces.Discrete(2)])
-        return gymnasium.wrappers.FlattenObservation(toys.Toy(space))
-
-    def reshaped(render_mode=None):
-        return gymnasium.wrappers.ReshapeObservation(toys.Toy(spaces.Box(-1, 1, ())), (1,))
-
-    for make, shape in ((flat, (4,)), (reshaped, (1,))):
-        env, params = make_env(register(make, name=f"{make.__name__}-v0"))
-        assert env.reset(jax.random.key(0), params)[0].shape == shape
-
-
 def test_an_id_that_exists_only_as_a_vector():
     from onejit.envs.gymnasium import register_ids
 

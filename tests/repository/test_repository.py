@@ -43,25 +43,19 @@ def sync():
     return runpy.run_path(str(SYNC))
 
 
-def imports(source: str) -> list[tuple[str, bool]]:
-    """`(module, inside a function)` of each import; a relative one begins with a dot."""
-    modules = []
-
-    def visit(node, inside):
+def imports(nodes) -> set[str]:
+    """The modules of the imports among these nodes; a relative one begins with a dot."""
+    modules = set()
+    for node in nodes:
         if isinstance(node, ast.Import):
-            modules.extend((name.name, inside) for name in node.names)
+            modules |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            modules.append(("." * node.level + (node.module or ""), inside))
-        inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        for child in ast.iter_child_nodes(node):
-            visit(child, inside)
-
-    visit(ast.parse(source), False)
+            modules.add("." * node.level + (node.module or ""))
     return modules
 
 
 def top_names(source: str) -> set[str]:
-    return {module.split(".")[0] for module, _ in imports(source)}
+    return {module.split(".")[0] for module in imports(ast.walk(ast.parse(source)))}
 
 
 def requirements() -> dict[str, str]:
@@ -112,21 +106,15 @@ def test_sync_finds_and_mends_a_difference(sync):
 
 
 def test_sync_leaves_out_what_a_script_lacks_and_what_is_its_own(sync):
+    """And follows the order of the script, also where its last line has no break."""
     masters = sync["shared_blocks"](
-        text(block("a", "x = 1"), "# --- mine ---\ny = 2", block("b", "z = 3"))
+        text(block("a", "x = 1"), "# --- mine ---\ny = 2", block("b", "z = 3", "w = 4"))
     )
-    assert masters == {"a": block("a", "x = 1"), "b": block("b", "z = 3")}
-    assert sync["sync"](masters, text("own", block("b"))) == text("own", block("b", "z = 3"))
-    mine = text("# --- a ---\nx = 2", "# --- block a: the same in all ---\nx = 3", masters["b"])
-    assert sync["sync"](masters, mine) == mine
-
-
-def test_sync_follows_the_order_of_the_script_and_keeps_the_end_of_the_file(sync):
-    masters = sync["shared_blocks"](text(block("a", "x = 1"), block("b", "z = 3", "w = 4")))
-    assert sync["sync"](masters, text(block("b"), block("a"))) == text(
-        block("b", "z = 3", "w = 4"), block("a", "x = 1")
-    )
-    assert sync["sync"](masters, block("a")) == block("a", "x = 1")  # no line break at the end
+    assert masters == {"a": block("a", "x = 1"), "b": block("b", "z = 3", "w = 4")}
+    mine = "# --- a ---\nx = 2"
+    expected = text(masters["b"], masters["a"], mine)
+    assert sync["sync"](masters, text(block("b"), block("a"), mine)) == expected
+    assert sync["sync"](masters, f"own\n{block('a')}") == f"own\n{block('a', 'x = 1')}"
 
 
 @pytest.mark.parametrize(
@@ -295,25 +283,13 @@ def test_make_installs_with_the_pins_of_all_extras():
 def test_what_is_imported_stands_at_the_top_and_is_no_sibling(path):
     """And each core of a CPU is made a device before JAX is imported, which reads it then."""
     source = path.read_text()
-    assert not [module for module, inside in imports(source) if inside]
+    nodes = ast.walk(ast.parse(source))
+    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.Lambda))]
+    assert not imports(inner for function in functions for inner in ast.walk(function))
     assert source.index('"JAX_NUM_CPU_DEVICES"') < source.index("\nimport jax\n")
     siblings = {file.stem for file in SCRIPTS} | {"onejit", "benchmarks", "tests"}
     assert not siblings & top_names(source)
     assert "" not in top_names(source), "a relative import"
-
-
-def test_imports_are_found():
-    source = (
-        "import a.b, c\nfrom . import d\ndef f():\n    from e.f import g\nclass C:\n    import h\n"
-    )
-    assert imports(source) == [
-        ("a.b", False),
-        ("c", False),
-        (".", False),
-        ("e.f", True),
-        ("h", False),
-    ]
-    assert top_names(source) == {"a", "c", "", "e", "h"}
 
 
 # Configs

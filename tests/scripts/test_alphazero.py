@@ -1,6 +1,5 @@
 """AlphaZero against brute force: a toy game, tic_tac_toe solved exactly, and what is shown."""
 
-import functools
 import itertools
 import sys
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
 import pytest
-from board_games import Nim, NimAgain, nim_value, nim_values
+from board_games import Nim, nim_values
 from PIL import Image
 from support.compilation import jit_quickly
 from support.files import ROOT
@@ -76,53 +75,6 @@ def test_networks(network):
 # --- search ---
 
 
-@functools.cache
-def searcher(again):
-    """A search `(piles, lie)` that knows nothing but the rules.
-
-    At the end of a game its value is `lie`. It gives actions, their weights, and the values of the
-    roots.
-    """
-    game = NimAgain() if again else Nim()
-
-    def evaluate(lie, key, states):
-        return jnp.zeros((len(states.pile), 3)), lie * states.terminated
-
-    search = alphazero.make_gumbel_search(
-        game, evaluate, gamma=1.0, simulations=200, max_considered_actions=3
-    )
-
-    @jit_quickly
-    def found(piles, lie):
-        output = search(lie, jax.random.key(0), states_of(game, piles), gumbel_scale=0.0)
-        return output.action, output.action_weights, output.search_tree.summary().value
-
-    return lambda piles, lie=0.0: jax.device_get(found(piles, lie))
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_search_finds_the_winning_moves(again):
-    """Of both players, in all positions."""
-    piles = np.arange(1, 5 if again else 8)
-    actions, all_weights, _ = searcher(again)(piles)
-    for pile, action, weights in zip(piles, actions, all_weights, strict=True):
-        assert nim_values(pile, again)[action] == nim_value(pile, again), pile
-        values = np.array(nim_values(pile, again))
-        assert (weights[np.isinf(values)] == 0).all()
-        assert weights[values == values.max()].sum() > 0.9, pile
-
-
-def test_a_game_that_ended_within_the_search_stays_ended():
-    """What the network says of positions after the end changes nothing, nor do moves after the
-    end.
-    """
-    (_, *honest), (_, *lying) = (searcher(False)(np.arange(1, 8), lie) for lie in (0.0, 9.0))
-    for ours, theirs in zip(honest, lying, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    # one stone: every simulation wins
-    np.testing.assert_allclose(honest[1][0], 1.0, atol=0.02)
-
-
 def test_plain_mcts_finds_the_winning_moves():
     game = Nim()
     choose = jax.vmap(alphazero.make_mcts(game, 100))
@@ -167,28 +119,6 @@ def test_match_is_the_game_from_the_agent_s_side():
     assert set(replies[after.pile > 1].tolist()) == {1, 2} and (replies[after.pile == 1] == 1).all()
     begun = obs._step_count[:, 1:][terminated[:, :-1]]
     assert set(begun.tolist()) == {0, 1} and 0.3 < begun.mean() < 0.7
-
-
-@pytest.mark.parametrize("simulations", [0, 16])
-def test_policy_is_legal_and_search_improves_it(simulations):
-    """The network alone is at the start of its training.
-
-    A search that sees the end of the game wins.
-    """
-    config = tiny(num_envs=8, eval_games=4, eval_simulations=simulations)
-    init, _ = alphazero.make_learner(config)
-    _, act = policy_of(alphazero, config)
-    piles = np.array([1, 2, 4])
-
-    @jit_quickly
-    def choose(piles):
-        agent = init(jax.random.key(0)).agent
-        return jax.vmap(lambda obs: act(agent, (), obs)[0])(states_of(Nim(), piles))
-
-    moves = np.asarray(choose(piles))
-    assert (moves < 2).all() and moves[0] == 0
-    if simulations:
-        assert all(nim_values(pile)[move] == 1 for pile, move in zip(piles, moves, strict=True))
 
 
 # --- boards ---

@@ -117,12 +117,3 @@ def test_tree_is_exact_after_a_million_writes():
     leaves = sums(tree)
     assert np.isfinite(leaves).all() and (leaves[:size] > 0).all() and not leaves[size:].any()
     np.testing.assert_allclose(apex_dqn.total_priority(tree), leaves.astype(float).sum(), rtol=1e-5)
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_nothing_carried_is_empty(n_step):
-    """Orbax does not save arrays of size 0."""
-    init, update = apex_dqn.make_learner(apex_dqn.Config(n_step=n_step))
-    begun = jax.eval_shape(init, jax.random.key(0))
-    assert all(leaf.size for leaf in jax.tree.leaves(begun))
-    assert jax.tree.structure(jax.eval_shape(update, begun)[0]) == jax.tree.structure(begun)

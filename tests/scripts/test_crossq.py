@@ -7,7 +7,6 @@ import dataclasses
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load, save
@@ -79,27 +78,6 @@ def small_config(**settings):
         buffer_size=100,
     )
     return dataclasses.replace(config, **settings)
-
-
-def test_joint_pass_equals_two_passes_with_frozen_statistics():
-    """In training it does not: its statistics are those of both halves."""
-    config = small_config()
-    _, critic = crossq.make_networks(config, *crossq.make_env(config))
-
-    @partial(jit_quickly, static_argnums=0)
-    def values(training):
-        """Of one pass of both halves, and of a pass of each."""
-        obs = jax.random.normal(jax.random.key(0), (2, 8, 3)) * jnp.array([[[1.0]], [[4.0]]])
-        action = jax.random.normal(jax.random.key(1), (2, 8, 1))
-        variables = critic.init(jax.random.key(2), obs[0], action[0], training=True)
-        apply = partial(critic.apply, variables, training=training, mutable=["batch_stats"])
-        joint, _ = apply(obs.reshape(16, 3), action.reshape(16, 1))
-        apart = [apply(o, a)[0] for o, a in zip(obs, action, strict=True)]
-        return joint, jnp.concatenate(apart)
-
-    for training in (False, True):
-        same = np.allclose(*values(training), rtol=1e-4, atol=1e-5)
-        assert same == (not training)
 
 
 def test_saved_agent_played_in_numpy():

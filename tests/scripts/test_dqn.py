@@ -13,13 +13,6 @@ import apex_dqn
 import dqn
 
 
-def test_epsilon_by_hand():
-    epsilon = jit_quickly(dqn.linear_epsilon)
-    step = np.array([0, 50, 100, 900])
-    np.testing.assert_allclose(epsilon(step, 100.0, 0.9, 0.1), [0.9, 0.5, 0.1, 0.1], rtol=1e-5)
-    np.testing.assert_allclose(epsilon(step + 1, 0.0, 0.9, 0.1), 0.1, rtol=1e-5)
-
-
 @functools.cache
 def training(env_name, buffer_dtype):
     config = dqn.Config(

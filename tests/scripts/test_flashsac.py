@@ -4,7 +4,6 @@ All else is compared with its twin.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -71,29 +70,6 @@ def test_running_statistics_against_numpy():
     np.testing.assert_allclose(stats["mean"], mean, rtol=1e-4)
     np.testing.assert_allclose(stats["var"], var, rtol=1e-4)
     np.testing.assert_allclose(evaluated, (x - mean) / np.sqrt(var + 1e-5), rtol=1e-4)
-
-
-def test_joint_pass_equals_two_passes_with_frozen_statistics():
-    """In training it does not: its statistics are those of both halves."""
-    config = small_config()
-    _, critic = flashsac.make_networks(config, *flashsac.make_env(config))
-    rng = np.random.default_rng(0)
-    obs, next_obs = rng.normal(size=(8, 5)), rng.normal(2.0, 3.0, size=(8, 5))
-    action = rng.uniform(-1, 1, size=(8, 1))
-
-    @functools.partial(jit_quickly, static_argnums=0)
-    def logits(training):
-        """Of one pass of both halves, and of a pass of each."""
-        variables = critic.init(jax.random.key(2), obs, action, training=True)
-        apply = functools.partial(critic.apply, training=training, mutable=["batch_stats"])
-        halves = [(obs, action), (next_obs, action)]
-        both = map(np.concatenate, zip(*halves, strict=True))
-        apart = [apply(variables, *half)[0] for half in halves]
-        return apply(variables, *both)[0], jnp.concatenate(apart)
-
-    for training in (False, True):
-        same = np.allclose(*logits(training), rtol=1e-4, atol=1e-5)
-        assert same == (not training)
 
 
 # --- scale of rewards ---

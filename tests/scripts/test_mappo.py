@@ -49,24 +49,6 @@ def awake(state):
     return state._replace(params=jax.tree.map(draw, state.params))
 
 
-def captured(monkeypatch, name, update, state):
-    """The arguments of a function of the script within `update(state)`, as numbers."""
-    called = []
-    function = getattr(mappo, name)
-
-    def recording(*args, **named):
-        called.append((*args, *named.values()))
-        return function(*args, **named)
-
-    monkeypatch.setattr(mappo, name, recording)
-
-    def run(state):
-        update(state)
-        return called[-1]
-
-    return jax.device_get(jit_quickly(run)(state))
-
-
 def observe(obs, available=None):
     """What agents see that are alive and, if not told otherwise, free to act. obs: [..., A, 2]."""
     if available is None:
@@ -77,55 +59,6 @@ def observe(obs, available=None):
 
 
 # --- mathematics ---
-
-
-def test_gae_by_brute_force():
-    rng = np.random.default_rng(0)
-    rewards, values, next_values = rng.normal(size=(3, 12, 4, 2))
-    terminated, truncated = rng.random((2, 12, 4, 1)) < 0.2
-    gamma, gae_lambda = 0.9, 0.8
-    expected = np.zeros((12, 4, 2))
-    for t, n, a in np.ndindex(expected.shape):
-        weight = 1.0
-        for k in range(t, 12):
-            bootstrap = 0.0 if terminated[k, n, 0] else next_values[k, n, a]
-            expected[t, n, a] += weight * (rewards[k, n, a] + gamma * bootstrap - values[k, n, a])
-            if terminated[k, n, 0] or truncated[k, n, 0]:
-                break
-            weight *= gamma * gae_lambda
-    advantages, targets = jit_quickly(mappo.gae)(
-        rewards, values, next_values, terminated, truncated, gamma, gae_lambda
-    )
-    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(targets, expected + values, rtol=1e-4, atol=1e-5)
-
-
-def test_policy_loss_is_of_those_alive():
-    rng = np.random.default_rng(0)
-    new, old, advantage = rng.normal(size=(3, 6, 3)) * [[[0.2]], [[0.2]], [[1.0]]]
-    alive = rng.random((6, 3)) < 0.6
-    loss, metrics = jit_quickly(mappo.policy_loss)(new, old, advantage, alive, 0.1)
-    kept = advantage[alive]
-    normalized, ratio = (kept - kept.mean()) / (kept.std() + 1e-8), np.exp((new - old)[alive])
-    expected = -np.minimum(ratio * normalized, np.clip(ratio, 0.9, 1.1) * normalized).mean()
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    np.testing.assert_allclose(
-        metrics["clip_fraction"], (np.abs(ratio - 1) > 0.1).mean(), rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        metrics["approx_kl"], (ratio - 1 - (new - old)[alive]).mean(), rtol=1e-4
-    )
-
-
-def test_actions_that_are_not_available_have_probability_0():
-    logits, available = np.array([30.0, 1.0, 2.0]), np.array([False, True, True])
-    policy = lambda x: jax.nn.log_softmax(mappo.mask_logits(x, available))  # noqa: E731
-    log_probs, grads = jit_quickly(lambda x: (policy(x), jax.grad(lambda x: policy(x)[1])(x)))(
-        logits
-    )
-    expected = [0.0, 1 / (1 + np.e), np.e / (1 + np.e)]
-    np.testing.assert_allclose(np.exp(log_probs), expected, rtol=1e-5)
-    assert grads[0] == 0 and np.isfinite(grads).all()
 
 
 def test_the_dead_see_no_state():
@@ -285,12 +218,6 @@ def test_parameters_of_the_particle_environments():
 # --- the learner ---
 
 
-def test_shaping_decays():
-    fraction, progress = np.array([0.0, 0.5, 1.0, 0.5]), np.array([0.0, 0.0, 0.75, 0.75])
-    weight = jit_quickly(mappo.shaping_weight)(progress, fraction)
-    np.testing.assert_allclose(weight, [0.0, 1.0, 0.25, 0.0], rtol=1e-6)
-
-
 def test_memory_is_of_the_episode_alone():
     """After each rollout it is what acting from the start of the episode gives.
 
@@ -334,24 +261,6 @@ def test_memory_is_of_the_episode_alone():
                 assert np.abs(memory).max() > 0.1
 
 
-def test_memory_of_the_critic_is_of_the_episode_alone(monkeypatch):
-    """Values after a reset do not depend on what came before.
-
-    Those of two episodes with the same sign are alike.
-    """
-    _, state, update = tiny(cell="gru", num_steps=10, centralized_critic=False)
-    _, values, next_values, *_ = captured(monkeypatch, "gae", update, awake(state))
-    signs = np.stack([values[:5], values[5:]])  # two episodes in each environment, [2, 5, 4, 2]
-    same = np.abs(signs[:, 0, :, 0] - signs[0, 0, 0, 0]) < 1e-5  # the sign of the first episode
-    assert 1 < same.sum() < same.size
-    np.testing.assert_allclose(
-        np.moveaxis(signs, 2, 1)[same], np.tile(signs[0, :, 0], (same.sum(), 1, 1)), atol=1e-5
-    )
-    # one step on, from the memory after `obs`
-    np.testing.assert_allclose(next_values[:4], values[1:5], atol=1e-5)
-    assert np.abs(next_values[4] - values[5]).max() > 1e-3  # not the value of the next episode
-
-
 def test_actions_that_are_not_available_are_never_taken():
     """Neither in training, here by agent 1 in the second step, nor by the greedy policy."""
     settings = dict(env_params={"masks": True}, num_envs=16, num_steps=2)
@@ -368,47 +277,6 @@ def test_actions_that_are_not_available_are_never_taken():
 
 
 # --- environments of known value ---
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"centralized_critic": True}, {"cell": "gru"}])
-@pytest.mark.parametrize("ends", ["terminated", "truncated"])
-def test_values_are_learned(settings, ends):
-    """Agent i is paid i + 1 in each step.
-
-    What terminates is not bootstrapped. What is cut is, from its own last observation: not from the
-    first one of the next episode, whose sign, and so its return, may differ.
-    """
-    gamma, limit = 0.9, 5
-    endless = 1 / (1 - gamma)
-    finite = (1 - gamma ** (limit - np.arange(limit))) / (1 - gamma)  # at each step
-    if ends == "terminated":
-        num_updates, env_params, expected = 150, {"length": limit}, finite
-    else:
-        num_updates, env_params = 600, {"length": 99, "max_steps": limit, "pays": "sign"}
-        expected = np.full(limit, endless)
-    config = make_config(
-        num_updates,
-        env_params=env_params,
-        num_envs=8,
-        num_steps=16,
-        num_minibatches=4,
-        update_epochs=4,
-        hidden_sizes=(16, 16),
-        lr=3e-3,
-        gamma=gamma,
-        ent_coef=0.0,
-        vf_clip_eps=float("inf"),
-        shaping_fraction=0.0,
-        **settings,
-    )
-    state = jit_quickly(mappo.make_train(config))(jax.random.key(0))["runner_state"]
-    _, critic = mappo.make_networks(config, *mappo.make_env(config))
-    obs = jnp.stack([jnp.ones(limit), jnp.arange(limit) / 5], axis=-1)  # sign and time
-    seen = observe(jnp.broadcast_to(obs[:, None], (limit, 2, 2)))
-    memory = mappo.start_memory(config, 2)
-    values, _ = critic.apply(state.params["critic"], memory, seen, jnp.zeros(limit, bool))
-    np.testing.assert_allclose(values, expected[:, None] * [1.0, 2.0], atol=0.5, rtol=0.2)
 
 
 # --- JaxMARL's environments ---

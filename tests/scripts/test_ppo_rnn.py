@@ -171,26 +171,6 @@ def test_lru_against_a_loop(parallel):
         np.testing.assert_allclose(apply(params, start, x, first), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name, parallel",
-    [("Gru", False), ("MinGru", False), ("MinGru", True), ("Lru", False), ("Lru", True)],
-    indirect=["parallel"],
-)
-def test_gradients_do_not_cross_a_reset(name, parallel):
-    """The memory at step 6 depends on the steps since its episode began, at step 4 or before the
-    sequence.
-    """
-    cell, params, start = random_cell(name, size=8 if name == "Lru" else 5)
-    x, first = np.random.default_rng(1).normal(size=(9, 3, 4)), np.zeros((9, 3), bool)
-    first[4, 0] = True
-    memory = lambda start, x: cell.apply(params, start, x, first)[6].sum()  # noqa: E731
-    to_start, to_x = jax.device_get(jit_quickly(jax.grad(memory, (0, 1)))(start, x))
-    assert ((to_start != 0).any(axis=1) == [False, True, True]).all()
-    steps = np.arange(9)
-    expected = [(begin <= steps) & (steps <= 6) for begin in (4, 0, 0)]
-    np.testing.assert_array_equal((to_x != 0).any(axis=2).T, expected)
-
-
 # --- what is seen ---
 
 

@@ -1,10 +1,20 @@
-"""What the scripts learn where values and best actions are known (`toys.ProbeContinuous`)."""
+"""What the scripts learn where values and best actions are known (`toys.ProbeContinuous`), and on
+a pendulum.
+"""
 
+import importlib
+import types
+
+import jax
 import numpy as np
 import pytest
 import toys
+from support.files import ROOT
 from support.probe import DISCRETE, ENDLESS, FINITE, LIMIT, learn
 from support.tiers import slow
+
+from onejit.engine.evaluation import greedy_returns
+from onejit.run.directory import read_config
 
 REPLAY, ROLLOUTS = 500, 300  # updates
 
@@ -36,3 +46,17 @@ def test_values_and_best_actions(name, num_updates, settings):
         np.testing.assert_allclose(ends, expected, atol=0.3 * scale)
         np.testing.assert_allclose(cut, sign * scale * ENDLESS, rtol=0.1)
     assert (learned.first_rewards(toys.BEST) > (0.95 if name in DISCRETE else -0.1)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, least", [("sac", -180), ("td3", -180), ("ppo_continuous", -200), ("reppo", -200)]
+)
+def test_pendulum_is_learned_with_its_config(name, least):
+    """Four seeds of configs/NAME/pendulum.yaml."""
+    script = importlib.import_module(name)
+    config = read_config(script, ROOT / "configs" / name / "pendulum.yaml")
+    out = jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4))
+    options = types.SimpleNamespace(seed=0, eval_episodes=64, eval_interval=0)
+    returns = greedy_returns(script, config, options)(out["runner_state"].agent, np.arange(4))
+    assert returns.mean() > least

@@ -1,7 +1,6 @@
 """The GridWorld and tabular Q-learning, against a plain Python model of both."""
 
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import scipy.stats
-import tyro
 from support.compilation import jit_quickly
-from support.files import ROOT
 
 import q_learning_gridworld as script
 from onejit.engine.evaluation import policy_of
@@ -39,14 +36,6 @@ GRIDS = {
     "cliff": CLIFF | {"walls": ((0, 2),)},
     "cliff that terminates": CLIFF | {"cliff_terminates": True},
 }
-
-
-def read_config(name):
-    """Of a file of configs/, as the command line reads it."""
-    words = script.read_flags(
-        ["--config", str(ROOT / "configs" / "q_learning_gridworld" / f"{name}.yaml")]
-    )
-    return tyro.cli(tyro.conf.FlagConversionOff[script.Config], args=words)
 
 
 def make_config(grid, **values):
@@ -147,38 +136,6 @@ def test_every_transition(grid):
         assert (truncated[i], after.time[i]) == (time == 9, 0 if done else time + 1)
         assert obs[i] == after.cell[i] == (env.starts[0] if done else expected)
     assert reward.dtype == jnp.float32 and obs.dtype == jnp.int32
-
-
-@pytest.mark.parametrize(
-    "name, shape, start, goal, distance",
-    [("gridworld_8x12", (8, 12), (7, 11), (0, 0), 18), ("cliff", (4, 12), (3, 0), (3, 11), 13)],
-)
-def test_configured_grids(name, shape, start, goal, distance):
-    config = params = read_config(name)
-    env = script.GridWorld(config)
-    assert params.max_steps_in_episode == 1000
-    obs, state = env.reset(jax.random.key(0), params)
-    assert (env.height, env.width) == shape and env.observation_space(params).n == math.prod(shape)
-    assert env.action_space(params).n == 4
-    assert divmod(int(obs), env.width) == divmod(int(state.cell), env.width) == start
-    assert state.time == 0
-    assert divmod(env.goal, env.width) == goal
-    assert steps_to_goal(vars(config), env.height * env.width)[obs] == distance
-
-
-def test_cliff_walking_is_that_of_the_book():
-    params = read_config("cliff")
-    env = script.GridWorld(params)
-    assert np.flatnonzero(env.cliff).tolist() == list(range(37, 47))
-    step = jit_quickly(jax.vmap(env.step, (None, 0, 0, None)))
-    cells, actions = every_cell_and_action(env)
-    state = script.GridState(cell=cells, time=np.zeros_like(cells))
-    _, _, reward, terminated, _, info = step(jax.random.key(0), state, actions, params)
-    after = info["final_observation"]
-    off_the_cliff, to_the_goal = 4 * 36 + 1, 4 * 35 + 2
-    assert (after[off_the_cliff], reward[off_the_cliff], terminated[off_the_cliff]) == (36, -100, 0)
-    assert (after[to_the_goal], reward[to_the_goal], terminated[to_the_goal]) == (47, -1, 1)
-    assert set(np.unique(reward)) == {-100, -1}
 
 
 def test_starts_that_reach_the_goal():
@@ -332,31 +289,6 @@ def test_q_against_value_iteration(seed):
     expected = value_iteration(grid, height * width, 0.9)
     assert len(env.starts) > 3
     np.testing.assert_allclose(q[env.starts], expected[env.starts], atol=1e-3)
-
-
-def test_thirty_agents_learn_the_shortest_path():
-    """With the published settings: nearly all after 1e5 steps, all after 3e5."""
-    config = script.Config(total_timesteps=300_000, lr=0.1, gamma=0.9, epsilon=0.1)
-    init, update = script.make_learner(config)
-    state = jax.vmap(init)(jax.random.split(jax.random.key(0), 30))
-    for num_updates, wanted in ((100, 27), (200, 30)):
-        train = jax.vmap(lambda state, n=num_updates: jax.lax.scan(update, state, length=n)[0])
-        state = jax.jit(train)(state)
-        q = np.asarray(state.q)
-        paths = [greedy_path({}, q_of_agent, 95) for q_of_agent in q]
-        assert sum(path[-1] == 0 and len(path) == 19 for path in paths) >= wanted
-        assert np.median(q[:, 95].max(axis=1)) == pytest.approx(0.9**17, rel=0.01)
-        assert q.max() <= 1 and q.min() >= 0
-
-
-def test_memory_does_not_grow_with_the_number_of_steps():
-    def bytes_of(num_updates):
-        train = script.make_train(script.Config(total_timesteps=1000 * num_updates))
-        memory = jit_quickly(train).lower(jax.random.key(0)).compile().memory_analysis()
-        return memory.temp_size_in_bytes + memory.output_size_in_bytes
-
-    # five metrics of four bytes, twice at most
-    assert bytes_of(1100) - bytes_of(100) <= 1000 * 2 * 5 * 4
 
 
 # --- what is shown ---

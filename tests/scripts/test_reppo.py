@@ -1,7 +1,5 @@
 """REPPO's networks and its distribution of values against SciPy; all else has its twin."""
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -12,8 +10,6 @@ from gymnax.environments import spaces
 from support.compilation import jit_quickly
 
 import reppo
-from onejit.base import statistics
-from onejit.run.directory import read_config
 
 # --- HL-Gauss ---
 
@@ -72,12 +68,3 @@ def test_hidden_layers_are_normalized():
     apply = jit_quickly(net.apply)
     np.testing.assert_allclose(apply(params, 100 * x), apply(params, x), rtol=1e-3, atol=1e-5)
     assert sum("RMSNorm" in name for name in params["params"]) == 2
-
-
-@pytest.mark.slow
-def test_pendulum_is_learned_with_its_config():
-    """Four seeds of configs/reppo/pendulum.yaml."""
-    path = Path(reppo.__file__).parent / "configs" / "reppo" / "pendulum.yaml"
-    config = read_config(reppo, path)
-    out = jax.jit(jax.vmap(reppo.make_train(config)))(jax.random.split(jax.random.key(0), 4))
-    assert statistics.final_return(jax.device_get(out["metrics"])).mean() > -200

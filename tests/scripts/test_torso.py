@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys  # registers the environments, of which Brightness shows pictures
-from flax.traverse_util import flatten_dict
+import toys  # noqa: F401  registers the environments, of which Brightness shows pictures
 from support.compilation import jit_quickly
+from support.small import field_names, small_config
 from support.tiers import slow
 
 import apex_dqn
@@ -21,7 +21,6 @@ import ppo
 import ppo_rnn
 import pqn
 import rainbow
-from onejit.engine.evaluation import policy_of
 
 SCRIPTS = [ppo, dqn, pqn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
 CONVOLUTIONS = {
@@ -32,49 +31,14 @@ CONVOLUTIONS = {
 # features of an image [84, 84, 1]
 LARGE = {"flat": 84 * 84, "grid": 82 * 82 * 16, "nature": 7 * 7 * 64}
 CLASSIC = {"flat": 63 * 63 * 3, "grid": 61 * 61 * 16, "nature": 4 * 4 * 64}  # of one [63, 63, 3]
-SIZES = {  # settings of short trainings; a script takes the fields that its Config has
-    "num_envs": 8,
-    "num_steps": 8,
-    "inner_envs": 8,
-    "inner_steps": 8,
-    "update_epochs": 2,
-    "num_minibatches": 2,
-    "buffer_size": 512,
-    "batch_size": 32,
-    "learning_starts": 64,
-    "target_update_interval": 8,
-    "gradient_steps": 2,
-    "population_size": 2,
-    "inner_seeds": 1,
-    "num_generations": 1,
-    "drift_size": 2,
-    "n_step": 1,
-    "cell_size": 8,
-    "hidden_sizes": (8,),
-    "activation": "relu",
-    "lr": 1e-3,
-    "anneal_lr": False,
-    "exploration_fraction": 0.1,
-    "normalize_obs": False,
-    "normalize_reward": False,
-    "actor_sync_interval": 2,
-    "fitness_episodes": 4,
-}
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 
 
-def make_config(script, torso="nature", num_updates=1, image=(), **overrides):
-    fields = {field.name for field in dataclasses.fields(script.Config)}
-    settings = {name: value for name, value in SIZES.items() if name in fields}
+def make_config(script, torso="nature", image=(), **overrides):
+    settings = {"normalize_obs": False, "normalize_reward": False, "n_step": 1, "cell_size": 8}
+    settings = {name: value for name, value in settings.items() if name in field_names(script)}
     settings |= {"env_name": "Brightness", "env_params": dict(image)}
-    settings["convolutions"] = CONVOLUTIONS[torso]
-    config = script.Config(**settings | overrides)
-    envs, steps = (getattr(config, name, 8) for name in ("num_envs", "num_steps"))
-    envs, steps = (
-        (config.inner_envs, config.inner_steps) if script is evolve_objective else (envs, steps)
-    )
-    steps = num_updates * envs * steps + getattr(config, "warmup_timesteps", 0)
-    return dataclasses.replace(config, total_timesteps=steps)
+    return small_config(script, convolutions=CONVOLUTIONS[torso], **settings | overrides)
 
 
 def kernels(script, config) -> set[tuple[int, ...]]:
@@ -198,7 +162,7 @@ def test_bytes_are_stored_as_bytes(script, torso):
     images = [leaf for leaf in stored if leaf.shape[-3:] == (84, 84, 1)]
     # fewer are statistics
     images = [leaf for leaf in images if math.prod(leaf.shape[:-3]) >= 8]
-    assert max(math.prod(leaf.shape[:-3]) for leaf in images) >= 64  # rollouts
+    assert max(math.prod(leaf.shape[:-3]) for leaf in images) >= 32  # rollouts
     assert all(leaf.dtype == jnp.uint8 for leaf in images)
 
 
@@ -262,45 +226,3 @@ def test_entries_of_images_are_vectors(overrides):
 
 
 # --- learning ---
-
-
-@pytest.mark.parametrize(
-    ("script", "num_updates", "overrides"),
-    [
-        slow(ppo, 12, {}),
-        slow(dqn, 25, {"num_steps": 1, "target_update_interval": 8}),
-        slow(pqn, 12, {}),
-        slow(apex_dqn, 25, {"num_steps": 1}),
-        slow(rainbow, 25, {"num_steps": 1, "distribution": "none"}),
-        slow(ppo_rnn, 12, {}),
-        slow(evolve_objective, 12, {}),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_learns_from_pictures(script, num_updates, overrides):
-    """The bright half tells the right action.
-
-    Training changes the kernels of all layers, convolutions included.
-    """
-    config = make_config(script, num_updates=num_updates, **overrides)
-    initial = jit_quickly(lambda key: script.make_learner(config)[0](key).agent["params"])(
-        jax.random.key(0)
-    )
-    out = jit_quickly(script.make_train(config))(jax.random.key(0))
-    start, act = policy_of(script, config)
-    agent, picture = out["runner_state"].agent, toys.Brightness().picture
-    assert [int(act(agent, start(), picture(sign))[0]) for sign in (-1, 1)] == [0, 1]
-    initial, learned = flatten_dict(initial), flatten_dict(agent["params"])
-    # episodes of one step teach the memory itself nothing
-    layers = [path for path in initial if path[-1] == "kernel"]
-    assert len(layers) >= 5 and all(
-        np.abs(initial[path] - learned[path]).max() > 1e-4 for path in layers
-    )
-
-
-def test_acting_and_the_loss_see_the_same_pictures():
-    """Else the ratio is not 1 before any gradient step."""
-    for script in (ppo, ppo_rnn):
-        config = make_config(script, "grid", 2, {"size": 5}, update_epochs=1, num_minibatches=1)
-        metrics = jit_quickly(script.make_train(config))(jax.random.key(0))["metrics"]
-        np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-7)

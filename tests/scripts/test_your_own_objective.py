@@ -2,7 +2,6 @@
 and trains.
 """
 
-import csv
 import os
 import re
 import subprocess
@@ -156,24 +155,3 @@ def test_the_page_reports_other_seeds_than_it_tuned_with_and_shows_the_figure():
     assert all(int(re.search(r"--num-seeds (\d+)", each)[1]) >= 16 for each in trainings)
     picture = re.search(r"!\[.*\]\((.*)\)", PAGE)[1]
     assert (ROOT / "docs" / picture).read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_tools_run_it(file, tmp_path):
-    def run(*words):
-        command = [sys.executable, *map(str, words)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    small = ["--total-timesteps", 4096, "--num-seeds", 2]
-    swept = ["--lr", 1e-3, 1e-2, "--clip-eps", 0.2, 0.4]
-    run("-m", "onejit", "sweep", file, *swept, *small, "--run-dir", "sweep")
-    with (tmp_path / "sweep" / "results.csv").open() as table:
-        assert len(list(csv.DictReader(table))) == 8
-    best = ["--config", "sweep/best.yaml", "--seed", 1]
-    run("-m", "onejit", "train", file, *best, *small, "--run-dir", "spo")
-    run(ROOT / "ppo.py", *best, *small, "--run-dir", "ppo")
-    compared = run("-m", "onejit", "compare", "spo", "ppo", "--out", "compared")
-    assert "spo > ppo" in compared or "ppo > spo" in compared
-    assert (tmp_path / "compared" / "compare.png").exists()
