@@ -778,9 +778,9 @@ def main(
         print(f"training return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")
     if lost:
         print(f"{lost} of {num_seeds} seeds diverged, or ended no episode")
-    done = metrics["episodes"].shape[1]
-    if done < config.num_updates:
-        print(f"stopped after {done} of {config.num_updates} updates")
+    num_updates = metrics["episodes"].shape[1]
+    if num_updates < config.num_updates:
+        print(f"stopped after {num_updates} of {config.num_updates} updates")
 
     matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
     if report := globals().get("report"):  # figures of this script alone
@@ -790,21 +790,21 @@ def main(
     print(f"results in {run_dir}")
 
 
-def read_flags(words: list[str]) -> list[str]:
+def read_flags(args: list[str]) -> list[str]:
     """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
-    if words[:1] == ["--config"]:
+    if args[:1] == ["--config"]:
         flags = []
-        for name, value in yaml.safe_load(Path(words[1]).read_text()).items():
+        for name, value in yaml.safe_load(Path(args[1]).read_text()).items():
             if isinstance(value, dict):
                 value = list(value.items())
             flags += [f"--{name}", *map(str, jax.tree.leaves(value))]
-        words = flags + words[2:]
+        args = flags + args[2:]
 
     def write_out(match):
         return f"{match[1]}{float(match[2]):.16g}"
 
     # 5e5 may stand for a whole number, also in --total-timesteps=5e5
-    return [re.sub(r"(^|=)(\d+(\.\d+)?e\+?\d+)$", write_out, word) for word in words]
+    return [re.sub(r"(^|=)(\d+(\.\d+)?e\+?\d+)$", write_out, arg) for arg in args]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import os
 import platform
 import pty
@@ -603,16 +604,18 @@ def test_the_most_devices_that_divide_the_seeds(monkeypatch):
 
 
 @pytest.mark.common
-def test_diverged_agents_are_counted(script, tmp_path, capsys):
+def test_diverged_agents_are_counted(script, tmp_path, capsys, monkeypatch):
     """argmax over logits that are no numbers is action 0, whose return is finite.
 
-    The parameters tell.
+    The parameters tell. A minute passes in each chunk: without a terminal, each has a line.
     """
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=61).__next__)
     rates = [name for name in ("lr", "policy_lr", "q_lr") if name in field_names(script)]
     config = small_config(script, **dict.fromkeys(rates, 1e38))
     script.main(config, num_seeds=3, run_dir=tmp_path / "run")
     said = capsys.readouterr().out
     assert "3 of 3 seeds diverged" in said and "training return" not in said
+    assert len(re.findall("step/s.*\n", said)) == config.num_updates
 
 
 @pytest.mark.skipif(
