@@ -3,15 +3,10 @@
 import jax
 import numpy as np
 
+# the games whose pieces are stones of two colours
 STONES = ("tic_tac_toe", "connect_four", "othello", "go_9x9", "go_19x19")
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def check_stones(game, what: str) -> None:
-    """Raise ValueError if a game has other pieces than stones of two colours."""
-    if game.id not in STONES:
-        raise ValueError(f"env_name = {game.id}: {what} boards of {', '.join(STONES)}")
 
 
 def to_move(state) -> int:

@@ -8,14 +8,14 @@ import subprocess
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import jax
 from PIL import Image
 
 from onejit.base.files import write
 from onejit.base.packages import check_packages
-from onejit.watch.adapters import Adapter, Brax, Episode
+from onejit.watch.drawing import Drawing, Episode
 from onejit.watch.figures import state_at
 
 
@@ -79,26 +79,26 @@ def brax_page(title: str, env, states) -> str:
     return page.replace("<body>", f'<body>\n    <p style="position: absolute">{heading}</p>')
 
 
-def save_episode(form: str, path: Path, title: str, adapter: Adapter, episode: Episode) -> None:
+def save_episode(form: str, path: Path, title: str, drawing: Drawing, episode: Episode) -> None:
     """Write an episode in one of the formats."""
     if form == "html":
-        write(
-            path, brax_page(title, cast(Brax, adapter).bodies, episode.states.brax.pipeline_state)
-        )
+        write(path, brax_page(title, drawing.bodies, episode.states.brax.pipeline_state))
         return
     if form == "svg":
         write(path, partial(save_board_svg, episode.states, len(episode.rewards)))
         return
-    film = adapter.film(episode)
+    film = drawing.film(episode)
     save = save_gif if form == "gif" else save_mp4
     write(path, partial(save, film.frames, film.seconds))
 
 
-def check_formats(formats, adapter: Adapter) -> tuple[str, ...]:
+def check_formats(formats, drawing: Drawing) -> tuple[str, ...]:
     """Check the formats before anything is played, or choose them. Raises ValueError."""
-    formats = formats or adapter.default_formats
-    adapter.check_formats(formats)
-    packages = list(adapter.packages)
+    formats = formats or drawing.default_formats
+    if not formats or not set(formats) <= set(drawing.formats):
+        possible = f"as {', '.join(drawing.formats)}" if drawing.formats else "in no format"
+        raise ValueError(f"formats: this environment can be drawn {possible}")
+    packages = list(drawing.packages)
     if "mp4" in formats:
         packages.append("imageio_ffmpeg")
     check_packages(f"formats = {' '.join(formats)}", packages)

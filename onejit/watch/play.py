@@ -16,10 +16,10 @@ import tyro
 
 from onejit.base import statistics
 from onejit.engine.evaluation import policy_of
-from onejit.run.directory import load_metrics, load_run
+from onejit.run.directory import load_results, load_run
 from onejit.run.record import read_record
 from onejit.script.environment import unwrap
-from onejit.watch.boards import check_stones, move_names, text, to_move
+from onejit.watch.boards import STONES, move_names, text, to_move
 
 
 def ask(state) -> int:
@@ -42,10 +42,9 @@ def check_options(agent: int | None, num_agents: int, simulations: int | None) -
 
 
 def best_agent(run_dir: Path, agents) -> int:
-    metrics = load_metrics(run_dir)
+    returns, _ = load_results(run_dir).best_known_return()
     lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
-    order, _ = statistics.rank_agents(metrics, lost)
-    return int(order[-1])
+    return int(statistics.rank_agents(returns, lost)[-1])
 
 
 def result_of(reward: float) -> str:
@@ -76,7 +75,8 @@ def main(
             f"run_dir = {run_dir}: {config.env_name} is no board game; "
             "play is for runs of alphazero"
         )
-    check_stones(game, "play draws")
+    if game.id not in STONES:
+        raise ValueError(f"env_name = {game.id}: play draws boards of {', '.join(STONES)}")
     check_options(agent, len(jax.tree.leaves(agents)[0]), simulations)
     if simulations is not None:
         config = dataclasses.replace(config, eval_simulations=simulations)

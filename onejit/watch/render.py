@@ -38,13 +38,13 @@ from onejit.base import statistics
 from onejit.base.files import reading
 from onejit.base.text import printable
 from onejit.engine import evaluation
-from onejit.run.directory import load_metrics, load_run
+from onejit.run.directory import load_results, load_run
 from onejit.run.record import read_record
 from onejit.script.contract import Script
 from onejit.script.environment import unwrap
 from onejit.watch import formats as render_formats
-from onejit.watch.adapters import Episode, adapter_of
 from onejit.watch.boards import after_each_move
+from onejit.watch.drawing import Episode, drawing_of
 from onejit.watch.figures import state_at
 
 # --- agents ---
@@ -72,12 +72,13 @@ def rank(run_dir: Path, agents, best: bool) -> tuple[np.ndarray, str]:
     lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
     if len(lost) == 1:
         return np.zeros(1, int), ""
-    if not best:
-        return statistics.rank_agents(load_metrics(run_dir), lost)
-    file = run_dir / "evaluations.npz"
-    with reading(file), np.load(file) as stored:
-        returns = np.where(np.isfinite(stored["returns"]), stored["returns"], -np.inf)
-    return statistics.rank_agents({"evaluation": returns.max(axis=1, keepdims=True)}, lost)
+    returns, criterion = load_results(run_dir).best_known_return()
+    if best:
+        file = run_dir / "evaluations.npz"
+        with reading(file), np.load(file) as stored:
+            known = np.where(np.isfinite(stored["returns"]), stored["returns"], -np.inf)
+        returns = known.max(axis=1)
+    return statistics.rank_agents(returns, lost), criterion
 
 
 def choose_agents(wanted, order) -> dict[str, int]:
@@ -161,8 +162,8 @@ def main(
         )
     script, config, weights = load_run(run_dir, file)
     env, env_params = script.make_env(evaluation.whole_games(config))
-    adapter = adapter_of(unwrap(env))
-    chosen_formats = render_formats.check_formats(formats, adapter)
+    drawing = drawing_of(unwrap(env))
+    chosen_formats = render_formats.check_formats(formats, drawing)
     check_agents(script, config, weights, run_dir / file)
     order, criterion = rank(run_dir, weights, best)
     chosen = choose_agents(agents, order)
@@ -185,7 +186,7 @@ def main(
         )
         for form in chosen_formats:
             path = folder / f"{name}.{form}"
-            render_formats.save_episode(form, path, title, adapter, shown)
+            render_formats.save_episode(form, path, title, drawing, shown)
             print(f"  {path}")
             written.append(path)
     return written

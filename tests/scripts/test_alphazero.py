@@ -16,8 +16,8 @@ from support.small import small_config
 
 import alphazero
 from onejit.watch import play, render
-from onejit.watch.adapters import adapter_of
 from onejit.watch.boards import after_each_move, check_stones, move_names, text, to_move
+from onejit.watch.drawing import drawing_of
 from onejit.watch.formats import check_formats
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -200,7 +200,7 @@ def test_pictures_of_a_run(finished):
             frames = path.read_text().count('class="frame"')
         else:
             assert Image.open(path).n_frames == frames >= 6
-    with pytest.raises(ValueError, match="formats: html is for brax"):
+    with pytest.raises(ValueError, match="formats: this environment can be drawn as svg"):
         render.main(finished, formats=("html",))
 
 
@@ -242,9 +242,10 @@ def test_play_says_where_it_does_not_apply():
 
 def test_render_says_where_it_does_not_apply():
     """Pgx draws its own games alone, and GIFs draw stones."""
-    for formats in ((), ("svg",)):
-        with pytest.raises(ValueError, match="formats: svg draws the games of Pgx, and no others"):
-            check_formats(formats, adapter_of(alphazero.Match(Nim(), 0)))
-    with pytest.raises(ValueError, match="env_name = nim: gif and mp4 draw boards of tic_tac_toe"):
-        check_formats(("gif",), adapter_of(alphazero.Match(Nim(), 0)))
-    assert check_formats((), adapter_of(alphazero.Match(alphazero.make_game("hex"), 0))) == ("svg",)
+    for formats in ((), ("svg",), ("gif",)):
+        with pytest.raises(ValueError, match="formats: this environment can be drawn in no format"):
+            check_formats(formats, drawing_of(alphazero.Match(Nim(), 0)))
+    hex_board = drawing_of(alphazero.Match(alphazero.make_game("hex"), 0))
+    with pytest.raises(ValueError, match="formats: this environment can be drawn as svg"):
+        check_formats(("gif",), hex_board)
+    assert check_formats((), hex_board) == ("svg",)

@@ -26,9 +26,10 @@ import q_learning_gridworld
 from onejit import __main__, train
 from onejit.base import statistics
 from onejit.run.agents import read_agents
+from onejit.run.directory import Results
 from onejit.script import command_line
 from onejit.watch import figures, formats, render
-from onejit.watch.adapters import Episode, adapter_of
+from onejit.watch.drawing import Episode, drawing_of
 from onejit.watch.formats import check_formats
 
 rng = np.random.default_rng(0)
@@ -105,13 +106,14 @@ def test_agents_are_ranked_and_named():
         "episodes": np.ones((5, 10)),
         "episodic_return": np.repeat([[3.0], [2.0], [1.0], [4.0], [np.inf]], 10, 1),
     }
-    found, by = statistics.rank_agents(metrics)
-    assert found.tolist() == [4, 2, 1, 0, 3] and "end of training" in by
-    lost = np.arange(5) == 4  # the best, of parameters that are not finite
-    metrics["evaluation"] = evaluation
-    assert statistics.rank_agents(metrics, lost)[0].tolist()[:2] == [2, 4]
-    found, by = statistics.rank_agents(metrics)
+    results = Results(metrics, final_return=None, evaluation=None)
+    returns, by = results.best_known_return()
+    assert statistics.rank_agents(returns).tolist() == [4, 2, 1, 0, 3] and "end of training" in by
+    returns, by = results._replace(evaluation=evaluation).best_known_return()
+    found = statistics.rank_agents(returns)
     assert found.tolist() == [2, 3, 1, 0, 4] and "greedy" in by
+    lost = np.arange(5) == 4  # the best, of parameters that are not finite
+    assert statistics.rank_agents(returns, lost).tolist()[:2] == [2, 4]
     three = ["best", "median", "worst"]
     of_five = {"best_agent4": 4, "worst_agent2": 2, "agent3": 3, "median_agent1": 1}
     assert render.choose_agents([*three, "3", "4"], found) == of_five
@@ -374,7 +376,7 @@ def test_gymnax_environments(name, monkeypatch):
     states, rewards = play(jax.random.key(1))
     rewards = np.asarray(rewards)
     episode = Episode(name, params, jax.device_get(states), rewards)
-    frames, seconds = adapter_of(env).film(episode)
+    frames, seconds = drawing_of(env).film(episode)
     frames = list(frames)
     assert len(frames) == 6 and 0.01 < seconds < 0.2
     assert len({frame.shape for frame in frames}) == 1 and frames[0].dtype == np.uint8
@@ -392,10 +394,10 @@ sys.modules["mujoco"] = None
 import gymnax
 from onejit.script import errors
 from onejit.watch import render
-from onejit.watch import adapters
+from onejit.watch import drawing
 from onejit.watch import formats
-adapter = adapters.adapter_of(gymnax.make("Catch-bsuite")[0])
-formats.check_formats((), adapter)
+shown = drawing.drawing_of(gymnax.make("Catch-bsuite")[0])
+formats.check_formats((), shown)
 assert errors.similar_environment("CartPol-v1") == "; did you mean CartPole-v1?"
 assert "brax" not in sys.modules
 """
@@ -423,12 +425,12 @@ def test_mp4(tmp_path, monkeypatch):
 def test_packages_for_pictures_that_are_not_there(package, form, env_name, monkeypatch):
     """Said before anything is played."""
     env, _ = gymnax.make(env_name)
-    assert check_formats((form,), adapter_of(env)) == (form,)
+    assert check_formats((form,), drawing_of(env)) == (form,)
     monkeypatch.setitem(sys.modules, package, None)
     name = package.replace("_", "-")
     with pytest.raises(ValueError, match=f"needs {name}; pip install {name}"):
-        check_formats((form,), adapter_of(env))
-    assert check_formats(("gif",), adapter_of(gymnax.make("Breakout-MinAtar")[0]))
+        check_formats((form,), drawing_of(env))
+    assert check_formats(("gif",), drawing_of(gymnax.make("Breakout-MinAtar")[0]))
 
 
 # --- the page ---
@@ -444,11 +446,11 @@ def test_page(tmp_path):
     rot = np.tile([1.0, 0.0, 0.0, 0.0], (3, links, 1))
     # three states without the compilation of a reset
     states = SimpleNamespace(x=Transform(rng.normal(size=(3, links, 3)), rot))
-    adapter = adapter_of(SimpleNamespace(env=env))
-    assert check_formats((), adapter) == ("gif", "html")
+    drawing = drawing_of(SimpleNamespace(env=env))
+    assert check_formats((), drawing) == ("gif", "html")
     brax_state = SimpleNamespace(pipeline_state=states)
     episode = Episode("inverted_pendulum", None, SimpleNamespace(brax=brax_state), np.zeros(3))
-    formats.save_episode("html", tmp_path / "page", "a <title> & </script>", adapter, episode)
+    formats.save_episode("html", tmp_path / "page", "a <title> & </script>", drawing, episode)
     page = (tmp_path / "page").read_text()
     heading = "a &lt;title&gt; &amp; &lt;/script&gt; (the viewer needs the network)"
     assert f"<title>{heading}</title>" in page and f"{heading}</p>" in page
@@ -467,7 +469,7 @@ def test_bad_input(run_dir, tmp_path, refuses):
     refuses([run_dir, "--agents", "good"], "agents: good")
     refuses([run_dir, "--agents"], "agents: must be best, median, worst")
     refuses([run_dir, "--episode=4294967296"], "episode = 4294967296: must be below")
-    refuses([run_dir, "--formats", "html"], "formats: html is for brax")
+    refuses([run_dir, "--formats", "html"], "formats: this environment can be drawn as gif, mp4")
     refuses([run_dir, "--formats", "bmp"], "--formats")
     refuses([run_dir, "--episode=-1"], "episode = -1")
     refuses([run_dir, "--max-steps=-1"], "max_steps = -1")

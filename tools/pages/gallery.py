@@ -29,7 +29,7 @@ from onejit import train
 from onejit.run.directory import load_run
 from onejit.script.environment import unwrap
 from onejit.watch import figures, render
-from onejit.watch.adapters import Episode, adapter_of
+from onejit.watch.drawing import Episode, drawing_of
 
 FIGURES = ROOT / "docs" / "figures"
 COLUMNS = 4
@@ -107,7 +107,7 @@ def frame(panel: Panel) -> Image.Image:
         mock.patch.object(figures, "captioned", lambda picture, *_: np.asarray(picture)),
     ):
         episode = Episode(config.env_name, env_params, states, rewards)
-        film = adapter_of(unwrap(env)).film(episode)
+        film = drawing_of(unwrap(env)).film(episode)
         frames = list(film.frames)
     return Image.fromarray(frames[min(int(panel.share * len(frames)), len(frames) - 1)])
 
