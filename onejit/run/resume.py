@@ -46,7 +46,8 @@ def options_of(kind, run_dir: Path, record: Record, memory: float | None = None)
 
     `memory` replaces the option of this name if it is given.
     """
-    values = dict(record.options)
+    # older versions have written None for some options that are 0 now
+    values = {name: value for name, value in record.options.items() if value is not None}
     if memory is not None:
         values["memory"] = memory
     settings = record.settings

@@ -29,6 +29,7 @@ REMOVED = {
     "exploit_interval": POPULATIONS,
     "keep_replay": POPULATIONS,
     "replay": POPULATIONS,
+    "first_rung": "is gone; use --rungs",
     "part": MACHINES,
     "merge": "is gone; onejit compare RUN_DIR RUN_DIR ... makes one table of several sweeps",
 }

@@ -22,10 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from onejit.base.signals import Stopped, catching_signals, stopping
-from onejit.base.text import plural
 from onejit.engine import hosts
 from onejit.engine.progress import progress_bar
 from onejit.run import tracking
@@ -39,57 +36,44 @@ from onejit.script.errors import (
     exit_as_diverged,
     failures_in_one_line,
 )
-from onejit.sweep import execution, halving, proposals, results
+from onejit.sweep import results, strategies
+from onejit.sweep.execution import Trainer
 from onejit.sweep.opening import open_sweep, read_sweep
 from onejit.sweep.options import Options
-from onejit.sweep.strategy import Grid, Strategy
-from onejit.sweep.trials import Sweep, make_groups
+from onejit.sweep.trials import Sweep
 
 __all__ = ["Options", "main", "read_sweep", "resume"]
 
 TOOL = "onejit sweep"
 
 
-def strategy_of(sweep: Sweep) -> Strategy:
-    """Trials are listed or drawn, stopped early, or proposed by Optuna."""
-    if sweep.search.options.optuna:
-        return proposals.Optuna(sweep)
-    values = sweep.trials.values
-    groups = make_groups(sweep.search, values, range(len(values)))
-    if sweep.search.options.halving:
-        return halving.Halving(sweep, groups, halving.sizes_of_tasks(sweep.search, values))
-    return Grid(sweep, groups)
-
-
-def begin(sweep: Sweep, is_new: bool, until_the_end: contextlib.ExitStack) -> Strategy:
+def begin(sweep: Sweep, is_new: bool, until_the_end: contextlib.ExitStack) -> strategies.Plan:
     """What to train. Makes the directory, locks it and checks the configs. Raises ValueError."""
+    script = sweep.search.script
     record = sweep.record
     if is_new:
         until_the_end.enter_context(holding(sweep.run_dir, is_new=True))
-    hosts.only_first(tracking.check_login, sweep.search.options.track)
-    strategy = strategy_of(sweep)
-    groups = strategy.groups
-    for group in groups:
-        with about_the_config(sweep.search.script, group.config):  # before anything is compiled
-            sweep.search.script.make_learner(group.config)
-    steps_total = strategy.plan()
+    hosts.only_first(tracking.check_login, sweep.options.track)
+    plan = strategies.make_plan(sweep)
+    for group in plan.groups:
+        with about_the_config(script, group.config):  # before anything is compiled
+            script.make_learner(group.config)
     record.steps_done = 0  # slices on disk are counted again
-    record.steps_total = steps_total
+    record.steps_total = plan.steps
     if is_new:
-        env_names = dict.fromkeys(env_name_of(group.config) for group in groups)
-        hosts.only_first(
-            begin_run, sweep.run_dir, sweep.search.config, record, sweep.search.script, env_names
-        )
+        env_names = dict.fromkeys(env_name_of(group.config) for group in plan.groups)
+        config = sweep.search.config
+        hosts.only_first(begin_run, sweep.run_dir, config, record, script, env_names)
     if hosts.is_first():
-        print("\n".join(strategy.announce(plural(len(jax.devices()), "device"))))
-    return strategy
+        print("\n".join(plan.lines))
+    return plan
 
 
-def train(sweep: Sweep, strategy: Strategy, is_new: bool, bar, caught) -> None:
+def train(sweep: Sweep, plan: strategies.Plan, is_new: bool, bar, caught) -> None:
     """Train all groups. A directory in which nothing was begun is removed."""
+    trainer = Trainer(sweep, bar, caught)
     try:
-        with strategy:
-            execution.run_groups(sweep, strategy, bar, caught)
+        strategies.train(sweep, plan, trainer.train_group)
     except Exception as error:
         nothing_begun = is_new and not sweep.record.slices
         if nothing_begun and not isinstance(error, Stopped):
@@ -124,7 +108,7 @@ def run(tool: str, read, is_new: bool) -> Any:
         if sweep is None:
             return None
         run_dir = sweep.run_dir
-        strategy = begin(sweep, is_new, until_the_end)
+        plan = begin(sweep, is_new, until_the_end)
         # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     with (
@@ -139,7 +123,7 @@ def run(tool: str, read, is_new: bool) -> Any:
             catching_signals(f"{tool}: stopped at once; {go_on}") as caught,
         ):
             with errors_in_one_line(tool, kinds=(ValueError,)), bar:
-                train(sweep, strategy, is_new, bar, caught)
+                train(sweep, plan, is_new, bar, caught)
             if not sweep.trials.values:
                 hosts.only_first(remove, run_dir)
                 print(

@@ -1,6 +1,5 @@
 """Training of the groups of a sweep, slice by slice."""
 
-import contextlib
 import dataclasses
 import sys
 from functools import partial
@@ -19,108 +18,123 @@ from onejit.run.agents import as_bytes
 from onejit.run.record import write_record
 from onejit.script.configs import plain
 from onejit.script.steps import timesteps_until
-from onejit.sweep.ranking import best_trials, rank_trials
 from onejit.sweep.slices import (
     DIVERGED,
     FINAL_RETURN,
     FIRST_NOT_FINITE,
     carry_of_runs,
     finished_slices,
-    group_of,
     read_slice,
     runs_of,
     slice_name,
 )
-from onejit.sweep.strategy import Strategy
 from onejit.sweep.swept import show_values
 from onejit.sweep.trials import Group, Sweep
 
 
-def compile_group(sweep: Sweep, group: Group, number: int, progress) -> compilation.Program:
-    """The program of the compile group `number`. A resumed group keeps its size of slices.
+class Trainer:
+    """Compiles and trains groups of a sweep.
 
-    Raises ValueError.
+    Consecutive groups with the same config share a program, as the batches of Optuna do. Each rung
+    has its own.
     """
+
+    def __init__(self, sweep: Sweep, progress, caught):
+        self.sweep = sweep
+        self.progress = progress
+        self.caught = caught
+        self.session = loop.Session(
+            record=sweep.record,
+            write_record=partial(write_record, sweep.run_dir, sweep.record),
+            progress=progress,
+            caught=caught,
+            watch=partial(note_of_group, sweep, progress),
+            checkpoint_interval=sweep.options.checkpoint_interval,
+        )
+        self.programs = {}  # {rung: program} of the config
+        self.numbers = {}  # {rung: number of the program} of the config
+        self.num_programs = 0
+
+    def train_group(self, group: Group) -> None:
+        """Train a group, and add it and its returns to `sweep.trials`.
+
+        Raises ValueError, OSError, Stopped.
+        """
+        sweep = self.sweep
+        trials = sweep.trials
+        if trials.groups and trials.groups[-1].config != group.config:
+            self.programs.clear()  # free their memory before the next one compiles
+            self.numbers.clear()
+        if group.rung not in self.numbers:
+            self.numbers[group.rung] = self.num_programs
+            self.num_programs += 1
+        index = len(trials.groups)
+        trials.groups.append(group)
+        for trial in group.trials:
+            trials.returns.pop(trial, None)  # of the rung before
+        num_runs = len(group.trials) * sweep.options.num_seeds
+        done = hosts.only_first(first_runs_done, sweep, group, index)
+        size = self.size_of_slices(group, num_runs, done)
+        for first in range(0, num_runs, size):
+            last = min(first + size, num_runs)
+            name = slice_name(index, first, last)
+            if first in done:
+                self.session.count(group.steps(last - first), restored=True)
+                stored = read_slice(sweep.run_dir / "slices" / f"{name}.npz", [FINAL_RETURN])
+                note_returns(sweep, group, first, stored[FINAL_RETURN])
+                continue
+            stop = hosts.latest(self.caught)
+            if stop:
+                raise Stopped(stop)
+            program = self.programs[group.rung]
+            piece = slice_of_trials(sweep, group, program, first, name)
+            trained, state = loop.run(program, piece, self.session)
+            hosts.only_first(finish_slice, sweep, group, trained, first, name, self.progress)
+            del trained, state, program  # free their memory before the next slice
+
+    def size_of_slices(self, group: Group, num_runs: int, done: list[int]) -> int:
+        """The size of a group's slices; compiles their program unless all of them are `done`.
+
+        A resumed group keeps its size. Raises ValueError.
+        """
+        sizes = self.sweep.record.slices
+        number = self.numbers[group.rung]
+        size = sizes[number] if number < len(sizes) else None
+        is_done = size is not None and set(range(0, num_runs, size)) <= set(done)
+        if not is_done and group.rung not in self.programs:
+            program = compile_group(self.sweep, group, number, size, self.progress)
+            self.programs[group.rung] = program
+        return sizes[number]
+
+
+def compile_group(
+    sweep: Sweep, group: Group, number: int, size: int | None, progress
+) -> compilation.Program:
+    """The program of this number. Its size is recorded if it is new. Raises ValueError."""
     floats = sweep.search.float_names()
-    sizes = sweep.record.slices
-    num_runs = len(group.trials) * sweep.search.options.num_seeds
+    num_runs = len(group.trials) * sweep.options.num_seeds
     all_updates = group.config.num_updates
     program, description = compilation.compile_slices(
         partial(compilation.compile_slice, sweep.search.script, group.config, floats),
         total=num_runs,
-        size=sizes[number] if number < len(sizes) else None,
-        memory_gib=sweep.search.options.memory,
+        size=size,
+        memory_gib=sweep.options.memory,
         clock=sweep.record.seconds,
     )
-    if number == len(sizes):
-        sizes.append(program.size)
+    if size is None:
+        sweep.record.slices.append(program.size)
     hosts.only_first(write_record, sweep.run_dir, sweep.record)
     if hosts.is_first():
         trial = sweep.trials.values[group.trials[0]]
         static = {name: value for name, value in trial.items() if name not in floats}
         label = show_values(static) or "float fields only"
         runs = f"{num_runs} runs of {all_updates} updates"
-        if sweep.search.options.halving:
+        if sweep.options.halving:
             label += f", rung {group.rung + 1}"
             updates = f"updates {group.first_update} to {group.num_updates} of {all_updates}"
             runs = f"{num_runs} runs, {updates},"
         progress.write(f"group {number} ({label}): {runs} in {description}", file=sys.stdout)
     return program
-
-
-def run_groups(sweep: Sweep, strategy: Strategy, progress, caught) -> None:
-    """Compile and train what the strategy decides. Raises ValueError, OSError, Stopped.
-
-    Consecutive groups with the same config share a program, as the batches of Optuna do. Each rung
-    has its own.
-    """
-    session = loop.Session(
-        record=sweep.record,
-        write_record=partial(write_record, sweep.run_dir, sweep.record),
-        progress=progress,
-        caught=caught,
-        watch=partial(note_of_group, sweep, progress),
-        checkpoint_interval=sweep.search.options.checkpoint_interval,
-    )
-    programs = {}  # {rung: program} of the config
-    numbers = {}  # {rung: number of the program} of the config
-    num_programs = 0
-    sizes = sweep.record.slices
-    for index, group in enumerate(iter(strategy.next, None)):
-        if sweep.trials.groups and sweep.trials.groups[-1].config != group.config:
-            programs.clear()  # free their memory before the next one compiles
-            numbers.clear()
-        if group.rung not in numbers:
-            numbers[group.rung] = num_programs
-            num_programs += 1
-        number = numbers[group.rung]
-        sweep.trials.groups.append(group)
-        for trial in group.trials:
-            sweep.trials.returns.pop(trial, None)  # of the rung before
-        num_runs = len(group.trials) * sweep.search.options.num_seeds
-        done = hosts.only_first(first_runs_done, sweep, group, index)
-        if group.rung not in programs:
-            is_new = number == len(sizes)
-            if is_new or set(range(0, num_runs, sizes[number])) - set(done):
-                programs[group.rung] = compile_group(sweep, group, number, progress)
-        for first in range(0, num_runs, sizes[number]):
-            last = min(first + sizes[number], num_runs)
-            name = slice_name(index, first, last)
-            if first in done:
-                session.count(group.steps(last - first), restored=True)
-                stored = read_slice(sweep.run_dir / "slices" / f"{name}.npz", [FINAL_RETURN])
-                note_returns(sweep, group, first, stored[FINAL_RETURN])
-                continue
-            stop = hosts.latest(caught)
-            if stop:
-                raise Stopped(stop)
-            program = programs[group.rung]
-            piece = slice_of_trials(sweep, group, program, first, name)
-            trained, state = loop.run(program, piece, session)
-            hosts.only_first(finish_slice, sweep, group, trained, first, name, progress)
-            del trained, state, program  # free their memory before the next slice
-        returns = {trial: sweep.trials.returns.get(trial) for trial in group.trials}
-        strategy.tell(index, group, returns)
 
 
 def first_runs_done(sweep: Sweep, group: Group, index: int) -> list[int]:
@@ -139,7 +153,7 @@ def first_runs_done(sweep: Sweep, group: Group, index: int) -> list[int]:
 
 def slice_of_trials(sweep: Sweep, group: Group, program, first: int, name: str) -> loop.Slice:
     """The slice of a group from the run `first` on."""
-    num_seeds = sweep.search.options.num_seeds
+    num_seeds = sweep.options.num_seeds
     runs, numbers = loop.runs_of_slice(first, program.size, len(group.trials) * num_seeds)
     trials = [group.trials[i] for i in numbers // num_seeds]
     floats = {}
@@ -155,7 +169,7 @@ def slice_of_trials(sweep: Sweep, group: Group, program, first: int, name: str) 
         config=group.config,
         runs=runs,
         numbers=numbers,
-        key_data=loop.seed_keys(sweep.search.options)[numbers % num_seeds],
+        key_data=loop.seed_keys(sweep.options)[numbers % num_seeds],
         folder=sweep.run_dir / "unfinished" / name,
         floats=floats,
         first_update=group.first_update,
@@ -169,7 +183,7 @@ def note_of_group(sweep: Sweep, progress, piece: loop.Slice, first, last, metric
     """What the progress bar says after the updates [first, last) of a slice."""
     ended = statistics.mean_return(metrics)[: len(piece.runs)]
     notes = [note_of_returns(progress, ended)]
-    if sweep.search.options.halving:
+    if sweep.options.halving:
         group = sweep.trials.groups[-1]
         notes.insert(0, f"rung {group.rung + 1}, {plural(len(group.trials), 'trial')}")
     return ", ".join(filter(None, notes))
@@ -189,47 +203,20 @@ def finish_slice(
     final = trained.final_return
     returns = np.where(good & np.isfinite(final), final, -np.inf)
     bad_runs = first + np.flatnonzero(~good)
-    for position in np.unique(bad_runs // sweep.search.options.num_seeds):
+    for position in np.unique(bad_runs // sweep.options.num_seeds):
         trial = group.trials[position]
         values = show_values(sweep.trials.values[trial])
         progress.write(f"not finite: trial {trial} ({values})", file=sys.stderr)
     for trial in note_returns(sweep, group, first, returns):
         track(sweep, group, trial)
 
-    if sweep.search.options.keep:
+    if sweep.options.keep:
         write(folder / f"{name}.safetensors", as_bytes(trained.agent))
     of_runs = {FINAL_RETURN: returns, FIRST_NOT_FINITE: not_finite, DIVERGED: lost}
     write(folder / f"{name}.npz", partial(np.savez, **trained.metrics, **of_runs))
     if group.num_updates == group.config.num_updates:
         delete_folder(sweep.run_dir / "unfinished" / name)
     write_record(sweep.run_dir, sweep.record)
-    delete_agents_of_worse_trials(sweep)
-
-
-def delete_agents_of_worse_trials(sweep: Sweep) -> None:
-    """Delete files of agents none of which can be among the best anymore.
-
-    With `--halving` this is known only at the end: a trial that goes on may still become the worst.
-    """
-    num_seeds = sweep.search.options.num_seeds
-    finished = set()
-    for trials in rank_trials(sweep.search, sweep.trials).values():
-        finished.update(trials)
-    worse = finished.difference(best_trials(sweep.search, sweep.trials))
-    if sweep.search.options.halving:
-        worse = set()
-    last_group = sweep.trials.last_groups()
-    for file in (sweep.run_dir / "slices").glob("*.safetensors"):
-        number = group_of(file)
-        if number >= len(sweep.trials.groups):
-            continue
-        first, last = runs_of(file)
-        trials = sweep.trials.groups[number].trials
-        trials = trials[first // num_seeds : -(-last // num_seeds)]
-        continued = {trial for trial in finished if last_group[trial] > number}
-        if (worse | continued).issuperset(trials):
-            with contextlib.suppress(OSError):
-                file.unlink()
 
 
 def note_returns(sweep: Sweep, group: Group, first: int, returns) -> list[int]:
@@ -237,7 +224,7 @@ def note_returns(sweep: Sweep, group: Group, first: int, returns) -> list[int]:
 
     Returns the trials that have now ended.
     """
-    num_seeds = sweep.search.options.num_seeds
+    num_seeds = sweep.options.num_seeds
     ended = []
     for run, value in enumerate(returns, start=first):
         trial = group.trials[run // num_seeds]
@@ -255,7 +242,7 @@ def track(sweep: Sweep, group: Group, trial: int) -> None:
     record = dataclasses.replace(sweep.record, settings=sweep.record.settings | plain(config))
     name = f"trial-{trial}"
     done = timesteps_until(config, group.first_update) if group.first_update else 0
-    tracker = tracking.open_tracker(sweep.search.options.track, sweep.run_dir, record, name, done)
+    tracker = tracking.open_tracker(sweep.options.track, sweep.run_dir, record, name, done)
     values = tracking.returns_over_seeds("final_return", sweep.trials.returns[trial])
     for field, value in sweep.trials.values[trial].items():
         if isinstance(value, (int, float)):

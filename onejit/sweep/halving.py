@@ -5,15 +5,17 @@ first rung. With `--halving ETA` the best 1/ETA of them train from there to the 
 on until the last rung, which has the full budget. A trial keeps the schedules of the full budget.
 """
 
+from collections.abc import Callable
+
 from onejit.base.files import delete_folder
 from onejit.base.text import plural
 from onejit.engine import hosts
 from onejit.script.steps import steps_of, timesteps_until
-from onejit.sweep.options import Options, required
-from onejit.sweep.ranking import sort_trials, trials_of_tasks
+from onejit.sweep.options import Options
 from onejit.sweep.slices import checkpoints_of, finished_slices, read_slice
-from onejit.sweep.strategy import Strategy
-from onejit.sweep.trials import Group, Search, Sweep
+from onejit.sweep.trials import Group, Sweep, sort_trials, trials_of_tasks
+
+# --- rungs ---
 
 
 def updates_until(config, timesteps: int) -> int:
@@ -31,33 +33,16 @@ def most_rungs(config, eta: int) -> int:
     return rungs
 
 
-def timesteps_from_first(config, options: Options) -> list[int]:
-    """The timesteps of all rungs but the last one, from --first-rung on. Raises ValueError."""
-    first = required(options.first_rung)
-    eta = required(options.halving)
-    total = config.total_timesteps
-    if first >= total:
-        raise ValueError(f"first_rung = {first}: must be below total_timesteps = {total}")
-    if updates_until(config, first) < 1:
-        raise ValueError(
-            f"first_rung = {first}: must be at least {timesteps_until(config, 1)}, "
-            "where the first update ends"
-        )
-    timesteps = [first]
-    while timesteps[-1] * eta < total:
-        timesteps.append(timesteps[-1] * eta)
-    return timesteps
+def ends_of_rungs(config, options: Options, num_trials: int, groups) -> list[int]:
+    """The update at which each rung ends. `num_trials` is the size of the largest bracket.
 
-
-def timesteps_from_last(config, options: Options, num_trials: int, groups) -> list[int]:
-    """The timesteps of all rungs but the last one, which has the full budget. Raises ValueError.
-
-    Without --rungs there are as many as leave at least one trial for the last rung.
+    Without --rungs there are as many as leave at least one trial for the last rung. Raises
+    ValueError.
     """
-    eta = required(options.halving)
+    eta = options.halving
     total = config.total_timesteps
     most = min(most_rungs(group.config, eta) for group in groups)
-    if options.rungs is not None and options.rungs > most:
+    if options.rungs > most:
         raise ValueError(
             f"rungs = {options.rungs}: with more than {most}, the first rung has no update"
         )
@@ -66,28 +51,11 @@ def timesteps_from_last(config, options: Options, num_trials: int, groups) -> li
             f"halving = {eta}: total_timesteps = {total} has too few updates for two rungs"
         )
     number = options.rungs
-    if number is None:
+    if not number:
         number = 2
         while number < most and eta**number <= num_trials:
             number += 1
-    return [total // eta**i for i in range(number - 1, 0, -1)]
-
-
-def ends_of_rungs(config, options: Options, num_trials: int, groups) -> list[int]:
-    """The update at which each rung ends. `num_trials` is the size of the largest bracket.
-
-    Raises ValueError.
-    """
-    if options.first_rung is not None:
-        timesteps = timesteps_from_first(config, options)
-    else:
-        timesteps = timesteps_from_last(config, options, num_trials, groups)
-    ends = [updates_until(config, steps) for steps in timesteps]
-    if ends[-1] >= config.num_updates:
-        raise ValueError(
-            f"first_rung = {options.first_rung}: the last rung, after {timesteps[-1]} timesteps, "
-            "has no update"
-        )
+    ends = [updates_until(config, total // eta**i) for i in range(number - 1, 0, -1)]
     return [*ends, config.num_updates]
 
 
@@ -96,120 +64,86 @@ def number_left(num_trials: int, eta: int, rung: int) -> int:
     return max(1, num_trials // eta**rung)
 
 
-def sizes_of_tasks(search: Search, values: list[dict]) -> list[int]:
-    """The number of trials of each environment."""
-    tasks = trials_of_tasks(search, values, range(len(values)))
-    return [len(of_task) for of_task in tasks.values()]
+def plan(options: Options, groups: list[Group], sizes: list[int]) -> tuple[int, str]:
+    """The environment steps of brackets of these sizes, and their rungs in words.
 
-
-class Halving(Strategy):
-    """A bracket, which consists of `groups`, rung by rung.
-
-    `sizes` are the numbers of trials of which only the best go on: of each environment, or of each
-    batch of Optuna.
+    The rungs of groups are about the same. Raises ValueError if there are too few trials or
+    updates.
     """
+    eta = options.halving
+    if max(sizes) < eta:
+        raise ValueError(
+            f"halving = {eta}: needs at least {eta} trials at a time; there are {max(sizes)}"
+        )
+    *_, ends = [ends_of_rungs(group.config, options, max(sizes), groups) for group in groups]
+    config = groups[-1].config
+    updates = 0  # of one agent of each trial
+    rungs = []
+    first = 0
+    for rung, last in enumerate(ends):
+        left = [number_left(size, eta, rung) for size in sizes]
+        updates += sum(left) * (last - first)
+        rungs.append(f"{plural(max(left), 'trial')} to {timesteps_until(config, last):,}")
+        first = last
+    steps = updates * options.num_seeds * steps_of(config)
+    return steps, f"halving: {', '.join(rungs)} timesteps"
 
-    def __init__(self, sweep: Sweep, groups: list[Group], sizes: list[int]):
-        super().__init__(sweep, groups)
-        self.sizes = sizes
-        self.eta = required(sweep.search.options.halving)
-        self.bracket = [trial for group in groups for trial in group.trials]
-        self.rung = -1
-        self.ends: list[list[int]] = []  # the update that ends each rung, of each group
-        self.waiting: list[tuple[int, Group]] = []  # of the rung, with their place in `groups`
-        self.trained: dict[int, int] = {}  # {place in `groups`: number} of the rung
-        self.before: dict[int, int] = {}  # the same of the rung before
-        self.returns: dict = {}
 
-    def ends_of(self, config) -> list[int]:
-        return ends_of_rungs(config, self.sweep.search.options, max(self.sizes), self.groups)
+# --- training ---
 
-    def plan(self):
-        """The rungs of compile groups are about the same."""
-        if max(self.sizes) < self.eta:
-            raise ValueError(
-                f"halving = {self.eta}: needs at least {self.eta} trials at a time; "
-                f"there are {max(self.sizes)}"
-            )
-        ends = [self.ends_of(group.config) for group in self.groups][-1]
-        trained = 0
-        for size in self.sizes:
-            first = 0
-            for rung, last in enumerate(ends):
-                number = number_left(size, self.eta, rung)
-                trained += number * (last - first)
-                first = last
-        return trained * self.sweep.search.options.num_seeds * steps_of(self.groups[-1].config)
 
-    def announce(self, devices):
-        config = self.groups[0].config
-        rungs = []
-        for rung, end in enumerate(self.ends_of(config)):
-            trials = plural(number_left(max(self.sizes), self.eta, rung), "trial")
-            rungs.append(f"{trials} to {timesteps_until(config, end):,}")
-        return [*super().announce(devices), f"halving: {', '.join(rungs)} timesteps"]
+def train_rungs(
+    sweep: Sweep, groups: list[Group], sizes: list[int], train_group: Callable[[Group], None]
+) -> None:
+    """Train a bracket, which consists of `groups`, rung by rung. Raises ValueError.
 
-    def next(self):
-        if not self.waiting:
-            if self.rung < 0:
-                self.ends = [self.ends_of(group.config) for group in self.groups]
-                self.begin_rung(self.bracket)
-            elif not self.end_rung():
-                return None
-        return self.waiting[0][1]
-
-    def tell(self, number, group, returns):
-        place, _ = self.waiting.pop(0)
-        self.trained[place] = number
-        self.returns |= returns
-
-    def begin_rung(self, trials: list[int]) -> None:
-        """Let these trials go on."""
-        self.rung += 1
-        for place, group in enumerate(self.groups):
-            left = [trial for trial in group.trials if trial in trials]
-            if not left:
+    `sizes` are the numbers of trials of which only the best go on.
+    """
+    ends = [ends_of_rungs(group.config, sweep.options, max(sizes), groups) for group in groups]
+    bracket = [trial for group in groups for trial in group.trials]
+    left = bracket
+    before = {}  # {place in `groups`: number of the group that trained its trials in the last rung}
+    for rung in range(len(ends[0])):
+        numbers = {}
+        for place, group in enumerate(groups):
+            trials = [trial for trial in group.trials if trial in left]
+            if not trials:
                 continue
+            numbers[place] = len(sweep.trials.groups)
             continued = Group(
                 config=group.config,
-                trials=left,
-                rung=self.rung,
-                first_update=self.ends[place][self.rung - 1] if self.rung else 0,
-                last_update=self.ends[place][self.rung],
-                continues=self.before.get(place),
+                trials=trials,
+                rung=rung,
+                first_update=ends[place][rung - 1] if rung else 0,
+                last_update=ends[place][rung],
+                continues=before.get(place),
             )
-            self.waiting.append((place, continued))
-
-    def end_rung(self) -> bool:
-        """Begin the next rung with the best trials. Returns whether there is one."""
-        for number in self.before.values():  # nobody continues them any more
-            hosts.only_first(delete_checkpoints, self.sweep, number)
-        self.before = self.trained
-        self.trained = {}
-        if self.rung + 1 == len(self.ends[0]):
-            return False
-        self.begin_rung(hosts.only_first(choose, self))
-        return True
+            train_group(continued)
+        for number in before.values():  # nobody continues them any more
+            hosts.only_first(delete_checkpoints, sweep, number)
+        before = numbers
+        if rung + 1 < len(ends[0]):
+            left = hosts.only_first(choose, sweep, bracket, list(numbers.values()))
 
 
-def choose(bracket: Halving) -> list[int]:
-    """The trials of a bracket that go on after the rung that was trained last.
+def choose(sweep: Sweep, bracket: list[int], numbers: list[int]) -> list[int]:
+    """The trials of a bracket that go on after a rung, which the groups `numbers` have trained.
 
     Raises ValueError if there is nothing to choose by.
     """
-    sweep = bracket.sweep
-    groups = [sweep.trials.groups[number] for number in bracket.before.values()]
+    groups = [sweep.trials.groups[number] for number in numbers]
+    rung = groups[0].rung
     trained = {trial for group in groups for trial in group.trials}
-    rungs = dict.fromkeys(trained, bracket.rung)
     chosen = []
-    for of_task in trials_of_tasks(sweep.search, sweep.trials.values, bracket.bracket).values():
+    for of_task in trials_of_tasks(sweep.search, sweep.trials.values, bracket).values():
         left = [trial for trial in of_task if trial in trained]
-        number = number_left(len(of_task), bracket.eta, bracket.rung + 1)
-        chosen += sort_trials(left, bracket.returns, rungs)[:number]
-    if len(chosen) < len(trained) and not any_episode(sweep, list(bracket.before.values())):
+        number = number_left(len(of_task), sweep.options.halving, rung + 1)
+        chosen += sort_trials(left, sweep.trials.returns, dict.fromkeys(left, rung))[:number]
+    if len(chosen) < len(trained) and not any_episode(sweep, numbers):
         timesteps = timesteps_until(groups[0].config, groups[0].num_updates)
         raise ValueError(
-            f"first_rung: no episode has ended in {timesteps} timesteps; it needs more of them"
+            f"rungs: no episode has ended in {timesteps} timesteps; with fewer rungs, the first "
+            "one is longer"
         )
     return sorted(chosen)
 

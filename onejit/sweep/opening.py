@@ -112,8 +112,8 @@ def parse(script: Script, flags: dict[str, list[str]], description: str | None) 
         script, others, Options, description, prog="onejit sweep"
     )
     check_options(script, swept, options)
-    if options.optuna == "grid" and options.samples is None:
-        points = make_trials(script, swept, None, options.seed)
+    if options.optuna == "grid" and not options.samples:
+        points = make_trials(script, swept, 0, options.seed)
         options = dataclasses.replace(options, samples=len(points))
     if options.storage:
         options = dataclasses.replace(options, storage=with_absolute_path(options.storage))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from onejit.base.packages import check_packages
 from onejit.run.tracking import TRACKERS
@@ -10,7 +10,6 @@ from onejit.script.configs import as_flag
 from onejit.script.contract import Script
 from onejit.sweep.swept import DISTRIBUTIONS, is_float_field
 
-T = TypeVar("T")
 # samplers of Optuna, and the packages that they need
 SAMPLERS = {
     "tpe": ["optuna"],
@@ -25,20 +24,19 @@ class Options:
     """Options of a sweep."""
 
     num_seeds: int = 4  # agents per trial; all trials use the same random keys
-    samples: int | None = None  # number of draws of the fields with a distribution
+    samples: int = 0  # number of draws of the fields with a distribution
     # sampler of Optuna that proposes the samples; grid are the points of a grid that several sweeps
     # share, all of them if --samples is not given
     optuna: Literal["tpe", "cmaes", "random", "grid"] | None = None
     # file, or URL of a database, with a study of Optuna's that several sweeps share
     storage: str | None = None
     batch: int = 8  # number of trials that Optuna proposes at a time, and that train together
-    # successive halving: the best 1/HALVING of the trials of a rung go on to the next rung
-    halving: int | None = None
-    # number of rungs of --halving, by default as many as the number of trials allows; the last rung
-    # ends at all timesteps, and each earlier rung at 1/HALVING of the timesteps of the next rung
-    rungs: int | None = None
-    # timesteps of an agent in the first rung of --halving, several episodes; instead of --rungs
-    first_rung: int | None = None
+    # successive halving: the best 1/HALVING of the trials of a rung go on to the next rung; with 0
+    # all trials train to the end
+    halving: int = 0
+    # number of rungs of --halving, 0 for as many as the number of trials allows; the last rung ends
+    # at all timesteps, and each earlier rung at 1/HALVING of the timesteps of the next rung
+    rungs: int = 0
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
     # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
     run_dir: Path | None = None
@@ -50,45 +48,16 @@ class Options:
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default
 
 
-def required(value: T | None) -> T:
-    """An option without a default, where `check_options` has seen to it that it is there."""
-    assert value is not None
-    return value
-
-
-# what an option goes with alone
-NEEDS = {
-    "batch": "optuna",
-    "storage": "optuna",
-    "rungs": "halving",
-    "first_rung": "halving",
-}
-# {(option, another that it does not go with): how the message ends}
-EXCLUDES = {
-    ("first_rung", "rungs"): "",
-}
-
-
-def is_given(options: Options, name: str) -> bool:
-    return getattr(options, name) != getattr(Options, name)
-
-
-def shown(options: Options, name: str) -> str:
-    """An option with its value, as messages begin."""
-    value = getattr(options, name)
-    if value is True:
-        return name
-    return f"{name} = {without_password(value) if name == 'storage' else value}"
+# {option: another that it goes with}
+NEEDS = {"batch": "optuna", "storage": "optuna", "rungs": "halving"}
 
 
 def check_together(options: Options) -> None:
-    """Raise ValueError if an option lacks the one that it goes with, or excludes another one."""
+    """Raise ValueError if an option lacks the one that it goes with."""
     for name, needed in NEEDS.items():
-        if is_given(options, name) and not is_given(options, needed):
-            raise ValueError(f"{shown(options, name)}: goes with {as_flag(needed)}")
-    for (name, other), end in EXCLUDES.items():
-        if is_given(options, name) and is_given(options, other):
-            raise ValueError(f"{shown(options, name)}: does not go with {as_flag(other)}{end}")
+        is_given = getattr(options, name) != getattr(Options, name)
+        if is_given and not getattr(options, needed):
+            raise ValueError(f"{name}: goes with {as_flag(needed)}")
 
 
 def without_password(name: str) -> str:
@@ -102,15 +71,14 @@ def check_options(script: Script, swept: dict[str, list[str]], options: Options)
     if not swept:
         raise ValueError("nothing to sweep over: give a field several values, as in --lr 1e-4 1e-3")
     drawn = [name for name, words in swept.items() if words[0] in DISTRIBUTIONS]
-    for name in ("samples", "batch"):
-        if getattr(options, name) == 0:
-            raise ValueError(f"{name} = 0: must be at least 1")
-    if options.samples is None and drawn:
+    if options.batch < 1:
+        raise ValueError("batch = 0: must be at least 1")
+    if not options.samples and drawn:
         kind = swept[drawn[0]][0]
         raise ValueError(f"{drawn[0]}: {kind} needs --samples, the number of values to draw")
-    if options.samples is None and options.optuna and options.optuna != "grid":
+    if not options.samples and options.optuna and options.optuna != "grid":
         raise ValueError(f"optuna = {options.optuna}: needs --samples, the number of trials")
-    if options.samples is not None and not drawn and not options.optuna:
+    if options.samples and not drawn and not options.optuna:
         kinds = ", ".join(DISTRIBUTIONS)
         raise ValueError(
             f"samples = {options.samples}: needs a field to draw, with {kinds}, or --optuna"
@@ -140,13 +108,10 @@ def check_options(script: Script, swept: dict[str, list[str]], options: Options)
 
 def check_halving(swept: dict[str, list[str]], options: Options) -> None:
     """Raise ValueError if --halving is not possible."""
-    if options.halving is None:
-        return
-    if options.halving < 2:
-        raise ValueError(f"halving = {options.halving}: must be at least 2")
-    if options.rungs is not None and options.rungs < 2:
-        raise ValueError(f"rungs = {options.rungs}: must be at least 2")
-    if "total_timesteps" in swept:
+    for name in ("halving", "rungs"):
+        if getattr(options, name) == 1:
+            raise ValueError(f"{name} = 1: must be at least 2")
+    if options.halving and "total_timesteps" in swept:
         raise ValueError(
             "total_timesteps: cannot be swept with --halving, which compares trials at equal steps"
         )

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from onejit.base import statistics
@@ -10,18 +11,41 @@ from onejit.engine.hosts import is_first, only_first
 from onejit.run.record import as_json
 from onejit.script.configs import plain
 from onejit.sweep import study
-from onejit.sweep.halving import Halving
-from onejit.sweep.options import required
-from onejit.sweep.strategy import Grid, Strategy
+from onejit.sweep.halving import train_rungs
 from onejit.sweep.swept import DISTRIBUTIONS, make_trials, read_distribution, read_values
 from onejit.sweep.trials import Group, Sweep, make_groups
+
+MIRRORED = "one_minus_"  # of a field whose 1 - value Optuna proposes
+
+# --- before training ---
+
+
+def points_of_grid(sweep: Sweep) -> list[dict]:
+    """The points of a grid that several sweeps share; none of another search."""
+    if sweep.options.optuna != "grid":
+        return []
+    return make_trials(sweep.search.script, sweep.search.swept, 0, sweep.options.seed)
+
+
+def planned_groups(sweep: Sweep) -> list[Group]:
+    """The groups of all trials, which are of the fields of a grid; otherwise there is one."""
+    points = points_of_grid(sweep)
+    if points:
+        return make_groups(sweep.search, points, range(len(points)))
+    return [Group(sweep.search.config, list(range(sweep.options.samples)))]
+
+
+def sizes_of_batches(sweep: Sweep) -> list[int]:
+    samples = sweep.options.samples
+    size = sweep.options.batch
+    return [min(size, samples - first) for first in range(0, samples, size)]
 
 
 def make_study(sweep: Sweep):
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    options = sweep.search.options
+    options = sweep.options
     seed = study.seed_of(sweep) if options.storage else options.seed
     if options.optuna == "tpe":
         # constant_liar spreads out the trials of a batch
@@ -33,16 +57,13 @@ def make_study(sweep: Sweep):
                 seed=seed,
                 popsize=max(4, options.batch),
                 warn_independent_sampling=False,
-                consider_pruned_trials=options.halving is not None,
+                consider_pruned_trials=options.halving > 0,
             )
     else:
         sampler = optuna.samplers.RandomSampler(seed=seed)
     if not options.storage:
         return optuna.create_study(direction="maximize", sampler=sampler)
-    return study.open_study(sweep, sampler)
-
-
-MIRRORED = "one_minus_"  # of a field whose 1 - value Optuna proposes
+    return study.open_study(sweep, options.storage, sampler)
 
 
 def make_space(sweep: Sweep) -> dict:
@@ -67,105 +88,82 @@ def as_stored(point: dict) -> dict:
     return json.loads(json.dumps(as_json(plain(point))))
 
 
-class Optuna(Strategy):
-    """Trials that Optuna proposes from earlier returns, batch by batch.
+# --- training ---
+
+
+def train_proposals(
+    sweep: Sweep, groups: list[Group], sizes: list[int], train_group: Callable[[Group], None]
+) -> None:
+    """Train batches that Optuna proposes from the returns of earlier ones. Raises ValueError.
+
+    `groups` are those of all trials, and `sizes` those of the batches.
 
     With `--halving` a batch is a bracket. A resumed sweep repeats the proposals; with `--storage`
     it remembers them, because Optuna has seen other results meanwhile. A batch of a grid that
     several sweeps share has its next points that no sweep has.
     """
+    trials = sweep.trials.values
+    with open_proposals(sweep, groups) as proposals:
+        while len(trials) < sweep.options.samples:
+            first = len(trials)
+            batch = proposals.next_batch()
+            if not batch:
+                return  # other sweeps have all points
+            if sweep.options.halving:
+                train_rungs(sweep, batch, sizes, train_group)
+            else:
+                for group in batch:
+                    train_group(group)
+            if is_first():
+                for trial in range(first, len(trials)):
+                    study.retry(proposals.tell, trial)
 
-    def __init__(self, sweep: Sweep):
-        self.samples = required(sweep.search.options.samples)
-        self.points: list = []  # of the grid that several sweeps share
-        groups = [Group(sweep.search.config, list(range(self.samples)))]
-        search = sweep.search
-        if search.options.optuna == "grid":
-            in_order = make_trials(search.script, search.swept, None, search.options.seed)
-            groups = make_groups(search, in_order, range(len(in_order)))
-            self.points = [in_order[i] for group in groups for i in group.trials]
-            self.samples = min(self.samples, len(self.points))
-        super().__init__(sweep, groups)
+
+@contextlib.contextmanager
+def open_proposals(sweep: Sweep, groups: list[Group]):
+    """The study belongs to process 0, which holds a lease if it shares the study."""
+    proposals = Proposals(sweep, groups)
+    only_first(proposals.open_study)
+    if not is_first() or not sweep.options.storage:
+        yield proposals
+        return
+    with study.holding_lease(proposals.study, sweep.record.owner):
+        yield proposals
+
+
+class Proposals:
+    """What Optuna proposes, and is told."""
+
+    def __init__(self, sweep: Sweep, groups: list[Group]):
+        self.sweep = sweep
+        points = points_of_grid(sweep)
+        self.points = [points[i] for group in groups for i in group.trials] if points else []
         self.study: Any = None  # on process 0
-        self.space: dict = {}  # on process 0
-        self.asked: list = []  # Optuna's trials, on process 0
-        self.batch: Strategy | None = None  # what is trained now
-        self.first = 0  # the first trial of the batch
-        self.returns: dict = {}
-        self.last_group: dict[int, Group] = {}  # {trial: the last group that has trained it}
-        self.until_the_end = contextlib.ExitStack()
+        self.asked: list = []  # Optuna's trials, on process 0; None if an earlier session asked
 
-    def __enter__(self):
-        def make():
-            self.study = study.retry(make_study, self.sweep)
+    def open_study(self) -> None:
+        self.study = study.retry(make_study, self.sweep)
 
-        only_first(make)
-        if is_first():
-            self.space = {} if self.points else make_space(self.sweep)
-            if self.sweep.search.options.storage:
-                owner = required(self.sweep.record.owner)
-                self.until_the_end.enter_context(study.holding_lease(self.study, owner))
-        return self
-
-    def __exit__(self, *error):
-        self.until_the_end.close()
-
-    def strategy_of(self, groups: list[Group]) -> Strategy:
-        """How a batch is trained."""
-        if self.sweep.search.options.halving is None:
-            return Grid(self.sweep, groups)
-        size = self.sweep.search.options.batch
-        rest = self.samples % size
-        sizes = [size] * (self.samples // size) + ([rest] if rest else [])
-        return Halving(self.sweep, groups, sizes)
-
-    def plan(self):
-        return self.strategy_of(self.groups).plan()
-
-    def announce(self, devices):
-        first, *others = self.strategy_of(self.groups).announce(devices)
-        return [f"{first}, {self.sweep.search.options.batch} at a time by Optuna", *others]
-
-    def next(self):
-        group = self.batch.next() if self.batch else None
-        if group is not None:
-            return group
-        if self.batch and is_first():
-            for trial in range(self.first, len(self.sweep.trials.values)):
-                study.retry(self.tell_study, trial)
-        if len(self.sweep.trials.values) == self.samples:
-            return None
-        groups = self.propose()
-        if not groups:
-            return None  # other sweeps have all points
-        self.batch = self.strategy_of(groups)
-        return self.batch.next()
-
-    def tell(self, number, group, returns):
-        assert self.batch is not None
-        self.batch.tell(number, group, returns)
-        self.returns |= returns
-        self.last_group |= dict.fromkeys(group.trials, group)
-
-    def propose(self) -> list[Group]:
-        """The groups of the next batch. Raises ValueError if a resumed sweep had another one."""
+    def next_batch(self) -> list[Group]:
+        """The groups of the next trials. Raises ValueError if a resumed sweep had other trials."""
         trials = self.sweep.trials.values
         known = self.sweep.record.trials
-        self.first = len(trials)
-        size = min(self.sweep.search.options.batch, self.samples - self.first)
-        if self.sweep.search.options.storage and known[self.first :]:
-            batch = known[self.first : self.first + size]
+        options = self.sweep.options
+        first = len(trials)
+        size = min(options.batch, options.samples - first)
+        if options.storage and known[first:]:
+            batch = known[first : first + size]
         else:
             batch = only_first(study.retry, self.ask, size)
-        last = self.first + len(batch)
-        if known[self.first : last] not in ([], batch):
+        last = first + len(batch)
+        if known[first:last] not in ([], batch):
             raise ValueError(
                 "resume: Optuna proposes other trials than before; has its version changed?"
             )
-        known[self.first : last] = batch
+        known[first:last] = batch
         self.asked += [None] * (last - len(self.asked))
         trials.extend(map(self.point_of, batch) if self.points else batch)
-        return make_groups(self.sweep.search, trials, range(self.first, last))
+        return make_groups(self.sweep.search, trials, range(first, last))
 
     def point_of(self, stored: dict) -> dict:
         """The point of the grid that a record has stored, where a tuple is a list."""
@@ -173,12 +171,13 @@ class Optuna(Strategy):
 
     def ask(self, size: int) -> list[dict]:
         """The values of `size` new trials, or of fewer ones of a grid."""
-        if self.sweep.search.options.storage:
+        if self.sweep.options.storage:
             study.fail_expired(self.study)
         if self.points:
             points = study.claim(self.sweep, self.study, self.points, size)
             return [as_stored(point) for point in points]
-        proposals = [self.study.ask(self.space) for _ in range(size)]
+        space = make_space(self.sweep)
+        proposals = [self.study.ask(space) for _ in range(size)]
         trials = []
         for proposal in proposals:
             trial = {}
@@ -188,20 +187,21 @@ class Optuna(Strategy):
                 if field != name:
                     proposal.set_user_attr(field, trial[field])  # for readers of the study
             trials.append(trial)
-        if self.sweep.search.options.storage:
+        if self.sweep.options.storage:
             study.own(self.sweep, proposals)
         self.asked += proposals
         return trials
 
-    def tell_study(self, trial: int) -> None:
+    def tell(self, trial: int) -> None:
         """Tell Optuna the return of a trial. Without a finite one it counts as the worst."""
         import optuna
 
-        proposal = self.asked[trial]  # None if an earlier session has asked for it
-        value = float(statistics.interquartile_mean(self.returns[trial]))
-        group = self.last_group[trial]
+        trials = self.sweep.trials
+        group = trials.groups[trials.last_groups()[trial]]
+        value = float(statistics.interquartile_mean(trials.returns[trial]))
         update = group.num_updates if group.num_updates < group.config.num_updates else None
-        if self.sweep.search.options.storage:
+        proposal = self.asked[trial]
+        if self.sweep.options.storage:
             number = self.sweep.record.numbers[trial]
             if proposal is None or not study.is_running(self.study, number):
                 study.tell_again(self.study, number, value, update)

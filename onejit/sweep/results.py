@@ -1,6 +1,5 @@
 """The results of a sweep: table, CSV, pictures, metrics and the best agents."""
 
-import csv
 import math
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from onejit.base import statistics
-from onejit.base.files import delete_folder, reading, write, write_picture
+from onejit.base.files import delete_folder, write, write_picture
 from onejit.base.text import align, as_csv, file_names
 from onejit.engine.loop import Trained
 from onejit.run.record import Record, now, write_record
@@ -19,7 +18,6 @@ from onejit.script import local_modules
 from onejit.script.configs import OF_THE_TASK, plain, write_config
 from onejit.script.steps import steps_of
 from onejit.sweep import pictures
-from onejit.sweep.ranking import best_trials, rank_trials
 from onejit.sweep.slices import (
     DIVERGED,
     FINAL_RETURN,
@@ -30,7 +28,7 @@ from onejit.sweep.slices import (
     read_slice,
 )
 from onejit.sweep.swept import show_value
-from onejit.sweep.trials import Sweep
+from onejit.sweep.trials import Sweep, rank_trials
 
 MOST_LINES = 22  # of a table that is printed
 OF_TRIALS = ("warmup_timesteps", "steps_per_update")  # arrays [trials] in metrics.npz
@@ -77,7 +75,7 @@ def collect(sweep: Sweep) -> dict[int, dict]:
 
     Raises OSError if a file cannot be read.
     """
-    seeds = sweep.search.options.num_seeds
+    seeds = sweep.options.num_seeds
     trials = {}
     for number, group in enumerate(sweep.trials.groups):
         parts = [read_slice(file) for file in finished_slices(sweep.run_dir, number)]
@@ -112,7 +110,7 @@ def make_results(sweep: Sweep, arrays: dict[int, dict]) -> list[Result]:
             interquartile_mean=float(means[position]),
             low=float(lows[position]),
             high=float(highs[position]),
-            rung=groups[last_group[trial]].rung + 1 if sweep.search.options.halving else None,
+            rung=groups[last_group[trial]].rung + 1 if sweep.options.halving else None,
         )
         results.append(result)
     return results
@@ -146,7 +144,7 @@ def make_table(ranked: list[Result]) -> list[str]:
     return align(rows).split("\n")
 
 
-def make_csv(sweep: Sweep, results: list[Result]) -> str:
+def make_csv(sweep: Sweep, results: list[Result], ranked: dict[str, list[Result]]) -> str:
     """A row per trial and seed, in the order of trials.
 
     A return that is not finite is written as -inf.
@@ -154,10 +152,10 @@ def make_csv(sweep: Sweep, results: list[Result]) -> str:
     of_seed = ["seed", "final_return", "first_update_not_finite", "diverged"]
     of_trial = ["trial_interquartile_mean", "trial_mean", "trial_worst"]
     rank = {}
-    if sweep.search.options.halving:
+    for of_task in ranked.values():
+        rank |= {result.trial: place for place, result in enumerate(of_task, start=1)}
+    if sweep.options.halving:
         of_trial += ["trial_rung", "trial_updates", "trial_rank"]
-        for trials in rank_trials(sweep.search, sweep.trials).values():
-            rank |= {trial: place for place, trial in enumerate(trials, start=1)}
     rows = [["trial", *sweep.search.swept, *of_seed, *of_trial]]
     for result in results:
         values = []
@@ -181,15 +179,6 @@ def make_csv(sweep: Sweep, results: list[Result]) -> str:
                 row += [result.rung, num_updates, rank[result.trial]]
             rows.append(row)
     return as_csv(rows)
-
-
-def read_csv(path: Path) -> dict[int, list[dict]]:
-    """The rows of each trial in results.csv, in the order of the file. Raises ValueError."""
-    trials = {}
-    with reading(path), path.open() as file:
-        for row in csv.DictReader(file):
-            trials.setdefault(int(row["trial"]), []).append(row)
-    return trials
 
 
 # --- files ---
@@ -220,63 +209,84 @@ def stack_metrics(metrics: list[dict]) -> dict:
     return stacked
 
 
-def keep_agents(sweep: Sweep, results: dict[int, Result]) -> None:
-    """Write a directory for each of the best trials, like a run of `onejit train`.
-
-    Raises OSError.
-    """
-    delete_folder(sweep.run_dir / "agents")  # of an earlier attempt
-    for trial in best_trials(sweep.search, sweep.trials):
-        keep_agents_of(sweep, results[trial])
-
-
-def keep_agents_of(sweep: Sweep, result: Result) -> None:
+def keep_agents(sweep: Sweep, result: Result) -> None:
+    """Write the agents of a trial like a run of `onejit train`. Raises OSError."""
     trial = result.trial
-    seeds = sweep.search.options.num_seeds
+    script = sweep.search.script
+    seeds = sweep.options.num_seeds
     number = sweep.trials.last_groups()[trial]
     first = sweep.trials.groups[number].trials.index(trial) * seeds
     agents = read_agents_of_runs(sweep.run_dir, number, range(first, first + seeds))
 
-    about = {"trial": trial}
+    kept = {name: getattr(sweep.record, name) for name in KEPT}
+    record = Record(
+        kind="trial",
+        settings=sweep.record.settings | plain(result.config),
+        path=str(sweep.run_dir / Path(script.__file__).name),
+        trial=trial,
+        **kept,
+    )
     if result.rung is not None:
-        about["rung"] = result.rung
-        about["num_updates"] = result.metrics["episodes"].shape[1]
-        about["total_updates"] = result.config.num_updates
+        record.rung = result.rung
+        record.num_updates = result.metrics["episodes"].shape[1]
+        record.total_updates = result.config.num_updates
+
+    run_dir = sweep.run_dir / "agents" / f"trial-{trial}"
+    modules = local_modules.read_copies(sweep.run_dir, sweep.record)
+    write_inputs(run_dir, result.config, script, modules)
+    write_record(run_dir, record)
     trained = Trained(
         metrics=result.metrics,
         agent=unflatten_dict(agents, sep="."),
         final_return=result.returns,
     )
-    write_run(sweep, f"trial-{trial}", result.config, about, trained)
-
-
-def write_run(sweep: Sweep, name: str, config, about: dict, trained: Trained) -> Record:
-    """Write agents as a run of `onejit train` to `agents/NAME`. Returns its record.
-
-    `about` is added to the record. Raises OSError.
-    """
-    kept = {name: getattr(sweep.record, name) for name in KEPT}
-    record = Record(
-        kind="trial",
-        settings=sweep.record.settings | plain(config),
-        path=str(sweep.run_dir / Path(sweep.search.script.__file__).name),
-        **kept,
-        **about,
-    )
-
-    run_dir = sweep.run_dir / "agents" / name
-    modules = local_modules.read_copies(sweep.run_dir, record)
-    write_inputs(run_dir, config, sweep.search.script, modules)
-    write_record(run_dir, record)
     finish_run(
         run_dir,
         record,
-        script=sweep.search.script,
-        config=config,
-        seed=sweep.search.options.seed,
+        script=script,
+        config=result.config,
+        seed=sweep.options.seed,
         trained=trained,
     )
-    return record
+
+
+def write_tables(
+    sweep: Sweep, results: list[Result], ranked: dict[str, list[Result]]
+) -> list[list[str]]:
+    """Write results.csv, and table.txt and best.yaml of each environment. Returns the tables.
+
+    Raises OSError.
+    """
+    run_dir = sweep.run_dir
+    suffixes = suffixes_of(ranked)
+    tables = []
+    for task, of_task in ranked.items():
+        table = make_table(of_task)
+        if len(ranked) > 1:
+            table = [f"{task}:", *table, ""]
+        tables.append(table)
+        if math.isfinite(of_task[0].interquartile_mean):
+            write_config(run_dir / f"best{suffixes[task]}.yaml", of_task[0].config)
+    lines = [line for table in tables for line in table]
+    write(run_dir / "table.txt", "\n".join(lines) + "\n")
+    write(run_dir / "results.csv", make_csv(sweep, results, ranked))
+    return tables
+
+
+def suffixes_of(ranked: dict[str, list[Result]]) -> dict[str, str]:
+    """What the names of an environment's files end with, if there are several environments."""
+    if len(ranked) == 1:
+        return dict.fromkeys(ranked, "")
+    return {task: f"-{name}" for task, name in file_names(ranked).items()}
+
+
+def write_metrics(file: Path, results: list[Result]) -> None:
+    """Raises OSError."""
+    metrics = stack_metrics([result.metrics for result in results])
+    configs = [result.config for result in results]
+    metrics["warmup_timesteps"] = [getattr(config, "warmup_timesteps", 0) for config in configs]
+    metrics["steps_per_update"] = [steps_of(config) for config in configs]
+    write(file, partial(np.savez_compressed, **metrics))
 
 
 def write_pictures(sweep: Sweep, ranked: list[Result], task: str, suffix: str) -> None:
@@ -285,84 +295,60 @@ def write_pictures(sweep: Sweep, ranked: list[Result], task: str, suffix: str) -
     A picture that cannot be drawn is one warning. Raises OSError if one cannot be written.
     """
     script_name = Path(sweep.search.script.__file__).stem
-    title = f"{script_name} on {task}, {sweep.search.options.num_seeds} seeds each"
+    title = f"{script_name} on {task}, {sweep.options.num_seeds} seeds each"
     drawn = {"learning_curves": partial(pictures.draw_curves, ranked[:5])}
-    if sweep.search.options.halving:
+    if sweep.options.halving:
         drawn["halving"] = partial(pictures.draw_rungs, ranked)
     if len(ranked) > 1:
         drawn["final_return"] = partial(pictures.draw_returns, ranked)
-    if len(ranked[0].values) == 2 and not sweep.search.options.halving:
+    if len(ranked[0].values) == 2 and not sweep.options.halving:
         drawn["heat_map"] = partial(pictures.draw_heat_map, ranked)
     for name, draw in drawn.items():
         write_picture(sweep.run_dir / f"{name}{suffix}.png", partial(draw, title))
 
 
-def write_files(sweep: Sweep, arrays: dict[int, dict], keep) -> list[list[str]]:
-    """Write a ranking of the trials for each environment, all other results, then the pictures.
-
-    `collect` describes `arrays`. `keep(sweep, {trial: result})` writes the agents of the best
-    trials. Returns the tables. Raises OSError.
-    """
-    run_dir = sweep.run_dir
-    results = make_results(sweep, arrays)
-    of_trial = {result.trial: result for result in results}
-    write(run_dir / "results.csv", make_csv(sweep, results))
-
-    ranks = rank_trials(sweep.search, sweep.trials)
-    names = file_names(ranks)
-    tables = []
-    pictured = {}  # {suffix of the files: (environment, its results)}
-    for task, trials in ranks.items():
-        ranked = [of_trial[trial] for trial in trials]
-        table = make_table(ranked)
-        suffix = ""
-        if len(ranks) > 1:
-            table = [f"{task}:", *table, ""]
-            suffix = f"-{names[task]}"
-        tables.append(table)
-        pictured[suffix] = (task, ranked)
-        if math.isfinite(ranked[0].interquartile_mean):
-            write_config(run_dir / f"best{suffix}.yaml", ranked[0].config)
-    few = []
-    for result in results:
-        config = result.config
-        few.append(statistics.few_episodes(result.metrics, config, config.num_updates))
-    lines = [line for table in tables for line in table]
-    write(run_dir / "table.txt", "\n".join(lines) + "\n")
-    tables += [[line] for line in statistics.warning_of_few(np.concatenate(few), "runs")]
-
-    keep(sweep, of_trial)
-    metrics = stack_metrics([result.metrics for result in results])
-    configs = [result.config for result in results]
-    metrics["warmup_timesteps"] = [getattr(config, "warmup_timesteps", 0) for config in configs]
-    metrics["steps_per_update"] = [steps_of(config) for config in configs]
-    write(run_dir / "metrics.npz", partial(np.savez_compressed, **metrics))
-    for suffix, (task, ranked) in pictured.items():
-        write_pictures(sweep, ranked, task, suffix)
-
-    record = sweep.record
-    record.trials = [plain(trial) for trial in sweep.trials.values]
-    record.steps_total = record.steps_done
-    record.finished = now()
-    write_record(run_dir, record)
-    return tables
-
-
-def show_tables(tables: list[list[str]], run_dir: Path) -> None:
+def show_tables(tables: list[list[str]], results: list[Result], run_dir: Path) -> None:
     for table in tables:
         print("\n".join(table[:MOST_LINES]))
         if len(table) > MOST_LINES:
             print(f"... {len(table) - MOST_LINES} more in {run_dir / 'table.txt'}")
+    few = []
+    for result in results:
+        config = result.config
+        few.append(statistics.few_episodes(result.metrics, config, config.num_updates))
+    for line in statistics.warning_of_few(np.concatenate(few), "runs"):
+        print(line)
     print(f"results in {run_dir}")
 
 
 def write_results(sweep: Sweep) -> bool:
-    """Write and show all results, and delete the files of single slices.
+    """Write and show all results, pictures last, and delete the files of single slices.
 
     Returns whether a seed of any trial is left that has not diverged. Raises OSError.
     """
-    arrays = collect(sweep)
-    tables = write_files(sweep, arrays, keep_agents)
-    delete_slices(sweep.run_dir)
-    show_tables(tables, sweep.run_dir)
-    return not all(of_trial[DIVERGED].all() for of_trial in arrays.values())
+    run_dir = sweep.run_dir
+    record = sweep.record
+    results = make_results(sweep, collect(sweep))
+    of_trial = {result.trial: result for result in results}
+    ranked = {}  # {environment: its results, best first}
+    for task, trials in rank_trials(sweep.search, sweep.trials).items():
+        ranked[task] = [of_trial[trial] for trial in trials]
+
+    tables = write_tables(sweep, results, ranked)
+    delete_folder(run_dir / "agents")  # of an earlier attempt
+    for of_task in ranked.values():
+        for result in of_task[: sweep.options.keep]:
+            if math.isfinite(result.interquartile_mean):
+                keep_agents(sweep, result)
+    write_metrics(run_dir / "metrics.npz", results)
+    suffixes = suffixes_of(ranked)
+    for task, of_task in ranked.items():
+        write_pictures(sweep, of_task, task, suffixes[task])
+
+    record.trials = [plain(trial) for trial in sweep.trials.values]
+    record.steps_total = record.steps_done
+    record.finished = now()
+    write_record(run_dir, record)
+    delete_slices(run_dir)
+    show_tables(tables, results, run_dir)
+    return not all(result.diverged.all() for result in results)

@@ -119,7 +119,7 @@ def carry_of_runs(run_dir: Path, group: int, update: int, runs: np.ndarray, prog
         rows = runs[(first <= runs) & (runs < last)] - first
         if len(rows):
             parts.append(take_rows(folder, update, program, rows))
-    if sum(len(part["metrics"]["episodes"]) for part in parts) != len(runs):
+    if sum(len(part.metrics["episodes"]) for part in parts) != len(runs):
         raise OSError(f"{run_dir / 'unfinished'}: has no checkpoints of all runs of group {group}")
     carry = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     return jax.device_put(carry, program.sharding)

@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 from onejit.script.configs import plain
-from onejit.sweep.options import required, without_password
+from onejit.sweep.options import without_password
 from onejit.sweep.swept import show_value
 from onejit.sweep.trials import Sweep
 
@@ -62,17 +62,18 @@ def retry(function, *args):
 
 def common(sweep: Sweep) -> dict:
     """What all sweeps of a study have in common."""
-    options = sweep.search.options
-    names = ("num_seeds", "halving", "rungs", "first_rung")
+    options = sweep.options
+    names = ("num_seeds", "halving", "rungs")
     settings = plain(sweep.search.config)
     swept = {name: " ".join(words) for name, words in sweep.search.swept.items()}
     fixed = {name: value for name, value in settings.items() if name not in swept}
-    values = fixed | swept | {name: getattr(options, name) for name in names}
+    given = {name: getattr(options, name) for name in names if getattr(options, name)}
+    values = fixed | swept | given
     values["script"] = sweep.record.sha256
     return json.loads(json.dumps(values))  # as the storage returns it
 
 
-def open_study(sweep: Sweep, sampler):
+def open_study(sweep: Sweep, storage: str, sampler):
     """The study in the storage, a new one if there is none.
 
     Raises ValueError if the study minimizes, or belongs to another search.
@@ -82,11 +83,11 @@ def open_study(sweep: Sweep, sampler):
     study = optuna.create_study(
         direction="maximize",
         sampler=sampler,
-        storage=open_storage(required(sweep.search.options.storage)),
+        storage=open_storage(storage),
         study_name="onejit",
         load_if_exists=True,
     )
-    about = f"storage = {without_password(required(sweep.search.options.storage))}"
+    about = f"storage = {without_password(storage)}"
     if study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
         raise ValueError(f"{about}: its study onejit does not maximize; a sweep needs a new study")
     mine = common(sweep)
@@ -95,15 +96,16 @@ def open_study(sweep: Sweep, sampler):
         raise ValueError(f"{about}: its study onejit has trials of another search")
     if theirs is None:
         study.set_user_attr(OF_STUDY, mine)
-    elif theirs != mine:
-        names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
-        raise ValueError(f"{about}: belongs to a sweep with another {names[0]}")
+        return study
+    for name in mine | theirs:
+        if mine.get(name) != theirs.get(name):
+            raise ValueError(f"{about}: belongs to a sweep with another {name}")
     return study
 
 
 def seed_of(sweep: Sweep) -> int:
     """A seed of the sampler that no other sweep of the study has, nor this one before."""
-    text = f"{sweep.search.options.seed} {sweep.record.owner} {len(sweep.record.trials)}"
+    text = f"{sweep.options.seed} {sweep.record.owner} {len(sweep.record.trials)}"
     return zlib.crc32(text.encode())
 
 
@@ -171,7 +173,6 @@ def claim(sweep: Sweep, study, points: list[dict], size: int) -> list[dict]:
         ]
 
     owner = {OWNER: sweep.record.owner}
-    numbers = sweep.record.numbers
     claimed = {}  # {number of the trial: point}
     for point, param in zip(points, params, strict=True):
         if len(claimed) == size:
@@ -185,11 +186,10 @@ def claim(sweep: Sweep, study, points: list[dict], size: int) -> list[dict]:
         for trial in others:
             if trial.user_attrs == owner and trial.state == TrialState.RUNNING:
                 study.tell(trial.number, state=TrialState.FAIL)
-        # a kill before the record was written leaves a claim that is not in `numbers`
-        is_mine = first.user_attrs == owner and first.number not in numbers
-        if is_mine and first.state == TrialState.RUNNING:
+        # also a claim that a kill has left before the record was written
+        if first.user_attrs == owner and first.state == TrialState.RUNNING:
             claimed[first.number] = point
-    numbers += claimed
+    sweep.record.numbers += claimed
     return list(claimed.values())
 
 

@@ -72,9 +72,7 @@ def from_uniform(kind: str, low: float, high: float, unit):
     return 1.0 - (1.0 - high) * ((1.0 - low) / (1.0 - high)) ** unit
 
 
-def make_trials(
-    script: Script, swept: dict[str, list[str]], samples: int | None, seed: int
-) -> list[dict]:
+def make_trials(script: Script, swept: dict[str, list[str]], samples: int, seed: int) -> list[dict]:
     """All combinations of the listed values, each with all drawn points. Raises ValueError."""
     # its stream never changes: a resumed sweep draws the same values
     rng = np.random.RandomState(seed)
@@ -82,7 +80,6 @@ def make_trials(
     drawn = {}
     for name, words in swept.items():
         if words[0] in DISTRIBUTIONS:
-            assert samples is not None  # `check_options` has seen to it
             distribution = read_distribution(script, name, words)
             drawn[name] = from_uniform(*distribution, rng.random_sample(samples))
     for name, words in swept.items():

@@ -1,11 +1,15 @@
-"""What a sweep searches, and its trials with their compile groups and returns."""
+"""What a sweep searches, its trials with their compile groups and returns, and their order."""
 
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from onejit.base import statistics
 from onejit.run.record import Record
+from onejit.script.configs import plain, task_of
 from onejit.script.contract import Script
 from onejit.script.steps import steps_of
 from onejit.sweep.options import Options
@@ -76,6 +80,10 @@ class Sweep(NamedTuple):
     run_dir: Path
     record: Record  # run.json
 
+    @property
+    def options(self) -> Options:
+        return self.search.options
+
 
 def make_groups(search: Search, values: list[dict], trials: Iterable[int]) -> list[Group]:
     """The groups of some of the trials that have these `values`."""
@@ -88,3 +96,46 @@ def make_groups(search: Search, values: list[dict], trials: Iterable[int]) -> li
             groups[key] = Group(search.config_of(static), [])
         groups[key].trials.append(trial)
     return list(groups.values())
+
+
+# --- their order ---
+
+
+def score(returns: np.ndarray) -> tuple[float, float]:
+    """What trials are compared by: the interquartile mean of returns [seeds], and then their mean.
+
+    Many interquartile means may be equal where returns have a bound, such as 500 on CartPole-v1.
+    """
+    return float(statistics.interquartile_mean(returns)), float(returns.mean())
+
+
+def sort_trials(trials: list[int], returns: dict, rungs: dict[int, int]) -> list[int]:
+    """Finished trials of an environment, best first.
+
+    Trials without a finite return come last. Other trials are sorted by the rung that they have
+    reached with `--halving`, and then by their score.
+    """
+
+    def rank(trial):
+        interquartile_mean, mean = score(returns[trial])
+        return np.isfinite(interquartile_mean), rungs[trial], interquartile_mean, mean, -trial
+
+    return sorted(trials, key=rank, reverse=True)
+
+
+def trials_of_tasks(search: Search, values: list[dict], numbers) -> dict[str, list[int]]:
+    """The trials `numbers` by environment. Returns of different environments cannot be compared."""
+    tasks = {}
+    for number in numbers:
+        task = task_of(plain(search.config_of(values[number])))
+        tasks.setdefault(task, []).append(number)
+    return tasks
+
+
+def rank_trials(search: Search, trials: Trials) -> dict[str, list[int]]:
+    """The finished trials of each environment, best first."""
+    returns = sorted(trials.returns.items())
+    finished = [number for number, of_seeds in returns if not np.isnan(of_seeds).any()]
+    tasks = trials_of_tasks(search, trials.values, finished)
+    rungs = {number: trials.groups[last].rung for number, last in trials.last_groups().items()}
+    return {task: sort_trials(of_task, trials.returns, rungs) for task, of_task in tasks.items()}

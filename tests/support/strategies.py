@@ -1,14 +1,29 @@
 """Sweeps that decide what to train, without training."""
 
+import numpy as np
 
-def groups_of(sweep, strategy):
-    """The groups of a strategy, one after the other, which the caller gives returns.
+from onejit.sweep import strategies
 
-    It notes each as one that has started, and puts the returns of its trials into `sweep.trials`.
+
+class Stopped(Exception):
+    """In the middle of a sweep."""
+
+
+def decide(sweep, return_of, stop_after=None) -> None:
+    """Let a sweep decide what to train. Each seed of a trial returns `return_of(trial)`.
+
+    Stops before the group number `stop_after` is trained.
     """
     trials = sweep.trials
-    with strategy:
-        for number, group in enumerate(iter(strategy.next, None)):
-            trials.groups.append(group)
-            yield group
-            strategy.tell(number, group, {trial: trials.returns[trial] for trial in group.trials})
+
+    def train_group(group):
+        if len(trials.groups) == stop_after:
+            raise Stopped
+        trials.groups.append(group)
+        for trial in group.trials:
+            trials.returns[trial] = np.full(2, float(return_of(trial)))
+
+    try:
+        strategies.train(sweep, strategies.make_plan(sweep), train_group)
+    except Stopped:
+        assert stop_after is not None

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
 from support.files import ROOT
 from support.returns import is_mean_with_running
-from support.strategies import groups_of
+from support.strategies import decide
 from support.sweeps import metrics_of, record_of, rows_of
 from support.tiers import slow
 from support.trees import assert_same
@@ -25,8 +24,8 @@ from onejit import resume, sweep
 from onejit.base import files, statistics
 from onejit.engine import compilation
 from onejit.script import load
-from onejit.sweep import execution, halving, proposals, ranking, slices
-from onejit.sweep.trials import Group, Search, Sweep, Trials
+from onejit.sweep import halving, proposals, slices, strategies
+from onejit.sweep.trials import sort_trials
 
 pytestmark = pytest.mark.usefixtures("quick_pictures_in_module")
 
@@ -96,7 +95,7 @@ def test_trials_of_equal_interquartile_mean_are_ranked_by_their_mean():
     }
     returns = {trial: np.array(of_trial) for trial, of_trial in returns.items()}
     trials = list(returns)
-    assert ranking.sort_trials(trials, returns, dict.fromkeys(trials, 0)) == [1, 3, 0, 4, 2, 5]
+    assert sort_trials(trials, returns, dict.fromkeys(trials, 0)) == [1, 3, 0, 4, 2, 5]
 
 
 def best_of(metrics: dict, trials: list[int], end: int, number: int) -> list[int]:
@@ -154,7 +153,7 @@ def test_schedules_are_those_of_the_full_budget(tmp_path):
         *["--total-timesteps=288", "--anneal-lr=True", "--num-seeds=2", "--lr", "0.001", "0.1"],
     ]
     whole = metrics_of(run(words, tmp_path / "full"))
-    halved = run([*words, "--halving=2", "--first-rung=96"], tmp_path / "halved")
+    halved = run([*words, "--halving=2", "--rungs=2"], tmp_path / "halved")
     metrics = metrics_of(halved)
     (survivor,) = {row["trial"] for row in rows_of(halved) if row["trial_updates"] == "9"}
     for name in ("policy_loss", "value_loss", "entropy"):
@@ -259,10 +258,10 @@ def test_rungs_before_any_episode_has_ended(tmp_path, capfd):
     words += ["--height=30", "--width=30", "--start", "29", "29", "--max-steps-in-episode=500"]
     words += ["--halving=3"]
     with pytest.raises(SystemExit) as stop:
-        run([*words, "--lr", "0.1", "0.2", "0.3", "--first-rung=40"], tmp_path / "run")
+        run([*words, "--lr", "0.1", "0.2", "0.3", "--rungs=2"], tmp_path / "run")
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 2
-    assert "first_rung: no episode has ended in 40 timesteps" in message
+    assert "rungs: no episode has ended in 300 timesteps" in message
 
 
 @pytest.mark.parametrize(("episodes", "expected"), [([[0, 0], [0, 1]], True), ([[0, 0]], False)])
@@ -305,8 +304,8 @@ def test_the_last_batch_may_be_too_small_for_rungs():
     words = [*SMALL, "--lr", "uniform", "0.01", "1", "--optuna=tpe", "--samples=9", "--batch=4"]
     request = sweep.read_sweep([*words, "--halving=2"], None)
     updates_of_four = 4 * 6 + 2 * (13 - 6) + (27 - 13)
-    steps = (2 * updates_of_four + 27) * 200 * request.search.options.num_seeds
-    assert proposals.Optuna(request).plan() == steps
+    steps = (2 * updates_of_four + 27) * 200 * request.options.num_seeds
+    assert strategies.make_plan(request).steps == steps
 
 
 @pytest.mark.parametrize("sampler", ["tpe", slow("cmaes")])
@@ -324,10 +323,7 @@ def test_optuna_knows_which_trials_stopped(sampler):
             lambda request: studies.append(make_study(request)) or studies[0],
         )
         patch.setattr(halving, "any_episode", lambda *_: True)
-        for group in groups_of(request, proposals.Optuna(request)):
-            for trial in group.trials:
-                distance = abs(np.log10(request.trials.values[trial]["lr"]) + 2)
-                request.trials.returns[trial] = np.full(2, -distance)
+        decide(request, lambda trial: -abs(np.log10(request.trials.values[trial]["lr"]) + 2))
     (study,) = studies
     states = [trial.state.name for trial in study.trials]
     assert states.count("PRUNED") == 6 * 7 and states.count("COMPLETE") == 6
@@ -349,9 +345,6 @@ def test_optuna_knows_which_trials_stopped(sampler):
         ({}, 81, [1, 3, 9, 27]),  # a fifth rung would have no update
         ({"rungs": 2}, 9, [9, 27]),
         ({"rungs": 4}, 9, [1, 3, 9, 27]),
-        ({"first_rung": 400}, 9, [2, 6, 18, 27]),
-        ({"first_rung": 599}, 9, [2, 8, 26, 27]),
-        ({"first_rung": 5399}, 9, [26, 27]),
     ],
 )
 def test_ends_of_rungs(options, num_trials, ends):
@@ -371,25 +364,6 @@ def test_all_groups_have_the_rungs_of_the_one_with_the_longest_updates():
     groups = [SimpleNamespace(config=config), SimpleNamespace(config=longer)]
     assert halving.ends_of_rungs(config, options, 81, groups) == [9, 27]
     assert halving.ends_of_rungs(longer, options, 81, groups) == [2, 6]
-
-
-def test_agents_of_halving_are_kept_until_it_is_known_which_are_best(tmp_path, monkeypatch):
-    """Trial 0 is the best so far, and may still become the worst."""
-    monkeypatch.setattr(execution, "rank_trials", lambda *_: {"task": [0, 1]})
-    monkeypatch.setattr(execution, "best_trials", lambda *_: [0])
-    trials = Trials([], [Group(None, [0]), Group(None, [1])])
-    (tmp_path / "slices").mkdir()
-    for kind, left in ((3, 2), (None, 1)):
-        for number in range(2):
-            name = slices.slice_name(number, 0, 2)
-            save_file({"q": np.zeros(2)}, tmp_path / "slices" / f"{name}.safetensors")
-        options = SimpleNamespace(num_seeds=2, halving=kind)
-        request = Sweep(Search(None, None, options, {}), trials, tmp_path, None)
-        execution.delete_agents_of_worse_trials(request)
-        assert len(list((tmp_path / "slices").iterdir())) == left
-    assert len(slices.read_agents_of_runs(tmp_path, 0, range(2))["q"]) == 2
-    with pytest.raises(OSError, match="lacks agents of group 1"):
-        slices.read_agents_of_runs(tmp_path, 1, range(2))
 
 
 def test_rungs_count_the_warm_up():

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 from support.files import ROOT
-from support.strategies import groups_of
+from support.strategies import decide
 from support.sweeps import record_of, rows_of
 from support.tiers import slow
 
 from onejit import resume, sweep
 from onejit.report import compare
-from onejit.sweep import halving, proposals
+from onejit.sweep import halving
 from onejit.sweep import options as sweep_options
 from onejit.sweep import study as shared_study
 from onejit.sweep.opening import read_sweep
@@ -55,12 +55,8 @@ def states_of(name: str) -> list[str]:
 
 def train(request, stop_after: int | None = None) -> None:
     """Give each proposal a return, as if it had been trained. Stops in the batch `stop_after`."""
-    for number, group in enumerate(groups_of(request, proposals.Optuna(request))):
-        if number == stop_after:
-            return
-        for trial in group.trials:
-            distance = abs(np.log10(request.trials.values[trial]["lr"]) + 2)
-            request.trials.returns[trial] = np.full(2, -distance)
+    values = request.trials.values
+    decide(request, lambda trial: -abs(np.log10(values[trial]["lr"]) + 2), stop_after)
 
 
 @pytest.fixture(params=["journal", slow("sqlite")])
@@ -141,7 +137,7 @@ def test_a_storage_is_found_from_any_folder(given, expected, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FOLDER", str(tmp_path))
     request = begun([*OPTUNA, "--storage", given])
-    options = request.search.options
+    options = request.options
     assert options.storage == expected.format(tmp_path)
     assert request.record.options["storage"] == options.storage  # what resuming reads
 
@@ -225,17 +221,10 @@ def test_a_resumed_sweep_tells_which_trials_stopped(shared):
     words = [*OPTUNA, f"--storage={shared}", "--halving=3", "--rungs=2"]
     request = begun(words)
 
-    def train_rungs(request, stop):
-        for group in groups_of(request, proposals.Optuna(request)):
-            if stop and group.trials[-1] >= 3:
-                return
-            for trial in group.trials:
-                request.trials.returns[trial] = np.full(2, float(trial))
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(halving, "any_episode", lambda *_: True)
-        train_rungs(request, stop=True)
-        train_rungs(request._replace(trials=Trials([])), stop=False)
+        decide(request, float, stop_after=2)  # after the rungs of the first batch
+        decide(request._replace(trials=Trials([])), float)
     trials = [trial for trial in study_of(shared).trials if trial.state != TrialState.FAIL]
     assert sorted((trial.state.name, trial.value) for trial in trials) == [
         ("COMPLETE", 2.0),
@@ -296,12 +285,14 @@ def points_of(request) -> list[tuple]:
 def test_sweeps_share_a_grid(shared):
     """Each point is trained once, in the order of compile groups, and all values stay exact."""
     first, second, third = (begun([*GRID, f"--storage={shared}"]) for _ in range(3))
-    assert first.search.options.samples == 6
+    assert first.options.samples == 6
     train(first, stop_after=1)  # it has the points of two batches
     train(second)
     train(third)
     assert points_of(first) == [(True, 0.1), (True, 0.5), (True, 1e30), (False, 0.1)]
     assert points_of(second) == [(False, 0.5), (False, 1e30)]
+    params = [trial.params for trial in study_of(shared).trials[-2:]]
+    assert params == [{"lr": lr, "random_starts": False} for lr in (0.5, 1e30)]
     assert not third.trials.values
     assert states_of(shared) == ["COMPLETE"] * 2 + ["RUNNING"] * 2 + ["COMPLETE"] * 2
     train(first._replace(trials=Trials([])))  # resumed

@@ -3,7 +3,6 @@ kill.
 """
 
 import contextlib
-import dataclasses
 import gc
 import io
 import itertools
@@ -16,35 +15,36 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-import yaml
-from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 from support.compilation import jit_quickly
-from support.event_files import events
 from support.returns import is_mean_with_running
-from support.strategies import groups_of
-from support.sweeps import draw_nothing, metrics_of, record_of, rows_of
+from support.strategies import decide
+from support.sweeps import (
+    before_compilations,
+    before_results,
+    config_of,
+    draw_nothing,
+    fix_size_of_slices,
+    memory_of,
+    metrics_of,
+    note_programs,
+    record_of,
+    rows_of,
+)
 from support.trees import assert_same
 
 from onejit import __main__, resume, sweep
 from onejit.base import statistics
-from onejit.engine import compilation, loop
-from onejit.engine.memory import GIB
-from onejit.engine.progress import Lines
 from onejit.report import compare
 from onejit.report import list as list_runs
-from onejit.run.directory import load_metrics, load_run
+from onejit.run.directory import load_results, load_run
 from onejit.run.lock import is_locked
-from onejit.run.record import Record
-from onejit.script import command_line, load
-from onejit.sweep import execution, pictures, proposals, results
-from onejit.sweep.trials import Search, Sweep, Trials, make_groups
+from onejit.script import load
 from onejit.watch import render
 
 SIZES = ["--num-steps=200", "--total-timesteps=2000"]  # 10 updates
@@ -58,39 +58,19 @@ TWO_GROUPS = [SMALL[0], SIZES[1], *GRID, "--num-steps", "100", "2e2", "--gamma",
 TWO_GROUPS += ["--num-seeds=2"]
 
 
-def config_of(script, words):
-    return command_line.parse_with(script, command_line.split_flags(words), sweep.Options, "")[0]
-
-
-def compiled_in_order(monkeypatch, call):
-    """`call(size, config)` before each compilation."""
-    compile_slice = compilation.compile_slice
-
-    def compile_it(script, config, names, size):
-        call(size, config)
-        return compile_slice(script, config, names, size)
-
-    monkeypatch.setattr(compilation, "compile_slice", compile_it)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A sweep over 8 learning rates; what it compiled, and its directory before the results."""
     run_dir = tmp_path_factory.mktemp("sweep") / "run"
     before = run_dir.with_name("before")
     messages = []
-    write_results = results.write_results
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logger = logging.getLogger("jax._src.dispatch")
     logger.addHandler(handler)
 
-    def copy_and_write(request):
-        shutil.copytree(run_dir, before)
-        return write_results(request)
-
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "write_results", copy_and_write)
+        before_results(patch, lambda: shutil.copytree(run_dir, before))
         sweep.main([*SWEEP, f"--run-dir={run_dir}"])
     logger.removeHandler(handler)
     return run_dir, messages, before
@@ -136,10 +116,7 @@ def test_eight_learning_rates_as_eight_runs(finished, trained_alone):
 @pytest.mark.usefixtures("quick_pictures")
 def test_slices_that_fit_agree_with_one_slice(finished, tmp_path, capsys):
     """24 runs in slices that do not divide them, nor end where a trial ends."""
-    script = load.load_script("q_learning_gridworld")
-    config = config_of(script, SMALL[1:])
-    five = compilation.compile_slice(script, config, ["lr"], 5).bytes / GIB
-    sweep.main([*SWEEP, f"--run-dir={tmp_path / 'run'}", f"--memory={five * 1.01}"])
+    sweep.main([*SWEEP, f"--run-dir={tmp_path / 'run'}", f"--memory={memory_of(SMALL, 5)}"])
     assert "5 slices of at most 5" in capsys.readouterr().out
     metrics, whole = metrics_of(tmp_path / "run"), metrics_of(finished)
     for name, values in metrics.items():
@@ -152,7 +129,6 @@ def of_two_groups(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("groups") / "run"
     seen = []
     programs = []
-    run = loop.run
 
     def look(size, config):
         gc.collect()
@@ -161,14 +137,10 @@ def of_two_groups(tmp_path_factory):
         alive = sum(program() is not None for program in programs)
         seen.append((config.num_steps, slices, ended, alive, is_locked(run_dir)))
 
-    def remember(program, *args, **how):
-        programs.append(weakref.ref(program.advance))
-        return run(program, *args, **how)
-
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
         draw_nothing(patch)
-        compiled_in_order(patch, look)
-        patch.setattr(loop, "run", remember)
+        before_compilations(patch, look)
+        note_programs(patch, programs)
         sweep.main([*TWO_GROUPS, f"--run-dir={run_dir}"])
     assert len(programs) == 2
     return run_dir, seen, said.getvalue()
@@ -277,7 +249,7 @@ def test_means_and_worst_seeds(finished):
 
 
 def test_what_is_left_in_the_directory(finished):
-    names = {path.name for path in finished.iterdir()} - {"script.diff"}
+    names = {path.name for path in finished.iterdir()}
     plots = {"learning_curves.png", "final_return.png"}  # no heat map of one field
     files = {"config.yaml", "run.json", "metrics.npz", "results.csv", "table.txt", "best.yaml"}
     # metrics are kept once: no slices
@@ -310,211 +282,12 @@ def test_agents_of_the_best_trials_are_kept(finished, trained_alone, tmp_path):
         alone = trained_alone[int(trial)]["runner_state"].agent
         np.testing.assert_allclose(agent["q"], alone["q"], rtol=1e-3, atol=1e-5)
         whole = metrics_of(finished)
-        metrics = load_metrics(run_dir)
-        del metrics["final_return"]
-        for name, values in metrics.items():
+        for name, values in load_results(run_dir).metrics.items():
             np.testing.assert_array_equal(values, whole[name][int(trial)])
         assert record_of(run_dir)["final return"]["seeds"] == 3
     best = folder / f"trial-{ranked[0]}"
     (picture,) = render.main(best, agents=("best",), formats=("gif",), out=tmp_path)
     assert picture.read_bytes().startswith(b"GIF")
-
-
-@pytest.mark.usefixtures("quick_pictures")
-@pytest.mark.parametrize("keep, most", [(0, [0, 0, 0, 0]), (1, [1, 1, 1, 1])])
-def test_agents_that_cannot_be_kept_leave_the_disk(tmp_path, monkeypatch, keep, most):
-    """A slice for each trial. Of those that ended only the best ones' agents stay."""
-    left, finish = [], execution.finish_slice
-
-    def count_files(*args):
-        finish(*args)
-        left.append(len(list((tmp_path / "run" / "slices").glob("*.safetensors"))))
-
-    monkeypatch.setattr(execution, "finish_slice", count_files)
-    monkeypatch.setattr(compilation, "largest_slice", lambda compile_size, *_: compile_size(2))
-    args = ["--lr", "0.1", "0.2", "0.5", "1", "--num-seeds=2", f"--keep={keep}"]
-    sweep.main([*SMALL, *args, f"--run-dir={tmp_path / 'run'}"])
-    assert left == most
-    assert len(list((tmp_path / "run").glob("agents/*/agent.safetensors"))) == keep
-
-
-@pytest.fixture
-def fake_sweep(tmp_path, monkeypatch):
-    """A function that writes results of trials without training: `returns` [trials, seeds] of every
-    update.
-    """
-    monkeypatch.setattr(results, "keep_agents", lambda *_: None)
-
-    def write(script, swept, returns, weights=None, running=(0.0, 0), track=None, **more):
-        config = dataclasses.replace(script.Config(), total_timesteps=20_000)
-        columns = zip(*swept.values(), strict=True)
-        trials = [dict(zip(swept, values, strict=True)) for values in columns]
-        options = sweep.Options(num_seeds=len(returns[0]), track=track)
-        search = Search(script, config, options, swept)
-        request = Sweep(search, Trials(trials), tmp_path, Record(settings={}))
-        for number, group in enumerate(make_groups(search, trials, range(len(trials)))):
-            request.trials.groups.append(group)
-            of_runs = np.ravel(np.array(returns)[group.trials])
-            rows = np.repeat(of_runs[:, None], group.config.num_updates, axis=1)
-            metrics = {"episodes": np.ones(rows.shape, int), "episodic_return": rows, **more}
-            final = statistics.final_return(metrics, group.config.num_updates, running)
-            agent = {"weights": np.zeros(len(rows)) if weights is None else np.array(weights)}
-            trained = loop.Trained(metrics, agent, final)
-            name = f"{number}-0000000-{len(rows):07d}"
-            (tmp_path / "unfinished" / name).mkdir(parents=True)
-            execution.finish_slice(request, group, trained, 0, name, Lines(1))
-        results.write_results(request)
-        return tmp_path
-
-    return write
-
-
-def test_environments_are_not_ranked_in_one_table(fake_sweep, capfd, recwarn):
-    """Nor do they share a best.yaml or a picture, whatever letters their names have."""
-    script = load.load_script("ppo")
-    swept = {
-        "env_name": ["倒立$_$", "倒立$_$", "小车", "小车"],
-        "lr": [0.1, 0.2, 0.1, 0.2],
-    }
-    run_dir = fake_sweep(script, swept, [[100.0] * 3, [200.0] * 3, [1.0] * 3, [-1.0] * 3])
-    first, second = (run_dir / "table.txt").read_text().strip().split("\n\n")
-    assert [line.split()[0] for line in first.splitlines()] == ["倒立$_$:", "trial", "1", "0"]
-    assert [line.split()[0] for line in second.splitlines()] == ["小车:", "trial", "2", "3"]
-    names = {path.name for path in run_dir.iterdir()}
-    assert names - {"run.json", "table.txt", "results.csv", "metrics.npz"} == {
-        f"{name}-{env}{end}"
-        for env in ("_", "_-2")
-        for name, end in (("best", ".yaml"), ("learning_curves", ".png"), ("final_return", ".png"))
-    }
-    assert yaml.safe_load((run_dir / "best-_-2.yaml").read_text())["lr"] == 0.1
-    assert yaml.safe_load((run_dir / "best-_.yaml").read_text())["lr"] == 0.2
-    assert "cannot be drawn" not in capfd.readouterr().err
-    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
-
-
-def test_the_step_axis_counts_the_warm_up(fake_sweep, monkeypatch):
-    script, figures = load.load_script("dqn"), []
-    make = lambda **how: figures.append(Figure(**how)) or figures[-1]  # noqa: E731
-    monkeypatch.setattr(pictures, "Figure", make)
-    metrics = metrics_of(fake_sweep(script, {"lr": [0.1, 0.2]}, [[1.0, 2.0], [3.0, 4.0]]))
-    config = dataclasses.replace(script.Config(), total_timesteps=20_000)
-    assert config.warmup_timesteps > 0
-    assert metrics["warmup_timesteps"].tolist() == [config.warmup_timesteps] * 2
-    last = config.warmup_timesteps + config.num_updates * config.num_envs * config.num_steps
-    assert [line.get_xdata()[-1] for line in figures[0].axes[0].lines] == [last, last]
-
-
-def test_a_seed_without_a_return_is_the_worst(fake_sweep):
-    """One of eight is trimmed away; three are not, however good the others are."""
-    lost = [[3.0] * 8, [np.nan, *[4.0] * 7], [np.nan, np.inf, np.nan, *[9.0] * 5]]
-    run_dir = fake_sweep(load.load_script("ppo"), {"lr": [0.1, 0.2, 0.3]}, lost)
-    lines = (run_dir / "table.txt").read_text().splitlines()[1:]
-    rows = [re.split(r"  +", line) for line in lines]
-    assert [row[:3] + row[6:] for row in rows] == [
-        ["1", "0.2", "4", "7 of 8 finite"],
-        ["0", "0.1", "3", "8"],
-        ["2", "0.3", "-inf", "5 of 8 finite"],
-    ]
-
-
-def test_a_value_that_is_not_finite_is_drawn(fake_sweep, capfd):
-    """And one seed has no interval, neither in the table nor in the pictures."""
-    run_dir = fake_sweep(load.load_script("ppo"), {"lr": [0.1, np.nan]}, [[1.0], [-np.inf]])
-    for name in ("final_return.png", "learning_curves.png"):
-        assert (run_dir / name).read_bytes().startswith(b"\x89PNG")
-    assert "warning" not in capfd.readouterr().err
-    best = (run_dir / "table.txt").read_text().splitlines()[1]
-    assert best.split() == ["0", "0.1", "1", "none", "1", "1", "1"]
-
-
-def test_two_fields_have_a_heat_map(fake_sweep):
-    """Also if one is not a number."""
-    swept = {"anneal_lr": [True, True, False, False], "lr": [0.1, 0.2, 0.1, 0.2]}
-    run_dir = fake_sweep(load.load_script("ppo"), swept, [[1.0], [2.0], [3.0], [4.0]])
-    assert (run_dir / "heat_map.png").read_bytes().startswith(b"\x89PNG")
-    assert [row["anneal_lr"] for row in rows_of(run_dir)] == ["True", "True", "False", "False"]
-
-
-def test_a_picture_that_fails_is_one_warning(fake_sweep, monkeypatch, capfd):
-    """And what else a sweep writes is complete."""
-
-    def fail(*_):
-        raise ValueError("need at least one array\nto concatenate")
-
-    monkeypatch.setattr(pictures, "draw_returns", fail)
-    run_dir = fake_sweep(load.load_script("ppo"), {"lr": [0.1, 0.2]}, [[1.0], [2.0]])
-    lines = capfd.readouterr().err.splitlines()
-    cause = "ValueError: need at least one array to concatenate"
-    assert lines == [f"warning: final_return.png cannot be drawn ({cause})"]
-    names = {path.name for path in run_dir.iterdir()}
-    assert {"results.csv", "table.txt", "best.yaml", "metrics.npz"} <= names
-    assert "final_return.png" not in names and "learning_curves.png" in names
-    assert "finished" in record_of(run_dir) and not (run_dir / "slices").exists()
-
-
-@pytest.mark.usefixtures("quick_pictures")
-def test_what_is_not_finite(fake_sweep, capfd):
-    """Losses and parameters count. A metric of one's own may be NaN where no episode ended."""
-    script = load.load_script("ppo")
-    config = dataclasses.replace(script.Config(), total_timesteps=20_000)
-    loss = np.zeros((6, config.num_updates))
-    loss[0, 3:] = np.nan
-    success = np.full(loss.shape, np.nan)
-    weights = [0.0, 0.0, 0.0, np.inf, 0.0, 0.0]
-    swept = {"lr": [0.1, 0.2, 0.3]}
-    run_dir = fake_sweep(script, swept, np.ones((3, 2)), weights, value_loss=loss, success=success)
-    rows = rows_of(run_dir)
-    assert [row["first_update_not_finite"] for row in rows] == ["3", "", "", "", "", ""]
-    assert [row["diverged"] for row in rows] == ["False"] * 3 + ["True"] + ["False"] * 2
-    assert [float(row["final_return"]) for row in rows] == [-np.inf, 1, 1, -np.inf, 1, 1]
-    said = capfd.readouterr().err.splitlines()
-    assert said == ["not finite: trial 0 (lr = 0.1)", "not finite: trial 1 (lr = 0.2)"]
-
-
-@pytest.mark.usefixtures("quick_pictures")
-def test_a_trial_that_never_fails_is_the_best(fake_sweep, capfd):
-    """No episode of the second trial ends anymore. It counts by its running ones, not as -inf."""
-    episodes = np.ones((4, 39), int)
-    episodes[2:, 10:] = 0
-    running = np.array([0.0, 0, 9000, 9000]), np.array([0, 0, 1, 1])
-    swept = {"lr": [0.1, 0.2]}
-    returns = [[300.0, 300.0], [20.0, 20.0]]
-    run_dir = fake_sweep(
-        load.load_script("ppo"), swept, returns, running=running, episodes=episodes
-    )
-    assert yaml.safe_load((run_dir / "best.yaml").read_text())["lr"] == 0.2
-    assert [float(row["final_return"]) for row in rows_of(run_dir)] == [300, 300, 9000, 9000]
-    said = capfd.readouterr().out
-    assert "2 of 4 runs ended less than one episode per environment" in said
-
-
-@pytest.mark.usefixtures("quick_pictures")
-def test_tensorboard(fake_sweep):
-    pytest.importorskip("tensorboardX")
-    script = load.load_script("q_learning_gridworld")
-    returns = [[1.0, 2.0], [3.0, 7.0]]
-    run_dir = fake_sweep(script, {"lr": [0.1, 0.5]}, returns, track="tensorboard")
-    for trial, rate in enumerate((0.1, 0.5)):
-        folder = run_dir / "tensorboard" / f"trial-{trial}"
-        found = {tag: (step, value) for tag, step, value in events(folder)}
-        mean = np.mean(returns[trial])
-        assert found["final_return/mean"] == (20_000, pytest.approx(mean))
-        assert found["final_return/worst_seed"] == (20_000, pytest.approx(min(returns[trial])))
-        assert found["final_return/low"][1] < mean < found["final_return/high"][1]
-        assert found["hyperparameters/lr"] == (20_000, pytest.approx(rate))
-
-
-def test_interval_draws_the_seeds_of_all_trials_jointly_and_no_trials():
-    """A seed is good or bad luck in all trials, so trials that are alike are no further evidence.
-
-    Where all seeds of a trial agree nothing is uncertain, however much trials differ.
-    """
-    values = np.random.default_rng(1).normal(size=16)
-    expected = statistics.bootstrap_interval(statistics.interquartile_mean, values)
-    for num_trials in (1, 20):
-        found = pictures.interval_over_trials(np.tile(values, (num_trials, 1)))
-        np.testing.assert_allclose(found, expected)
-    assert pictures.interval_over_trials(np.array([[0.0] * 4, [1.0] * 4])) == [0.5, 0.5, 0.5]
 
 
 def test_config_file(tmp_path):
@@ -564,8 +337,8 @@ def test_stopped_while_a_group_compiles(of_two_groups, tmp_path, monkeypatch, ca
     """
     run_dir = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(compilation, "largest_slice", lambda compile_size, *_: compile_size(2))
-        compiled_in_order(
+        fix_size_of_slices(patch, 2)
+        before_compilations(
             patch, lambda _, config: config.num_steps == 200 and os.kill(os.getpid(), signal.SIGINT)
         )
         sweep.main([*TWO_GROUPS, f"--run-dir={run_dir}"])
@@ -575,7 +348,7 @@ def test_stopped_while_a_group_compiles(of_two_groups, tmp_path, monkeypatch, ca
     assert record_of(run_dir)["slices"] == [2, 2] and "finished" not in record_of(run_dir)
     assert list_runs.row_of(run_dir)[4:6] == ["stopped", "50 %"]
     compiled = []
-    compiled_in_order(monkeypatch, lambda size, config: compiled.append((size, config.num_steps)))
+    before_compilations(monkeypatch, lambda size, config: compiled.append((size, config.num_steps)))
     resume.main(run_dir)
     assert compiled == [(2, 200)]
     metrics = metrics_of(run_dir)
@@ -614,10 +387,9 @@ def test_killed_and_resumed(tmp_path):
     been.
     """
     args = ["--num-seeds=4", "--num-steps=20", "--total-timesteps=40000"]
-    script = load.load_script(SMALL[0])
-    memory = compilation.compile_slice(script, config_of(script, args[1:]), ["lr"], 4).bytes
+    memory = memory_of([SMALL[0], *args], 4)
     args = [SMALL[0], "--lr", "0.1", "0.5", "1", *args]
-    args += [f"--memory={memory * 1.01 / GIB}", "--checkpoint-interval=1e-9"]
+    args += [f"--memory={memory}", "--checkpoint-interval=1e-9"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     sweep.main([*args, f"--run-dir={whole}"])
     assert record_of(whole)["slices"] == [4]
@@ -654,15 +426,11 @@ def test_resume_of_a_finished_sweep_changes_nothing(finished, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_pictures")
-def test_metrics_stay_in_slices_until_they_are_written_whole(
-    finished, before_the_results, monkeypatch
-):
-    def fail(*_):
-        raise OSError("No space left on device")
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(results, "stack_metrics", fail)
+def test_metrics_stay_in_slices_until_they_are_written_whole(finished, before_the_results):
+    (before_the_results / "metrics.npz").mkdir()  # the file cannot be written
+    with pytest.raises(SystemExit) as stop:
         resume.main(before_the_results)
+    (before_the_results / "metrics.npz").rmdir()
     assert stop.value.code == 1
     assert list((before_the_results / "slices").iterdir())
     assert "finished" not in record_of(before_the_results)
@@ -690,10 +458,7 @@ def test_resume_with_a_damaged_slice(finished, before_the_results, capfd):
 def propose(words, returns_of) -> list[dict]:
     """The trials of a sweep whose returns a function of the trial gives."""
     request = sweep.read_sweep(["q_learning_gridworld", *words], None)
-    for group in groups_of(request, proposals.Optuna(request)):
-        request.trials.returns.update(
-            {trial: np.full(2, returns_of(request.trials.values[trial])) for trial in group.trials}
-        )
+    decide(request, lambda trial: returns_of(request.trials.values[trial]))
     return request.trials.values
 
 
@@ -736,7 +501,7 @@ def test_optuna_resumed_with_another_version():
     request = sweep.read_sweep([*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=4"], None)
     request.record.trials = [{"lr": 0.1, "gamma": 0.9}] * 4
     with pytest.raises(ValueError, match="has its version changed"):
-        next(groups_of(request, proposals.Optuna(request)))
+        decide(request, float)
 
 
 @pytest.mark.usefixtures("quick_pictures")
@@ -748,7 +513,7 @@ def test_optuna_stopped_and_resumed(stop_at, tmp_path, monkeypatch):
     args = [*SMALL, *LR_AND_GAMMA, "--optuna=tpe", "--samples=14", "--batch=6", "--num-seeds=2"]
     compiled = []
     args[args.index("--epsilon=1")] = "--epsilon=0.1"  # or the rate would not change the returns
-    compiled_in_order(monkeypatch, lambda size, _: compiled.append(size))
+    before_compilations(monkeypatch, lambda size, _: compiled.append(size))
     sweep.main([*args, f"--run-dir={tmp_path / 'whole'}"])
     assert compiled == [12]
     stop_at(6 * 2 * 2000 + 1)
@@ -776,10 +541,7 @@ def test_disk_full(small_disk, tmp_path, capfd):
     With more room, the sweep goes on after the first.
     """
     args = [SMALL[0], SIZES[0], *GRID, "--total-timesteps=1000000"]
-    script = load.load_script(SMALL[0])
-    config = config_of(script, args[1:])
-    four = compilation.compile_slice(script, config, ["lr"], 4).bytes * 1.01 / GIB
-    args += ["--lr", "0.1", "0.5", "--num-seeds=4", f"--memory={four}"]
+    args += ["--lr", "0.1", "0.5", "--num-seeds=4", f"--memory={memory_of(args, 4)}"]
     disk = small_disk(680_000)  # a slice is 4 x 5000 updates of five metrics of 4 bytes: 400 kB
     with pytest.raises(SystemExit) as stop:
         sweep.main([*args, f"--run-dir={disk / 'run'}"])

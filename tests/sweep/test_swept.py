@@ -64,7 +64,7 @@ def test_all_combinations_of_what_is_listed_with_what_is_drawn():
 
 def test_sizes_of_layers():
     script = load_script("ppo")
-    assert make_trials(script, {"hidden_sizes": ["8,8", "16"]}, None, 0) == [
+    assert make_trials(script, {"hidden_sizes": ["8,8", "16"]}, 0, 0) == [
         {"hidden_sizes": (8, 8)},
         {"hidden_sizes": (16,)},
     ]
@@ -75,7 +75,5 @@ def test_sizes_of_layers():
 
 
 def test_parameters_of_environments():
-    trials = make_trials(
-        load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, None, 0
-    )
+    trials = make_trials(load_script("ppo"), {"env_params": ["rows,7", "rows,8,columns,4"]}, 0, 0)
     assert [dict(each["env_params"]) for each in trials] == [{"rows": 7}, {"rows": 8, "columns": 4}]
