@@ -41,7 +41,7 @@ from safetensors.numpy import save_file
 
 import alphazero
 from onejit.run import write
-from onejit.run.directory import load_metrics, load_run, read_config
+from onejit.run.directory import load_results, load_run, read_config
 
 # --- training with checkpoints ---
 
@@ -388,7 +388,7 @@ def main() -> None:
 def check_finished(run_dir: Path) -> None:
     """Raise ValueError if the training was interrupted: the saved agents have fewer updates."""
     config = read_config(alphazero, run_dir / "config.yaml")
-    done = load_metrics(run_dir)["episodes"].shape[1]
+    done = load_results(run_dir).metrics["episodes"].shape[1]
     if done < config.num_updates:
         raise ValueError(f"{run_dir}: has {done} of {config.num_updates} updates; delete it")
 

@@ -19,7 +19,7 @@ from returns import load
 from speed import ROWS, compile_for
 
 from onejit.base import statistics
-from onejit.run.directory import load_metrics, load_run
+from onejit.run.directory import load_results, load_run
 
 NO_PEERS = SimpleNamespace(purejaxrl=None, purejaxql=None)
 
@@ -71,7 +71,7 @@ def returns(name: str, options) -> dict:
         words = ["train", Path(script.__file__).stem, *flags]
         words += ["--num-seeds", seeds, "--seed", page.FIRST_SEED, "--run-dir", run_dir]
         run_onejit(*words)
-        here = statistics.final_return(load_metrics(run_dir))
+        here = load_results(run_dir).training_return()
     result = {"here": show_mean(here)}
     for row in page.read_rows():
         if row["row"] == name:

@@ -54,7 +54,7 @@ from returns_page import DATA, ROWS
 
 from onejit.base import files, statistics, text
 from onejit.engine import evaluation
-from onejit.run.directory import load_metrics, load_run
+from onejit.run.directory import load_results, load_run
 from onejit.run.learning_curve import learning_curve
 from onejit.run.record import read_record
 from onejit.script import command_line, configs
@@ -189,7 +189,7 @@ def greedy_returns(script, config, agents, episodes: int, seed: int) -> np.ndarr
     Each agent plays episodes of its own, so that an interval over agents includes their luck.
     """
     options = SimpleNamespace(seed=seed, eval_episodes=episodes)
-    evaluate = jax.jit(evaluation.greedy_returns(script, config, options))
+    evaluate = jax.jit(evaluation.make_evaluation(script, config, options))
     num_seeds = len(jax.tree.leaves(agents)[0])
     return np.asarray(evaluate(agents, np.arange(num_seeds)))
 
@@ -211,7 +211,8 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
     _, config, agents = load_run(run_dir)
     episodes = DATA["rows"].get(name, {}).get("episodes", 100)
     greedy = greedy_returns(script, config, agents, episodes, seed)
-    metrics = load_metrics(run_dir)
+    results = load_results(run_dir)
+    metrics = results.metrics
     record = read_record(run_dir)
     evaluations = {}
     if (run_dir / "evaluations.npz").exists():
@@ -228,7 +229,7 @@ def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> d
         "seed": seed,
         "earlier_seeds": earlier_seeds,
         "command": training["command"],
-        "final_return": stored(statistics.final_return(metrics), lost),
+        "final_return": stored(results.training_return(), lost),
         "greedy_return": stored(greedy.mean(axis=1), lost),
         "greedy_episodes": episodes,
         "diverged": int(lost.sum()),

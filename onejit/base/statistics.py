@@ -50,11 +50,8 @@ def final_return(metrics, num_updates: int | None = None, running=(0.0, 0)) -> n
 
     These are the episodes that ended there and the `running` ones of `mean_return`. A seed without
     either has its last return. It is NaN for a seed that has no episode at all. See `at_the_end`
-    for `num_updates`. A finished run has stored this number of each agent, because its metrics do
-    not hold running episodes: then it is read.
+    for `num_updates`.
     """
-    if "final_return" in metrics:
-        return metrics["final_return"]
     metrics_at_end = at_the_end(metrics, num_updates)
     _, num_running = running
     has_any = metrics_at_end["episodes"].sum(axis=1) + num_running > 0
@@ -171,7 +168,7 @@ def bootstrap_interval(statistic, *samples) -> list:
     """
     samples = [np.asarray(sample, float) for sample in samples]
     rng = np.random.default_rng(0)
-    with np.errstate(invalid="ignore"):  # a paired difference may be inf - inf
+    with np.errstate(invalid="ignore"):  # a mean of -inf and inf
         value = statistic(*samples)
         if min(len(sample) for sample in samples) == 1:
             return [value, value * np.nan, value * np.nan]
@@ -229,19 +226,10 @@ def diverged(agent, left_out=()) -> np.ndarray:
     return ~np.all(finite, axis=0)
 
 
-def rank_agents(metrics, diverged: np.ndarray | bool = False) -> tuple[np.ndarray, str]:
-    """Agents from worst to best, and the criterion.
-
-    First come agents without an episode, or `diverged` [agents].
-    """
-    if "evaluation" in metrics:
-        returns = metrics["evaluation"].mean(axis=1)
-        criterion = "the mean of their greedy episodes"
-    else:
-        returns = final_return(metrics)
-        criterion = "the return at the end of training"
+def rank_agents(returns, diverged: np.ndarray | bool = False) -> np.ndarray:
+    """Agents from worst to best by returns [agents]; first those that have none or diverged."""
     good = np.isfinite(returns) & ~np.array(diverged)
-    return np.argsort(np.where(good, returns, -np.inf), kind="stable"), criterion
+    return np.argsort(np.where(good, returns, -np.inf), kind="stable")
 
 
 def show_number(value) -> str:
@@ -368,8 +356,3 @@ def probability_of_improvement(*samples):
         ranks = rankdata(np.concatenate([x, y]), axis=0)[:n]
         won.append((ranks.sum(axis=0) - n * (n + 1) / 2) / (n * m))
     return np.mean(won, axis=0)
-
-
-def difference(a: float, b: float) -> float:
-    """The difference of paired scores: two scores that are not finite are equally bad."""
-    return 0.0 if a == b else a - b

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from onejit.base.files import delete_folder, write
+from onejit.engine.carry import Carry, as_stored, of_stored
 from onejit.engine.hosts import only_first
 
 # Orbax logs the traceback of each error, once for each of its threads, and raises it as well.
@@ -149,10 +150,10 @@ def without_empty(tree):
     return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
 
 
-def save(manager, step: int, carry) -> None:
+def save(manager, step: int, carry: Carry) -> None:
     """Write a checkpoint. Raises OSError."""
     try:
-        manager.save(step, args=ocp.args.StandardSave(without_empty(carry)))
+        manager.save(step, args=ocp.args.StandardSave(without_empty(as_stored(carry))))
         only_first(write_checksums, Path(manager.directory) / str(step))
         only_first(delete_old, Path(manager.directory))
     except Exception as error:  # Orbax raises many kinds
@@ -164,28 +165,28 @@ def save(manager, step: int, carry) -> None:
         raise OSError(f"the checkpoint of update {step} cannot be written: {cause}") from error
 
 
-def restore(manager, step: int, program):
-    """Read the `carry` of a checkpoint, and lengthen it for the updates of `program`.
+def restore(manager, step: int, program) -> Carry:
+    """Read the carry of a checkpoint, and lengthen it for the updates of `program`.
 
     Raises OSError.
     """
     try:
         stored = manager.item_metadata(step).tree
-        abstract = dict(program.abstract)
-        abstract["metrics"] = of_stored_length(abstract["metrics"], stored["metrics"])
-        if "evaluation" in abstract:
-            evaluation = dict(abstract["evaluation"])
-            stored_returns = stored["evaluation"]["returns"]
-            evaluation["returns"] = of_stored_length(evaluation["returns"], stored_returns)
-            abstract["evaluation"] = evaluation
+        whole = as_stored(program.abstract)
+        abstract = dict(whole)
+        abstract["metrics"] = of_stored_length(whole["metrics"], stored["metrics"])
+        if "evaluation" in whole:
+            returns = whole["evaluation"]["returns"]
+            returns = of_stored_length(returns, stored["evaluation"]["returns"])
+            abstract["evaluation"] = whole["evaluation"] | {"returns": returns}
 
         def with_empty(leaf, restored):
             return restored if leaf.size else jnp.zeros_like(leaf)
 
         arguments = ocp.args.StandardRestore(without_empty(abstract))
-        carry = manager.restore(step, args=arguments)
-        carry = jax.tree.map(with_empty, abstract, carry)
-        return jax.tree.map(lengthen, carry, program.abstract)
+        restored = manager.restore(step, args=arguments)
+        restored = jax.tree.map(with_empty, abstract, restored)
+        return of_stored(jax.tree.map(lengthen, restored, whole))
     except Exception as error:  # Orbax raises many kinds
         name = f"{Path(manager.directory).name}/{step}"
         cause = in_one_line(error)[:300]

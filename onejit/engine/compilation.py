@@ -20,6 +20,7 @@ from onejit.base.clock import Clock
 from onejit.base.text import plural
 from onejit.engine import evaluation
 from onejit.engine.axis import Axis
+from onejit.engine.carry import Carry
 from onejit.engine.devices import smallest_slice
 from onejit.engine.memory import GIB, free_memory, memory_of, program_bytes
 from onejit.script import local_modules
@@ -35,16 +36,14 @@ class Program(NamedTuple):
     num_updates: int
     bytes: int  # on each device
     held: int  # bytes of the carry on each device
-    abstract: Any  # shapes, types and shardings of `carry`
+    abstract: Carry  # shapes, types and shardings
     # (floats, key_data) -> carry
     start: Any
-    # (carry without its evaluation, floats, first, last) -> carry after updates [first, last)
+    # (carry without evaluations, floats, first, last) -> carry after updates [first, last)
     advance: Any
-    # as `start`, with the shortest warm-up; compiled when it is called
-    restart: Any
-    # (agents, what tells their episodes apart) -> returns [size, episodes]; or None
+    # (agents, their numbers in the run) -> returns [size, episodes]; None without evaluation
     evaluate: Any = None
-    # (evaluation, agents, returns, index) -> evaluation; None without one during training
+    # (evaluations, agents, returns, index) -> evaluations; None without any during training
     remember: Any = None
 
     @property
@@ -70,8 +69,7 @@ def make_learner(script: Script, config):
 def training_functions(script: Script, config, names):
     """`start` and `advance` as in a script's `main`.
 
-    Each run may have its own values of the float fields `names`. The functions carry
-    `{"runner_state": [size, ...], "metrics": {name: [size, num_updates]}}`.
+    Each run may have its own values of the float fields `names`.
     """
     # made outside of what JAX traces, where it would keep tracers
     shared = None if names else make_learner(script, config)
@@ -94,15 +92,15 @@ def training_functions(script: Script, config, names):
             is_short = jnp.issubdtype(shape.dtype, jnp.floating) and shape.dtype.itemsize < 4
             dtype = jnp.float32 if is_short else shape.dtype  # NumPy's files know no bfloat16
             metrics[name] = jnp.zeros(config.num_updates, dtype)
-        return {"runner_state": state, "metrics": metrics}
+        return Carry(state, metrics)
 
     def advance(carry, floats, first, last):  # one program for chunks of any length
         def body(i, carry):
-            state, new = update(floats, carry["runner_state"])
+            state, new = update(floats, carry.runner_state)
             metrics = {}
-            for name, values in carry["metrics"].items():
+            for name, values in carry.metrics.items():
                 metrics[name] = values.at[i].set(jnp.asarray(new[name], values.dtype))
-            return {"runner_state": state, "metrics": metrics}
+            return Carry(state, metrics)
 
         return jax.lax.fori_loop(first, last, body, carry)
 
@@ -151,18 +149,6 @@ def check_metrics(metrics) -> None:
             raise ValueError(f"update: its metrics lack {name}, which `episode_metrics` returns")
 
 
-def without_warm_up(script: Script, config):
-    """The config with the shortest warm-up that its script takes."""
-    if not hasattr(config, "learning_starts"):
-        return config
-    shorter = dataclasses.replace(config, learning_starts=0)
-    try:
-        script.make_learner(shorter)
-    except ValueError:
-        return config
-    return shorter
-
-
 # --- compilation ---
 
 
@@ -175,8 +161,7 @@ def compile_slice(script: Script, config, names, size: int, options=None) -> Pro
     program = compile_training(script, config, names, Axis.of(size))
     if options is None or not options.eval_episodes:
         return program
-    evaluate = evaluation.greedy_returns(script, config, options)
-    program = with_evaluation(program, evaluate, program.axis.shape(dtype=jnp.int32))
+    program = with_evaluation(program, evaluation.make_evaluation(script, config, options))
     if options.eval_interval:
         program = with_best_agents(program, config.num_updates // options.eval_interval)
     return program
@@ -187,21 +172,14 @@ def compile_training(script: Script, config, names, axis: Axis) -> Program:
     floats = axis.floats(names)
     key_data = axis.key_data()
 
-    def jit_of_start(start_run):
-        start = axis.over_devices(axis.over_runs(start_run, arguments=2), arguments=2)
-        return jax.jit(start, out_shardings=axis.sharding)
-
-    def restart(floats, key_data):
-        restart_run, _ = training_functions(script, without_warm_up(script, config), names)
-        return jit_of_start(restart_run)(floats, key_data)
-
     with about_the_config(script, config):
         # before the compilation, during which a user may edit a file
         local_modules.read_sources(script, [getattr(config, "env_name", "")])
         check_observations(script, config)
         start_run, advance_run = training_functions(script, config, names)
+        start_runs = axis.over_runs(start_run, arguments=2)
         advance_runs = axis.over_runs(advance_run, arguments=4, shared=2)
-        jit_start = jit_of_start(start_run)
+        jit_start = jax.jit(axis.over_devices(start_runs, arguments=2), out_shardings=axis.sharding)
         jit_advance = jax.jit(
             axis.over_devices(advance_runs, arguments=4, shared=2),
             donate_argnums=0,
@@ -209,11 +187,11 @@ def compile_training(script: Script, config, names, axis: Axis) -> Program:
         )
         abstract = jit_start.eval_shape(floats, key_data)
         if names:
-            check_arrays(abstract["runner_state"])
+            check_arrays(abstract.runner_state)
         lowered_start = jit_start.lower(floats, key_data)
         lowered_advance = jit_advance.lower(abstract, floats, 0, 1)
-    check_agent(abstract["runner_state"].agent)
-    check_metrics(abstract["metrics"])
+    check_agent(abstract.runner_state.agent)
+    check_metrics(abstract.metrics)
     start = lowered_start.compile()
     advance = lowered_advance.compile()
     held = memory_of(start).output_size_in_bytes
@@ -225,7 +203,6 @@ def compile_training(script: Script, config, names, axis: Axis) -> Program:
         abstract=abstract,
         start=start,
         advance=advance,
-        restart=restart,
     )
     return with_bytes(program, max(program_bytes(start), program_bytes(advance)))
 
@@ -237,18 +214,12 @@ def with_bytes(program: Program, needed: int) -> Program:
     return program._replace(bytes=max(program.bytes, needed))
 
 
-def with_evaluation(program: Program, greedy_returns, numbers) -> Program:
-    """The program with `evaluate(agents, numbers) -> returns` [size, episodes].
-
-    `greedy_returns` is this function for the runs of a device, and `numbers` the shape of what
-    tells the episodes of agents apart.
-    """
+def with_evaluation(program: Program, evaluate_runs) -> Program:
+    """The program with `evaluate`, which is `evaluate_runs` of a device for all devices."""
     axis = program.axis
-    evaluate = jax.jit(
-        axis.over_devices(greedy_returns, arguments=2), out_shardings=axis.replicated
-    )
-    agents = program.abstract["runner_state"].agent
-    evaluate = evaluate.lower(agents, numbers).compile()
+    evaluate = jax.jit(axis.over_devices(evaluate_runs, arguments=2), out_shardings=axis.replicated)
+    agents = program.abstract.runner_state.agent
+    evaluate = evaluate.lower(agents, axis.shape(dtype=jnp.int32)).compile()
     program = with_bytes(program, program_bytes(evaluate, program.held))
     return program._replace(evaluate=evaluate)
 
@@ -256,26 +227,22 @@ def with_evaluation(program: Program, greedy_returns, numbers) -> Program:
 def with_best_agents(program: Program, count: int) -> Program:
     """The program that remembers `count` evaluations during training, and the best agents."""
     sharding = program.sharding
-    start = program.start
-    no_evaluation = partial(evaluation.no_evaluation, count=count)
-    make_evaluation = jax.jit(no_evaluation, out_shardings=sharding)
+    make = jax.jit(partial(evaluation.no_evaluations, count=count), out_shardings=sharding)
 
-    def start_with_evaluation(floats, key_data):
-        carry = start(floats, key_data)
-        carry["evaluation"] = make_evaluation(carry["runner_state"].agent)
-        return carry
+    def start(floats, key_data):
+        carry = program.start(floats, key_data)
+        return carry._replace(evaluations=make(carry.runner_state.agent))
 
-    abstract = dict(program.abstract)
-    abstract["evaluation"] = make_evaluation.eval_shape(abstract["runner_state"].agent)
+    evaluations = make.eval_shape(program.abstract.runner_state.agent)
     return program._replace(
-        start=start_with_evaluation,
+        start=start,
         remember=jax.jit(
             evaluation.remember_best,
             static_argnums=4,
             donate_argnums=0,
             out_shardings=sharding,
         ),
-        abstract=abstract,
+        abstract=program.abstract._replace(evaluations=evaluations),
     )
 
 
@@ -317,19 +284,18 @@ def compile_slices(
     size: int | None,
     memory_gib: float | None,
     clock: Clock,
-    step: int | None = None,
 ):
     """`(program, description)` for `total` runs in slices of `size`.
 
-    By default they are the largest slices that fit in memory, multiples of `step`, which by default
-    keeps all devices busy. Adds the time to `clock`. Raises ValueError.
+    By default they are the largest slices that fit in memory and keep all devices busy. Adds the
+    time to `clock`. Raises ValueError.
     """
     begun = time.perf_counter()
     memory = free_memory(memory_gib)
     if size:
         program = compile_size(size)
     else:
-        program = largest_slice(compile_size, total, step or smallest_slice(total), memory)
+        program = largest_slice(compile_size, total, smallest_slice(total), memory)
     took = time.perf_counter() - begun
     clock.compile += took
     slices = plural(number_of_slices(total, program.size), "slice")

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from onejit.base import statistics
+from onejit.engine.carry import Evaluations
 from onejit.script.contract import Script
-from onejit.script.environment import inner_state, unwrap
+from onejit.script.environment import inner_state
 
 SHORTENING = ("episodic_life", "reward_clip")  # EnvPool's options for training on Atari
 
@@ -50,41 +51,6 @@ def whole_games(config):
     return dataclasses.replace(config, env_params=params)
 
 
-def without_auto_reset(env):
-    """The environment without the automatic reset in each step of gymnax, which takes time.
-
-    The environment's own methods stay as they are: its `step_env` may call `reset_env`.
-    """
-    from gymnax.environments.environment import Environment  # not at the top: it starts JAX
-
-    inner = unwrap(env)
-    if type(inner).step is not Environment.step:  # it resets in its own way
-        return env
-
-    def step(key, state, action, params):
-        step_key, _ = jax.random.split(key)  # as gymnax does, whose second key is for the reset
-        obs, state, reward, terminated, info = inner.step_env(step_key, state, action, params)
-        truncated = inner.is_truncated(state, params)
-        info = {
-            **info,
-            "terminated": terminated,
-            "truncated": truncated,
-            "final_observation": obs,
-        }
-        return obs, state, reward, terminated, truncated, info
-
-    def copied(env):
-        copy = object.__new__(type(env))
-        vars(copy).update(vars(env))
-        if env is inner:
-            vars(copy)["step"] = step  # also of a frozen dataclass
-        else:
-            vars(copy)["_env"] = copied(env._env)
-        return copy
-
-    return copied(env)
-
-
 def policy_of(script: Script, config):
     """`start() -> memory` and `act(agent, memory, obs) -> (action, memory)` of any script.
 
@@ -108,7 +74,6 @@ def make_episode(script: Script, config):
     env, env_params = script.make_env(whole_games(config))
     start, act = policy_of(script, config)
     limit = int(min(env_params.max_steps_in_episode, LONGEST))
-    env_without_reset = without_auto_reset(env)
 
     def begin(key):
         reset_key, step_key = jax.random.split(key)
@@ -126,17 +91,9 @@ def make_episode(script: Script, config):
     def step(agent, playing):
         action, memory = act(agent, playing.memory, playing.obs)
         key = jax.random.fold_in(playing.key, playing.length)
-        obs, env_state, reward, terminated, truncated, info = env_without_reset.step(
+        obs, env_state, reward, terminated, truncated, info = env.step(
             key, playing.env_state, action, env_params
         )
-        if env_without_reset is not env:  # no step leads on from the end of an episode
-
-            def keep_last(new, old):
-                return jnp.where(playing.running, new, old)
-
-            obs, env_state = jax.tree.map(
-                keep_last, (obs, env_state), (playing.obs, playing.env_state)
-            )
         shown = Step(
             env_state=inner_state(env, env_params, playing.env_state),
             reward=reward,
@@ -214,7 +171,7 @@ def evaluation_keys(seed: int, episodes: int, agent):
     return jax.random.split(key, episodes)
 
 
-def greedy_returns(script: Script, config, options):
+def make_evaluation(script: Script, config, options):
     """`evaluate(agents, numbers) -> returns`: [n, ...] and [n] to [n, eval_episodes].
 
     The numbers are those of the agents among all seeds of the run.
@@ -253,20 +210,17 @@ def evaluate(
 # --- evaluations during training ---
 
 
-def no_evaluation(agents, count: int) -> dict:
-    """What is remembered of `count` evaluations before the first one.
-
-    `returns` [size, count] are means over the episodes, and `best` is the best agent of each seed.
-    """
+def no_evaluations(agents, count: int) -> Evaluations:
+    """What is remembered of `count` evaluations before the first one."""
     size = len(jax.tree.leaves(agents)[0])
-    best = {
-        "return": jnp.full((size,), -jnp.inf),
-        "agent": jax.tree.map(jnp.copy, agents),
-    }
-    return {"returns": jnp.full((size, count), jnp.nan), "best": best}
+    return Evaluations(
+        returns=jnp.full((size, count), jnp.nan),
+        best_return=jnp.full((size,), -jnp.inf),
+        best_agent=jax.tree.map(jnp.copy, agents),
+    )
 
 
-def remember_best(evaluation: dict, agents, returns, index, left_out=()) -> dict:
+def remember_best(evaluations: Evaluations, agents, returns, index, left_out=()) -> Evaluations:
     """Add the evaluation number `index`.
 
     In it, `agents` [size, ...] reached `returns` [size, episodes]. An agent that has diverged has
@@ -278,10 +232,13 @@ def remember_best(evaluation: dict, agents, returns, index, left_out=()) -> dict
     for name in leaves.keys() - set(left_out):
         is_finite = jnp.isfinite(leaves[name])
         mean = jnp.where(is_finite.all(axis=tuple(range(1, is_finite.ndim))), mean, jnp.nan)
-    better = mean > evaluation["best"]["return"]
+    better = mean > evaluations.best_return
 
     def choose(new, old):
         return jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-    best = jax.tree.map(choose, {"return": mean, "agent": agents}, evaluation["best"])
-    return {"returns": evaluation["returns"].at[:, index].set(mean), "best": best}
+    return Evaluations(
+        returns=evaluations.returns.at[:, index].set(mean),
+        best_return=choose(mean, evaluations.best_return),
+        best_agent=jax.tree.map(choose, agents, evaluations.best_agent),
+    )

@@ -16,9 +16,10 @@ import numpy as np
 import onejit.engine.devices  # noqa: F401 - before JAX starts
 from onejit.base import statistics
 from onejit.base.signals import Stopped, ending_at_once
+from onejit.engine.carry import Carry, Evaluations
 from onejit.engine.checkpoints import open_checkpoints, restore, save
 from onejit.engine.hosts import agree, fetch, is_first, latest
-from onejit.engine.progress import count_restored, warn_of_days
+from onejit.engine.progress import count_restored
 from onejit.script.steps import steps_of
 
 KEY = 2**31 + 4  # what the key of new episodes is folded from: no training uses it
@@ -50,7 +51,7 @@ class Slice:
     first_update: int = 0
     last_update: int | None = None  # the update after which it ends; None for the program's last
     # (program) -> carry after `first_update`; None for the script's `init`
-    start: Callable[[Any], dict] | None = None
+    start: Callable[[Any], Carry] | None = None
     save_last: bool = False  # write a checkpoint at the end, too
 
     @property
@@ -97,7 +98,7 @@ class Trained(NamedTuple):
     agent: dict
     final_return: np.ndarray  # [runs]
     evaluation: np.ndarray | None = None  # returns of greedy episodes at the end: [runs, episodes]
-    during: dict | None = None  # evaluations during training
+    evaluations: Evaluations | None = None  # during training
 
 
 def seed_keys(options) -> np.ndarray:
@@ -170,8 +171,7 @@ def with_new_episodes(program, runner_state, floats, key_data, done: int):
     keys = jax.random.wrap_key_data(jnp.asarray(key_data))
     keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.fold_in(key, KEY), done))(keys)
     new_key_data = np.asarray(jax.random.key_data(keys))
-    # a warm-up would be thrown away
-    new = program.restart(floats, jax.device_put(new_key_data, program.sharding))["runner_state"]
+    new = program.start(floats, jax.device_put(new_key_data, program.sharding)).runner_state
     names = episode_fields(runner_state)
     return runner_state._replace(**{name: getattr(new, name) for name in names})
 
@@ -218,11 +218,11 @@ def restore_or_start(program, piece: Slice, session: Session, floats: dict, mana
     else:
         carry = program.start(floats, jax.device_put(piece.key_data, program.sharding))
         known = session.record.not_finite_at_start
-        names = not_finite_leaves(carry["runner_state"].agent)
+        names = not_finite_leaves(carry.runner_state.agent)
         known += [name for name in names if name not in known]
-    if 0 < done < end and holds(program.abstract["runner_state"], host.HostState):
-        state = carry["runner_state"]
-        carry["runner_state"] = with_new_episodes(program, state, floats, piece.key_data, done)
+    if 0 < done < end and holds(program.abstract.runner_state, host.HostState):
+        state = with_new_episodes(program, carry.runner_state, floats, piece.key_data, done)
+        carry = carry._replace(runner_state=state)
     return carry, done
 
 
@@ -243,10 +243,10 @@ def end_of_chunk(done: int, chunk: int, end: int, eval_interval: int) -> int:
     return last
 
 
-def evaluate(program, piece: Slice, carry: dict):
+def evaluate(program, piece: Slice, carry: Carry):
     """Returns [size, episodes] of greedy episodes."""
     numbers = jax.device_put(piece.numbers.astype(np.int32), program.sharding)
-    return program.evaluate(carry["runner_state"].agent, numbers)
+    return program.evaluate(carry.runner_state.agent, numbers)
 
 
 def train(program, piece: Slice, session: Session, manager):
@@ -271,25 +271,24 @@ def train(program, piece: Slice, session: Session, manager):
         begun = time.perf_counter()
         last = end_of_chunk(done, chunk, end, session.eval_interval)
         length = last - done
-        trained = {name: carry[name] for name in ("runner_state", "metrics")}
-        carry |= jax.block_until_ready(program.advance(trained, floats, done, last))
-        metrics = read(carry["metrics"], done, last)
+        evaluations = carry.evaluations
+        carry = program.advance(carry._replace(evaluations=None), floats, done, last)
+        carry = jax.block_until_ready(carry)
+        metrics = read(carry.metrics, done, last)
         ended = time.perf_counter()
         returns = None
         if session.eval_interval and last % session.eval_interval == 0:
             index = last // session.eval_interval - 1
             returns = evaluate(program, piece, carry)
-            agents = carry["runner_state"].agent
-            carry["evaluation"] = program.remember(
-                carry["evaluation"], agents, returns, index, tuple(left_out)
-            )
+            agents = carry.runner_state.agent
+            evaluations = program.remember(evaluations, agents, returns, index, tuple(left_out))
+        carry = carry._replace(evaluations=evaluations)
         clock.train += ended - begun
         clock.evaluate += time.perf_counter() - ended
         session.count(length * piece.steps)
         if is_first():
             note = session.watch(piece, done, last, metrics, returns)
             session.progress.set_postfix_str(note, refresh=False)
-            warn_of_days(session.progress)
 
         done = last
         now = time.perf_counter()
@@ -323,17 +322,16 @@ def run(program, piece: Slice, session: Session) -> tuple[Trained, Any]:
         carry = train(program, piece, session, manager)
 
     number = len(piece.runs)
-    state = carry["runner_state"]
-    arrays = carry["metrics"], state.agent, jax.jit(running_episodes)(state)
-    during = carry.get("evaluation")
-    arrays, during = jax.tree.map(lambda leaf: leaf[:number], fetch((arrays, during)))
-    metrics, agent, running = arrays
+    state = carry.runner_state
+    arrays = carry.metrics, state.agent, carry.evaluations, jax.jit(running_episodes)(state)
+    arrays = jax.tree.map(lambda leaf: leaf[:number], fetch(arrays))
+    metrics, agent, evaluations, running = arrays
     metrics = {name: values[:, : piece.last_update] for name, values in metrics.items()}
     trained = Trained(
         metrics=metrics,
         agent=agent,
         final_return=statistics.final_return(metrics, piece.config.num_updates, running),
-        during=during,
+        evaluations=evaluations,
     )
     if program.evaluate is not None:
         stop = latest(session.caught)  # the last checkpoint is written, and this may take long

@@ -8,7 +8,6 @@ from tqdm import tqdm
 from onejit.base.text import duration
 from onejit.engine.hosts import is_first
 
-DAY = 24 * 3600.0
 SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -75,22 +74,6 @@ def seconds_left(progress) -> float:
     known = progress.format_dict
     steps = known["n"] - known["initial"]
     return known["elapsed"] / steps * (progress.total - known["n"]) if steps else 0.0
-
-
-def warn_of_days(progress) -> None:
-    """Say once, after ten seconds, that a training will take longer than a day."""
-    if progress.disable or getattr(progress, "was_checked", False):
-        return
-    if progress.format_dict["elapsed"] < 10.0:
-        return
-    progress.was_checked = True
-    left = seconds_left(progress)
-    if left > DAY:
-        progress.write(
-            f"warning: at this speed the training takes {duration(left)} more; "
-            "Ctrl-C stops it, and `onejit resume` goes on",
-            file=sys.stderr,
-        )
 
 
 def count_restored(progress, steps: int) -> None:

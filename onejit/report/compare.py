@@ -17,7 +17,6 @@ that diverged or has no return counts as the worst.
 """
 
 import csv
-import io
 import itertools
 import json
 import re
@@ -36,9 +35,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from onejit.base import statistics
 from onejit.base.files import reading, write, write_picture
 from onejit.base.labels import as_label
-from onejit.base.text import align, printable
+from onejit.base.text import align, as_csv, printable
 from onejit.run.agents import read_agents
-from onejit.run.directory import load_metrics
+from onejit.run.directory import load_results
 from onejit.run.record import (
     Record,
     is_extended,
@@ -78,18 +77,19 @@ def read_returns(path: str, kind: str, record: Record):
 
     A training that was stopped was meant to have the record's `total_updates`. Raises ValueError.
     """
-    metrics = load_metrics(path)
+    results = load_results(path)
+    metrics = results.metrics
     total_updates = updates_to_count(record, metrics)
     agents, _ = read_agents(Path(path) / "agent.safetensors")
     if kind == "final":
-        returns = statistics.final_return(metrics, total_updates)
+        returns = results.training_return(total_updates)
         few = statistics.few_episodes(metrics, record.settings, total_updates)
         for line in statistics.warning_of_few(few):
             print(f"{path}: {line}")
         if is_of_main(path):
             print(f"{path}: trained by the script itself, so only episodes that ended count")
-    elif "evaluation" in metrics:
-        returns = metrics["evaluation"].mean(axis=1)
+    elif results.evaluation is not None:
+        returns = results.evaluation.mean(axis=1)
     else:
         raise ValueError(
             f"{path}: has no evaluation returns, which onejit train measures; use --returns final"
@@ -99,15 +99,11 @@ def read_returns(path: str, kind: str, record: Record):
 
 
 def split_label(argument: str) -> tuple[str, str]:
-    """`(label, directory)` of `DIR` or `LABEL=DIR`, of which both may contain "="."""
-    if Path(argument).exists() or "=" not in argument:
+    """`(label, directory)` of `DIR` or `LABEL=DIR`, where a label may contain "="."""
+    if Path(argument).exists():
         return "", argument
-    parts = argument.split("=")
-    splits = [("=".join(parts[:i]), "=".join(parts[i:])) for i in range(1, len(parts))]
-    for label, path in splits:
-        if Path(path).exists():
-            return label, path
-    return splits[0]
+    label, _, path = argument.rpartition("=")
+    return label, path
 
 
 def read_trials(path: str, record: Record) -> list[Run]:
@@ -128,7 +124,7 @@ def read_trials(path: str, record: Record) -> list[Run]:
             key = script, seed, int(row["seed"])
             returns[int(row["trial"])][key] = float(row["final_return"])
 
-    curves = load_metrics(path)["episodic_return"]  # [trials, seeds, updates]
+    curves = load_results(path).metrics["episodic_return"]  # [trials, seeds, updates]
     runs = []
     for trial, of_trial in returns.items():
         settings = record.settings | record.trials[trial]
@@ -391,37 +387,20 @@ def aggregate(methods, ranges, scaled: bool) -> list[dict]:
 
 
 def compare_pairs(methods, order) -> list[dict]:
-    """A row for each pair of methods and statistic.
-
-    Agents of one script with the same seed and number form pairs.
-    """
+    """A row for each pair of methods: how probable it is that the first one is better."""
     rows = []
     for x, y in itertools.combinations(order, 2):
-        pairs = list(zip(methods[x].values(), methods[y].values(), strict=True))
-        samples = [*values_of(methods[x]), *values_of(methods[y])]
-        sizes = [f"{len(a)}+{len(b)}" for a, b in pairs]
+        of_x = values_of(methods[x])
+        of_y = values_of(methods[y])
+        sizes = [f"{len(a)}+{len(b)}" for a, b in zip(of_x, of_y, strict=True)]
         row = {
             "statistic": "probability of improvement",
             "method": x,
             "versus": y,
             "seeds": "/".join(dict.fromkeys(sizes)),
         }
-        won = by_bootstrap(statistics.probability_of_improvement, *samples)
+        won = by_bootstrap(statistics.probability_of_improvement, *of_x, *of_y)
         rows.append(row | as_numbers(*won))
-        if not all(a.keys() & b.keys() for a, b in pairs):
-            continue
-        gains = []
-        for a, b in pairs:
-            of_pairs = [statistics.difference(a[key], b[key]) for key in a if key in b]
-            gains.append(np.array(of_pairs))
-        sizes = [str(len(gain)) for gain in gains]
-        row = {
-            "statistic": "paired difference",
-            "method": x,
-            "versus": y,
-            "seeds": "/".join(dict.fromkeys(sizes)),
-        }
-        rows.append(row | as_numbers(*by_bootstrap(statistics.middle_mean, *gains)))
     return rows
 
 
@@ -430,9 +409,8 @@ def table(rows: list[dict]) -> str:
     lines = defaultdict(dict)
     for row in rows:
         name = f"{row['method']} > {row['versus']}" if row["versus"] else row["method"]
-        count = "pairs" if row["statistic"] == "paired difference" else "seeds"
         cells = lines[name]
-        cells[count] = row["seeds"]
+        cells["seeds"] = row["seeds"]
         cells[row["statistic"]] = show(row)
     columns = list(dict.fromkeys(column for cells in lines.values() for column in cells))
     text = [["", *columns]]
@@ -487,14 +465,6 @@ def draw(rows: list[dict], title: str, unit: str, file) -> None:
         axes.set_ylim(most - 0.6, -0.75)
     figure.suptitle(as_label(title))
     figure.savefig(file, format="png", dpi=150)
-
-
-def as_csv(rows: list[dict]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def as_latex(rows: list[dict]) -> str:
@@ -631,7 +601,7 @@ def main(
         print(f"\n{kind} return on {printable(task)}\n{table(of_task)}")
 
     out = out or new_folder()
-    write(out / "compare.csv", as_csv(rows))
+    write(out / "compare.csv", as_csv([list(rows[0]), *[row.values() for row in rows]]))
     if latex:
         of_one_task = [row for _, of_task in others for row in of_task] or joint
         write(out / "compare.tex", as_latex(of_one_task))

@@ -17,7 +17,7 @@ import tyro
 from onejit.base import statistics
 from onejit.base.text import align
 from onejit.run.agents import read_agents
-from onejit.run.directory import load_metrics
+from onejit.run.directory import load_results
 from onejit.run.lock import is_locked
 from onejit.run.record import Record, is_of_main, read_record, share_of_main, updates_to_count
 from onejit.script.configs import task_of
@@ -102,10 +102,10 @@ def show_returns(run_dir: Path, record: Record) -> str:
     numbers = record.final_return
     broken = record.broken_metrics
     if numbers is None:
-        metrics = load_metrics(run_dir)
+        results = load_results(run_dir)
         agents, _ = read_agents(run_dir / AGENTS)
-        broken = sorted(statistics.broken_metrics(metrics))
-        values = statistics.final_return(metrics, updates_to_count(record, metrics))
+        broken = sorted(statistics.broken_metrics(results.metrics))
+        values = results.training_return(updates_to_count(record, results.metrics))
         values = values[
             np.isfinite(values) & ~statistics.diverged(agents, record.not_finite_at_start)
         ]

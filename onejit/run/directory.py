@@ -9,10 +9,12 @@ import secrets
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from onejit.base import statistics
 from onejit.base.files import reading
 from onejit.run.agents import read_agents
 from onejit.run.record import Record, is_extended, read_record
@@ -90,22 +92,44 @@ def load_run(run_dir, file: str = "agent.safetensors"):
     return script, config, unflatten_dict(arrays, sep=".")
 
 
-def load_metrics(run_dir) -> dict:
-    """`{name: [num_seeds, updates]}`, and what a run has stored of its agents.
+class Results(NamedTuple):
+    """What a run has measured."""
 
-    That is `final_return` [num_seeds] of `onejit train` and of a sweep's trials, which older runs
-    and a script's own `main` lack, and `evaluation` [num_seeds, episodes] if there is one. Raises
-    ValueError.
-    """
+    metrics: dict[str, np.ndarray]  # {name: [num_seeds, updates]}
+    # [num_seeds]; None for older runs and for a script's own `main`
+    final_return: np.ndarray | None
+    evaluation: np.ndarray | None  # [num_seeds, episodes], of greedy episodes after training
+
+    def training_return(self, num_updates: int | None = None) -> np.ndarray:
+        """The return of each seed at the end of training, without running episodes if not stored.
+
+        See `statistics.at_the_end` for `num_updates`.
+        """
+        if self.final_return is not None:
+            return self.final_return
+        return statistics.final_return(self.metrics, num_updates)
+
+    def best_known_return(self) -> tuple[np.ndarray, str]:
+        """The evaluation return of each seed if there is one, and what it is in words."""
+        if self.evaluation is not None:
+            return self.evaluation.mean(axis=1), "the mean of their greedy episodes"
+        return self.training_return(), "the return at the end of training"
+
+
+def load_results(run_dir) -> Results:
+    """Raises ValueError."""
     path = Path(run_dir) / "metrics.npz"
     with reading(path), np.load(path) as stored:
         metrics = dict(stored)
-    for name in ("final_return", "evaluation"):
+
+    def of_agents(name: str) -> np.ndarray | None:
         file = Path(run_dir) / f"{name}.npy"
-        if file.exists():
-            with reading(file):
-                metrics[name] = np.load(file)
-    return metrics
+        if not file.exists():
+            return None
+        with reading(file):
+            return np.load(file)
+
+    return Results(metrics, of_agents("final_return"), of_agents("evaluation"))
 
 
 def new_run_dir(script: Script, config, prefix: str = "") -> Path:

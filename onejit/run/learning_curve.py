@@ -10,11 +10,6 @@ from onejit.script.steps import timesteps_until
 POINTS = 100  # of a curve
 
 
-def stretches(num_updates: int, points: int) -> list[np.ndarray]:
-    """The updates of each point of a curve."""
-    return np.array_split(np.arange(num_updates), min(points, num_updates))
-
-
 def learning_curve(config, metrics: dict, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
     """Environment steps [points], and the mean return up to them [num_seeds, points].
 
@@ -22,21 +17,12 @@ def learning_curve(config, metrics: dict, points: int = POINTS) -> tuple[np.ndar
     """
     steps = []
     returns = []
-    for updates in stretches(metrics["episodes"].shape[1], points):
+    num_updates = metrics["episodes"].shape[1]
+    for updates in np.array_split(np.arange(num_updates), min(points, num_updates)):
         part = {name: values[:, updates] for name, values in metrics.items()}
         returns.append(statistics.mean_return(part))
         steps.append(timesteps_until(config, updates[-1] + 1))
     return np.array(steps), np.stack(returns, axis=1)
-
-
-def has_few_episodes(config, metrics: dict) -> np.ndarray:
-    """Where a seed ends less than one episode per environment since the point before: [points].
-
-    Short episodes then count too much, because long ones are still running.
-    """
-    episodes = metrics["episodes"].mean(axis=0)
-    parts = stretches(len(episodes), POINTS)
-    return np.array([episodes[updates].sum() < config.num_envs for updates in parts])
 
 
 def draw_learning_curve(config, metrics: dict, title: str, file) -> None:
@@ -52,20 +38,6 @@ def draw_learning_curve(config, metrics: dict, title: str, file) -> None:
     axes.plot(steps, mean, color="tab:blue", label="mean over seeds")
     label = "95 % bootstrap interval"
     axes.fill_between(steps, low, high, color="tab:blue", alpha=0.25, label=label)
-    few = has_few_episodes(config, metrics)
-    if few.any():
-        axes.fill_between(
-            steps,
-            0,
-            1,
-            where=few,
-            step="pre",
-            transform=axes.get_xaxis_transform(),
-            color="0.85",
-            linewidth=0,
-            zorder=0,
-            label="less than one episode per environment: short ones count more",
-        )
     axes.set(title=as_label(title), xlabel="environment steps", ylabel="training return")
     axes.legend(frameon=False, fontsize="small")
     figure.savefig(file, format="png", dpi=150)

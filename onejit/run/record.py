@@ -78,7 +78,7 @@ class Record:
     # {field: its values or its distribution, as words of the command line}
     swept: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     slices: list[int] = dataclasses.field(default_factory=list)  # their sizes, by program
-    owner: str | None = None  # of trials in a storage
+    owner: str = ""  # of trials in a storage
     numbers: list[int] = dataclasses.field(default_factory=list)  # of the trials in the study
     trials: list[dict] = dataclasses.field(default_factory=list)  # {swept field: value}
 

@@ -16,7 +16,7 @@ from onejit.run.record import Record, now, write_record
 from onejit.script import local_modules
 from onejit.script.configs import write_config
 from onejit.script.contract import Script
-from onejit.script.load import changes_of, source_of
+from onejit.script.load import source_of
 from onejit.script.steps import timesteps_until
 
 
@@ -36,17 +36,11 @@ def save_results(script: Script, config, seed: int, agents, metrics: dict, folde
 def write_inputs(run_dir: Path, config, script: Script, modules: dict[str, bytes]) -> None:
     """Write config.yaml, the script and the user's modules. Raises OSError.
 
-    `script.diff` holds the changes of the script since the commit in run.json, unless it was edited
-    meanwhile. `modules` comes from `local_modules.read_sources`.
+    `modules` comes from `local_modules.read_sources`.
     """
-    path = Path(script.__file__)
-    source = source_of(script)
-    diff = changes_of(path) if path.read_bytes() == source else b""
     write_config(run_dir / "config.yaml", config)
-    write(run_dir / path.name, source)
+    write(run_dir / Path(script.__file__).name, source_of(script))
     local_modules.write_copies(run_dir, modules)
-    if diff:
-        write(run_dir / "script.diff", diff)
 
 
 def begin_run(run_dir: Path, config, record: Record, script: Script, env_names) -> None:
@@ -83,10 +77,10 @@ def finish_run(
     folder.mkdir(exist_ok=True)
     save_results(script, config, seed, agents, metrics, folder)
     np.save(folder / "final_return.npy", trained.final_return)
-    if trained.during is not None:
-        during = trained.during
-        save_evaluations(config, eval_interval, during["returns"], folder)
-        save_agents(during["best"]["agent"], script, seed, folder / "best_agent.safetensors")
+    if trained.evaluations is not None:
+        save_evaluations(config, eval_interval, trained.evaluations.returns, folder)
+        best = trained.evaluations.best_agent
+        save_agents(best, script, seed, folder / "best_agent.safetensors")
     if trained.evaluation is not None:
         np.save(folder / "evaluation.npy", trained.evaluation)
     if runner_state is not None:

@@ -127,8 +127,8 @@ def git(path: Path, *words) -> bytes:
         return b""
     command = ["git", "-C", path.parent, *words]
     done = subprocess.run(command, capture_output=True)
-    if b"dubious ownership" in done.stderr and "describe" in words:
-        note = "git trusts no repository of another user; neither commit nor changes are recorded"
+    if b"dubious ownership" in done.stderr:
+        note = "git trusts no repository of another user; the commit is not recorded"
         print(f"onejit: note: {path.parent}: {note}", file=sys.stderr)
     return done.stdout
 
@@ -137,9 +137,3 @@ def commit_of(path: Path) -> str:
     """The commit of the repository of a file, which tags do not rename; empty without one."""
     words = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     return git(path, *words).decode().strip()
-
-
-def changes_of(path: Path) -> bytes:
-    """What `git apply` takes for the changes of a file, whatever the user's settings of git are."""
-    plain = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
-    return git(path, "diff", *plain, "HEAD", "--", str(path))

@@ -51,17 +51,17 @@ from onejit.train.options import Options
 TOOL = "onejit train"
 
 
-class Request(NamedTuple):
-    """What the command line requests."""
+class Training(NamedTuple):
+    """What is trained, how, and where it is written."""
 
     script: Script
     config: Any
-    options: Any  # of `onejit train`, or of a sweep
+    options: Options
     run_dir: Path
     record: Record  # run.json
 
 
-def read_request(words: list[str]) -> Request:
+def read_training(words: list[str]) -> Training:
     """Connect to other hosts, then import the script. Raises ValueError."""
     name, flags = command_line.take_script(words)
     hosts.connect(command_line.read_hosts(flags))
@@ -79,12 +79,12 @@ def read_request(words: list[str]) -> Request:
         raise ValueError("track_seeds: needs --track tensorboard, trackio or wandb")
     run_dir = Path(hosts.agree(str(options.run_dir or new_run_dir(script, config))))
     record = make_record("train", script, config, options, ["train", *words])
-    return Request(script, config, options, run_dir, record)
+    return Training(script, config, options, run_dir, record)
 
 
 def read_resumed(
     given: ResumeOptions, run_dir: Path, until_the_end: contextlib.ExitStack
-) -> Request | None:
+) -> Training | None:
     """The run of `onejit resume RUN_DIR`; None if it has finished. Raises ValueError."""
     if given.memory is not None:
         raise ValueError("memory: a run keeps its slices; only a sweep takes another memory")
@@ -101,7 +101,7 @@ def read_resumed(
     if record.finished is not None and (run_dir / "agent.safetensors").exists():
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
-    return Request(script, config, options, run_dir, record)
+    return Training(script, config, options, run_dir, record)
 
 
 def whole_number(name: str, value: float) -> int:
@@ -146,19 +146,19 @@ def describe_update(script: Script, config) -> str:
 # --- training ---
 
 
-def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilation.Program:
+def prepare(training: Training, until_the_end: contextlib.ExitStack) -> compilation.Program:
     """Lock a new run, compile the program of a slice, begin the run and print its memory.
 
     Raises ValueError.
     """
-    script = request.script
-    config = request.config
-    options = request.options
-    record = request.record
+    script = training.script
+    config = training.config
+    options = training.options
+    record = training.record
     hosts.only_first(tracking.check_login, options.track)
     size = record.slice  # a resumed run keeps its slices, and therefore its numbers
     if not size:
-        until_the_end.enter_context(holding(request.run_dir, is_new=True))
+        until_the_end.enter_context(holding(training.run_dir, is_new=True))
     program, description = compilation.compile_slices(
         partial(compilation.compile_slice, script, config, [], options=options),
         total=options.num_seeds,
@@ -167,11 +167,11 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
         clock=record.seconds,
     )
     if size:
-        hosts.only_first(write_record, request.run_dir, record)
+        hosts.only_first(write_record, training.run_dir, record)
     else:
         record.slice = program.size
         env_names = [env_name_of(config)]
-        hosts.only_first(begin_run, request.run_dir, config, record, script, env_names)
+        hosts.only_first(begin_run, training.run_dir, config, record, script, env_names)
     if hosts.is_first():
         updates = f"{config.num_updates} updates of {steps_of(config)} steps"
         print(f"{config.env_name}: {updates}; {plural(options.num_seeds, 'seed')} in {description}")
@@ -181,8 +181,8 @@ def prepare(request: Request, until_the_end: contextlib.ExitStack) -> compilatio
 class Curves:
     """The curves of a training in its tracker, one run for each slice."""
 
-    def __init__(self, request: Request):
-        self.request = request
+    def __init__(self, training: Training):
+        self.training = training
         self.runs = range(0)  # of the slice that the tracker is for
         self.tracker = tracking.NoTracker()
 
@@ -191,15 +191,15 @@ class Curves:
 
     def watch(self, piece: loop.Slice, first: int, last: int, metrics: dict, returns) -> str:
         """Track the updates [first, last). Returns a note for the progress bar."""
-        options = self.request.options
+        options = self.training.options
         if self.runs != piece.runs:
             self.tracker.close()
             self.runs = piece.runs
             self.tracker = tracking.open_tracker(
                 options.track,
-                self.request.run_dir,
-                self.request.record,
-                piece.folder.relative_to(self.request.run_dir / "checkpoints").name,
+                self.training.run_dir,
+                self.training.record,
+                piece.folder.relative_to(self.training.run_dir / "checkpoints").name,
                 timesteps_until(piece.config, first),
             )
         number = len(piece.runs)
@@ -212,32 +212,32 @@ class Curves:
         return "" if mean is None else f"return {mean:.4g}"
 
 
-def slice_of_seeds(request: Request, program, first: int) -> loop.Slice:
+def slice_of_seeds(training: Training, program, first: int) -> loop.Slice:
     """The slice from the seed `first` on."""
-    options = request.options
+    options = training.options
     seeds, numbers = loop.runs_of_slice(first, program.size, options.num_seeds)
     return loop.Slice(
-        config=request.config,
+        config=training.config,
         runs=seeds,
         numbers=numbers,
         key_data=loop.seed_keys(options)[numbers],
-        folder=checkpoints_of(request.run_dir, seeds, options.num_seeds),
+        folder=checkpoints_of(training.run_dir, seeds, options.num_seeds),
         save_last=True,
     )
 
 
-def train(request: Request, program: compilation.Program) -> tuple[loop.Trained, Any]:
+def train(training: Training, program: compilation.Program) -> tuple[loop.Trained, Any]:
     """Train and evaluate all slices, and record the time.
 
     Returns what they made, on every process, and the runner state of all agents on their devices,
     or None unless one slice in one process holds them.
     """
-    options = request.options
-    record = request.record
+    options = training.options
+    record = training.record
     record.steps_done = 0  # those of checkpoints are counted again
     bar = progress_bar(record.steps_total, disable=not hosts.is_first())
-    curves = Curves(request)
-    go_on = f"onejit resume {request.run_dir} continues"
+    curves = Curves(training)
+    go_on = f"onejit resume {training.run_dir} continues"
     stopped = f"{TOOL}: stopped at once; {go_on}"
     parts = []
     with (
@@ -247,7 +247,7 @@ def train(request: Request, program: compilation.Program) -> tuple[loop.Trained,
     ):
         session = loop.Session(
             record=record,
-            write_record=partial(write_record, request.run_dir, record),
+            write_record=partial(write_record, training.run_dir, record),
             progress=progress,
             caught=caught,
             watch=curves.watch,
@@ -257,7 +257,9 @@ def train(request: Request, program: compilation.Program) -> tuple[loop.Trained,
         )
         for first in range(0, options.num_seeds, program.size):
             runner_state = None  # free the memory of the previous slice
-            part, runner_state = loop.run(program, slice_of_seeds(request, program, first), session)
+            part, runner_state = loop.run(
+                program, slice_of_seeds(training, program, first), session
+            )
             parts.append(part)
     seconds = record.seconds.train
     if hosts.is_first() and seconds:
@@ -275,23 +277,23 @@ def train(request: Request, program: compilation.Program) -> tuple[loop.Trained,
 # --- results ---
 
 
-def finish(request: Request, trained: loop.Trained, runner_state) -> bool:
+def finish(training: Training, trained: loop.Trained, runner_state) -> bool:
     """Write the results and the record, and print them.
 
     Returns whether a seed is left that has not diverged. Raises OSError.
     """
     lines = finish_run(
-        request.run_dir,
-        request.record,
-        script=request.script,
-        config=request.config,
-        seed=request.options.seed,
-        eval_interval=request.options.eval_interval,
+        training.run_dir,
+        training.record,
+        script=training.script,
+        config=training.config,
+        seed=training.options.seed,
+        eval_interval=training.options.eval_interval,
         trained=trained,
         runner_state=runner_state,
     )
-    print("\n".join([*lines, f"results in {request.run_dir}"]))
-    return not statistics.diverged(trained.agent, request.record.not_finite_at_start).all()
+    print("\n".join([*lines, f"results in {training.run_dir}"]))
+    return not statistics.diverged(trained.agent, training.record.not_finite_at_start).all()
 
 
 # --- main ---
@@ -300,7 +302,7 @@ def finish(request: Request, trained: loop.Trained, runner_state) -> bool:
 def main(words) -> Path | None:
     """Train as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
-    return run(TOOL, lambda until_the_end: read_request(words))
+    return run(TOOL, lambda until_the_end: read_training(words))
 
 
 def resume(run_dir: Path, given: ResumeOptions) -> Path:
@@ -320,11 +322,11 @@ def run(tool: str, read) -> Path | None:
         failures_in_one_line(tool),
         contextlib.ExitStack() as until_the_end,
     ):
-        request = read(until_the_end)
-        if request is None:
+        training = read(until_the_end)
+        if training is None:
             return None
-        run_dir = request.run_dir
-        program = prepare(request, until_the_end)
+        run_dir = training.run_dir
+        program = prepare(training, until_the_end)
         # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     with (
@@ -333,14 +335,14 @@ def run(tool: str, read) -> Path | None:
         failures_in_one_line(tool),
     ):
         with stopping(tool, f"onejit resume {run_dir} continues"):
-            trained, runner_state = train(request, program)
-        is_any_left = hosts.only_first(finish, request, trained, runner_state)
-        is_broken = statistics.diverged(trained.agent, request.record.not_finite_at_start).any()
+            trained, runner_state = train(training, program)
+        is_any_left = hosts.only_first(finish, training, trained, runner_state)
+        is_broken = statistics.diverged(trained.agent, training.record.not_finite_at_start).any()
         is_broken |= bool(statistics.broken_metrics(trained.metrics))
-        if request.options.find_nan and is_broken:
-            size = request.record.slice
+        if training.options.find_nan and is_broken:
+            size = training.record.slice
             with stopping(tool, f"results are in {run_dir}"), errors_in_one_line(tool):
-                find_nan.search(request.script, request.config, request.options, run_dir, size)
+                find_nan.search(training.script, training.config, training.options, run_dir, size)
     if not is_any_left:
         exit_as_diverged(tool, run_dir)
     return run_dir

@@ -83,8 +83,8 @@ def counts(state, agent, metrics) -> dict:
 
 
 def count_bad(carry) -> dict:
-    state = carry["runner_state"]
-    found = counts(state, state.agent, carry["metrics"])
+    state = carry.runner_state
+    found = counts(state, state.agent, carry.metrics)
     return {name: hosts.fetch(count) for name, count in found.items()}
 
 
@@ -117,9 +117,8 @@ def first_bad_update(program, carry, done: int):
     copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
     def advance(carry, first, last):
-        trained = {name: carry[name] for name in ("runner_state", "metrics")}
-        own_copy = copy(trained)  # `advance` donates its argument
-        return carry | program.advance(own_copy, {}, first, last)
+        own_copy = copy(carry._replace(evaluations=None))  # `advance` donates its argument
+        return program.advance(own_copy, {}, first, last)
 
     chunk = 1
     while done < program.num_updates:
@@ -413,7 +412,7 @@ def search_slice(script: Script, config, options, run_dir, program, first: int) 
         return None
     carry, update, before, after = found
     seed = int(np.flatnonzero(newly_bad(before, after))[0])
-    state = jax.tree.map(lambda leaf: leaf[seed], carry["runner_state"])
+    state = jax.tree.map(lambda leaf: leaf[seed], carry.runner_state)
     state = jax.device_put(state, jax.devices()[0])
 
     begin = timesteps_until(config, update)
@@ -453,7 +452,7 @@ def search(script: Script, config, options, run_dir, size: int | None) -> bool:
         memory_gib=options.memory,
         clock=Clock(),
     )
-    if loop.holds(program.abstract["runner_state"], host.HostState):
+    if loop.holds(program.abstract.runner_state, host.HostState):
         raise ValueError("environments outside of JAX cannot be taken back to an earlier step")
     print(f"{options.num_seeds} seeds in {description}")
     for first in range(0, options.num_seeds, program.size):

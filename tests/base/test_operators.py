@@ -141,28 +141,3 @@ def test_resume_refuses_other_numerics(name):
     with pytest.raises(ValueError, match=name):
         resume.check_random_numbers(stored)
     assert "onejit" in record.versions()
-
-
-def test_changes_of_a_script_are_those_that_git_applies(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    script = repository / "mine.py"
-
-    def git(*words, **options):
-        command = ["git", "-C", repository, "-c", "user.name=n", "-c", "user.email=a@b", *words]
-        return subprocess.run(command, check=True, capture_output=True, **options).stdout
-
-    git("init", "-q")
-    script.write_bytes(b"x = 1\n")
-    git("add", "mine.py")
-    git("commit", "-qm", "one")
-    script.write_bytes(b"# caf\xe9\r\nx = 1\n")
-    for setting in ("diff.external=/bin/echo", "color.ui=always", "diff.noprefix=true"):
-        git("config", *setting.split("="))
-    changes = load.changes_of(script)
-    assert b"+# caf\xe9" in changes and load.commit_of(script).endswith("-dirty")
-    edited = script.read_bytes()
-    git("checkout", "-q", "mine.py")
-    git("apply", "-", input=changes)
-    assert script.read_bytes() == edited

@@ -130,15 +130,6 @@ def test_seeds_with_few_episodes_are_said():
     assert not statistics.warning_of_few(statistics.few_episodes(metrics, {"num_envs": 1}))
 
 
-def test_agents_that_diverged_or_ended_no_episode_rank_last():
-    returns = np.array([[1.0], [np.nan], [3.0], [2.0]])
-    metrics = {"episodes": np.isfinite(returns).astype(int), "episodic_return": returns}
-    order, _ = statistics.rank_agents(metrics, np.array([False, False, True, False]))
-    assert order.tolist() == [1, 2, 0, 3]
-    order, criterion = statistics.rank_agents({**metrics, "evaluation": 5 - np.nan_to_num(returns)})
-    assert order.tolist() == [2, 3, 0, 1] and "greedy" in criterion
-
-
 def test_metrics_are_broken_where_episodes_ended():
     episodes = np.array([[0, 1, 1]])
     metrics = {

@@ -90,7 +90,8 @@ def test_an_interrupted_training_of_alphazero_is_refused(monkeypatch, tmp_path):
     config = SimpleNamespace(num_updates=8)
     monkeypatch.setattr(alphazero_strength, "read_config", lambda *_: config)
     metrics = {"episodes": np.zeros((1, 4))}
-    monkeypatch.setattr(alphazero_strength, "load_metrics", lambda _: metrics)
+    results = SimpleNamespace(metrics=metrics)
+    monkeypatch.setattr(alphazero_strength, "load_results", lambda _: results)
     with pytest.raises(ValueError, match="has 4 of 8 updates"):
         alphazero_strength.check_finished(tmp_path)
     metrics["episodes"] = np.zeros((1, 8))

@@ -46,7 +46,7 @@ def test_metrics_of_few_bits_are_written_as_float32(tmp_path):
     script.make_learner = lambda config: (lambda key: Logged(jnp.zeros(2), ()), update)
     config = Frozen(num_updates=3)
     start, advance = compilation.training_functions(script, config, [])
-    metrics = advance(start({}, jax.random.key_data(jax.random.key(0))), {}, 0, 3)["metrics"]
+    metrics = advance(start({}, jax.random.key_data(jax.random.key(0))), {}, 0, 3).metrics
     np.savez(tmp_path / "metrics.npz", **metrics)
     kinds = {name: values.dtype.name for name, values in np.load(tmp_path / "metrics.npz").items()}
     assert kinds == {"episodes": "int32", "loss": "float32", "half": "float32"}
@@ -78,23 +78,6 @@ def test_a_runner_state_of_a_sweep_holds_no_function():
 def test_an_agent_that_a_file_can_hold():
     array = jax.ShapeDtypeStruct((3,), jnp.float32)
     compilation.check_agent(FrozenDict(params={"dense": {"kernel": array}}))
-
-
-@dataclasses.dataclass(frozen=True)
-class Warm:
-    learning_starts: int
-
-
-def test_the_shortest_warm_up_that_a_script_takes():
-    script = SimpleNamespace(make_learner=lambda config: None)
-    assert compilation.without_warm_up(script, Warm(500)) == Warm(0)
-    assert compilation.without_warm_up(script, Frozen(3)) == Frozen(3)
-
-    def refuse(config):
-        raise ValueError("learning_starts = 0: must be at least 1")
-
-    script.make_learner = refuse
-    assert compilation.without_warm_up(script, Warm(500)) == Warm(500)
 
 
 # --- memory ---
@@ -204,7 +187,7 @@ def test_slices_are_described_and_timed():
     assert program.size == 3  # also where it does not fit, if it was asked for
     assert text.startswith("3 slices of at most 3 on 1 device, ") and "MORE THAN IS FREE" in text
 
-    _, text = compilation.compile_slices(SizeAndBytes, 8, None, 3.4e-7, clock, step=2)
+    _, text = compilation.compile_slices(SizeAndBytes, 8, None, 3.4e-7, clock)
     assert text.startswith("2 slices of at most 4 on ")
     assert "FREE" not in compilation.compile_slices(SizeAndBytes, 7, 7, 370 / GIB, clock)[1]
 

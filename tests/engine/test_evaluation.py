@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from flax import struct
 from gymnax.environments import environment, spaces
-from gymnax.wrappers import LogWrapper
-from support.trees import assert_same
 
 from onejit.base import statistics
 from onejit.engine import evaluation
@@ -67,7 +65,7 @@ def test_intervals_hold_the_luck_of_the_episodes():
 def test_an_agent_keeps_its_episodes_in_every_slice():
     """They depend on its number in the run, not on the agents that are evaluated with it."""
     options = SimpleNamespace(seed=5, eval_episodes=3)
-    evaluate = evaluation.greedy_returns(script_of(Lottery()), None, options)
+    evaluate = evaluation.make_evaluation(script_of(Lottery()), None, options)
     whole = evaluate(jnp.zeros(6), np.arange(6))
     assert len(np.unique(whole)) == 18
     np.testing.assert_array_equal(evaluate(jnp.zeros(2), np.array([4, 5])), whole[4:])
@@ -111,51 +109,15 @@ def test_an_episode_that_never_ends_is_cut(monkeypatch):
     assert (play(jnp.zeros(1), jax.random.split(jax.random.key(0), (1, 2)))[1] == 20).all()
 
 
-class Respawning(Lottery):
-    """Draws its luck anew in each step, by `reset_env` as a respawn does."""
-
-    def step_env(self, key, state, action, params):
-        _, drawn = self.reset_env(key, params)
-        state = state.replace(time=state.time + 1, luck=drawn.luck)
-        return jnp.zeros(1), state, state.luck, jnp.asarray(False), {}
-
-
-@pytest.mark.parametrize("env", [Lottery(length=3), Respawning()], ids=["ends", "respawns"])
-def test_a_step_is_that_of_the_environment_without_its_automatic_reset(env):
-    """Until its end an episode is as in the environment, whose steps compute a reset as well."""
-    env, params = script_of(LogWrapper(env)).make_env(None)
-    fast = evaluation.without_auto_reset(env)
-    keys = jax.random.split(jax.random.key(0), 4)
-    _, state = env.reset(keys[3], params)
-    for key in keys[:2]:
-        expected = env.step(key, state, 0, params)
-        found = fast.step(key, state, 0, params)
-        assert_same(found, expected)
-        _, state, *_ = found
-    if isinstance(env._env, Respawning):
-        return
-
-    def program(env):
-        step = jax.jit(lambda key: env.step(key, state, 0, params)[:3])
-        return step.lower(keys[0]).compile().as_text()
-
-    assert "xor" in program(env) and "xor" not in program(fast)  # of random bits
-
-
-def test_an_episode_that_has_ended_keeps_its_last_state():
-    steps = evaluation.make_recorder(script_of(Lottery(length=2)), None, num_steps=5)
-    assert steps(jnp.zeros(()), jax.random.key(1)).env_state.time.tolist() == [0, 1, 2, 2, 2]
-
-
 def test_a_diverged_agent_is_never_the_best():
     """Nor does its return count, which is of NaN values. A leaf may be infinite from the start."""
     agents = {"params": jnp.zeros(3), "allowed": jnp.full((3, 2), -jnp.inf)}
-    first = evaluation.no_evaluation(agents, count=2)
+    first = evaluation.no_evaluations(agents, count=2)
     agents["params"] = jnp.array([1.0, jnp.nan, jnp.inf])
     returns = jnp.array([[5.0], [9.0], [9.0]])
     found = evaluation.remember_best(first, agents, returns, 1, left_out=("allowed",))
-    assert found["best"]["agent"]["params"].tolist() == [1, 0, 0]
-    np.testing.assert_array_equal(found["returns"][:, 1], [5, np.nan, np.nan])
+    assert found.best_agent["params"].tolist() == [1, 0, 0]
+    np.testing.assert_array_equal(found.returns[:, 1], [5, np.nan, np.nan])
 
 
 def test_pictures_are_of_the_episode_that_was_played():

@@ -14,6 +14,7 @@ from onejit.base.clock import Clock
 from onejit.base.signals import Stopped
 from onejit.engine import loop, progress
 from onejit.engine.axis import Axis
+from onejit.engine.carry import Carry, Evaluations
 from onejit.engine.compilation import Program
 
 NUM_UPDATES = 40
@@ -77,29 +78,31 @@ def clock(monkeypatch):
 
 
 def program_of(clock) -> Program:
-    carry = {
-        "runner_state": State(jnp.zeros(2)),
-        "metrics": dict.fromkeys(NAMES, jnp.zeros((2, NUM_UPDATES))),
-        "evaluation": {"returns": jnp.zeros((2, NUM_UPDATES))},
-    }
+    carry = Carry(
+        runner_state=State(jnp.zeros(2)),
+        metrics=dict.fromkeys(NAMES, jnp.zeros((2, NUM_UPDATES))),
+        evaluations=Evaluations(
+            returns=jnp.zeros((2, NUM_UPDATES)), best_return=jnp.zeros(2), best_agent={}
+        ),
+    )
 
     def advance(carry, floats, first, last):
         clock["time"] += SECONDS["update"] * (last - first)
         counts = jnp.arange(first, last, dtype=float)
         metrics = {}
-        for name, values in carry["metrics"].items():
+        for name, values in carry.metrics.items():
             metrics[name] = values.at[:, first:last].set(counts)
-        count = carry["runner_state"].count + (last - first) * floats.get("lr", 1.0)
-        return {"runner_state": State(count), "metrics": metrics}
+        count = carry.runner_state.count + (last - first) * floats.get("lr", 1.0)
+        return Carry(State(count), metrics)
 
     def evaluate(agents, numbers):
         assert numbers.tolist() == [0, 1]
         clock["time"] += SECONDS["evaluate"]
         return 10.0 * agents["count"][:, None]
 
-    def remember(evaluation, agents, returns, index, left_out):
+    def remember(evaluations, agents, returns, index, left_out):
         np.testing.assert_array_equal(returns[:, 0], 10.0 * agents["count"])
-        return {"returns": evaluation["returns"].at[:, index].set(returns[:, 0])}
+        return evaluations._replace(returns=evaluations.returns.at[:, index].set(returns[:, 0]))
 
     return Program(
         axis=Axis(2, num_devices=1, sharding=None, replicated=None),
@@ -109,7 +112,6 @@ def program_of(clock) -> Program:
         abstract=jax.tree.map(abstract_of, carry),
         start=lambda floats, key_data: carry,
         advance=advance,
-        restart=None,
         evaluate=evaluate,
         remember=remember,
     )
@@ -125,7 +127,7 @@ def test_evaluations_end_chunks_and_have_their_own_time(clock, tmp_path):
     ends = [1, 5, 9, 13, 15, 19, 23, 27, 30, 33, 36, 39, 40]  # about a second apart
     assert log.chunks == list(zip([0, *ends], ends, strict=False))
     assert log.evaluations == {15: [[150.0]] * 2, 30: [[300.0]] * 2}
-    np.testing.assert_array_equal(trained.during["returns"][0, :3], [150.0, 300.0, 0.0])
+    np.testing.assert_array_equal(trained.evaluations.returns[0, :3], [150.0, 300.0, 0.0])
     np.testing.assert_array_equal(trained.evaluation, [[400.0]] * 2)
     np.testing.assert_array_equal(trained.agent["count"], [40.0] * 2)
     assert log.record.seconds.train == NUM_UPDATES * SECONDS["update"]

@@ -124,7 +124,7 @@ def test_every_script_resumes(script, tmp_path):
     carry, again = program.advance(carry, {}, 1, 2), program.advance(again, {}, 1, 2)
     assert_same(carry, again)
     numbers = jax.device_put(np.arange(2, dtype=np.int32), program.sharding)  # of the agents
-    returns = np.asarray(program.evaluate(again["runner_state"].agent, numbers))
+    returns = np.asarray(program.evaluate(again.runner_state.agent, numbers))
     assert returns.shape == (2, 3) and np.isfinite(returns).all()
 
 

@@ -1,6 +1,4 @@
-"""Progress of a training in a log file: speed, time left, and a warning of days."""
-
-import io
+"""Progress of a training in a log file: speed and time left."""
 
 import pytest
 
@@ -17,26 +15,19 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("total", "left", "warns"),
-    [(10_000, "98 s left", False), (100_000, "17 min left", False), (20_000_000, "2.3 days", True)],
+    ("total", "left"),
+    [(10_000, "98 s left"), (100_000, "17 min left"), (20_000_000, "2.3 days left")],
 )
-def test_time_left_after_resuming(clock, capsys, total, left, warns):
+def test_time_left_after_resuming(clock, capsys, total, left):
     """100 steps per second in this session, after 100 steps of an earlier one."""
     lines = progress.Lines(total)
     progress.count_restored(lines, 100)
     clock[0] += 1.0
     lines.update(100)
-    progress.warn_of_days(lines)  # too early to know
     clock[0] += 30.0
     lines.unpause()  # the 30 seconds were compilation
     lines.show()
     assert f"100 steps/s, {left}" in capsys.readouterr().err
-    clock[0] += 9.0
-    lines.update(900)
-    for _ in range(2):
-        progress.warn_of_days(lines)
-    said = capsys.readouterr().err
-    assert said.count("at this speed") == warns
 
 
 def test_progress_in_a_log_file_is_lines(clock, capfd):
@@ -65,13 +56,6 @@ def test_no_speed_before_the_first_steps_of_this_session(clock, capsys):
     clock[0] += 1.0
     lines.show()
     assert capsys.readouterr().err == "50.0% of 1,000 steps\n"
-
-
-def test_a_bar_knows_the_time_left_too():
-    with progress.tqdm(total=1000, file=io.StringIO()) as bar:
-        assert progress.seconds_left(bar) == 0.0
-        bar.update(500)
-        assert progress.seconds_left(bar) == pytest.approx(bar.format_dict["elapsed"], rel=0.5)
 
 
 @pytest.mark.parametrize(

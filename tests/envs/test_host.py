@@ -30,6 +30,7 @@ import rainbow
 from onejit import train
 from onejit.base import signals
 from onejit.engine import compilation, evaluation, loop
+from onejit.engine.carry import Carry
 from onejit.engine.progress import Lines
 from onejit.envs.adapter import register
 from onejit.envs.host import batch as host
@@ -341,7 +342,7 @@ def test_agents_are_evaluated_in_environments_of_their_own():
     assert Echo.calls == [12] * 8
     before = set(host._open)
     options = SimpleNamespace(seed=0, eval_episodes=2)
-    returns = jax.jit(evaluation.greedy_returns(ppo, config, options))(state.agent, np.arange(3))
+    returns = jax.jit(evaluation.make_evaluation(ppo, config, options))(state.agent, np.arange(3))
     assert returns.shape == (3, 2) and set(host._open) == before
     assert Echo.calls[-1] == 6
     state, metrics = update(state)
@@ -369,7 +370,7 @@ def test_evaluations_play_whole_games_with_their_own_score(monkeypatch):
     config = small(env_name="onejit.envs.envpool:Lives", env_params=params)
     assert ppo.make_env(config)[1].max_steps_in_episode == 2
     options = SimpleNamespace(seed=0, eval_episodes=3)
-    evaluate = jax.jit(evaluation.greedy_returns(script, config, options))
+    evaluate = jax.jit(evaluation.make_evaluation(script, config, options))
     returns = evaluate(jnp.zeros(2), np.arange(2))
     np.testing.assert_array_equal(returns, np.full((2, 3), 2.0 * LIMIT))
     assert evaluation.whole_games(config) == dataclasses.replace(config, env_params={})
@@ -388,17 +389,24 @@ def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
         ["Short"], lambda name, episodic_life=False: echo_env(limit=2 if episodic_life else LIMIT)
     )
 
-    def remember(form, path, title, adapter, episode):
-        drawn.append((adapter.env.limit, len(episode.rewards)))
+    def remember(form, path, title, drawing, episode):
+        drawn.append(len(episode.rewards))
+
+    drawing_of_env = render.drawing_of
+
+    def drawing_of(env):
+        drawn.append(env.limit)
+        return drawing_of_env(env)
 
     monkeypatch.setattr(formats, "save_episode", remember)
+    monkeypatch.setattr(render, "drawing_of", drawing_of)
     monkeypatch.setattr(evaluation, "make_episode", as_if_action_2(evaluation.make_episode))
     words = "--num-envs 2 --num-steps 8 --num-minibatches 1 --total-timesteps 16"
     words += " --num-seeds 1 --eval-episodes 0"
     words += " --env-name onejit.envs.envpool:Short --env-params episodic_life True"
     words += f" --run-dir {tmp_path / 'run'}"
     render.main(train.main(["ppo", *words.split()]), formats=("gif",))
-    assert drawn == [(LIMIT, LIMIT)]
+    assert drawn == [LIMIT, LIMIT]
 
 
 def as_if_action_2(make_episode):
@@ -432,11 +440,11 @@ def test_new_episodes_use_no_key_of_the_training():
     state = collections.namedtuple("State", ["obs", "env_state"])(jnp.zeros(1), jnp.zeros(1))
     given = []
 
-    def restart(floats, key_data):
+    def start(floats, key_data):
         given.extend(key_data.tolist())
-        return {"runner_state": state}
+        return Carry(state, {})
 
-    program = SimpleNamespace(sharding=None, restart=restart)
+    program = SimpleNamespace(sharding=None, start=start)
     for done in range(1, 64):
         loop.with_new_episodes(program, state, {}, jax.random.key_data(key)[None], done)
     assert len(given) == 63 and not [data for data in given if data in used]

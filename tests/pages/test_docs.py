@@ -148,7 +148,7 @@ def parse_tool(name, words):
         return
     if words[1:]:
         with mock.patch("onejit.engine.hosts.connect"):  # to other hosts
-            (tool.read_sweep if name == "sweep" else tool.read_request)(words)
+            (tool.read_sweep if name == "sweep" else tool.read_training)(words)
 
 
 def parse_benchmark(file, words, monkeypatch):

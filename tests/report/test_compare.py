@@ -155,8 +155,6 @@ def test_seeds_that_are_not_finite_are_the_worst():
     won = [(a > b) + 0.5 * (a == b) for a in few for b in many]
     assert statistics.probability_of_improvement(few, many) == pytest.approx(np.mean(won))
     assert statistics.bootstrap_interval(statistics.middle_mean, few)[1] == -np.inf
-    pairs = [(1.0, -np.inf), (-np.inf, 1.0), (-np.inf, -np.inf), (3.0, 1.0)]
-    assert [statistics.difference(*pair) for pair in pairs] == [np.inf, -np.inf, 0.0, 2.0]
 
 
 # --- which runs belong together ---
@@ -202,8 +200,6 @@ def test_a_whole_comparison(tmp_path, capsys):
     won = [np.mean([x > y for x in xs for y in ys]) for xs, ys in ((a, b), (c, d))]
     assert float(improvement["value"]) == pytest.approx(np.mean(won))
     assert improvement["seeds"] == "8+6/5+5"
-    # the keys of two scripts have no common meaning
-    assert (both, "paired difference", "ppo", "dqn") not in rows
     raw = rows["CartPole-v1", "interquartile mean", "dqn", ""]
     assert float(raw["value"]) == pytest.approx(statistics.middle_mean(b * 200 + 10))
     said = capsys.readouterr().out
@@ -272,42 +268,6 @@ def test_a_trial_that_was_stopped_counts_the_episodes_that_its_sweep_counted(tmp
     assert compare.read_returns(folder, "final", record)[0].tolist() == [0.0, 10.0]
     record.total_updates = 100
     assert compare.read_returns(folder, "final", record)[0].tolist() == [700.0, 701.0]
-
-
-def test_pairs_are_of_the_same_seed_and_agent(tmp_path):
-    """Each agent is better by 1 than the one of the same key; runs are given in another order.
-
-    The agents of seed 2 and the last ones of seed 0 have no counterpart.
-    """
-    returns = {0: rng.normal(0, 50, 8), 1: rng.normal(0, 50, 6), 2: rng.normal(200, 50, 6)}
-    worse = [
-        make_run(tmp_path / f"w{seed}", returns[seed][:6], seed=seed, lr=0.2) for seed in (0, 1)
-    ]
-    better = [make_run(tmp_path / f"b{seed}", returns[seed] + 1, seed=seed) for seed in (2, 1, 0)]
-    rows = read_csv(run(*worse, *better, "--out", tmp_path / "out"))
-    (row,) = [row for key, row in rows.items() if key[1] == "paired difference"]
-    assert (row["method"], row["versus"], row["seeds"]) == ("ppo lr=0.1", "ppo lr=0.2", "12")
-    assert [float(row[name]) for name in ("value", "low", "high")] == pytest.approx([1.0] * 3)
-
-
-def test_no_paired_difference_without_common_seeds(tmp_path):
-    runs = [
-        make_run(tmp_path / f"{seed}", rng.normal(0, 1, 4), seed=seed, lr=seed + 1.0)
-        for seed in (0, 1)
-    ]
-    found = {key[1] for key in read_csv(run(*runs, "--out", tmp_path / "out"))}
-    of_methods = {"mean", "worst seed", "interquartile mean", "median"}
-    assert found == of_methods | {"probability of improvement"}
-
-
-def test_keys_of_agents_do_not_depend_on_their_number():
-    """Runs of different sizes are paired by the number of the agent, which has to mean the same key
-    in both.
-    """
-    import jax
-
-    few, many = (jax.random.key_data(jax.random.split(jax.random.key(0), n)) for n in (3, 8))
-    np.testing.assert_array_equal(few, many[:3])
 
 
 def test_agents_without_a_return_are_the_worst_and_named(tmp_path, capsys):

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from onejit.base import statistics
 from onejit.report import compare
-from onejit.run import learning_curve
 from onejit.sweep import pictures
 
 
@@ -30,23 +29,6 @@ def test_the_band_of_a_curve_stays_within_the_returns():
     assert statistics.student_interval(returns)[2][0] > 500.0
     one = statistics.bootstrap_interval(statistics.mean_over_seeds, returns[:1])
     assert one[0][0] == 400.0 and np.isnan(one[1:]).all()
-
-
-def test_points_of_few_episodes_are_marked(figures):
-    """Two seeds, four updates, four environments: less than four episodes in the first two."""
-    config = types.SimpleNamespace(num_envs=4, num_steps=10)
-    episodes = np.array([[1, 3, 4, 8], [0, 4, 5, 8]])
-    metrics = {"episodes": episodes, "episodic_return": np.where(episodes, 1.0, np.nan)}
-    few = learning_curve.has_few_episodes(config, metrics)
-    assert few.tolist() == [True, True, False, False]
-    for episodes_more in (0, 10):
-        shown = metrics | {"episodes": episodes + episodes_more}
-        learning_curve.draw_learning_curve(config, shown, "title", "file")
-    labels = [
-        [text.get_text() for text in figure.axes[0].get_legend().get_texts()] for figure in figures
-    ]
-    assert labels[0][:2] == labels[1] == ["mean over seeds", "95 % bootstrap interval"]
-    assert "less than one episode per environment" in labels[0][2]
 
 
 @pytest.mark.parametrize("values", [[3e-4, 3e-3], [2e-4, 1e-3, 5e-3], [1e-3, 1e-2]])

@@ -34,7 +34,7 @@ def test_an_agent_plays_as_its_card_says(name):
     render.check_agents(script, config, agents, folder)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(agents))
     options = SimpleNamespace(seed=card["episodes_seed"], eval_episodes=card["episodes"])
-    (returns,) = jax.jit(evaluation.greedy_returns(script, config, options))(agents, np.arange(1))
+    (returns,) = jax.jit(evaluation.make_evaluation(script, config, options))(agents, np.arange(1))
     expected = [card["greedy_return"], card["worst_episode"]]
     # other machines round otherwise
     np.testing.assert_allclose([returns.mean(), returns.min()], expected, rtol=0.03)

@@ -19,6 +19,7 @@ import q_learning_gridworld
 from onejit import __main__, sweep, train
 from onejit.base import files, text
 from onejit.engine import compilation
+from onejit.engine.carry import Carry
 from onejit.engine.checkpoints import open_checkpoints, save
 from onejit.report import compare
 from onejit.run.record import Record
@@ -168,7 +169,7 @@ def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
 
 def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk, caplog):
     """Without the tracebacks of Orbax's threads."""
-    carry = {"metrics": {"loss": jnp.asarray(np.random.default_rng(0).normal(size=20_000))}}
+    carry = Carry({}, {"loss": jnp.asarray(np.random.default_rng(0).normal(size=20_000))})
     with (
         full_disk("files", 20_000) as (folder, cause),
         open_checkpoints(folder / "checkpoints") as manager,

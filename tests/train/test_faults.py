@@ -37,8 +37,9 @@ import ppo_continuous
 from onejit import __main__, resume, train
 from onejit.base import signals
 from onejit.engine import checkpoints
+from onejit.engine.carry import Carry
 from onejit.engine.checkpoints import open_checkpoints, restore, save
-from onejit.run.directory import load_metrics, load_run
+from onejit.run.directory import load_results, load_run
 from onejit.run.lock import holding
 from onejit.run.record import Record, read_record
 from onejit.run.resume import ResumeOptions
@@ -194,7 +195,7 @@ def test_the_modules_of_a_run_are_copied_and_its_copies_are_used(project, capsys
 
     resume.main(run_dir, ResumeOptions(total_timesteps=300))
     assert sys.modules["rules_of_mine.numbers"].SCALE == 2.0
-    assert load_metrics(run_dir)["episodes"].shape == (1, 3)
+    assert load_results(run_dir).metrics["episodes"].shape == (1, 3)
 
     copy = run_dir / "modules" / "rules_of_mine" / "numbers.py"
     copy.write_text("SCALE = 7.0\n")
@@ -373,13 +374,13 @@ def test_a_run_directory_that_is_a_volume_or_a_link(small_disk, tmp_path):
 def test_checkpoints_in_a_folder_of_any_name(name, tmp_path):
     """Orbax takes the path for a pattern, and needs names that are UTF-8."""
     folder = tmp_path / os.fsdecode(name) / "checkpoints"
-    carry = {"metrics": {"loss": jnp.arange(6.0).reshape(2, 3)}}
+    carry = Carry({}, {"loss": jnp.arange(6.0).reshape(2, 3)})
     program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
     with open_checkpoints(folder) as manager:
         save(manager, 1, carry)
     assert not checkpoints.damage_of(folder / "1")
     with open_checkpoints(folder) as manager:
-        loss = restore(manager, 1, program)["metrics"]["loss"]
+        loss = restore(manager, 1, program).metrics["loss"]
     np.testing.assert_array_equal(loss, [[0, 1, 2], [3, 4, 5]])
 
 

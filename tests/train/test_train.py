@@ -35,7 +35,7 @@ from onejit.report import compare
 from onejit.run import lock as run_lock
 from onejit.run import tracking
 from onejit.run.agents import read_agents
-from onejit.run.directory import load_metrics, load_run, script_of
+from onejit.run.directory import load_results, load_run, script_of
 from onejit.run.lock import is_locked
 from onejit.run.record import Record, make_record, read_record
 from onejit.run.resume import ResumeOptions
@@ -150,8 +150,6 @@ def test_as_main(script, finished, by_main):
         "q_learning_gridworld.py",
         ".lock",
     }
-    if load.git(ROOT / "ppo.py", "diff", "HEAD", "--", script.__file__):
-        added.add("script.diff")
     files = {path.name for path in by_main.iterdir()}
     assert {path.name for path in finished.iterdir()} == files | added
     assert (finished / "config.yaml").read_text() == (by_main / "config.yaml").read_text()
@@ -192,7 +190,7 @@ def test_record(script, finished):
     assert list(read.values()) == returns["final return"].tolist()
     returns["greedy return"] = np.load(finished / "evaluation.npy")  # [seeds, episodes]
     for name, values in returns.items():
-        lowest, highest = statistics.observed_range(load_metrics(finished), values)
+        lowest, highest = statistics.observed_range(load_results(finished).metrics, values)
         values = values.reshape(4, -1).mean(axis=1)
         middle = statistics.bootstrap_interval(statistics.interquartile_mean, values)
         mean, kind = statistics.mean_interval(values, lowest=lowest, highest=highest)
@@ -234,16 +232,16 @@ def test_record_of_the_commit(tmp_path):
 
 @pytest.mark.slow
 def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
-    greedy_returns = evaluation.greedy_returns
+    make_evaluation = evaluation.make_evaluation
 
     def slowly(script, config, options):
         def evaluate(agents, numbers):
             jax.debug.callback(lambda: time.sleep(1))
-            return greedy_returns(script, config, options)(agents, numbers)
+            return make_evaluation(script, config, options)(agents, numbers)
 
         return evaluate
 
-    monkeypatch.setattr(evaluation, "greedy_returns", slowly)
+    monkeypatch.setattr(evaluation, "make_evaluation", slowly)
     record = record_of(train.main([*SMALL, f"--run-dir={tmp_path / 'run'}"]))
     assert record["seconds"]["evaluate"] >= 1
     assert record["steps_per_second"] == pytest.approx(4 * 2000 / record["seconds"]["train"])
@@ -381,10 +379,9 @@ def test_slices_that_fit(script, tmp_path, capsys):
     assert len(np.unique(metrics["q_value"][:, -1])) == 7
     seven = compilation.compile_slice(script, config, [], 7, options)
     carry = seven.start({}, jax.device_put(loop.seed_keys(options), seven.sharding))
-    del carry["evaluation"]
-    carry = seven.advance(carry, {}, 0, config.num_updates)
-    assert_agree(metrics, hosts.fetch(carry["metrics"]))
-    whole = flatten_dict(hosts.fetch(carry["runner_state"].agent), sep=".")
+    carry = seven.advance(carry._replace(evaluations=None), {}, 0, config.num_updates)
+    assert_agree(metrics, hosts.fetch(carry.metrics))
+    whole = flatten_dict(hosts.fetch(carry.runner_state.agent), sep=".")
     assert {name: leaf.shape for name, leaf in whole.items()} == {
         name: leaf.shape for name, leaf in agents.items()
     }
@@ -564,7 +561,7 @@ def test_evaluation_during_training_changes_no_bit(finished, evaluated):
     assert returns.shape == (4, 6) and np.isfinite(returns).all() and len(np.unique(returns)) > 1
     best = load_run(evaluated, file="best_agent.safetensors")
     options = SimpleNamespace(seed=0, eval_episodes=2)
-    again = jax.jit(evaluation.greedy_returns(*best[:2], options))(best[2], np.arange(4))
+    again = jax.jit(evaluation.make_evaluation(*best[:2], options))(best[2], np.arange(4))
     np.testing.assert_array_equal(np.asarray(again).mean(axis=1), returns.max(axis=1))
 
 

@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from onejit import train
-from onejit.base import files, statistics
-from onejit.run.directory import load_metrics, load_run, read_config
+from onejit.base import files
+from onejit.run.directory import load_results, load_run, read_config
 from onejit.script import load
 from onejit.script.environment import unwrap
 from onejit.watch import figures, render
@@ -50,7 +50,7 @@ def best_episode(name: str, config_file: str, max_steps: int, drawn_in: str = ""
         config = str(CONFIGS / name / config_file)
         train.main([name, "--config", config, "--num-seeds=4", f"--run-dir={run_dir}"])
     script, config, agents = load_run(run_dir)
-    final = statistics.final_return(load_metrics(run_dir))
+    final = load_results(run_dir).training_return()
     print(f"{name}: final returns {np.round(final, 1)}")
     best = jax.tree.map(lambda leaf: np.repeat(leaf[final.argmax()][None], 16, axis=0), agents)
     config = dataclasses.replace(config, env_name=drawn_in or config.env_name)
