@@ -13,7 +13,7 @@ from support.files import ROOT
 from support.probe import DISCRETE, ENDLESS, FINITE, LIMIT, learn
 from support.tiers import slow
 
-from onejit.engine.evaluation import greedy_returns
+from onejit.engine.evaluation import make_evaluation
 from onejit.run.directory import read_config
 
 REPLAY, ROLLOUTS = 500, 300  # updates
@@ -58,5 +58,5 @@ def test_pendulum_is_learned_with_its_config(name, least):
     config = read_config(script, ROOT / "configs" / name / "pendulum.yaml")
     out = jax.jit(jax.vmap(script.make_train(config)))(jax.random.split(jax.random.key(0), 4))
     options = types.SimpleNamespace(seed=0, eval_episodes=64, eval_interval=0)
-    returns = greedy_returns(script, config, options)(out["runner_state"].agent, np.arange(4))
+    returns = make_evaluation(script, config, options)(out["runner_state"].agent, np.arange(4))
     assert returns.mean() > least
