@@ -99,11 +99,15 @@ def read_returns(path: str, kind: str, record: Record):
 
 
 def split_label(argument: str) -> tuple[str, str]:
-    """`(label, directory)` of `DIR` or `LABEL=DIR`, where a label may contain "="."""
-    if Path(argument).exists():
+    """`(label, directory)` of `DIR` or `LABEL=DIR`, of which both may contain "="."""
+    if Path(argument).exists() or "=" not in argument:
         return "", argument
-    label, _, path = argument.rpartition("=")
-    return label, path
+    parts = argument.split("=")
+    splits = [("=".join(parts[:i]), "=".join(parts[i:])) for i in range(1, len(parts))]
+    for label, path in splits:
+        if Path(path).exists():
+            return label, path
+    return splits[0]
 
 
 def read_trials(path: str, record: Record) -> list[Run]:
