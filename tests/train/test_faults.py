@@ -474,10 +474,10 @@ def test_a_stress_test_that_killed_nothing_fails(monkeypatch, tmp_path):
     stress = runpy.run_path(str(ROOT / "tests" / "stress" / "kill_and_resume.py"))
     functions = stress["main"].__globals__
     monkeypatch.setitem(functions, "run_whole", lambda *_: 0.0)
-    monkeypatch.setitem(functions, "kill_again_and_again", lambda *_: {"killed later": 0})
+    monkeypatch.setitem(functions, "kill_again_and_again", lambda *_: {"killed after a commit": 0})
     monkeypatch.setattr(sys, "argv", ["kill_and_resume.py", "module"])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(SystemExit, match="ended before it was killed"):
+    with pytest.raises(SystemExit, match="no kill came after a checkpoint"):
         stress["main"]()
 
 
