@@ -216,6 +216,20 @@ def test_a_resumed_sweep_tells_its_results(shared, is_failed, monkeypatch):
         assert trial.value == pytest.approx(-abs(np.log10(trial.params["lr"]) + 2))
 
 
+def test_a_trial_that_was_failed_while_it_trained_is_told(shared, monkeypatch):
+    """As of a machine that slept for longer than a lease."""
+
+    def return_of(trial):
+        if trial == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(shared_study, "LEASE", 0.0)
+                shared_study.fail_expired(study_of(shared))
+        return trial
+
+    decide(begun([*OPTUNA, f"--storage={shared}"]), return_of)
+    assert states_of(shared) == ["FAIL"] * 3 + ["COMPLETE"] * 6
+
+
 def test_a_resumed_sweep_tells_which_trials_stopped(shared):
     """With --halving: pruned trials, with the update at which they stopped."""
     words = [*OPTUNA, f"--storage={shared}", "--halving=3", "--rungs=2"]
