@@ -24,7 +24,6 @@ from gymnax.wrappers import LogWrapper
 from support.files import ROOT
 
 import apex_dqn
-import dqn
 import ppo
 import rainbow
 from onejit import train
@@ -482,25 +481,6 @@ def test_resume_begins_new_episodes(tmp_path, capsys):
     assert ends[-1] == config.num_updates
     assert "new episodes begin" in capsys.readouterr().err
     assert np.isfinite(trained.metrics["value_loss"]).all()
-
-
-def test_resume_does_not_warm_up_again(tmp_path):
-    """Its replay is in the checkpoint: only the environments begin anew."""
-    small()  # registers the environment
-    sizes = {"num_envs": 2, "num_steps": 4, "batch_size": 8, "hidden_sizes": (8,)}
-    config = dqn.Config(env_name="Echo", learning_starts=160, total_timesteps=240, **sizes)
-    program = compilation.compile_slice(dqn, config, [], 1)
-    key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 1)))
-
-    piece = slice_of(config, key_data, tmp_path / "checkpoints")
-    with pytest.raises(signals.Stopped):
-        loop.run(program, piece, session_of([], caught=[15]))
-    done = len(Echo.calls) - config.warmup_rollouts * config.num_steps
-    assert 0 < done < config.num_updates * config.num_steps
-    host.close_all()  # as in another process
-    Echo.calls.clear()
-    loop.run(program, piece, session_of([]))
-    assert len(Echo.calls) == config.num_updates * config.num_steps - done
 
 
 @pytest.mark.slow
