@@ -3,10 +3,12 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from onejit.base.clock import Clock
-from onejit.run.record import Record, read_record, write_record
+from onejit.run.agents import as_bytes
+from onejit.run.record import Record, numerics, read_record, write_record
 
 SETTINGS = {"script": "ppo", "num_seeds": 2, "seed": 0, "env_name": "CartPole-v1", "lr": 0.1}
 STORED = {
@@ -60,6 +62,29 @@ def test_a_damaged_record_is_named(damage, tmp_path):
     (tmp_path / "run.json").write_text(damage)
     with pytest.raises(ValueError, match=f"{tmp_path}/run.json: cannot be read"):
         read_record(tmp_path)
+
+
+def test_the_record_of_a_script_s_own_run(tmp_path):
+    """Infinite from the start is what is infinite in each agent, and NaN in none."""
+    with pytest.raises(ValueError, match="is not a run directory"):
+        read_record(tmp_path)
+    agents = {
+        "mask": np.array([[-np.inf, 0.0], [-np.inf, 1.0]]),
+        "grown": np.array([[np.inf], [1.0]]),
+        "lost": np.array([[np.inf, np.nan], [np.inf, 0.0]]),
+    }
+    data = as_bytes(agents, {"run": "script: ppo\nseed: 3\n"})
+    (tmp_path / "agent.safetensors").write_bytes(data)
+    (tmp_path / "config.yaml").write_text("lr: 0.1\n")
+    record = read_record(tmp_path)
+    assert record.settings == {"script": "ppo", "num_seeds": 2, "seed": 3, "lr": 0.1}
+    assert record.not_finite_at_start == ["mask"]
+
+
+def test_flags_of_xla_that_change_no_numbers_are_left_out(monkeypatch):
+    flags = "--xla_b=1 --xla_force_host_platform_device_count=2 --xla_dump_to=x --xla_a=2"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert numerics()["XLA_FLAGS"] == "--xla_a=2 --xla_b=1"
 
 
 def test_a_record_is_json(tmp_path):

@@ -10,8 +10,10 @@ from support.files import ROOT, SCRIPTS
 from support.small import flags, small_config
 
 from onejit import __main__, sweep, train
+from onejit.report import compare
 from onejit.run.directory import read_config
 from onejit.script import command_line, configs, load
+from onejit.watch import render
 
 GRID = "q_learning_gridworld --num-steps=100 --total-timesteps=2000"
 TOY = "ppo_continuous --env-name=toys:ToyContinuous"
@@ -276,6 +278,15 @@ def test_a_file_may_have_options(ppo, tmp_path):
     assert options.run_dir == Path("runs/a")
     _, options = parse(ppo, "--config", tmp_path / "a.yaml", "--memory=None")
     assert options.memory is None
+
+
+def test_words_without_a_flag_are_the_first_argument():
+    def read(command, *words):
+        return command_line.read(command, command_line.split_flags(list(words)), {})
+
+    assert read(render.main, "runs/a")["run_dir"] == Path("runs/a")
+    found = read(compare.main, "runs/a", "b=runs/b", "--latex")
+    assert found == {"runs": ("runs/a", "b=runs/b"), "latex": True}
 
 
 def test_whole_numbers_as_people_write_them(ppo):
