@@ -384,9 +384,13 @@ def test_pictures_are_of_the_same_whole_game(tmp_path, monkeypatch):
     """
     drawn = []
     monkeypatch.setitem(sys.modules, "onejit.envs.envpool", ModuleType("envpool"))
-    register(
-        ["Short"], lambda name, episodic_life=False: echo_env(limit=2 if episodic_life else LIMIT)
-    )
+
+    class Short(host.HostEnv):
+        def __init__(self, name, episodic_life=False):
+            env = echo_env(limit=2 if episodic_life else LIMIT)
+            super().__init__(env.make, *env.spaces, env.limit)
+
+    register(["Short"], Short)
 
     def remember(form, path, title, drawing, episode):
         drawn.append(len(episode.rewards))
