@@ -1,5 +1,6 @@
 """Progress of a training in a log file: speed and time left."""
 
+import numpy as np
 import pytest
 
 from onejit.base import text
@@ -56,6 +57,15 @@ def test_no_speed_before_the_first_steps_of_this_session(clock, capsys):
     clock[0] += 1.0
     lines.show()
     assert capsys.readouterr().err == "50.0% of 1,000 steps\n"
+
+
+def test_the_best_return_is_of_all_notes_so_far():
+    lines = progress.Lines(100)
+    found = [
+        progress.note_of_returns(lines, np.array(returns))
+        for returns in ([1.0, 5.0, np.nan], [np.nan], [2.0, 3.0])
+    ]
+    assert found == ["return 1 to 5, best 5", "", "return 2 to 3, best 5"]
 
 
 @pytest.mark.parametrize(
