@@ -37,7 +37,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported
+# read when JAX is imported
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0))))
 
 import filelock
 import gymnasium

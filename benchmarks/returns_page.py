@@ -682,7 +682,8 @@ def cost(row: dict, total_timesteps: float) -> str:
     """
     if "peak_memory" not in row or row["processor_seconds"] is None:
         return ""
-    count, platform = row["device"].partition(",")[0].split(" x ")
+    devices, _, cores = row["device"].rpartition(", ")
+    count, platform = devices.split(" x ")
     seeds = f"{len(row['final_return'])} seeds"
     if row["settings"]["total_timesteps"] != total_timesteps:
         seeds += f" with {number(row['total_timesteps'])} steps"
@@ -692,7 +693,8 @@ def cost(row: dict, total_timesteps: float) -> str:
         spent = show_minutes(row["processor_seconds"])
         size = float(f"{row['peak_memory'] / 2**30:.2g}")
         return f"# {seeds} took {spent} of a core ({row['processor']}) and {size:g} GiB."
-    cores = f"{count} core{'s' if count != '1' else ''} ({row['processor']})"
+    count = min(int(count), int(cores.split()[0]))  # a device may have no core of its own
+    cores = f"{count} core{'s' if count != 1 else ''} ({row['processor']})"
     return f"# {seeds} took {show_cost(row['seconds'], row['peak_memory'])} on {cores}."
 
 

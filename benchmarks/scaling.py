@@ -18,7 +18,8 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))  # read when JAX is imported
+# read when JAX is imported
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0))))
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]

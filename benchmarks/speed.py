@@ -46,7 +46,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0))))
 
 import jax
 import numpy as np
