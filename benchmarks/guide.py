@@ -1,4 +1,4 @@
-"""The measured numbers of the guide: what stands between markers in README.md and docs/*.md.
+"""The measured numbers of the guide: what stands between markers in README.md, docs/ and dev/.
 
     python benchmarks/guide.py           # write them
     python benchmarks/guide.py --check   # exit with 1 if a page would change
@@ -293,7 +293,7 @@ def fill(text: str) -> str:
 
 def changed_pages() -> dict[Path, str]:
     """The pages whose blocks are not current, with their new text."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("dev/*.md"))]
     filled = {page: fill(page.read_text()) for page in pages}
     return {page: text for page, text in filled.items() if text != page.read_text()}
 
