@@ -1,10 +1,9 @@
-"""Policies elsewhere: the recipes of docs/agents.md and the programs of examples/.
+"""Policies elsewhere: the programs of examples/.
 
-The programs that play run in processes that cannot import onejit.
+Those that play run in processes that cannot import onejit.
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,18 +25,16 @@ from onejit.script.load import load_script
 
 pytest.importorskip("flatbuffers", reason="flatbuffers is not installed: it is in the extra export")
 CARTPOLE = ROOT / "agents" / "ppo_cartpole"
-PAGE = (ROOT / "docs" / "agents.md").read_text()
 
 
-def recipe(name):
-    (code,) = re.findall(rf'(?s)```python\n("""{name}:.*?)```', PAGE)
-    return code
+def code_of(name):
+    return (ROOT / "examples" / name).read_text()
 
 
 @pytest.fixture(scope="module")
 def to_stablehlo():
     names = {"__name__": "export_policy"}
-    exec(recipe("export_policy.py"), names)
+    exec(code_of("export_policy.py"), names)
     return names["to_stablehlo"]
 
 
@@ -143,8 +140,8 @@ def test_the_policy_of_every_script_in_stablehlo(name, overrides, to_stablehlo):
 def test_stablehlo_plays_in_gymnasium(agent, env_name, tmp_path):
     pytest.importorskip("gymnasium")
     words = [ROOT / "agents" / agent, 0, tmp_path / "policy.stablehlo"]
-    run_program(recipe("export_policy.py"), tmp_path, *words, with_onejit=True)
-    returns = run_program(recipe("play_jax.py"), tmp_path, words[-1], env_name)
+    run_program(code_of("export_policy.py"), tmp_path, *words, with_onejit=True)
+    returns = run_program(code_of("play_jax.py"), tmp_path, words[-1], env_name)
     expected = returns_of_act(ROOT / "agents" / agent, env_name)
     np.testing.assert_allclose(returns, expected, rtol=1e-3)
 
@@ -160,15 +157,15 @@ def test_a_policy_with_memory_plays_in_gymnasium(tmp_path):
     write_config(run_dir / "config.yaml", config)
     save_agents(agents, script, 0, run_dir / "agent.safetensors")
     file = tmp_path / "policy.stablehlo"
-    run_program(recipe("export_policy.py"), tmp_path, run_dir, 0, file, with_onejit=True)
-    returns = run_program(recipe("play_jax.py"), tmp_path, file, "CartPole-v1")
+    run_program(code_of("export_policy.py"), tmp_path, run_dir, 0, file, with_onejit=True)
+    returns = run_program(code_of("play_jax.py"), tmp_path, file, "CartPole-v1")
     assert returns == returns_of_act(run_dir, "CartPole-v1") and len(returns) == 3
 
 
 def test_numpy_plays_cartpole(tmp_path):
     pytest.importorskip("gymnasium")
     (tmp_path / "agents").symlink_to(ROOT / "agents")
-    assert run_program((ROOT / "examples" / "policy_numpy.py").read_text(), tmp_path) == [500.0]
+    assert run_program(code_of("policy_numpy.py"), tmp_path) == [500.0]
 
 
 def actions_of_cartpole(obs):
@@ -212,9 +209,9 @@ def test_cpp_acts(tmp_path):
 def onnx_file(tmp_path) -> Path:
     pytest.importorskip("jax2onnx", reason="pip install --no-deps jax2onnx")
     pytest.importorskip("onnxruntime")
-    (tmp_path / "export_policy.py").write_text(recipe("export_policy.py"))
+    (tmp_path / "export_policy.py").write_text(code_of("export_policy.py"))
     file = tmp_path / "policy.onnx"
-    run_program(recipe("export_onnx.py"), tmp_path, CARTPOLE, 0, file, with_onejit=True)
+    run_program(code_of("export_onnx.py"), tmp_path, CARTPOLE, 0, file, with_onejit=True)
     return file
 
 
@@ -235,7 +232,7 @@ def test_javascript_acts(onnx_file, tmp_path):
     install = [npm, "install", "--silent", "--ignore-scripts", "onnxruntime-web"]
     if subprocess.run(install, cwd=tmp_path, timeout=300).returncode:
         pytest.skip("onnxruntime-web cannot be installed")
-    code = (ROOT / "examples" / "policy.mjs").read_text()
+    code = code_of("policy.mjs")
     actions = []
     for velocity in ("0.1", "-0.1"):
         (tmp_path / "play.mjs").write_text(code.replace("0.1", velocity))
