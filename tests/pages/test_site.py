@@ -52,6 +52,24 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def search(site, browser):
+    """A function of words: the results of the site's search, best first, as addresses."""
+    page = browser.new_page(viewport=DESKTOP)
+    page.goto(f"file://{site / 'index.html'}")
+    query = page.locator("input[name=query]")
+
+    def find(words):
+        for text, state in (("", "detached"), (words, "visible")):
+            query.fill(text)
+            query.press("End")  # the search listens for keys
+            page.wait_for_selector(".md-search-result__item", state=state, timeout=60_000)
+        found = page.locator(".md-search-result__item > a")
+        return found.evaluate_all("all => all.map(a => a.href)")
+
+    return find
+
+
 def pages_of(site):
     return sorted(path for path in site.glob("*.html") if path.name != "404.html")
 
@@ -100,6 +118,12 @@ def test_links_and_pictures_load_from_disk(site, browser):
         "checkpoint": "train",
         "Atari": "host_environments",
         "learning curve": "learning_curves",
+        "resume": "train",
+        "seeds": "train",
+        "hyperparameters": "sweep",
+        "FlashSAC": "sac",
+        "action mask": "bring_your_own",
+        "citation": "questions",
         "bibtex": "questions",
         "docker": "questions",
         "video": "agents",
@@ -107,16 +131,9 @@ def test_links_and_pictures_load_from_disk(site, browser):
         "learning rate schedule": "fields",
     }.items(),
 )
-def test_search_finds(site, browser, words, right):
+def test_search_finds(search, words, right):
     """The right page is the first or the second one."""
-    page = browser.new_page(viewport=DESKTOP)
-    page.goto(f"file://{site / 'index.html'}")
-    page.fill("input[name=query]", words)
-    page.wait_for_selector(".md-search-result__item", timeout=60_000)
-    results = page.locator(".md-search-result__item > a").evaluate_all(
-        "all => all.map(a => a.href)"
-    )
-    pages = [result.rpartition("/")[2].partition(".html")[0] for result in results]
+    pages = [result.rpartition("/")[2].partition(".html")[0] for result in search(words)]
     first = list(dict.fromkeys(pages))[:2]
     assert set(first) & set(right.split()), first
 

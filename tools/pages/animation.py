@@ -3,11 +3,11 @@
     pip install -c constraints.txt -e ".[tools]" envpool "gymnasium[mujoco]"
     python tools/pages/animation.py --out docs/figures/agents.gif
 
-Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout after
-configs/ppo/breakout.yaml, and the values of the GridWorld of
-configs/q_learning_gridworld/walls.yaml while they are learned. Of the first two four agents are
-trained. The best of them plays 16 greedy episodes, and the longest is drawn. EnvPool trains the
-walker and Gymnasium draws it, which needs libosmesa6 on a machine without a screen.
+Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout played by
+agents/ppo_breakout, and the values of the GridWorld of configs/q_learning_gridworld/walls.yaml
+while they are learned. For the walker four agents are trained, of which the best plays. Of 16
+greedy episodes the longest is drawn. EnvPool trains the walker and Gymnasium draws it, which needs
+libosmesa6 on a machine without a screen.
 """
 
 import argparse
@@ -39,33 +39,28 @@ STRIP = 68  # pixels of the caption above it, which is read at half of the size 
 GAP = 12
 
 
-def best_episode(name: str, config_file: str, max_steps: int, drawn_in: str = ""):
-    """The longest of 16 greedy episodes of the best of four trained agents.
-
-    The episodes are played in the environment `drawn_in` if there is one. A run that is finished is
-    used again.
-    """
-    run_dir = ROOT / "runs" / "animation" / Path(config_file).stem
-    if not run_dir.exists():
-        config = str(CONFIGS / name / config_file)
-        train.main([name, "--config", config, "--num-seeds=4", f"--run-dir={run_dir}"])
+def longest_episode(run_dir: Path, best: int, max_steps: int, drawn_in: str = ""):
+    """The longest of 16 greedy episodes of the agent `best`, perhaps in another environment."""
     script, config, agents = load_run(run_dir)
-    final = load_results(run_dir).training_return()
-    print(f"{name}: final returns {np.round(final, 1)}")
-    best = jax.tree.map(lambda leaf: np.repeat(leaf[final.argmax()][None], 16, axis=0), agents)
+    agent = jax.tree.map(lambda leaf: np.repeat(leaf[best][None], 16, axis=0), agents)
     config = dataclasses.replace(config, env_name=drawn_in or config.env_name)
-    episodes = render.play(script, config, best, jax.random.split(jax.random.key(0), 16))
+    episodes = render.play(script, config, agent, jax.random.split(jax.random.key(0), 16))
     states, rewards = max(episodes, key=lambda episode: len(episode[1]))
-    print(f"{name}: an episode of {len(rewards)} steps, return {rewards.sum():.4g}")
+    print(f"{run_dir.name}: an episode of {len(rewards)} steps, return {rewards.sum():.4g}")
     return script, config, *jax.tree.map(lambda leaf: leaf[:max_steps], (states, rewards))
 
 
 def walker_frames(count: int):
     """`(caption, picture)` of the walker, 25 in a second of its life."""
     every = 5  # steps of 8 ms
-    drawn_in = "onejit.envs.gymnasium:Walker2d-v4"
-    script, config, states, rewards = best_episode(
-        "ppo_continuous", "mujoco_walker2d.yaml", count * every, drawn_in
+    run_dir = ROOT / "runs" / "animation" / "mujoco_walker2d"
+    if not run_dir.exists():
+        config = str(CONFIGS / "ppo_continuous" / "mujoco_walker2d.yaml")
+        words = ["--config", config, "--num-seeds=4", f"--run-dir={run_dir}"]
+        train.main(["ppo_continuous", *words])
+    best = load_results(run_dir).training_return().argmax()
+    script, config, states, rewards = longest_episode(
+        run_dir, best, count * every, "onejit.envs.gymnasium:Walker2d-v4"
     )
     env, steps = unwrap(script.make_env(config)[0]), range(0, len(rewards), every)
     for step, picture in zip(steps, env.frames(states, steps), strict=True):
@@ -74,10 +69,12 @@ def walker_frames(count: int):
 
 def breakout_frames(count: int):
     """`(caption, picture)` of the grid: a colour for each channel, as onejit render has them."""
-    script, config, states, rewards = best_episode("ppo", "breakout.yaml", count)
+    every = 3  # so that most of an episode fits
+    run_dir = ROOT / "agents" / "ppo_breakout"
+    script, config, states, rewards = longest_episode(run_dir, 0, count * every)
     env, env_params = script.make_env(config)
     obs = figures.observe_all(unwrap(env), env_params, states)
-    for step, picture in enumerate(figures.channel_colors(obs)):
+    for step, picture in list(enumerate(figures.channel_colors(obs)))[::every]:
         yield f"return {rewards[: step + 1].sum():.0f}", np.uint8(255 * picture)
 
 

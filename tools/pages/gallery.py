@@ -48,8 +48,8 @@ class Panel(NamedTuple):
 
 PANELS = [
     Panel("gymnax", "CartPole-v1", "agents/ppo_cartpole", fit="cut"),
-    Panel("gymnax", "MinAtar Breakout", "ppo/breakout", share=0.4),
-    Panel("brax", "hopper", "ppo_continuous/hopper", fit="cut"),
+    Panel("gymnax", "MinAtar Breakout", "agents/ppo_breakout", share=0.4),
+    Panel("brax", "hopper", "agents/ppo_continuous_hopper", fit="cut"),
     Panel("Gymnasium", "Walker2d-v4", ""),
     Panel("XLand-MiniGrid", "DoorKey-5x5", "ppo/minigrid_doorkey5", ("--total-timesteps=2e5",)),
     Panel("Craftax", "Craftax-Classic", "ppo/craftax_classic", ("--total-timesteps=3e5",), 200),
