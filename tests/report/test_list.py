@@ -96,6 +96,8 @@ def test_a_script_that_was_stopped(script, tmp_path, capsys):
     for name, config in {"finished": finished, "stopped": stopped}.items():
         settings = plain(config) | {"env_name": "Catch-bsuite"}
         assert planned_updates(settings) == config.num_updates
+        least = config.total_timesteps - 5  # without what `small_config` adds
+        assert planned_updates(settings | {"total_timesteps": least}) == config.num_updates
         write_config(make_run_of_a_script(tmp_path / name, [1.0, 3.0]) / "config.yaml", config)
     found = rows(capsys, tmp_path)
     assert found["finished"][3:6] == ["finished", "100 %", "2, worst 1 (ended episodes)"]

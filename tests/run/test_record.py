@@ -8,7 +8,9 @@ import pytest
 
 from onejit.base.clock import Clock
 from onejit.run.agents import as_bytes
-from onejit.run.record import Record, numerics, read_record, write_record
+from onejit.run.record import Record, make_record, numerics, read_record, write_record
+from onejit.script.load import load_script
+from onejit.train.options import Options
 
 SETTINGS = {"script": "ppo", "num_seeds": 2, "seed": 0, "env_name": "CartPole-v1", "lr": 0.1}
 STORED = {
@@ -79,6 +81,14 @@ def test_the_record_of_a_script_s_own_run(tmp_path):
     record = read_record(tmp_path)
     assert record.settings == {"script": "ppo", "num_seeds": 2, "seed": 3, "lr": 0.1}
     assert record.not_finite_at_start == ["mask"]
+
+
+def test_options_that_are_settings_are_kept_once():
+    script = load_script("q_learning_gridworld")
+    options = Options(seed=3, eval_episodes=5)
+    record = make_record("train", script, script.Config(), options, [])
+    assert record.settings["seed"] == 3 and record.options["eval_episodes"] == 5
+    assert not {"seed", "num_seeds", "run_dir"} & set(record.options)
 
 
 def test_flags_of_xla_that_change_no_numbers_are_left_out(monkeypatch):
