@@ -116,7 +116,7 @@ class Config:
     eval_steps: int = 2  # moves of the agent per update in each evaluation game
 
     def __post_init__(self):
-        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # also of 2e4
+        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # 2e4 is a float
 
     @property
     def rollout_size(self) -> int:
@@ -797,10 +797,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics, num_updates: int) -> np.ndarray:
-    """Mean return over the last tenth of the `num_updates` that were planned.
+    """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
-    Or over the last update in which an episode ended, if it is earlier. [seeds], NaN for seeds that
-    have diverged or never ended an episode.
+    The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
+    in them, it is the last update in which one did.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -814,7 +814,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on as many devices as divide their number.
+    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
@@ -983,7 +983,7 @@ def main(
             if signals:
                 break
 
-    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
+    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in chunks[0]}
     save_results(settings, seed, script, state.agent, metrics, run_dir)
     final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
@@ -996,7 +996,7 @@ def main(
         print(f"stopped after {num_updates} of {config.num_updates} updates")
 
     matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
-    if report := globals().get("report"):  # figures of this script alone
+    if report := globals().get("report"):  # a script may define figures of its own
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)
     print(f"learning curve: {run_dir / 'learning_curve.png'}")

@@ -102,7 +102,7 @@ class Config:
     tau: float = 1.0  # Polyak factor of a target update; 1 copies the online network
     target_update_interval: int = 500  # environment steps between updates of the target network
     double: bool = True  # the online network chooses the action that the target network values
-    epsilon_start: float = 1.0  # probability of a random action after the warm-up
+    epsilon_start: float = 1.0  # probability of a random action in the first update
     epsilon_finish: float = 0.05  # probability of a random action at the end
     exploration_fraction: float = 0.5  # fraction of the updates over which epsilon falls linearly
     # dtype of stored observations; bool and int8 are for whole numbers, empty is the environment's
@@ -113,7 +113,7 @@ class Config:
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
     def __post_init__(self):
-        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # also of 2e4
+        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # 2e4 is a float
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
@@ -145,12 +145,13 @@ def patches(x, size: int, stride: int):
         raise ValueError(f"convolutions: {size} x {size}, stride {stride}, on {x.shape[-3:-1]}")
     height = x.shape[-3] // stride
     width = x.shape[-2] // stride
+    # Blocks of stride x stride; what is left at the edges is cut off.
     x = x[..., : height * stride, : width * stride, :]
     x = x.reshape(*x.shape[:-3], height, stride, width, stride, x.shape[-1])
     x = x.swapaxes(-4, -3)
     blocks = x.reshape(*x.shape[:-5], height, width, stride * stride * x.shape[-1])
 
-    n = size // stride  # n x n blocks are a square
+    n = size // stride  # a square of size x size is n x n neighbouring blocks
     rows = height - n + 1
     columns = width - n + 1
     shifted = [blocks[..., i : i + rows, j : j + columns, :] for i in range(n) for j in range(n)]
@@ -177,7 +178,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs):
         activation = getattr(nn, self.activation)
         batch_shape = obs.shape[: obs.ndim - len(self.obs_space.shape)]
-        obs = obs.astype(self.buffer_dtype or obs.dtype)  # acting, too, sees what the replay stores
+        obs = obs.astype(self.buffer_dtype or obs.dtype)  # rounded as in the replay
         if isinstance(self.obs_space, spaces.Discrete):
             x = jax.nn.one_hot(obs, self.obs_space.n)
         else:
@@ -200,7 +201,7 @@ def best_action(q, action_mask=None):
         if action_mask.dtype != bool or action_mask.shape != q.shape:
             raise ValueError(
                 f"action_mask: has dtype {action_mask.dtype} and shape {action_mask.shape}, "
-                f"but must be bool {q.shape}, true for valid actions; write mask > 0"
+                f"but must be bool {q.shape}, true for valid actions; convert numbers by mask > 0"
             )
         q = jnp.where(action_mask, q, -jnp.inf)
     return q.argmax(axis=-1)
@@ -210,12 +211,12 @@ def epsilon_greedy(key, q, epsilon, action_mask=None):
     """A random action with probability `epsilon`, else the best one. [N, num_actions] -> [N]."""
     explore_key, value_key = jax.random.split(key)
     explore = jax.random.uniform(explore_key, (len(q),)) < epsilon
-    random_q = jax.random.uniform(value_key, q.shape)  # the best one is random, and valid
+    random_q = jax.random.uniform(value_key, q.shape)  # its best valid action is uniform
     return best_action(jnp.where(explore[:, None], random_q, q), action_mask)
 
 
 def linear_epsilon(update_count, duration, start, finish):
-    """`start` at the first update, `finish` from `duration` updates on."""
+    """`start` at update 0, then linear to `finish` at update `duration`, or 1 if that is less."""
     fraction = jnp.minimum(1.0, update_count / jnp.maximum(duration, 1.0))
     return start + fraction * (finish - start)
 
@@ -249,7 +250,7 @@ class Transition(NamedTuple):
     reward: jax.Array
     next_obs: jax.Array  # after the step, before auto-reset
     terminated: jax.Array
-    next_action_mask: Any  # [..., num_actions], true for valid actions after `next_obs`, or None
+    next_action_mask: Any  # [..., num_actions], true for valid actions in `next_obs`, or None
 
 
 def add_rollout(replay: Transition, rollout: Transition, count) -> Transition:
@@ -405,11 +406,11 @@ def make_learner(config: Config):
 
         carry = (state.obs, state.env_state)
         keys = jax.random.split(key, config.num_steps)
-        (obs, env_state), (rollout, info) = jax.lax.scan(step, carry, keys)
+        (env_obs, env_state), (rollout, info) = jax.lax.scan(step, carry, keys)
         state = state._replace(
             replay=add_rollout(state.replay, rollout, state.rollout_count),
             rollout_count=state.rollout_count + 1,
-            obs=obs,
+            obs=env_obs,
             env_state=env_state,
         )
         return state, info
@@ -449,8 +450,8 @@ def make_learner(config: Config):
         keys = jax.random.split(learn_key, config.gradient_steps)
         state, metrics = jax.lax.scan(gradient_step, state, keys)
 
-        # Due if a multiple of the interval is among the steps of the last rollout.
-        step_count = (update_count + 1) * config.rollout_size  # since the warm-up
+        # Due if the number of one of the steps just taken is a multiple of the interval.
+        step_count = (state.rollout_count - config.warmup_rollouts) * config.rollout_size
         due = step_count % config.target_update_interval < config.rollout_size
         tau = jnp.where(due, config.tau, 0.0)
         target_params = optax.incremental_update(state.params, state.target_params, tau)
@@ -500,14 +501,15 @@ class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`.
 
     gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
-    inside, such as PureJaxRL's, may transform `obs` alone. So where no episode ends, `obs` is used.
+    inside, such as PureJaxRL's, may transform `obs` alone, so `obs` is used unless an episode ends.
+    At an end `final_observation` stays as it is, without what such a wrapper does.
     """
 
     def step(self, key, state, action, params=None):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
         done = terminated | truncated
         info["final_observation"] = jax.tree.map(
-            lambda final, obs: jax.lax.select(done, final, obs), info["final_observation"], obs
+            lambda final, new: jax.lax.select(done, final, new), info["final_observation"], obs
         )
         return obs, state, reward, terminated, truncated, info
 
@@ -540,10 +542,10 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env_params = env_params.replace(**fields)
 
     limit = env_params.max_steps_in_episode
-    # A class without a limit of its own inherits the field of gymnax's EnvParams, which is 1.
-    (gymnax_field,) = dataclasses.fields(environment.EnvParams)
-    is_set = gymnax_field.name in fields or gymnax_field not in dataclasses.fields(env_params)
-    if limit < 1 or (limit == 1 and not is_set):
+    # A class without a limit of its own has the very Field object of gymnax's EnvParams: 1.
+    (inherited,) = dataclasses.fields(environment.EnvParams)
+    is_inherited = inherited in dataclasses.fields(env_params) and inherited.name not in fields
+    if limit < 1 or (limit == 1 and is_inherited):
         raise ValueError(
             f"env_params: max_steps_in_episode = {limit}: must be at least 1; set it here, or in "
             "the default_params of the environment"
@@ -584,10 +586,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics, num_updates: int) -> np.ndarray:
-    """Mean return over the last tenth of the `num_updates` that were planned.
+    """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
-    Or over the last update in which an episode ended, if it is earlier. [seeds], NaN for seeds that
-    have diverged or never ended an episode.
+    The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
+    in them, it is the last update in which one did.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -601,7 +603,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on as many devices as divide their number.
+    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
@@ -770,7 +772,7 @@ def main(
             if signals:
                 break
 
-    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
+    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in chunks[0]}
     save_results(settings, seed, script, state.agent, metrics, run_dir)
     final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
@@ -783,7 +785,7 @@ def main(
         print(f"stopped after {num_updates} of {config.num_updates} updates")
 
     matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
-    if report := globals().get("report"):  # figures of this script alone
+    if report := globals().get("report"):  # a script may define figures of its own
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)
     print(f"learning curve: {run_dir / 'learning_curve.png'}")

@@ -23,9 +23,11 @@ Differences from the paper: one-step targets, single precision, and smaller netw
 noise of the warm-up is held, too; the authors draw it in each step. The discounted return that
 scales the rewards begins anew after the last step of an episode; in the authors' code, the reward
 of the last step counts for the next episode. An episode that its time limit truncates is
-bootstrapped from its last observation. Before learning, `init` takes `learning_starts` random steps
-into the replay. The replay is a ring of `buffer_size` steps in `runner_state`. A step takes
-4 (2 obs_dim + action_dim + 1) + 1 bytes: with the defaults 0.66 MB per agent.
+bootstrapped from its last observation.
+
+Before learning, `init` takes `learning_starts` random steps into the replay. The replay is a ring
+of `buffer_size` steps in `runner_state`. A step takes 4 (2 obs_dim + action_dim + 1) + 1 bytes:
+with the defaults 0.66 MB per agent.
 
     python flashsac.py --env-name Pendulum-v1 --num-seeds 8
 
@@ -122,7 +124,7 @@ class Config:
     ent_coef: float = 0.01  # initial weight of the entropy of scaled rewards; the weight is learned
     target_std: float = 0.15  # the target entropy is a Gaussian's with this standard deviation
     max_noise_steps: int = 16  # longest time in steps that exploration noise is held; 1 for fresh
-    noise_exponent: float = 2.0  # noise is held for k steps with a probability of k^-noise_exponent
+    noise_exponent: float = 2.0  # noise is held for k steps with probability ~ k^-noise_exponent
     normalize_reward: bool = True  # scale rewards by the discounted return's std and largest value
     value_limit: float = 5.0  # largest |value| that the critics can represent, of scaled rewards
     num_atoms: int = 101  # atoms of the critics between -value_limit and value_limit
@@ -131,7 +133,7 @@ class Config:
     num_blocks: int = 1  # residual blocks of each network, each of two layers
 
     def __post_init__(self):
-        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # also of 2e4
+        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # 2e4 is a float
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
@@ -283,21 +285,23 @@ def bellman_target(reward, terminated, next_logits, next_log_prob, support, ent_
 
 
 def project(values, probability, support):
-    """Move the probability of each value to the nearest atoms (arXiv 1707.06887, equation 7).
+    """Split the probability of each value between its two nearest atoms.
+
+    Equation 7 of arXiv 1707.06887.
 
     `values` and `probability` are [B, K]. The atoms of `support` [K] are evenly spaced. -> [B, K].
     """
-    width = jnp.maximum((support[-1] - support[0]) / (len(support) - 1), 1e-6)  # not 0
+    width = jnp.maximum((support[-1] - support[0]) / (len(support) - 1), 1e-6)
     place = jnp.clip((values - support[0]) / width, 0.0, len(support) - 1.0)  # in units of atoms
 
-    def add_value(target, place_and_probability):  # of each sample: [B], [B]
+    def add_value(target, place_and_probability):  # of one value of each sample: [B], [B]
         place, probability = place_and_probability
         distance = jnp.abs(place[:, None] - jnp.arange(len(support)))
         return target + jnp.clip(1.0 - distance, 0.0, 1.0) * probability[:, None], None
 
     # A loop: on CPUs, XLA takes 15 times as long for a sum over all values at once.
     columns = (place.T, probability.T)
-    target, _ = jax.lax.scan(add_value, jnp.zeros_like(place), columns, unroll=16)
+    target, _ = jax.lax.scan(add_value, jnp.zeros_like(probability), columns, unroll=16)
     return target
 
 
@@ -349,8 +353,8 @@ def sample_noise_steps(key, max_steps: int, exponent):
     return 1 + jax.random.categorical(key, log_probability).astype(jnp.int32)
 
 
-def random_action(noise):
-    """From normal to uniform in [-1, 1]: twice the distribution function of `noise`, minus 1."""
+def normal_to_uniform(noise):
+    """Standard normal `noise` becomes uniform in [-1, 1]: 2 Phi(noise) - 1."""
     return jax.lax.erf(noise / math.sqrt(2.0))
 
 
@@ -428,7 +432,7 @@ class RunnerState(NamedTuple):
     largest_return: jax.Array  # largest |discounted return| so far
     discounted_return: jax.Array  # [num_envs], of the running episodes: R = gamma R + r
     noise: jax.Array  # [num_envs, action_dim], exploration noise of the last step
-    noise_steps_left: jax.Array  # for how many more steps the noise is held
+    noise_steps_left: jax.Array  # for how many more steps it is held in all environments
     key: jax.Array
 
     @property
@@ -452,9 +456,9 @@ def make_networks(config: Config, env, env_params):
 def make_learner(config: Config):
     """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""
     least = {"gradient_steps": 1, "policy_delay": 1, "batch_size": 2, "num_atoms": 2}
-    for name in least:
-        if getattr(config, name) < least[name]:
-            raise ValueError(f"{name} = {getattr(config, name)}: must be at least {least[name]}")
+    for name, minimum in least.items():
+        if getattr(config, name) < minimum:
+            raise ValueError(f"{name} = {getattr(config, name)}: must be at least {minimum}")
     if config.gradient_steps % config.policy_delay != 0:
         raise ValueError(
             f"policy_delay = {config.policy_delay}: must divide "
@@ -548,7 +552,7 @@ def make_learner(config: Config):
         return {"params": state.params[name], "batch_stats": state.batch_stats[name]}
 
     def act_randomly(state, obs, noise):
-        return random_action(noise)
+        return normal_to_uniform(noise)
 
     def act_with_noise(state, obs, noise):
         gaussian = evaluate_actor(variables(state, "actor"), obs)
@@ -557,13 +561,13 @@ def make_learner(config: Config):
     def collect(state, key, act):
         """Take `num_steps` steps with actions `act(state, obs, noise)`, and store them."""
 
-        def step(state, key):
+        def step(state, key):  # networks and replay stay
             noise_key, noise_steps_key, env_key = jax.random.split(key, 3)
             new_noise = jax.random.normal(noise_key, state.noise.shape)
             new_steps = sample_noise_steps(
                 noise_steps_key, config.max_noise_steps, config.noise_exponent
             )
-            is_over = state.noise_steps_left == 0  # in all environments together
+            is_over = state.noise_steps_left == 0
             noise = jnp.where(is_over, new_noise, state.noise)
             noise_steps_left = jnp.where(is_over, new_steps, state.noise_steps_left) - 1
             action = act(state, state.obs, noise)
@@ -635,7 +639,7 @@ def make_learner(config: Config):
         )
         target = project(values, probability, support)
         loss = critic_loss(logits, target)
-        # probability of values that no atom can represent: far from 0, raise value_limit
+        # probability of values that no atom can represent; if it stays above 0, raise value_limit
         outside = jnp.where(jnp.abs(values) > config.value_limit, probability, 0.0).sum(axis=-1)
         metrics = {
             "critic_loss": loss,
@@ -734,7 +738,7 @@ def make_train(config: Config):
 
 
 def make_policy(config: Config):
-    """`act(agent, obs) -> action`, the greedy policy; `make_env` clips actions to [-1, 1]."""
+    """`act(agent, obs) -> action`, the greedy policy, with actions in [-1, 1]."""
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):
@@ -762,14 +766,15 @@ class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`.
 
     gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
-    inside, such as PureJaxRL's, may transform `obs` alone. So where no episode ends, `obs` is used.
+    inside, such as PureJaxRL's, may transform `obs` alone, so `obs` is used unless an episode ends.
+    At an end `final_observation` stays as it is, without what such a wrapper does.
     """
 
     def step(self, key, state, action, params=None):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
         done = terminated | truncated
         info["final_observation"] = jax.tree.map(
-            lambda final, obs: jax.lax.select(done, final, obs), info["final_observation"], obs
+            lambda final, new: jax.lax.select(done, final, new), info["final_observation"], obs
         )
         return obs, state, reward, terminated, truncated, info
 
@@ -802,10 +807,10 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env_params = env_params.replace(**fields)
 
     limit = env_params.max_steps_in_episode
-    # A class without a limit of its own inherits the field of gymnax's EnvParams, which is 1.
-    (gymnax_field,) = dataclasses.fields(environment.EnvParams)
-    is_set = gymnax_field.name in fields or gymnax_field not in dataclasses.fields(env_params)
-    if limit < 1 or (limit == 1 and not is_set):
+    # A class without a limit of its own has the very Field object of gymnax's EnvParams: 1.
+    (inherited,) = dataclasses.fields(environment.EnvParams)
+    is_inherited = inherited in dataclasses.fields(env_params) and inherited.name not in fields
+    if limit < 1 or (limit == 1 and is_inherited):
         raise ValueError(
             f"env_params: max_steps_in_episode = {limit}: must be at least 1; set it here, or in "
             "the default_params of the environment"
@@ -920,10 +925,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics, num_updates: int) -> np.ndarray:
-    """Mean return over the last tenth of the `num_updates` that were planned.
+    """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
-    Or over the last update in which an episode ended, if it is earlier. [seeds], NaN for seeds that
-    have diverged or never ended an episode.
+    The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
+    in them, it is the last update in which one did.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -937,7 +942,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on as many devices as divide their number.
+    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
@@ -1106,7 +1111,7 @@ def main(
             if signals:
                 break
 
-    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
+    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in chunks[0]}
     save_results(settings, seed, script, state.agent, metrics, run_dir)
     final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
@@ -1119,7 +1124,7 @@ def main(
         print(f"stopped after {num_updates} of {config.num_updates} updates")
 
     matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
-    if report := globals().get("report"):  # figures of this script alone
+    if report := globals().get("report"):  # a script may define figures of its own
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)
     print(f"learning curve: {run_dir / 'learning_curve.png'}")

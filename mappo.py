@@ -130,7 +130,7 @@ class Config:
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "tanh"  # activation function
 
     def __post_init__(self):
-        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # also of 2e4
+        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # 2e4 is a float
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
@@ -299,7 +299,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
         return advantage, advantage
 
     after_the_last = jnp.zeros_like(deltas[0])
-    # unrolled by 16: ppo.py trains 8 seeds 1.1 times as fast
+    # `unroll` is for speed: 8 seeds of ppo.py train 1.1 times as fast
     _, advantages = jax.lax.scan(step, after_the_last, (deltas, decays), reverse=True, unroll=16)
     return advantages, advantages + values
 
@@ -844,10 +844,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics, num_updates: int) -> np.ndarray:
-    """Mean return over the last tenth of the `num_updates` that were planned.
+    """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
-    Or over the last update in which an episode ended, if it is earlier. [seeds], NaN for seeds that
-    have diverged or never ended an episode.
+    The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
+    in them, it is the last update in which one did.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -861,7 +861,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on as many devices as divide their number.
+    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
@@ -1030,7 +1030,7 @@ def main(
             if signals:
                 break
 
-    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
+    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in chunks[0]}
     save_results(settings, seed, script, state.agent, metrics, run_dir)
     final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
@@ -1043,7 +1043,7 @@ def main(
         print(f"stopped after {num_updates} of {config.num_updates} updates")
 
     matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
-    if report := globals().get("report"):  # figures of this script alone
+    if report := globals().get("report"):  # a script may define figures of its own
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)
     print(f"learning curve: {run_dir / 'learning_curve.png'}")

@@ -126,7 +126,7 @@ class Config:
     log_std_init: float = 0.0  # initial log std of the policy, whose actions are clipped to [-1, 1]
 
     def __post_init__(self):
-        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # also of 2e4
+        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # 2e4 is a float
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
@@ -230,7 +230,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
         return advantage, advantage
 
     after_the_last = jnp.zeros_like(deltas[0])
-    # unrolled by 16: ppo.py trains 8 seeds 1.1 times as fast
+    # `unroll` is for speed: 8 seeds of ppo.py train 1.1 times as fast
     _, advantages = jax.lax.scan(step, after_the_last, (deltas, decays), reverse=True, unroll=16)
     return advantages, advantages + values
 
@@ -305,9 +305,10 @@ def stagger(state, limit: int):
     def set_clock(node):
         return node.replace(time=time) if has_clock(node) else node
 
-    nodes = jax.tree.leaves(state, is_leaf=has_clock)  # also within the states of wrappers
+    # Wrappers may have states of their own; non-JAX environments have no clock to set.
+    nodes = jax.tree.leaves(state, is_leaf=has_clock)
     if not any(has_clock(node) for node in nodes):
-        raise ValueError("staggered_resets = True: must be False, the environment is not in JAX")
+        raise ValueError("staggered_resets = True: must be False, the environment has no clock")
     state = jax.tree.map(set_clock, state, is_leaf=has_clock)
     return state.replace(episode_lengths=jnp.where(time > 0, -limit, 0))
 
@@ -432,7 +433,7 @@ def make_learner(config: Config):
             )
             discounted_return = config.gamma * discounted_return + reward
             raw_next_obs = info.pop("final_observation")  # before auto-reset
-            info["returned_episode"] &= info["returned_episode_lengths"] > 0  # see `stagger`
+            info["returned_episode"] &= info["returned_episode_lengths"] > 0  # `stagger`'s are not
             transition = Transition(
                 obs=obs,
                 action=action,
@@ -578,14 +579,15 @@ class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`.
 
     gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
-    inside, such as PureJaxRL's, may transform `obs` alone. So where no episode ends, `obs` is used.
+    inside, such as PureJaxRL's, may transform `obs` alone, so `obs` is used unless an episode ends.
+    At an end `final_observation` stays as it is, without what such a wrapper does.
     """
 
     def step(self, key, state, action, params=None):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
         done = terminated | truncated
         info["final_observation"] = jax.tree.map(
-            lambda final, obs: jax.lax.select(done, final, obs), info["final_observation"], obs
+            lambda final, new: jax.lax.select(done, final, new), info["final_observation"], obs
         )
         return obs, state, reward, terminated, truncated, info
 
@@ -618,10 +620,10 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env_params = env_params.replace(**fields)
 
     limit = env_params.max_steps_in_episode
-    # A class without a limit of its own inherits the field of gymnax's EnvParams, which is 1.
-    (gymnax_field,) = dataclasses.fields(environment.EnvParams)
-    is_set = gymnax_field.name in fields or gymnax_field not in dataclasses.fields(env_params)
-    if limit < 1 or (limit == 1 and not is_set):
+    # A class without a limit of its own has the very Field object of gymnax's EnvParams: 1.
+    (inherited,) = dataclasses.fields(environment.EnvParams)
+    is_inherited = inherited in dataclasses.fields(env_params) and inherited.name not in fields
+    if limit < 1 or (limit == 1 and is_inherited):
         raise ValueError(
             f"env_params: max_steps_in_episode = {limit}: must be at least 1; set it here, or in "
             "the default_params of the environment"
@@ -736,10 +738,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics, num_updates: int) -> np.ndarray:
-    """Mean return over the last tenth of the `num_updates` that were planned.
+    """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
-    Or over the last update in which an episode ended, if it is earlier. [seeds], NaN for seeds that
-    have diverged or never ended an episode.
+    The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
+    in them, it is the last update in which one did.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -753,7 +755,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on as many devices as divide their number.
+    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
@@ -922,7 +924,7 @@ def main(
             if signals:
                 break
 
-    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
+    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in chunks[0]}
     save_results(settings, seed, script, state.agent, metrics, run_dir)
     final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
@@ -935,7 +937,7 @@ def main(
         print(f"stopped after {num_updates} of {config.num_updates} updates")
 
     matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
-    if report := globals().get("report"):  # figures of this script alone
+    if report := globals().get("report"):  # a script may define figures of its own
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)
     print(f"learning curve: {run_dir / 'learning_curve.png'}")

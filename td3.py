@@ -121,7 +121,7 @@ class Config:
     activation: Literal["tanh", "relu", "elu", "gelu", "swish"] = "relu"  # activation function
 
     def __post_init__(self):
-        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # also of 2e4
+        object.__setattr__(self, "total_timesteps", int(self.total_timesteps))  # 2e4 is a float
         object.__setattr__(self, "env_params", FrozenDict(self.env_params))  # hashable
 
     @property
@@ -226,8 +226,8 @@ def correlated(noise, white, correlation):
     return correlation * noise + jnp.sqrt(1.0 - jnp.square(correlation)) * white
 
 
-def random_action(noise):
-    """From normal to uniform in [-1, 1]: twice the distribution function of `noise`, minus 1."""
+def normal_to_uniform(noise):
+    """Standard normal `noise` becomes uniform in [-1, 1]: 2 Phi(noise) - 1."""
     return jax.lax.erf(noise / math.sqrt(2.0))
 
 
@@ -394,7 +394,7 @@ def make_learner(config: Config):
         return state
 
     def act_randomly(state, obs, noise):
-        return random_action(noise)
+        return normal_to_uniform(noise)
 
     def act_with_noise(state, obs, noise):
         action = actor.apply(state.params["actor"], obs)
@@ -480,6 +480,7 @@ def make_learner(config: Config):
         )
 
     def critic_step(state, keys):
+        """Update both critics on a new batch, which is returned."""
         batch_key, next_action_key = keys
         batch = make_batch(state, batch_key)
         critic_grad = jax.grad(critic_loss_fn, has_aux=True)
@@ -489,8 +490,7 @@ def make_learner(config: Config):
     def actor_step(state, batch):
         actor_grad = jax.grad(actor_loss_fn, has_aux=True)
         grads, metrics = actor_grad(state.params["actor"], state, batch)
-        state = descend(state, "actor", grads)
-        return state, metrics
+        return descend(state, "actor", grads), metrics
 
     def step_group(state, key):
         """Update the critics `policy_delay` times, then the policy and the targets once."""
@@ -524,7 +524,7 @@ def make_train(config: Config):
 
 
 def make_policy(config: Config):
-    """`act(agent, obs) -> action`, the greedy policy; `make_env` clips actions to [-1, 1]."""
+    """`act(agent, obs) -> action`, the greedy policy, with actions in [-1, 1]."""
     actor, _ = make_networks(config, *make_env(config))
 
     def act(agent, obs):
@@ -553,14 +553,15 @@ class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`.
 
     gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
-    inside, such as PureJaxRL's, may transform `obs` alone. So where no episode ends, `obs` is used.
+    inside, such as PureJaxRL's, may transform `obs` alone, so `obs` is used unless an episode ends.
+    At an end `final_observation` stays as it is, without what such a wrapper does.
     """
 
     def step(self, key, state, action, params=None):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
         done = terminated | truncated
         info["final_observation"] = jax.tree.map(
-            lambda final, obs: jax.lax.select(done, final, obs), info["final_observation"], obs
+            lambda final, new: jax.lax.select(done, final, new), info["final_observation"], obs
         )
         return obs, state, reward, terminated, truncated, info
 
@@ -593,10 +594,10 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env_params = env_params.replace(**fields)
 
     limit = env_params.max_steps_in_episode
-    # A class without a limit of its own inherits the field of gymnax's EnvParams, which is 1.
-    (gymnax_field,) = dataclasses.fields(environment.EnvParams)
-    is_set = gymnax_field.name in fields or gymnax_field not in dataclasses.fields(env_params)
-    if limit < 1 or (limit == 1 and not is_set):
+    # A class without a limit of its own has the very Field object of gymnax's EnvParams: 1.
+    (inherited,) = dataclasses.fields(environment.EnvParams)
+    is_inherited = inherited in dataclasses.fields(env_params) and inherited.name not in fields
+    if limit < 1 or (limit == 1 and is_inherited):
         raise ValueError(
             f"env_params: max_steps_in_episode = {limit}: must be at least 1; set it here, or in "
             "the default_params of the environment"
@@ -711,10 +712,10 @@ def mean_return(metrics) -> np.ndarray:
 
 
 def final_return(agent, metrics, num_updates: int) -> np.ndarray:
-    """Mean return over the last tenth of the `num_updates` that were planned.
+    """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
-    Or over the last update in which an episode ended, if it is earlier. [seeds], NaN for seeds that
-    have diverged or never ended an episode.
+    The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
+    in them, it is the last update in which one did.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -728,7 +729,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on as many devices as divide their number.
+    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
@@ -897,7 +898,7 @@ def main(
             if signals:
                 break
 
-    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in metrics}
+    metrics = {name: np.concatenate([x[name] for x in chunks], axis=1) for name in chunks[0]}
     save_results(settings, seed, script, state.agent, metrics, run_dir)
     final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
@@ -910,7 +911,7 @@ def main(
         print(f"stopped after {num_updates} of {config.num_updates} updates")
 
     matplotlib.rcdefaults()  # a user's style may need fonts or LaTeX that this machine lacks
-    if report := globals().get("report"):  # figures of this script alone
+    if report := globals().get("report"):  # a script may define figures of its own
         report(config, state, run_dir)
     draw_learning_curve(config, metrics, run_dir)
     print(f"learning curve: {run_dir / 'learning_curve.png'}")

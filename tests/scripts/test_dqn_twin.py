@@ -196,7 +196,7 @@ class Twin:
 )
 def test_a_mask_of_another_form_is_refused(mask):
     """Numbers to add would allow the forbidden actions, and one entry would mask nothing."""
-    with pytest.raises(ValueError, match=r"^action_mask: .* write mask > 0"):
+    with pytest.raises(ValueError, match=r"^action_mask: .* convert numbers by mask > 0"):
         script.epsilon_greedy(jax.random.key(0), jnp.zeros((1, 3)), 0.5, mask)
 
 

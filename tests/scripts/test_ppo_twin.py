@@ -114,7 +114,7 @@ def test_a_mask_of_another_form_is_refused(mask):
     """Numbers to add would allow the forbidden actions, and one entry would mask nothing."""
     actor, _ = script.make_networks(CASES["all on"], *script.make_env(CASES["all on"]))
     obs = jnp.zeros(3)
-    with pytest.raises(ValueError, match=r"^action_mask: .* write mask > 0"):
+    with pytest.raises(ValueError, match=r"^action_mask: .* convert numbers by mask > 0"):
         actor.init(jax.random.key(0), obs, mask)
 
 
