@@ -130,6 +130,7 @@ def read(command, flags: dict[str, list[str]], values: dict[str, Any]) -> dict[s
             similar = nearest(as_flag(name), map(as_flag, known))
             if command.__module__ == "onejit.resume":
                 similar = similar or "; a run that is resumed keeps its settings"
+            similar = similar or "; --help lists all"
             raise ValueError(f"{as_flag(name)}: {REMOVED.get(name, f'is not a flag{similar}')}")
         number = conversion.number_of_words(known[name].kind)
         if known[name].is_switch:
