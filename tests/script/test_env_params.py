@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import gymnax
 import jax
@@ -82,6 +83,30 @@ def test_fields_and_arguments_of_brax():
     env, env_params = ppo_continuous.make_env(config)
     assert unwrap(env).env._terminate_when_unhealthy is False
     assert env_params.max_steps_in_episode == 7
+
+
+class Inner:
+    def __init__(self, mode="off", size=3):
+        pass
+
+
+class Adapter:
+    def __init__(self, env, mode=False):
+        self.env = env
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterConfig:
+    env_params: dict
+    env_name: str = "Adapted"
+
+
+def test_an_argument_of_an_adapter_hides_that_of_its_environment():
+    script = SimpleNamespace(make_env=lambda config: (Adapter(Inner()), SimpleNamespace()))
+    check_env_params(script, AdapterConfig({"mode": True, "size": 4}))
+    for name, value, expected in [("mode", "on", "true or false"), ("size", 0.5, "a whole number")]:
+        with pytest.raises(ValueError, match=f"{name} = {value}: must be {expected}"):
+            check_env_params(script, AdapterConfig({name: value}))
 
 
 @pytest.mark.parametrize("word", ["flase", "", 0, 1, 0.0, "0"])

@@ -46,27 +46,28 @@ def test_environments_are_not_ranked_in_one_table(fake_sweep, capfd, recwarn):
 
 
 def test_the_step_axis_counts_the_warm_up(fake_sweep, monkeypatch):
+    """Of a single trial."""
     script, figures = load.load_script("dqn"), []
     make = lambda **how: figures.append(Figure(**how)) or figures[-1]  # noqa: E731
     monkeypatch.setattr(pictures, "Figure", make)
-    metrics = metrics_of(fake_sweep(script, {"lr": [0.1, 0.2]}, [[1.0, 2.0], [3.0, 4.0]]))
+    metrics = metrics_of(fake_sweep(script, {"lr": [0.1]}, [[1.0, 2.0]]))
     config = dataclasses.replace(script.Config(), total_timesteps=20_000)
     assert config.warmup_timesteps > 0
-    assert metrics["warmup_timesteps"].tolist() == [config.warmup_timesteps] * 2
+    assert metrics["warmup_timesteps"].tolist() == [config.warmup_timesteps]
     last = config.warmup_timesteps + config.num_updates * config.num_envs * config.num_steps
-    assert [line.get_xdata()[-1] for line in figures[0].axes[0].lines] == [last, last]
+    assert [line.get_xdata()[-1] for line in figures[0].axes[0].lines] == [last]
 
 
 def test_a_seed_without_a_return_is_the_worst(fake_sweep):
     """One of eight is trimmed away; three are not, however good the others are."""
-    lost = [[3.0] * 8, [np.nan, *[4.0] * 7], [np.nan, np.inf, np.nan, *[9.0] * 5]]
+    lost = [[2.0, *[3.0] * 6, 4.0], [np.nan, *[4.0] * 7], [np.nan, np.inf, np.nan, *[9.0] * 5]]
     run_dir = fake_sweep(load.load_script("ppo"), {"lr": [0.1, 0.2, 0.3]}, lost)
     lines = (run_dir / "table.txt").read_text().splitlines()[1:]
     rows = [re.split(r"  +", line) for line in lines]
-    assert [row[:3] + row[6:] for row in rows] == [
-        ["1", "0.2", "4", "7 of 8 finite"],
-        ["0", "0.1", "3", "8"],
-        ["2", "0.3", "-inf", "5 of 8 finite"],
+    assert [row[:3] + row[5:] for row in rows] == [
+        ["1", "0.2", "4", "4", "7 of 8 finite"],
+        ["0", "0.1", "3", "2", "8"],
+        ["2", "0.3", "-inf", "9", "5 of 8 finite"],
     ]
 
 
@@ -137,6 +138,7 @@ def test_a_trial_that_never_fails_is_the_best(fake_sweep, capfd):
     )
     assert yaml.safe_load((run_dir / "best.yaml").read_text())["lr"] == 0.2
     assert [float(row["final_return"]) for row in rows_of(run_dir)] == [300, 300, 9000, 9000]
+    assert record_of(run_dir)["trials"] == [{"lr": 0.1}, {"lr": 0.2}]
     said = capfd.readouterr().out
     assert "2 of 4 runs ended less than one episode per environment" in said
 

@@ -682,17 +682,23 @@ def test_one_step_shows_what_a_users_environment_does_wrong(monkeypatch, capsys)
         check(states=True)
 
 
-def test_a_mask_that_forbids_everything_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("ForbidsAll", "jnp.zeros(4), jnp.zeros(2, bool)", "its action_mask forbids every action"),
+        ("MaskedLarger", "jnp.zeros(5), jnp.ones(2, bool)", r"its observations have shape \(5,\)"),
+    ],
+)
+def test_observations_with_a_mask(name, code, message, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    code = "Masked(jnp.zeros(4), jnp.zeros(2, bool))"
-    text = OBSERVES.format(code=code, name="ForbidsAll")
+    text = OBSERVES.format(code=f"Masked({code})", name=name)
     text += (
         "\nfrom collections import namedtuple\nMasked = namedtuple('Masked', 'obs action_mask')\n"
     )
-    (tmp_path / "observes_nothing.py").write_text(text)
+    (tmp_path / f"observes_{name}.py").write_text(text)
     script = load.load_script("ppo")
-    config = dataclasses.replace(script.Config(), env_name="observes_nothing:ForbidsAll")
-    with pytest.raises(ValueError, match="its action_mask forbids every action"):
+    config = dataclasses.replace(script.Config(), env_name=f"observes_{name}:{name}")
+    with pytest.raises(ValueError, match=message):
         check_observations(script, config)
 
 
