@@ -325,6 +325,7 @@ def test_optuna_knows_which_trials_stopped(sampler):
         patch.setattr(halving, "any_episode", lambda *_: True)
         decide(request, lambda trial: -abs(np.log10(request.trials.values[trial]["lr"]) + 2))
     (study,) = studies
+    assert not study.user_attrs  # no lease on a study that no other sweep has
     states = [trial.state.name for trial in study.trials]
     assert states.count("PRUNED") == 6 * 7 and states.count("COMPLETE") == 6
     for trial in study.trials:
