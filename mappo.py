@@ -251,7 +251,7 @@ class Actor(nn.Module):
     network: Network
 
     def setup(self):
-        nn.share_scope(self, self.network)  # the parameters are those of the network
+        nn.share_scope(self, self.network)  # names of parameters do not change
 
     def __call__(self, memory, obs, first):
         logits, memory = self.network(memory, obs.obs, first)

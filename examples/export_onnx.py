@@ -4,10 +4,10 @@
     pip install --no-deps jax2onnx==0.17.1
     python examples/export_onnx.py agents/ppo_cartpole 0 cartpole.onnx
 
-The requirements of jax2onnx would replace orbax-checkpoint, hence --no-deps. Compare the outputs of
-ONNX Runtime with those of `act` before you use a model. jax2onnx mistakes the batch axis of a GRU,
-which needs shapes with a batch of one, and it cannot convert a search that draws random numbers
-(alphazero.py with `eval_simulations` above 0).
+The requirements of jax2onnx would replace orbax-checkpoint, hence --no-deps. Before you use a
+model, check that ONNX Runtime returns the same actions as `act`. jax2onnx mistakes the batch axis
+of a GRU, which needs shapes with a batch of one, and it cannot convert a search that draws random
+numbers (alphazero.py with `eval_simulations` above 0).
 """
 
 import sys

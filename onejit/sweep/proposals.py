@@ -96,7 +96,7 @@ def train_proposals(
 ) -> None:
     """Train batches that Optuna proposes from the returns of earlier ones. Raises ValueError.
 
-    `groups` are those of all trials, and `sizes` those of the batches.
+    `groups` holds the groups of all trials, and `sizes` the number of trials of each batch.
 
     With `--halving` a batch is a bracket. A resumed sweep repeats the proposals; with `--storage`
     it remembers them, because Optuna has seen other results meanwhile. A batch of a grid that

@@ -5,8 +5,8 @@
 
 Walker2d-v4 after configs/ppo_continuous/mujoco_walker2d.yaml, MinAtar's Breakout played by
 agents/ppo_breakout, and the values of the GridWorld of configs/q_learning_gridworld/walls.yaml
-while they are learned. For the walker four agents are trained, of which the best plays. Of 16
-greedy episodes the longest is drawn. EnvPool trains the walker and Gymnasium draws it, which needs
+while they are learned. For the walker, four agents are trained and the best one plays. The longest
+of 16 greedy episodes is drawn. EnvPool trains the walker and Gymnasium draws it, which needs
 libosmesa6 on a machine without a screen.
 """
 
