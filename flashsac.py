@@ -186,11 +186,13 @@ def linear(size: int, use_bias: bool = False):
     return nn.Dense(size, use_bias=use_bias, kernel_init=orthogonal(1.0))
 
 
-def batch_norm(training: bool):
+def batch_norm(training: bool, use_fast_variance: bool = True):
     """In training the batch's own statistics normalize, and the running statistics follow them."""
-    # The fast variance, E[x^2] - E[x]^2, is wrong where observations are far from 0.
     return nn.BatchNorm(
-        use_running_average=not training, momentum=0.99, epsilon=1e-5, use_fast_variance=False
+        use_running_average=not training,
+        momentum=0.99,
+        epsilon=1e-5,
+        use_fast_variance=use_fast_variance,
     )
 
 
@@ -216,7 +218,8 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, x, training: bool):
         x = x.astype(jnp.float32)  # as the statistics are, also in 64-bit mode
-        x = batch_norm(training)(x)
+        # the fast variance, E[x^2] - E[x]^2, is wrong where observations are far from 0
+        x = batch_norm(training, use_fast_variance=False)(x)
         x = linear(self.hidden_size)(x)
         for _ in range(self.num_blocks):
             x = Block()(x, training)

@@ -41,23 +41,29 @@ def test_norms_are_fixed_of_dense_layers_alone():
 def test_running_statistics_against_numpy():
     """Of data far from 0, where E[x^2] - E[x]^2 would have no correct digit."""
 
-    class Layer(flashsac.nn.Module):
-        @flashsac.nn.compact
-        def __call__(self, x, training):
-            return flashsac.batch_norm(training)(x)
-
-    layer = Layer()
+    network = flashsac.ResNet(hidden_size=2, num_blocks=0, outputs=1)
     batches = np.random.default_rng(0).normal(1e3, 1.0, size=(5, 64, 2)).astype(np.float32)
+
+    def apply(variables, x, training):
+        _, changed = network.apply(
+            variables,
+            x,
+            training=training,
+            mutable=["batch_stats", "intermediates"],
+            capture_intermediates=lambda module, _: module.name == "BatchNorm_0",
+        )
+        (normalized,) = changed["intermediates"]["BatchNorm_0"]["__call__"]
+        return normalized, changed["batch_stats"]
 
     @jit_quickly
     def passes(batches):
-        variables = layer.init(jax.random.key(0), batches[0], training=True)
+        variables = network.init(jax.random.key(0), batches[0], training=True)
         outputs = []
         for x in batches:
-            y, changed = layer.apply(variables, x, training=True, mutable=["batch_stats"])
-            variables = variables | changed
+            y, stats = apply(variables, x, training=True)
+            variables = variables | {"batch_stats": stats}
             outputs.append(y)
-        evaluated = layer.apply(variables, batches[-1], training=False)
+        evaluated, _ = apply(variables, batches[-1], training=False)
         return outputs, evaluated, variables["batch_stats"]["BatchNorm_0"]
 
     outputs, evaluated, stats = passes(batches)
