@@ -992,7 +992,7 @@ def main(
     final = final_return(state.agent, metrics, config.num_updates)
     lost = np.isnan(final).sum()
     if lost < num_seeds:
-        print(f"training return: mean {np.nanmean(final):.4g}, worst {np.nanmin(final):.4g}")
+        print(f"training return: mean {np.nanmean(final):.4g}, worst agent {np.nanmin(final):.4g}")
     if lost:
         print(f"{lost} of {num_seeds} seeds diverged, or ended no episode")
     num_updates = metrics["episodes"].shape[1]

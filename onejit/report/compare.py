@@ -332,7 +332,7 @@ def mean_of_finite(*samples, ranges=((-np.inf, np.inf),)) -> tuple[list, str]:
     return statistics.mean_interval(*finite, lowest=lowest, highest=highest)
 
 
-def worst_seed(*samples) -> tuple[list, str]:
+def worst_agent(*samples) -> tuple[list, str]:
     return [min(np.min(sample) for sample in samples), np.nan, np.nan], ""
 
 
@@ -365,7 +365,7 @@ def aggregate(methods, ranges, scaled: bool) -> list[dict]:
     """A row for each method and statistic, the method with the highest interquartile mean first."""
     columns = {
         "mean": partial(mean_of_finite, ranges=[ranges[task] for task in tasks_of(methods)]),
-        "worst seed": worst_seed,
+        "worst agent": worst_agent,
         "interquartile mean": partial(by_bootstrap, statistics.middle_mean),
         "median": partial(by_bootstrap, statistics.median),
     }

@@ -114,7 +114,7 @@ def show_returns(run_dir: Path, record: Record) -> str:
             numbers = {"mean": values.mean(), "worst": values.min()}
     shown = "none"
     if numbers["mean"] is not None:
-        shown = f"{numbers['mean']:.4g}, worst {numbers['worst']:.4g}"
+        shown = f"{numbers['mean']:.4g}, worst agent {numbers['worst']:.4g}"
     if is_of_main(run_dir):  # which does not store running episodes
         shown += " (ended episodes)"
     return ", ".join([shown, *[f"{name} NaN" for name in broken]])

@@ -130,7 +130,7 @@ def curves(metrics: dict, seeds: range, evaluation=None, of_seeds: bool = False)
     """The tracked values of a chunk of updates, without NaN.
 
     `metrics` {name: [seeds, updates]}, `evaluation` [seeds, episodes] or None. Returns are tracked
-    as the mean over the seeds that ended an episode, its 95 % interval, and the worst seed; other
+    as the mean over the seeds that ended an episode, its 95 % interval, and the worst agent; other
     metrics as means over seeds and updates. `of_seeds` adds the return of every seed.
     """
     returns = statistics.mean_return(metrics)
@@ -160,5 +160,5 @@ def returns_over_seeds(name: str, returns) -> dict:
         f"{name}/mean": mean,
         f"{name}/low": low,
         f"{name}/high": high,
-        f"{name}/worst_seed": returns.min(),
+        f"{name}/worst_agent": returns.min(),
     }

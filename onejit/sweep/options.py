@@ -41,7 +41,7 @@ class Options:
     # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
     run_dir: Path | None = None
     keep: int = 5  # number of best trials whose agents are saved
-    # tracker for the final returns of each trial
+    # tracker for the training returns of each trial
     track: Literal["tensorboard", "trackio", "wandb"] | None = None
     # seconds between checkpoints of the current slice; 0 for none
     checkpoint_interval: float = 60.0

@@ -120,7 +120,7 @@ def make_results(sweep: Sweep, arrays: dict[int, dict]) -> list[Result]:
 
 
 def make_table(ranked: list[Result]) -> list[str]:
-    titles = ["interquartile mean", "95 % interval", "mean", "worst seed", "seeds"]
+    titles = ["interquartile mean", "95 % interval", "mean", "worst agent", "seeds"]
     has_rungs = ranked[0].rung is not None
     if has_rungs:
         titles.append("rung")

@@ -19,7 +19,7 @@ class Options:
     eval_interval: int = 0
     # seconds between checkpoints; with 0 only the last one is written
     checkpoint_interval: float = 60.0
-    # tracker for curves of the mean and of the worst seed
+    # tracker for curves of the mean and of the worst agent
     track: Literal["tensorboard", "trackio", "wandb"] | None = None
     track_seeds: bool = False  # track a curve for each seed as well
     memory: float | None = None  # GiB of each device to use; 90 % of what is free by default

@@ -194,7 +194,7 @@ def test_a_whole_comparison(tmp_path, capsys):
         row = rows[both, *key]
         assert float(row["value"]) == pytest.approx(value), key
         assert float(row["low"]) < value < float(row["high"])
-    worst = rows[both, "worst seed", "ppo", ""]
+    worst = rows[both, "worst agent", "ppo", ""]
     assert float(worst["value"]) == pytest.approx(min([*a, *c])) and worst["low"] == "nan"
     improvement = rows[both, "probability of improvement", "ppo", "dqn"]
     won = [np.mean([x > y for x in xs for y in ys]) for xs, ys in ((a, b), (c, d))]
@@ -206,7 +206,7 @@ def test_a_whole_comparison(tmp_path, capsys):
     assert (
         f"{float(improvement['value']):.4g} (" in said and "training return on Catch-bsuite" in said
     )
-    columns = r" +seeds +mean +worst seed +interquartile mean +median +optimality gap\n"
+    columns = r" +seeds +mean +worst agent +interquartile mean +median +optimality gap\n"
     assert re.search(columns, said) and f"  {min([*a, *c]):.4g}  " in said
     picture = matplotlib.image.imread(out / "compare.png")[..., :3]
     assert min(picture.shape[:2]) > 300 and picture.std() > 0.01
@@ -278,7 +278,7 @@ def test_agents_without_a_return_are_the_worst_and_named(tmp_path, capsys):
     rows = read_csv(run(*runs, "--out", tmp_path / "out"))
     row = rows["CartPole-v1", "interquartile mean", "ppo lr=0.1", ""]
     assert row["seeds"] == "3 of 5 finite" and float(row["low"]) == -np.inf
-    expected = {"interquartile mean": -np.inf, "median": 1.0, "mean": 3.0, "worst seed": -np.inf}
+    expected = {"interquartile mean": -np.inf, "median": 1.0, "mean": 3.0, "worst agent": -np.inf}
     for name, value in expected.items():
         assert float(rows["CartPole-v1", name, "ppo lr=0.1", ""]["value"]) == value
     won = rows["CartPole-v1", "probability of improvement", "ppo lr=0.2", "ppo lr=0.1"]

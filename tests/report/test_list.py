@@ -53,7 +53,7 @@ def rows(capsys, folder):
 
 
 def test_states(tmp_path, capsys):
-    of_main = ["3", "finished", "100 %", "2, worst 1 (ended episodes)"]
+    of_main = ["3", "finished", "100 %", "2, worst agent 1 (ended episodes)"]
     what = ["ppo", "CartPole-v1", "2"]
     make_run(tmp_path / "a" / "finished", finished=True)
     make_run(tmp_path / "stopped")
@@ -75,7 +75,7 @@ def test_states(tmp_path, capsys):
     assert damaged[:3] == ["-"] * 3
     assert damaged[3].startswith("cannot be read: ") and "run.json" in damaged[3]
     assert found == {
-        "a/finished": [*what, "finished", "100 %", "123.5, worst -7.5"],
+        "a/finished": [*what, "finished", "100 %", "123.5, worst agent -7.5"],
         "stopped": [*what, "stopped", "25 %", "-"],
         "running": [*what, "running", "90 %", "-"],
         "diverged": [*what[:2], "8", "finished", "100 %", "none"],
@@ -100,7 +100,7 @@ def test_a_script_that_was_stopped(script, tmp_path, capsys):
         assert planned_updates(settings | {"total_timesteps": least}) == config.num_updates
         write_config(make_run_of_a_script(tmp_path / name, [1.0, 3.0]) / "config.yaml", config)
     found = rows(capsys, tmp_path)
-    assert found["finished"][3:6] == ["finished", "100 %", "2, worst 1 (ended episodes)"]
+    assert found["finished"][3:6] == ["finished", "100 %", "2, worst agent 1 (ended episodes)"]
     assert found["stopped"][3] == "stopped" and found["stopped"][4] == "25 %"
     compare.read_run(str(tmp_path / "finished"), "final")
     assert "was stopped" not in capsys.readouterr().out

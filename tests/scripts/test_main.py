@@ -340,7 +340,7 @@ def test_final_return_of_a_run(finished):
     finite = np.array([row[np.isfinite(row)][-1] for row in returns if np.isfinite(row).any()])
     lines = finished[1].splitlines()
     said = (
-        f"training return: mean {finite.mean():.4g}, worst {finite.min():.4g}"
+        f"training return: mean {finite.mean():.4g}, worst agent {finite.min():.4g}"
         if len(finite)
         else ""
     )

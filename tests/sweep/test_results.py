@@ -154,7 +154,7 @@ def test_tensorboard(fake_sweep):
         found = {tag: (step, value) for tag, step, value in events(folder)}
         mean = np.mean(returns[trial])
         assert found["final_return/mean"] == (20_000, pytest.approx(mean))
-        assert found["final_return/worst_seed"] == (20_000, pytest.approx(min(returns[trial])))
+        assert found["final_return/worst_agent"] == (20_000, pytest.approx(min(returns[trial])))
         assert found["final_return/low"][1] < mean < found["final_return/high"][1]
         assert found["hyperparameters/lr"] == (20_000, pytest.approx(rate))
 

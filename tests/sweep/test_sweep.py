@@ -230,10 +230,10 @@ def test_results(finished):
     assert best.lr == float(table[0][1]) and best.num_steps == 200
 
 
-def test_means_and_worst_seeds(finished):
+def test_means_and_worst_agents(finished):
     """An interquartile mean alone hides agents that failed: the table and results.csv say more."""
     header, *lines = (finished / "table.txt").read_text().splitlines()
-    titles = ["interquartile mean", "95 % interval", "mean", "worst seed", "seeds"]
+    titles = ["interquartile mean", "95 % interval", "mean", "worst agent", "seeds"]
     assert re.split(r"  +", header)[2:] == titles
     rows = rows_of(finished)
     for line in lines:

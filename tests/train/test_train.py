@@ -792,7 +792,7 @@ def test_tensorboard(tmp_path, monkeypatch):
     found, metrics = events(run_dir / "tensorboard"), metrics_of(run_dir)
     tags = {tag for tag, _, _ in found}
     assert {f"episodic_return/seed_{seed:04d}" for seed in range(4)} <= tags
-    assert "episodic_return/worst_seed" in tags
+    assert "episodic_return/worst_agent" in tags
     assert {f"{name}/mean" for name in metrics if name != "episodic_return"} <= tags
     ends = sorted({step // 100 for _, step, _ in found})
     assert ends[-1] == NUM_UPDATES
@@ -820,7 +820,7 @@ def test_curves_by_hand():
     # the third seed has no number
     for name, values in (("episodic", [2.0, 1 / 3]), ("greedy", [2.0, 5.0, 8.0])):
         numbers = (*statistics.student_interval(np.array(values)), min(values))
-        for which, number in zip(("mean", "low", "high", "worst_seed"), numbers, strict=True):
+        for which, number in zip(("mean", "low", "high", "worst_agent"), numbers, strict=True):
             expected[f"{name}_return/{which}"] = number
     values = tracking.curves(metrics, range(3), evaluation)
     assert values == pytest.approx(expected)
