@@ -583,7 +583,7 @@ def main(
         runs: run directories as DIR or LABEL=DIR; runs with the same label are one method
         returns: returns to compare: final for the end of training, greedy for the evaluation
         scale: ENV LOW HIGH, the returns with scores 0 and 1; needed for several environments
-        out: folder for compare.csv and compare.png; runs/compare-TIME by default
+        out: folder for compare.csv and compare.png; runs/compare-TIME-RANDOM by default
         latex: also write compare.tex, a table of the mean returns in each environment
     """
     found = read_runs(runs, returns)
