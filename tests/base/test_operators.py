@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import ppo
 from onejit.base import files, paths
-from onejit.engine import checkpoints, memory, progress
+from onejit.engine import memory, progress
 from onejit.envs.host import rows
 from onejit.run import record, resume
 from onejit.script import command_line, load
@@ -100,28 +100,6 @@ def test_folders_are_of_this_machine(tmp_path, monkeypatch):
 def test_the_command_line_names_the_field(change):
     with pytest.raises(ValueError, match=rf"{next(iter(change))} = "):
         command_line.check_config(dataclasses.replace(ppo.Config(), **change))
-
-
-def test_checkpoints_that_cannot_be_deleted_stay(tmp_path, monkeypatch, capsys):
-    """Under another name: what Orbax sees are the newest intact ones."""
-    for step in range(1, 6):
-        (tmp_path / str(step)).mkdir()
-        checkpoints.write_checksums(tmp_path / str(step))
-    (tmp_path / "5" / checkpoints.CHECKSUMS).unlink()
-
-    def rmdir(*args, **kwargs):
-        raise OSError("Directory not empty")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rmdir", rmdir)
-        checkpoints.delete_damaged(tmp_path)
-        checkpoints.delete_old(tmp_path)
-        names = {path.name for path in tmp_path.iterdir()}
-        assert len(names) == 5 and {name for name in names if name.isdecimal()} == {"3", "4"}
-    assert "5 is damaged" in capsys.readouterr().err
-    (tmp_path / "5").mkdir()
-    checkpoints.delete_old(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"4", "5"} and checkpoints.KEPT == 2
 
 
 def test_memory_of_a_gpu_without_statistics(monkeypatch):

@@ -83,9 +83,14 @@ def test_intervals_of_the_mean_hold_it_as_often_as_they_say(seeds):
     assert 0.93 <= ((low <= 3) & (high >= 3)).mean() <= 0.97
 
 
-def test_the_mean_of_one_value_has_no_interval():
+def test_one_seed_has_no_interval():
     interval, _ = statistics.mean_interval(np.array([7.0]), lowest=0.0, highest=8.0)
     np.testing.assert_array_equal(interval, [7.0, np.nan, np.nan])
+    summary = statistics.summarize(np.array([7.0]), lost=np.array([False]))
+    stored = summary.to_store()
+    assert stored["mean"] == stored["interquartile_mean"] == stored["worst"] == 7.0
+    assert [stored[name] for name in ("low", "high", "mean_low", "mean_high")] == [None] * 4
+    assert " to " not in " ".join(summary.lines("final return"))
 
 
 def test_an_interval_of_a_mean_stays_inside_of_the_range_of_returns():

@@ -22,7 +22,6 @@ import halving
 import origin
 import returns_page
 import returns_vs_peers
-import speed
 
 
 def test_origin_names_the_machine_and_the_commit():
@@ -59,13 +58,6 @@ def test_a_row_of_another_command_is_measured_again(tmp_path, monkeypatch):
     assert measured == ["full", "halving"] * 2
 
 
-def test_the_page_shows_trainings_of_the_default_sizes(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["script", "ppo/cartpole_fast", "--samples=9"])
-    with pytest.raises(SystemExit) as end:
-        halving.main()
-    assert end.value.code == 2 and "needs --results" in capsys.readouterr().err
-
-
 def test_seeds_of_another_machine_are_not_added(tmp_path, monkeypatch):
     file = tmp_path / "peers.json"
     results = {}
@@ -96,20 +88,6 @@ def test_an_interrupted_training_of_alphazero_is_refused(monkeypatch, tmp_path):
         alphazero_strength.check_finished(tmp_path)
     metrics["episodes"] = np.zeros((1, 8))
     alphazero_strength.check_finished(tmp_path)
-
-
-def test_every_kept_speed_with_a_peer_is_a_bar(monkeypatch):
-    figures = []
-    monkeypatch.setattr(speed.Figure, "savefig", lambda figure, path, **how: figures.append(figure))
-    rows = json.loads((returns_page.MEASURED / "speed.json").read_text())
-    speed.draw(rows, None)
-    axes = figures[0].axes[0]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    assert len(names) == sum(bool(speed.ROWS[row["row"]].peer) for row in rows)
-    assert "crossq / sbx on HalfCheetah, 8 seeds" in names
-    ends = [bar.get_x() + bar.get_width() for bar in axes.patches[: len(names)]]
-    drawn = dict(zip(names, ends, strict=True))
-    assert drawn["ppo / CleanRL on CartPole, 1 seed"] == pytest.approx(36.347, abs=1e-3)
 
 
 def test_kept_speeds_name_their_machine():
@@ -161,23 +139,6 @@ def test_a_failure_is_tried_again_and_a_result_is_not(tmp_path):
     gpu.keep(tmp_path, "speed/c", {})  # the peer is not there
     gpu.forget_failures(tmp_path)
     assert gpu.read(tmp_path) == {"speed/b": {"seconds": [1.0]}}
-
-
-def test_programs_travel_in_archives(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "ARCHIVE_BYTES", 25)
-    monkeypatch.setattr(gpu, "CACHE", tmp_path / "cache")
-    (gpu.CACHE / "speed").mkdir(parents=True)
-    for name in "abc":
-        (gpu.CACHE / "speed" / name).write_text(name * 10)
-    gpu.pack(tmp_path)
-    assert sorted(file.name for file in tmp_path.glob("*.tar")) == [
-        "programs_0.tar",
-        "programs_1.tar",
-    ]
-    monkeypatch.setattr(gpu, "CACHE", tmp_path / "other")
-    gpu.unpack(tmp_path)
-    unpacked = {file.name: file.read_text() for file in (tmp_path / "other" / "speed").iterdir()}
-    assert unpacked == {name: name * 10 for name in "abc"}
 
 
 def test_rows_for_a_gpu_have_configs_and_planned_seconds_fit_a_call():

@@ -61,31 +61,6 @@ def any_line(rng, plies) -> list[int]:
             return line
 
 
-def test_lines_and_threats():
-    """Bits against squares, in random games of all lengths."""
-    assert len(LINES) == 69
-    rng = random.Random(0)
-    for _ in range(10):
-        line = []
-        while len(line) < 42 and not has_won(squares_of(line), 1 - len(line) % 2):
-            line.append(rng.choice([column for column in range(7) if line.count(column) < 6]))
-            board, squares = connect_four.replay(line), squares_of(line)
-            player = len(line) % 2
-            assert connect_four.wins(board.mine ^ board.all) == has_won(squares, 1 - player)
-            empty = [
-                (column, row)
-                for column in range(7)
-                for row in range(6)
-                if (column, row) not in squares
-            ]
-            winning = {square for square in empty if has_won(squares | {square: player}, player)}
-            found = connect_four.completing(board.mine, board.all)
-            assert {
-                (column, row) for column, row in empty if found >> (7 * column + row) & 1
-            } == winning
-            assert found.bit_count() == len(winning)
-
-
 def test_solver_by_brute_force():
     rng, seen = random.Random(0), set()
     for plies in (*range(35, 42), *range(35, 42)):

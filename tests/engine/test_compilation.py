@@ -1,5 +1,6 @@
 """Programs for slices of runs: their functions, their memory, and slices that fit."""
 
+import collections
 import dataclasses
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -53,18 +54,34 @@ def test_metrics_of_few_bits_are_written_as_float32(tmp_path):
     assert metrics["loss"].tolist() == [0.5] * 3 and metrics["half"].tolist() == [2.0] * 3
 
 
+CRITICS = collections.namedtuple("CRITICS", "first second")
+
+
 @pytest.mark.parametrize(
-    "agent, words",
+    ("agent", "said"),
     [
-        ([1.0], "runner_state.agent: must be a dict .* a list"),
-        ({"params": {"a.b": 0}}, "runner_state.agent\\['params'\\]: has the name 'a.b'"),
+        ({"params": [1.0, 2.0]}, r"agent\['params'\]: must be a dict .* is a list"),
+        ({"params": {"dense": (1.0, 2.0)}}, r"\['params'\]\['dense'\]: .* is a tuple"),
+        ({"params": {"fc.0": 1.0}}, r"agent\['params'\]: has the name 'fc.0'"),
         ({"params": {3: 0}}, "has the name 3"),
-        ({"params": {"dense": (1.0, 2.0)}}, "\\['params'\\]\\['dense'\\]: .* a tuple"),
+        (CRITICS(1.0, 2.0), "runner_state.agent: must be a dict .* is a CRITICS"),
+        ({"no_episodes": 1.0}, "update: its metrics lack episodes"),
     ],
 )
-def test_an_agent_that_no_file_can_hold(agent, words):
-    with pytest.raises(ValueError, match=words):
-        compilation.check_agent(agent)
+def test_agents_and_metrics_that_no_file_can_hold(agent, said, monkeypatch):
+    """Refused before anything is compiled: they were lost when the training had ended."""
+
+    def update(state, _=None):
+        return state, {"loss": 0.0} if "no_episodes" in agent else {"episodes": 1}
+
+    class State(NamedTuple):
+        agent: Any
+
+    script = ModuleType("script_of_odd_agents")
+    script.make_learner = lambda config: (lambda key: State(agent), update)
+    monkeypatch.setattr(compilation.local_modules, "read_sources", lambda *args: {})
+    with pytest.raises(ValueError, match=said):
+        compilation.compile_slice(script, Frozen(num_updates=3), [], 1)
 
 
 def test_a_runner_state_of_a_sweep_holds_no_function():

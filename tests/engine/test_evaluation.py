@@ -86,13 +86,6 @@ def test_no_two_episodes_have_a_key_in_common():
     assert (keys[0] == before).all()
 
 
-def test_the_keys_of_steps_are_those_of_a_split():
-    """Episodes are the same as when they were a scan over `split(key, limit)`."""
-    key = jax.random.key(7)
-    folded = jax.vmap(lambda step: jax.random.fold_in(key, step))(jnp.arange(1000))
-    assert (folded == jax.random.split(key, 1000)).all()
-
-
 @pytest.mark.parametrize("limit", [2**31 - 1, float("inf")])
 def test_an_environment_without_a_time_limit(limit):
     play = jax.jit(evaluation.make_player(script_of(Lottery(length=7), limit), None))

@@ -74,6 +74,7 @@ class Log:
 def clock(monkeypatch):
     now = {"time": 0.0}
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now["time"]))
+    monkeypatch.setattr("tqdm.std.time", lambda: now["time"])
     return now
 
 
@@ -131,6 +132,7 @@ def test_evaluations_end_chunks_and_have_their_own_time(clock, tmp_path):
     np.testing.assert_array_equal(trained.evaluation, [[400.0]] * 2)
     np.testing.assert_array_equal(trained.agent["count"], [40.0] * 2)
     assert log.record.seconds.train == NUM_UPDATES * SECONDS["update"]
+    assert log.record.seconds.evaluate == 3 * SECONDS["evaluate"]
 
 
 def test_runs_that_fill_up_a_slice_are_left_out(clock, tmp_path):
@@ -144,19 +146,15 @@ def test_runs_that_fill_up_a_slice_are_left_out(clock, tmp_path):
     assert log.record.steps_done == 30 and trained.agent["count"].shape == (1,)
 
 
-def test_progress_shows_the_best_return_so_far():
-    bar = progress.Lines(100)
-    assert progress.note_of_returns(bar, np.array([np.nan])) == ""
-    assert progress.note_of_returns(bar, np.array([1.0, 3.0])) == "return 1 to 3, best 3"
-    assert progress.note_of_returns(bar, np.array([np.nan, 2.0])) == "return 2 to 2, best 3"
-
-
 def test_checkpoints_are_written_after_their_interval_and_continued(clock, tmp_path):
     log = Log(clock, checkpoint_interval=3.0)
     loop.run(program_of(clock), slice_in(tmp_path, last_update=30, save_last=True), log.session)
     assert log.saved == [13, 25, 30]  # 3 seconds of training each; writing does not count
     log = Log(clock, checkpoint_interval=0)
+    clock["time"] += 1000.0  # compiling, which is no part of the speed
     _, state = loop.run(program_of(clock), slice_in(tmp_path), log.session)
+    bar = log.session.progress
+    assert (bar.n, bar.initial, bar.format_dict["elapsed"]) == (80, 60, 10 * SECONDS["update"])
     assert log.chunks[0][0] == 30 and log.chunks[-1][1] == NUM_UPDATES and not log.saved
     np.testing.assert_array_equal(state.count, [NUM_UPDATES] * 2)
 

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
-from gymnax.wrappers import LogWrapper
 from support.files import ROOT
 
 import apex_dqn
@@ -683,29 +682,3 @@ def test_processes_report_errors_and_end(tmp_path):
 def test_actions_that_no_script_has():
     with pytest.raises(ValueError, match=r"^env_name: actions of"):
         make("envpool", "Sudoku-v0").action_space()
-
-
-def test_an_id_of_a_user_s_own_module(tmp_path, monkeypatch):
-    """As docs/bring_your_own.md says."""
-    pytest.importorskip("gymnasium")
-    (tmp_path / "my_games.py").write_text(
-        "import gymnasium\nimport numpy as np\nfrom onejit.envs.gymnasium import register_ids\n"
-        "class Mine(gymnasium.Env):\n"
-        "    observation_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
-        "    action_space = gymnasium.spaces.Discrete(3, start=1)\n"
-        "    def reset(self, seed=None, options=None):\n"
-        "        return np.zeros(2, np.float32), {}\n"
-        "    def step(self, action):\n"
-        "        return np.ones(2, np.float32), float(action), False, False, {}\n"
-        "gymnasium.register('Mine-v0', entry_point=Mine, max_episode_steps=6)\n"
-        "register_ids('Mine-v0')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    config = small(env_name="my_games:Mine-v0")
-    env, params = ppo.make_env(config)
-    assert isinstance(env, LogWrapper) and params.max_steps_in_episode == 6
-    _, state = env.reset(KEY, params)
-    for step in range(1, 7):
-        _, state, reward, _, truncated, info = env.step(KEY, state, 2, params)
-        assert reward == 3.0 and truncated == (step == 6)
-    assert info["returned_episode_lengths"] == 6 and info["returned_episode_returns"] == 18.0

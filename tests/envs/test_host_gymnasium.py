@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import warnings
-from concurrent import futures
 
 import gymnax
 import jax
@@ -77,23 +76,6 @@ def test_resets_have_no_options(mode):
         assert [env.options for env in toys.Toy.made[-3:]] == [[None] * 3] * 3
 
 
-def test_the_seed_of_a_row_begins_its_first_episode_alone():
-    """Later episodes go on from there, as in a plain loop."""
-    name = register(toys.Toy)
-    obs, steps, _ = roll(name, jnp.zeros((9, 2), int))
-    for row, seed in enumerate(seeds_of(jax.random.split(jax.random.key(0), 2))):
-        env = gymnasium.make(name)
-        first, _ = env.reset(seed=seed)
-        np.testing.assert_array_equal(obs[row], first)
-        for t in range(9):
-            final, reward, terminated, truncated, _ = env.step(0)
-            np.testing.assert_array_equal(steps[1][t, row], final)
-            assert steps[2][t, row] == reward
-            assert (steps[3][t, row], steps[4][t, row]) == (terminated, truncated)
-            after = env.reset()[0] if terminated or truncated else final
-            np.testing.assert_array_equal(steps[0][t, row], after)
-
-
 def test_truth_values():
     name = register(toys.Switch)
     env, _ = make_env(name, slippery=False, speed=False)
@@ -158,29 +140,6 @@ def test_parameters_without_which_an_environment_cannot_be_made():
 # --- actions ---
 
 
-BOUNDS = [(-1 / 3, 2 / 3), slow(0.1, 0.3), slow(-1e-3, 1e3), slow(-1e30, 1e30), slow(5.0, 5.0)]
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize(("low", "high"), [(-0.7, 0.7), *BOUNDS])
-def test_actions_stay_in_their_box(dtype, low, high):
-    """In the environment's own dtype, whose bounds may be no numbers of float32."""
-    if dtype == np.float16 and high > 1e4:
-        pytest.skip("is beyond float16")
-    space = spaces.Box(low, high, (2,), dtype)
-    name = register(functools.partial(toys.Toy, action_space=space), limit=3)
-    env, params = make_env(name, ppo_continuous)
-    _, state = env.reset(jax.random.key(0), params)
-    unit = np.linspace(-1.2, 1.2, 7, dtype=np.float32)
-    for value in unit:
-        _, state, *_ = env.step(jax.random.key(0), state, jnp.full(2, value), params)
-    taken = np.array(toys.Toy.made[-1].actions)
-    assert taken.dtype == dtype and (space.low <= taken).all() and (taken <= space.high).all()
-    expected = low + (np.clip(unit, -1, 1) + 1.0) / 2.0 * (high - low)
-    tolerance = 4 * max(np.finfo(dtype).eps, np.finfo(np.float32).eps) * max(abs(low), abs(high))
-    np.testing.assert_allclose(taken[:, 0].astype(float), expected, atol=tolerance)
-
-
 @pytest.mark.parametrize(
     ("bound", "dtype"),
     [
@@ -218,17 +177,6 @@ def test_what_belongs_to_a_thread(toy, mode):
         states = jax.tree.map(lambda leaf: np.repeat(leaf[:1], 3, axis=0), state)
         assert [picture.max() for picture in env.frames(states, range(3))] == [0, 1, 2]
     host.close_all()
-
-
-@pytest.mark.parametrize("toy", [toys.Sqlite, toys.Asyncio, toys.OneThread])
-def test_a_batch_has_one_thread_whoever_calls_it(toy):
-    env = unwrap(make_env(register(toy))[0])
-    opened = host.OpenBatch(env, np.arange(2), 6)
-    with futures.ThreadPoolExecutor(1) as another:
-        for _ in range(5):
-            another.submit(opened.call, opened.step, np.zeros(2, int)).result()
-    opened.call(opened.step, np.zeros(2, int))
-    opened.close()
 
 
 def test_what_needs_the_main_thread_is_refused_with_the_way_out():

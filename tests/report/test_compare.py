@@ -2,7 +2,6 @@
 and writes.
 """
 
-import contextlib
 import csv
 import json
 import os
@@ -72,17 +71,6 @@ def test_pictures_have_none_of_the_users_style(tmp_path, capsys):
 
 
 # --- statistics ---
-
-
-def test_median_over_environments_is_of_means():
-    x, y, z = (rng.normal(size=n) for n in (3, 4, 5))
-    assert statistics.median(x, y, z) == pytest.approx(sorted([x.mean(), y.mean(), z.mean()])[1])
-    assert statistics.median(x) == pytest.approx(sorted(x)[1])
-
-
-def test_optimality_gap_does_not_pay_for_more_than_one():
-    gap = statistics.optimality_gap(np.array([0.5, 3.0]), np.array([1.0, 0.0]))
-    assert gap == pytest.approx(1 - 2.5 / 4)
 
 
 def test_probability_of_improvement_against_a_loop():
@@ -300,25 +288,6 @@ def test_old_results_are_not_those_of_a_run_that_was_extended(tmp_path):
     (tmp_path / "run" / "run.json").write_text(json.dumps(record.to_store()))
     with pytest.raises(ValueError, match="extended to 10000000 timesteps"):
         run(run_dir)
-
-
-def test_no_script_of_a_run_is_executed(tmp_path):
-    """Neither the copy in the run directory nor a file of that name where it is started, and none
-    needs to be there.
-    """
-    fails = "raise RuntimeError('a script of a run was executed')"
-    (tmp_path / "mine.py").write_text(fails)
-    for name, lr in (("other", 0.5), ("run", 0.25)):
-        folder = tmp_path / name
-        make_run(folder, [1, 2, 3], script="mine", lr=lr)
-        settings = {"script": "mine", "num_seeds": 3, "seed": 0, "env_name": "CartPole-v1"}
-        (folder / "run.json").write_text(json.dumps({"settings": settings | {"lr": lr}}))
-        (folder / "mine.py").write_text(fails)
-    unknown = make_run(tmp_path / "unknown", [3, 4], script="pppo")
-    with contextlib.chdir(tmp_path):
-        out = run("other", "run", unknown, "--out", "out")
-    methods = {key[2] for key in read_csv(tmp_path / out)}
-    assert methods == {"mine lr=0.5", "mine lr=0.25", "pppo"}
 
 
 # --- what it refuses ---

@@ -1,8 +1,10 @@
 """`onejit list`: the state of runs of every kind."""
 
+import io
 import json
 import os
 import re
+import sys
 import time
 
 import numpy as np
@@ -163,3 +165,13 @@ def test_no_runs(tmp_path, capsys):
             f"onejit list: error: folder = {folder}: "
             "contains no run of a script, onejit train or onejit sweep\n"
         )
+
+
+def test_output_in_ascii_shows_all_names(tmp_path, monkeypatch):
+    """Also names of files that are not UTF-8."""
+    make_run(tmp_path / os.fsdecode(b"r\xe9sum\xe9"), env_name="\u03c0")
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", output)
+    __main__.main(["list", tmp_path])
+    said = output.buffer.getvalue().decode("ascii")
+    assert "sum" in said and r"\u03c0" in said

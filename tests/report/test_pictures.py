@@ -8,7 +8,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from onejit.base import statistics
-from onejit.report import compare
 from onejit.sweep import pictures
 
 
@@ -61,20 +60,3 @@ def test_a_heat_map_has_a_cell_for_each_trial(figures):
     assert places["2"] == (0.5, 0.5) and places["not finite"] == (1.5, 1.5)
     assert [label.get_text() for label in cells.get_xticklabels()] == ["0.1", "1"]
     assert not points.texts and len(points.collections[0].get_offsets()) == 3
-
-
-def test_the_picture_of_a_comparison_has_two_panels(figures):
-    interval = {"value": 0.6, "low": 0.5, "high": 0.7}
-    mean = {"statistic": "interquartile mean", "versus": ""} | interval
-    median = {"statistic": "median", "versus": ""} | interval
-    pair = {"statistic": "probability of improvement", "versus": "b"} | interval
-    rows = [row | {"method": name} for name in ("a", "b") for row in (mean, median)]
-    compare.draw([*rows, pair | {"method": "a"}], "title", "return", "file")
-    compare.draw(rows[:2], "title", "return", "file")
-    panels = [
-        [(axes.get_title(), [text.get_text() for text in axes.texts]) for axes in figure.axes]
-        for figure in figures
-    ]
-    means = ("interquartile mean", ["a", "b"])
-    assert panels[0] == [means, ("probability of improvement", ["a > b"])]
-    assert panels[1] == [("interquartile mean", ["a"])]

@@ -16,7 +16,7 @@ from support.files import ROOT, SCRIPTS, repository_files
 
 import onejit
 from onejit import __main__
-from onejit.__main__ import COMMANDS, MODULE_OF, main
+from onejit.__main__ import COMMANDS, MODULE_OF
 from onejit.base import packages
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -75,27 +75,6 @@ def test_each_command_is_a_module_with_a_main():
         if not file.is_file():  # a command of several modules
             file = path / "__init__.py"
         assert "\ndef main(" in file.read_text(), name
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trian"],
-        ["new", "ppoo"],
-        ["list", "nowhere"],
-        ["render", "nowhere"],
-        ["play", "nowhere"],
-        ["compare", "nowhere"],
-        ["sweep"],
-        ["plan", "q_learning_gridworld", "--gpu=h10"],
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(words, capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    said = capfd.readouterr().err
-    assert stop.value.code == 2 and said.startswith("onejit") and said.count("\n") == 1, said
 
 
 def test_importing_the_package_starts_no_jax(tmp_path):

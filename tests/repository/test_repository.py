@@ -92,19 +92,6 @@ def test_blocks_equal_the_masters(path, sync):
     assert is_current, "run `make sync`, or make the change in the master"
 
 
-def test_sync_finds_and_mends_a_difference(sync):
-    masters = sync["shared_blocks"](
-        text("before", block("a", "x = 1", "", "", "y = 2"), block("b", "z = 3"))
-    )
-    copy = text("other", block("a", "x = 0"), "# --- mine ---", "own", block("b"))
-    expected = text(
-        "other", block("a", "x = 1", "", "", "y = 2"), "# --- mine ---", "own", block("b", "z = 3")
-    )
-    assert sync["differing"](masters, copy) == ["a", "b"]
-    assert sync["sync"](masters, copy) == expected
-    assert sync["differing"](masters, expected) == []
-
-
 def test_sync_leaves_out_what_a_script_lacks_and_what_is_its_own(sync):
     """And follows the order of the script, also where its last line has no break."""
     masters = sync["shared_blocks"](

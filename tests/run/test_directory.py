@@ -17,15 +17,26 @@ from onejit.script.local_modules import hash_of
 NAME = "q_learning_gridworld"
 
 
-def test_the_script_of_a_run(tmp_path, capfd):
-    """Its copy, else onejit's own. An edited copy is a warning, or an error."""
+def test_the_script_of_a_run(tmp_path, monkeypatch, capfd):
+    """Its copy, else onejit's own, never the one in the working directory.
+
+    An edited copy is a warning, or an error. So is onejit's own if it is another version's.
+    """
+    own = ROOT / f"{NAME}.py"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Path(own.name).write_text("raise RuntimeError('not this one')")
     record = Record(settings={"script": NAME})
-    assert Path(directory.script_of(tmp_path, record).__file__) == ROOT / f"{NAME}.py"
-    assert "has no copy of its script" in capfd.readouterr().out
+    assert Path(directory.script_of(tmp_path, record).__file__) == own
+    said = capfd.readouterr()
+    assert f"has no copy of its script; {own} is used instead" in said.out and not said.err
+    record.sha256 = "of another version"
+    directory.script_of(tmp_path, record)
+    assert f"{own}: is not as it was when the run began" in capfd.readouterr().err
     with pytest.raises(ValueError, match="does not exist, and onejit has no script of this name"):
         directory.script_of(tmp_path, Record(settings={"script": "mine"}))
 
-    copy = Path(shutil.copy(ROOT / f"{NAME}.py", tmp_path))
+    copy = Path(shutil.copy(own, tmp_path))
     record.sha256 = hash_of(copy.read_bytes())
     assert Path(directory.script_of(tmp_path, record, accept_edited=False).__file__) == copy
     assert capfd.readouterr() == ("", "")

@@ -52,6 +52,7 @@ REFUSED = [
     ("find-nan runs/a --num-processes 2", "--num-processes: is not a flag"),
     ("list runs --long", "--long: is not a flag"),
     ("play runs/a --second=True", "--second True: is one word too many"),
+    ("play nowhere", "nowhere: is not a run directory"),
     # values
     (f"train {GRID} --lr=fast", "--lr fast: takes a number"),
     (f"train {GRID} --lr", "--lr: takes a number"),
@@ -78,6 +79,8 @@ REFUSED = [
     (f"train {GRID} --total-timesteps=1e18", "total_timesteps = 1000000000000000000 2,147,483,647"),
     (f"train {GRID} --total-timesteps=10", "total_timesteps"),
     ("train ppo --num-envs=0", "num_envs = 0: must be at least 1"),
+    ("train ppo --num-envs=1e8", "num_envs = 100000000: at most 16,777,215 environments"),
+    ("train ppo --num-steps=2147483648", "num_steps = 2147483648: must fit in 32 bits"),
     # environments
     ("train sac --env-name=CartPole-v1", "env_name = CartPole-v1 bounded"),
     ("train ppo_continuous --env-name=Nowhere", "env_name = Nowhere"),

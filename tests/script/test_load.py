@@ -54,14 +54,3 @@ def test_from_a_wheel(tmp_path):
     assert (tmp_path / "run" / "run.json").is_file()
     where = start("-c", "import onejit; print(onejit.__file__)", folder=tmp_path, **environment)
     assert where.startswith(str(tmp_path))
-
-
-def test_a_reader_that_is_gone():
-    """As `onejit list | head -1`: no complaint."""
-    command = [sys.executable, "-m", "onejit", "list", ROOT / "agents"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 2

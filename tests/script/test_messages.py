@@ -1,6 +1,5 @@
 """What the commands say if something is wrong: the right thing, and where."""
 
-import collections
 import dataclasses
 import platform
 import signal
@@ -8,24 +7,17 @@ import sys
 from pathlib import Path
 
 import gymnax
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
-from support.small import small_config
 
-import q_learning_gridworld
 from onejit import __main__, sweep, train
-from onejit.base import files, text
+from onejit.base import files
 from onejit.engine import compilation
-from onejit.engine.carry import Carry
-from onejit.engine.checkpoints import open_checkpoints, save
 from onejit.report import compare
 from onejit.run.record import Record
 from onejit.run.resume import check_random_numbers
 from onejit.run.write import report
-from onejit.script import command_line, load
+from onejit.script import load
 
 SMALL = ["--num-envs=2", "--num-steps=2", "--num-minibatches=1", "--total-timesteps=4"]
 
@@ -119,42 +111,6 @@ def test_an_error_in_a_script_keeps_its_traceback(tmp_path, monkeypatch):
     assert "cannot be imported" in caught.value.__notes__[0]
 
 
-CRITICS = collections.namedtuple("CRITICS", "first second")
-
-
-@pytest.mark.parametrize(
-    ("agent", "said"),
-    [
-        ({"params": [1.0, 2.0]}, "runner_state.agent['params']: must be a dict .* is a list"),
-        ({"q": CRITICS(1.0, 2.0)}, "runner_state.agent['q']: must be a dict .* is a CRITICS"),
-        ({"params": {"fc.0": 1.0}}, "runner_state.agent['params']: has the name 'fc.0'"),
-        (CRITICS(1.0, 2.0), "runner_state.agent: must be a dict .* is a CRITICS"),
-        ({"no_episodes": 1.0}, "update: its metrics lack episodes"),
-    ],
-)
-def test_agents_and_metrics_that_cannot_be_results_are_refused(agent, said, monkeypatch):
-    """Before anything is compiled: they were lost when the training had ended."""
-
-    def learner_of(config):
-        init, update = q_learning_gridworld.make_learner(config)
-        Wrapped = collections.namedtuple("Wrapped", "state agent")
-
-        def update_wrapped(wrapped, _=None):
-            state, metrics = update(wrapped.state)
-            if "no_episodes" in agent:
-                del metrics["episodes"]
-            return wrapped._replace(state=state), metrics
-
-        return lambda rng: Wrapped(init(rng), jax.tree.map(jnp.asarray, agent)), update_wrapped
-
-    script = type(q_learning_gridworld)("script")
-    vars(script).update(vars(q_learning_gridworld), make_learner=learner_of)
-    monkeypatch.setattr(compilation.local_modules, "read_sources", lambda *args: {})
-    config = small_config(q_learning_gridworld)
-    with pytest.raises(ValueError, match=said.replace("[", r"\[")):
-        compilation.compile_slice(script, config, [], 1)
-
-
 def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
     script = load.load_script("q_learning_gridworld")
 
@@ -167,37 +123,7 @@ def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
     assert "in broken" in said and "warning: report of" in said
 
 
-def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk, caplog):
-    """Without the tracebacks of Orbax's threads."""
-    carry = Carry({}, {"loss": jnp.asarray(np.random.default_rng(0).normal(size=20_000))})
-    with (
-        full_disk("files", 20_000) as (folder, cause),
-        open_checkpoints(folder / "checkpoints") as manager,
-        pytest.raises(OSError, match=f"update 1 cannot be written: {cause}"),
-    ):
-        save(manager, 1, carry)
-    assert not [record for record in caplog.records if record.name == "absl"]
-
-
 # --- names ---
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("--gama", "; did you mean --gamma?"), ("--no-anneal-lr", "; did you mean --anneal-lr?"),
-     ("--wings", "")],
-)  # fmt: skip
-def test_the_nearest_flag(name, expected):
-    assert text.nearest(name, ["--gamma", "--lr", "--anneal-lr", "--start"]) == expected
-
-
-def test_text_without_escape_codes():
-    assert text.printable("a\x1b[31mb\u4e2d\xe9") == "a\\x1b[31mb\u4e2d\xe9"
-
-
-@pytest.mark.parametrize(("number", "expected"), [(1, "1 slice"), (0, "0 slices"), (2, "2 slices")])
-def test_plural(number, expected):
-    assert text.plural(number, "slice") == expected
 
 
 # --- what a user sets ---
@@ -275,20 +201,3 @@ def test_a_picture_that_cannot_be_drawn_leaves_no_file(tmp_path, capsys):
     files.write_picture(tmp_path / "a.png", draw)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().err.endswith("a.png cannot be drawn (ZeroDivisionError: of mine)\n")
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"total_timesteps": 10**18}, "total_timesteps = 10{18}: .* at most 2,147,483,647 are"),
-        (
-            {"num_envs": 10**8},
-            "num_envs = 100000000: .* at most 16,777,215 environments with num_steps",
-        ),
-        ({"num_steps": 2**31}, "num_steps = 2147483648: must fit in 32 bits"),
-    ],
-)
-def test_sizes_that_are_too_large_say_what_is_possible(sizes, message):
-    config = load.load_script("ppo").Config(**{"num_steps": 128} | sizes)
-    with pytest.raises(ValueError, match=message):
-        command_line.check_config(config)

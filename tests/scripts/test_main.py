@@ -17,6 +17,7 @@ import sys
 import termios
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 from typing import get_type_hints
@@ -30,7 +31,7 @@ import toys
 import tyro
 import yaml
 from flax.traverse_util import unflatten_dict
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.flax import load_file
 from support.files import ROOT
 from support.small import field_names, flags, origin, shifted_config, small_config
@@ -39,6 +40,7 @@ from support.training import trained
 from support.trees import arrays, assert_close
 
 from onejit.base import statistics
+from onejit.script import load
 
 
 def markers():
@@ -95,7 +97,7 @@ def start(script, tmp_path):
         run(script, *small, *args)
 
     yield start
-    assert not [*tmp_path.glob("run/*")], "something was written"
+    assert not (tmp_path / "run").exists(), "something was written"
 
 
 @pytest.fixture
@@ -132,10 +134,6 @@ def not_understood(start, capfd):
 
 
 # --- values that cannot be ---
-
-
-def test_too_few_steps_for_one_update(refuses):
-    refuses(["--total_timesteps=31"], "total_timesteps = 31")
 
 
 def test_what_is_not_of_the_fields_type(script, not_understood):
@@ -350,12 +348,6 @@ def test_final_return_of_a_run(finished):
 
 
 @pytest.mark.common
-def test_learning_curve_of_a_run(finished):
-    picture = matplotlib.image.imread(finished[0] / "learning_curve.png")[..., :3]
-    assert min(picture.shape[:2]) > 300 and picture.std() > 0.01
-
-
-@pytest.mark.common
 def test_no_run_is_overwritten(script, finished, monkeypatch):
     before = {path: path.read_bytes() for path in finished[0].rglob("*") if path.is_file()}
     monkeypatch.setenv("HOME", str(finished[0].parent))
@@ -382,14 +374,17 @@ def test_mean_return_by_hand(script):
 
 @pytest.mark.common
 def test_results_where_a_seed_has_diverged(script, tmp_path):
+    """Agents may be any tree."""
     returns = np.array([[1.0, 2.0, 3.0, 4.0], [2.0, 3.0, np.inf, np.nan]])
     metrics = {"episodes": np.ones((2, 4)), "episodic_return": returns}
     config = small_config(script)
-    script.save_results("", 7, b"", {"a": {"b": np.zeros((2, 3))}}, metrics, tmp_path)
+    agent = {"layers": [np.zeros((2, 2)), np.ones((2, 3))], "w": {3: np.zeros((2, 1))}}
+    script.save_results("", np.int64(7).item(), b"", agent, metrics, tmp_path)
     script.draw_learning_curve(config, metrics, tmp_path)
     assert matplotlib.image.imread(tmp_path / "learning_curve.png").std() > 0.01
     with safe_open(tmp_path / "agent.safetensors", "numpy") as file:
-        assert list(file.keys()) == ["a.b"] and "seed: 7" in file.metadata()["run"]
+        assert set(file.keys()) == {"layers.0", "layers.1", "w.3"}
+        assert "seed: 7" in file.metadata()["run"]
 
 
 @pytest.mark.common
@@ -440,14 +435,6 @@ def test_metrics_without_episodes_are_named(script):
 
 
 @pytest.mark.common
-def test_agents_of_any_tree_are_saved(script, tmp_path):
-    agent = {"layers": [np.zeros((1, 2)), np.ones((1, 3))], "w": {3: np.zeros((1, 1))}}
-    metrics = {"episodes": np.ones((1, 2)), "episodic_return": np.ones((1, 2))}
-    script.save_results("", np.int64(7).item(), b"", agent, metrics, tmp_path)
-    assert load_file(tmp_path / "agent.safetensors").keys() == {"layers.0", "layers.1", "w.3"}
-
-
-@pytest.mark.common
 def test_an_error_in_the_algorithm_keeps_its_traceback(script, tmp_path, monkeypatch):
     make_learner = script.make_learner
 
@@ -462,7 +449,7 @@ def test_an_error_in_the_algorithm_keeps_its_traceback(script, tmp_path, monkeyp
     monkeypatch.setattr(script, "make_learner", broken)
     with pytest.raises(TypeError, match="a mistake of mine"):
         run(script, *flags(small_config(script)), "--num-seeds=1", f"--run-dir={tmp_path / 'run'}")
-    assert not [*tmp_path.glob("run/*")], "what has made no update is no run"
+    assert not (tmp_path / "run").exists(), "what has made no update is no run"
 
 
 # --- as processes ---
@@ -637,3 +624,48 @@ def test_devices_are_the_cores_that_may_be_used_and_programs_are_kept(tmp_path):
         env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)} | chosen
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert done.stdout == f"{expected}\n", done.stderr
+
+
+@pytest.mark.parametrize("environment", ["gymnasium", slow("envpool")])
+def test_a_signal_keeps_the_results_with_environments_on_the_host(environment, tmp_path):
+    """It lands while Python steps the environments; tests/stress/interrupts.py has more moments."""
+    pytest.importorskip(environment)
+    stress = runpy.run_path(str(ROOT / "tests" / "stress" / "interrupts.py"))
+    env_name = stress["ENVIRONMENTS"][environment]
+    assert stress["interrupt"](env_name, signal.SIGINT, [0.2], tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("num_updates", "num_states", "missing"),
+    [
+        (20_000, 10, {"metrics.npz"}),
+        (10, 20_000, {"agent.safetensors"}),
+        (20_000, 20_000, {"metrics.npz", "agent.safetensors"}),
+    ],
+)
+def test_a_script_on_a_full_disk_writes_what_fits(
+    num_updates, num_states, missing, full_disk, tmp_path
+):
+    """The lines of the traceback name what does not fit, and nothing else is lost but a picture."""
+    script = load.load_script("q_learning_gridworld")
+    returns = np.random.default_rng(0).normal(size=(2, num_updates))
+    metrics = {"episodes": np.ones((2, num_updates)), "episodic_return": returns}
+    agent = {"q": np.zeros((2, num_states))}
+    with full_disk("files", 20_000), pytest.raises(OSError, match="File too large") as caught:
+        script.save_results("", 0, b"", agent, metrics, tmp_path)
+    said = "".join(traceback.format_exception(caught.value))
+    assert set(re.findall(r'run_dir / "(.*?)"', said)) == missing
+    if "metrics.npz" in missing:  # without the arrays that do not fit
+        assert "episodic_return" not in load_arrays(tmp_path / "metrics.npz")
+    else:
+        assert load_arrays(tmp_path / "metrics.npz").keys() == metrics.keys()
+    if "agent.safetensors" in missing:  # cut off
+        with pytest.raises(SafetensorError, match="incomplete"):
+            load_file(tmp_path / "agent.safetensors")
+    else:
+        assert load_file(tmp_path / "agent.safetensors")["q"].shape == (2, num_states)
+
+
+def load_arrays(path: Path) -> dict:
+    with np.load(path) as stored:
+        return dict(stored)

@@ -276,9 +276,6 @@ def test_actions_that_are_not_available_are_never_taken():
         assert action.tolist() == [first, second]
 
 
-# --- environments of known value ---
-
-
 # --- JaxMARL's environments ---
 
 

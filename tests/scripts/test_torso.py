@@ -223,6 +223,3 @@ def test_no_other_type_is_needed_to_store_bytes(script, dtype):
 def test_entries_of_images_are_vectors(overrides):
     size = 1 if "observe" in overrides else 84 * 84 + 2 + 1
     assert (size, 8) in kernels(ppo_rnn, make_config(ppo_rnn, "grid", **overrides))
-
-
-# --- learning ---

@@ -40,25 +40,6 @@ def spo(file):
     return load.load_script(file)
 
 
-def changed(sign: str) -> list[str]:
-    return [
-        line
-        for line in DIFF.splitlines()
-        if line.startswith(sign) and not line.startswith(sign * 3)
-    ]
-
-
-def test_the_diff_is_short_and_applies(file):
-    assert 0 < len(changed("+")) == len(changed("-")) < 10
-    assert max(map(len, file.read_text().splitlines())) <= 120
-
-
-def test_blocks_are_left_as_they_are(file):
-    check = [sys.executable, ROOT / "tools" / "sync_blocks.py", "--check", file]
-    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def plain_loss(log_prob, old_log_prob, advantage, clip_eps):
     """The negated objective of SPO, one sample after the other."""
     total, mean, std = 0.0, np.mean(advantage), np.std(advantage)
@@ -143,15 +124,3 @@ def test_it_trains(spo):
     metrics = jit_quickly(spo.make_train(small_config(spo)))(jax.random.key(0))["metrics"]
     for name in ("policy_loss", "value_loss", "entropy"):
         assert np.isfinite(metrics[name]).all()
-
-
-def test_the_page_reports_other_seeds_than_it_tuned_with_and_shows_the_figure():
-    sweeps = re.findall(r"(?m)^onejit sweep [ps]po.py .*", PAGE)
-    trainings = re.findall(r"(?m)^python [ps]po.py --config runs/.*", PAGE)
-    assert len(sweeps) == 2 and len(trainings) == 2
-    assert not any("--seed " in each for each in sweeps) and all(
-        "--seed 1 " in each for each in trainings
-    )
-    assert all(int(re.search(r"--num-seeds (\d+)", each)[1]) >= 16 for each in trainings)
-    picture = re.search(r"!\[.*\]\((.*)\)", PAGE)[1]
-    assert (ROOT / "docs" / picture).read_bytes().startswith(b"\x89PNG")

@@ -2,11 +2,9 @@
 joined.
 """
 
-import contextlib
 import gc
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -23,7 +21,6 @@ import tyro
 from flax.traverse_util import flatten_dict
 from support.event_files import events
 from support.files import ROOT
-from support.tiers import slow
 from support.trees import assert_same
 
 from onejit import __main__, resume, train
@@ -33,11 +30,9 @@ from onejit.engine.evaluation import evaluation_keys, policy_of
 from onejit.engine.memory import GIB
 from onejit.report import compare
 from onejit.run import lock as run_lock
-from onejit.run import tracking
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_results, load_run, script_of
-from onejit.run.lock import is_locked
-from onejit.run.record import Record, make_record, read_record
+from onejit.run.record import make_record, read_record
 from onejit.run.resume import ResumeOptions
 from onejit.run.write import begin_run, save_results
 from onejit.script import command_line, configs, contract, load
@@ -202,14 +197,6 @@ def test_record(script, finished):
         assert record[name] == pytest.approx(numbers)
 
 
-def test_one_seed_has_no_interval():
-    summary = statistics.summarize(np.array([3.0]), lost=np.array([False]))
-    stored = summary.to_store()
-    assert stored["mean"] == stored["interquartile_mean"] == stored["worst"] == 3.0
-    assert [stored[name] for name in ("low", "high", "mean_low", "mean_high")] == [None] * 4
-    assert " to " not in " ".join(summary.lines("final return"))
-
-
 def test_record_of_the_commit(tmp_path):
     """By its hash, a tag or not, and whether files had changed."""
 
@@ -228,23 +215,6 @@ def test_record_of_the_commit(tmp_path):
     assert recorded() == git("rev-parse", "HEAD")
     path.write_text(path.read_text() + "# changed\n")
     assert recorded() == f"{git('rev-parse', 'HEAD')}-dirty"
-
-
-@pytest.mark.slow
-def test_time_of_evaluation_is_not_that_of_training(tmp_path, monkeypatch):
-    make_evaluation = evaluation.make_evaluation
-
-    def slowly(script, config, options):
-        def evaluate(agents, numbers):
-            jax.debug.callback(lambda: time.sleep(1))
-            return make_evaluation(script, config, options)(agents, numbers)
-
-        return evaluate
-
-    monkeypatch.setattr(evaluation, "make_evaluation", slowly)
-    record = record_of(train.main([*SMALL, f"--run-dir={tmp_path / 'run'}"]))
-    assert record["seconds"]["evaluate"] >= 1
-    assert record["steps_per_second"] == pytest.approx(4 * 2000 / record["seconds"]["train"])
 
 
 def test_evaluation_by_hand(finished):
@@ -267,37 +237,6 @@ def test_evaluation_by_hand(finished):
                 if terminated or truncated:
                     break
             assert total == pytest.approx(evaluation[i, number])
-
-
-@pytest.mark.slow
-def test_speed_in_a_log_file_is_of_the_updates_of_this_session(
-    finished, tmp_path, capfd, monkeypatch
-):
-    """Compiling and restoring take a thousand seconds here, each new update two, and 4 x 100
-    steps.
-    """
-    copy = shutil.copytree(finished, tmp_path / "run")
-    now, restore, make_reader = [0.0], loop.restore, loop.make_reader
-
-    def restore_slowly(*args):
-        now[0] += 1000.0
-        return restore(*args)
-
-    def read_slowly(program):
-        read = make_reader(program)
-
-        def slowly(metrics, first, last):
-            now[0] += 2.0 * (last - first)
-            return read(metrics, first, last)
-
-        return slowly
-
-    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
-    monkeypatch.setattr(loop, "restore", restore_slowly)
-    monkeypatch.setattr(loop, "make_reader", read_slowly)
-    resume.main(copy, ResumeOptions(total_timesteps=4000))
-    assert now[0] == 1000.0 + 2.0 * NUM_UPDATES
-    assert "\n100.0% of 16,000 steps, 200 steps/s return" in capfd.readouterr().err
 
 
 def test_load_run(script, finished, by_main, tmp_path):
@@ -658,34 +597,6 @@ def test_checkpoints_hold_no_pickled_code(finished):
         assert path.read_bytes()[:1] != b"\x80", path
 
 
-@pytest.mark.slow
-def test_a_signal_ends_training_at_a_checkpoint(tmp_path):
-    """Also with --checkpoint-interval 0: the promise that `onejit resume` goes on is kept."""
-    command = [sys.executable, "-m", "onejit", "train", *without("--total-timesteps")]
-    command += ["--total-timesteps=3e6", "--checkpoint-interval=0", "--run-dir=run"]
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    signal.signal(signal.SIGHUP, before)
-    deadline = time.monotonic() + TIME_LIMIT
-    # signals are caught by then
-    while not (tmp_path / "run" / "checkpoints").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGHUP)
-    _, said = process.communicate(timeout=TIME_LIMIT)
-    assert process.returncode == 129, said
-    last = said.splitlines()[-1]
-    assert last == "onejit train: stopped by SIGHUP; onejit resume run continues", said
-    (step,) = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
-    record = record_of(tmp_path / "run")
-    assert 0 < step < 30_000 and record["steps_done"] == 400 * step and "finished" not in record
-    assert not is_locked(tmp_path / "run")
-    with contextlib.chdir(tmp_path):
-        resume.main(Path("run"))
-        whole = train.main([*SMALL, "--total-timesteps=3e6", "--run-dir=whole"])
-        assert_same(metrics_of(Path("run")), metrics_of(whole))
-
-
 # --- mistakes ---
 
 
@@ -713,14 +624,14 @@ def test_run_dir_that_holds_something(finished, tmp_path, capfd):
 # --- disks ---
 
 
-@pytest.mark.parametrize(("kind", "size"), [slow("files", 36_000), slow("disk", 160_000)])
-def test_disk_full_while_a_checkpoint_is_written(kind, size, full_disk, tmp_path, capfd):
+@pytest.mark.slow
+def test_disk_full_while_a_checkpoint_is_written(full_disk, tmp_path, capfd):
     """Checkpoints grow as metrics, at first zeros, fill up.
 
     The last that was committed stays good.
     """
     args = [*without("--total-timesteps"), "--total-timesteps=400000", "--checkpoint-interval=1e-9"]
-    with full_disk(kind, size) as (disk, cause), pytest.raises(SystemExit) as stop:
+    with full_disk("disk", 160_000) as (disk, cause), pytest.raises(SystemExit) as stop:
         train.main([*args, f"--run-dir={disk / 'run'}"])
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1 and message.endswith(f"cannot be written: {cause}"), message
@@ -745,24 +656,6 @@ def test_results_that_cannot_be_written(finished, full_disk, tmp_path, capfd):
     assert "File too large" in message and not (copy / "metrics.npz").exists(), message
     assert (copy / "results.partial" / "metrics.npz").exists()
     (copy / "results.partial" / "metrics.npz").write_text("half of it")
-    resume.main(copy)
-    assert_same_results(finished, copy)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("room", [1, 4, 8])
-def test_disk_full_while_results_are_written(finished, small_disk, capfd, room):
-    """With so many pages left; resuming writes them when there is more."""
-    copy = unfinished(finished, small_disk(1_000_000) / "run")
-    free = os.statvfs(copy)
-    (copy.parent / "ballast").write_bytes(bytes((free.f_bavail - room) * free.f_bsize))
-    with pytest.raises(SystemExit) as stop:
-        resume.main(copy)
-    message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and message.startswith("onejit resume: error: run_dir = "), message
-    assert "No space left on device" in message, message
-    assert not (copy / "metrics.npz").exists()
-    (copy.parent / "ballast").unlink()
     resume.main(copy)
     assert_same_results(finished, copy)
 
@@ -810,25 +703,6 @@ def test_tensorboard(tmp_path, monkeypatch):
             assert value == pytest.approx(statistics.mean_return(part)[seed], rel=1e-4)
 
 
-def test_curves_by_hand():
-    metrics = {
-        "episodes": np.ones((3, 3), int),
-        "episodic_return": np.array([[1.0, 2, 3], [0, 0, 1], [np.nan, 1, 1]]),
-    }
-    evaluation = np.array([[1.0, 3.0], [5.0, 5.0], [8.0, 8.0]])
-    expected = {"episodes/mean": 1.0}
-    # the third seed has no number
-    for name, values in (("episodic", [2.0, 1 / 3]), ("greedy", [2.0, 5.0, 8.0])):
-        numbers = (*statistics.student_interval(np.array(values)), min(values))
-        for which, number in zip(("mean", "low", "high", "worst_agent"), numbers, strict=True):
-            expected[f"{name}_return/{which}"] = number
-    values = tracking.curves(metrics, range(3), evaluation)
-    assert values == pytest.approx(expected)
-    expected |= {"episodic_return/seed_0004": 2.0, "episodic_return/seed_0005": 1 / 3}
-    values = tracking.curves(metrics, range(4, 7), evaluation, of_seeds=True)
-    assert values == pytest.approx(expected)
-
-
 @pytest.mark.slow
 def test_wandb(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
@@ -851,63 +725,6 @@ def test_wandb(tmp_path, monkeypatch):
     names = {f"episodic_return/seed_{seed:04d}" for seed in range(4)}
     assert names | {"q_value/mean"} <= set(summary)
     assert metrics["q_value"].min() <= summary["q_value/mean"] <= metrics["q_value"].max()
-
-
-def test_tags_of_wandb_are_short_enough(tmp_path, monkeypatch):
-    """It takes no tag of more than 64 letters, and the run could not begin."""
-    started = []
-
-    def init(tags, **settings):
-        assert all(1 <= len(tag) <= 64 for tag in tags)
-        started.append(tags)
-        return SimpleNamespace(define_metric=lambda *args, **settings: None)
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    name = f"{'warehouse_' * 8}:Warehouse-v3"
-    settings = {"script": "dqn" * 30, "env_name": name, "num_seeds": 4}
-    tracking.open_tracker("wandb", tmp_path, Record(settings=settings, started=""), "", 0)
-    assert started[0][1].endswith("Warehouse-v3")
-
-
-def test_trackio(tmp_path, monkeypatch):
-    """By a module with the calls of Trackio 0.43. A resumed run continues the run of its name."""
-    runs = []
-
-    class Run:
-        def __init__(self, **settings):
-            self.settings = settings
-            self.logged = []
-            self.finished = 0
-            runs.append(self)
-
-        def log(self, values, step):
-            assert not self.finished
-            self.logged.append((step, values))
-
-        def finish(self):
-            self.finished += 1
-
-    def init(project, name, group, resume, config, embed):
-        return Run(project=project, name=name, group=group, resume=resume, config=config)
-
-    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))
-    monkeypatch.setenv("TRACKIO_PROJECT", "mine")
-    settings = {"script": "dqn", "env_name": "CartPole-v1", "num_seeds": 4}
-    record = Record(settings=settings, started="2026-11-26 09:00:00")
-    for step in (2000, 2400):
-        tracker = tracking.open_tracker("trackio", tmp_path / "run", record, "trial-1", 0)
-        tracker.log(step, {"episodic_return/mean": 1.0})
-        tracker.close()
-    first, second = runs
-    assert first.settings == second.settings
-    name = first.settings.pop("name")
-    assert re.fullmatch("run trial-1 [0-9a-f]{6}", name)
-    wanted = {"project": "mine", "group": "CartPole-v1", "resume": "allow", "config": settings}
-    assert first.settings == wanted
-    assert first.logged == [(2000, {"episodic_return/mean": 1.0})] and second.logged[0][0] == 2400
-    assert first.finished == second.finished == 1
-    tracking.open_tracker("trackio", tmp_path / "other", record, "trial-1", 0)
-    assert runs[2].settings["name"].partition(" ")[0] == "other"
 
 
 # --- what is written ---

@@ -2,7 +2,6 @@
 
 import base64
 import ctypes.util
-import hashlib
 import json
 import os
 import re
@@ -158,58 +157,6 @@ def test_a_run_of_a_script_itself(copied, capsys):
     assert "the return at the end of training" in said
     script = ROOT / "q_learning_gridworld.py"
     assert f"{copied} has no copy of its script; {script} is used instead" in said
-
-
-def test_only_the_runs_own_copy_of_the_script_is_executed(
-    copied, tmp_path, monkeypatch, capsys, refuses
-):
-    """Not the file that it was copied from, nor one of its name in the working directory.
-
-    If edited, with a warning.
-    """
-    script, args = copied / "q_learning_gridworld.py", [copied, "--agents", 0, "--max-steps", 1]
-    other = tmp_path / script.name
-    other.write_text("raise RuntimeError('this is not the script of the run')")
-    record = json.loads((copied / "run.json").read_text())
-    (copied / "run.json").write_text(json.dumps(record | {"path": str(other)}))
-    monkeypatch.chdir(tmp_path)
-    assert run(*args)
-    script.write_text(script.read_text() + "\nEDITED = True\n")
-    refuses([*args, "--trust"], "--trust: is gone")
-    shutil.rmtree(copied / "render")
-    assert run(*args)
-    assert f"{script}: is not as it was when the run began" in capsys.readouterr().err
-    used = [each for each in sys.modules.values() if getattr(each, "__file__", None) == str(script)]
-    assert used[-1].EDITED and (copied / "render").is_dir()
-
-
-ENVIRONMENT = """
-import gymnax
-from gymnax.environments.bsuite.catch import Catch
-
-if "Elsewhere-v0" not in gymnax.registered_envs:
-    gymnax.register("Elsewhere-v0", Catch)
-"""
-
-
-def test_an_environment_module_elsewhere(tmp_path, monkeypatch):
-    """The run has a copy of it, and the module that lies where `render` is started is another."""
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "env_of_a_test.py").write_text(ENVIRONMENT)
-    monkeypatch.chdir(project)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    small = "--total-timesteps 64 --num-steps 16 --num-envs 2 --num-minibatches 1"
-    small += " --update-epochs 1 --hidden-sizes 8"
-    small += " --num-seeds=1 --eval-episodes=0"
-    run_dir = train.main(["ppo", "--env-name=env_of_a_test:Elsewhere-v0", *small.split()])
-    run_dir = run_dir.absolute()
-    del sys.modules["env_of_a_test"]
-    (project / "env_of_a_test.py").write_text("raise AssertionError('another experiment')")
-    (path,) = run(run_dir)
-    assert path == run_dir / "render" / "best_agent0.gif" and len(frames_of_gif(path)) > 5
-    copy = run_dir / "modules" / "env_of_a_test.py"
-    assert sys.modules.pop("env_of_a_test").__file__ == str(copy)
 
 
 def test_best_agents_of_the_training(copied, capsys, refuses):
@@ -481,21 +428,6 @@ def test_runs_that_are_damaged(copied, refuses):
     (copied / "config.yaml").write_text(config + "\nnum_envs: 4\n")
     refuses([copied], "config.yaml: is not a config of")
     (copied / "config.yaml").write_text(config)
-    record = json.loads((copied / "run.json").read_text())
-    script = copied / "q_learning_gridworld.py"
-
-    def write_script(source):
-        script.write_text(source)
-        changed = {"sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
-        (copied / "run.json").write_text(json.dumps(record | changed))
-
-    write_script("import nothing_of_this_name")
-    with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name"):
-        run(copied)
-    write_script("Config = 1")
-    refuses([copied], "is not a training script", "it has no make_learner")
-    (copied / "run.json").write_text(json.dumps(record))
-    shutil.copy(ROOT / script.name, script)
     (copied / "metrics.npz").write_bytes((copied / "metrics.npz").read_bytes()[:100])
     refuses([copied], "metrics.npz: cannot be read")
     agent = copied / "agent.safetensors"
