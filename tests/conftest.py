@@ -38,6 +38,7 @@ import pytest
 from support.compilation import QUICKLY
 from support.compile_times import CompileTimes
 from support.disks import full_disk, small_disk  # noqa: F401  fixtures
+from support.registry import registry  # noqa: F401
 from support.tiers import is_for_slow_tier, shard
 
 # A shell that starts `make test &` ignores Ctrl-C, and subprocesses would inherit it.

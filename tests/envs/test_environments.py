@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.commands import refusal
 from support.compilation import jit_quickly
 from support.files import ROOT
 from support.tiers import slow
@@ -21,7 +22,6 @@ from support.trees import assert_same
 
 import ppo
 import ppo_continuous
-from onejit import train
 from onejit.script.environment import check_observations
 
 MODULES = ("craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")
@@ -366,16 +366,13 @@ def test_physics_that_blew_up_terminates():
 
 
 @pytest.mark.parametrize("module", [*MODULES, "envpool", "gymnasium"])
-def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capsys):
+def test_a_missing_package_is_told_in_one_line(module, monkeypatch, capfd):
     package = "mujoco_playground" if module == "playground" else module
     monkeypatch.setitem(sys.modules, package, None)
     if package == "craftax":
         monkeypatch.setitem(sys.modules, "craftax.craftax_env", None)
     monkeypatch.delitem(sys.modules, f"onejit.envs.{module}", raising=False)
-    with pytest.raises(SystemExit) as stopped:
-        train.main(["ppo", f"--env-name=onejit.envs.{module}:Any"])
-    told = capsys.readouterr().err
-    assert stopped.value.code == 2 and told.count("\n") == 1
+    told = refusal(["train", "ppo", f"--env-name=onejit.envs.{module}:Any"], capfd)
     (advised,) = re.findall(r"pip install (.*)$", told.strip())
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     assert f"{module} cannot be imported" in told and advised.startswith(f"{module}==")
@@ -464,16 +461,12 @@ def examples() -> dict[str, str]:
 
 
 @pytest.fixture
-def written(tmp_path, monkeypatch):
+def written(tmp_path, monkeypatch, registry):
     for name, source in examples().items():
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    known, factories = list(gymnax.registered_envs), dict(gymnax.registration._registry)
     yield tmp_path
-    gymnax.registered_envs[:] = known
-    gymnax.registration._registry.clear()
-    gymnax.registration._registry.update(factories)
-    for name in (*examples(), "onejit.envs.gymnasium"):  # which the valve imports
+    for name in examples():
         sys.modules.pop(name, None)
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fuzz_gymnax import in_a_jit
-from test_host import registry, seeds_of  # noqa: F401  a fixture
+from test_host import closed, seeds_of  # noqa: F401  a fixture
 
 gymnasium = pytest.importorskip("gymnasium")
 

@@ -85,20 +85,10 @@ def echo_env(name="Echo", limit=LIMIT):
 
 
 @pytest.fixture(autouse=True)
-def registry():
-    """Names that a test registers are forgotten after it: EnvPool and Gymnasium have a CartPole-v1
-    of their own.
-    """
-    known, factories = list(gymnax.registered_envs), dict(gymnax.registration._registry)
-    modules = {name for name in sys.modules if name.startswith("onejit.envs")}
+def closed(registry):
     Echo.calls.clear()
     yield
     host.close_all()
-    gymnax.registered_envs[:] = known
-    gymnax.registration._registry.clear()
-    gymnax.registration._registry.update(factories)
-    for name in {name for name in sys.modules if name.startswith("onejit.envs.")} - modules:
-        del sys.modules[name]
 
 
 def rollout(env, keys, actions):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.files import ROOT
 from support.tiers import slow
-from test_host import registry, rollout, seeds_of  # noqa: F401  a fixture
+from test_host import closed, rollout, seeds_of  # noqa: F401  a fixture
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -25,6 +25,7 @@ import ppo
 import ppo_continuous
 from onejit.envs.host import batch as host
 from onejit.envs.host.spaces import Actions, Observations, axes_of
+from onejit.script.environment import unwrap
 
 MODES = ("sync", pytest.param("async", marks=pytest.mark.slow))
 
@@ -48,12 +49,6 @@ def ids():
 
 def make_env(name, script=ppo, **env_params):
     return script.make_env(script.Config(env_name=name, env_params=env_params))
-
-
-def unwrap(env):
-    while hasattr(env, "_env"):
-        env = env._env
-    return env
 
 
 def roll(name, actions, **env_params):

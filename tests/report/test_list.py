@@ -8,9 +8,9 @@ import sys
 import time
 
 import numpy as np
-import pytest
 import yaml
 from safetensors.numpy import save_file
+from support.commands import refusal
 from support.small import small_config
 
 from onejit import __main__, train
@@ -156,15 +156,10 @@ def test_ages(tmp_path, capsys):
     assert all(found[name] == ages[name][1] for name in found)
 
 
-def test_no_runs(tmp_path, capsys):
+def test_no_runs(tmp_path, capfd):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(SystemExit) as stop:
-            __main__.main(["list", str(folder)])
-        said = capsys.readouterr().err
-        assert stop.value.code == 2 and said == (
-            f"onejit list: error: folder = {folder}: "
-            "contains no run of a script, onejit train or onejit sweep\n"
-        )
+        message = f"folder = {folder}: contains no run of a script, onejit train or onejit sweep"
+        assert message in refusal(["list", folder], capfd)
 
 
 def test_output_in_ascii_shows_all_names(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import tyro
+from support.commands import config_of_words, refusal
 from support.files import ROOT, SCRIPTS
 from support.small import flags, small_config
 
@@ -140,24 +140,13 @@ REFUSED = [
 ]
 
 
-def one_line(words, capfd) -> str:
-    """What a command says that refuses its words."""
-    with pytest.raises(SystemExit) as stop:
-        __main__.main(words)
-    message = capfd.readouterr().err
-    tool = f"onejit {words[0]}" if words[0] in __main__.COMMANDS else "onejit"
-    assert stop.value.code == 2 and message.startswith(f"{tool}: error: "), message
-    assert message.count("\n") == 1 and message.endswith("\n"), message
-    return message
-
-
 @pytest.mark.parametrize(("command", "words"), REFUSED)
-def test_refused_in_one_line(command, words, tmp_path, monkeypatch, capfd):
+def test_refused_in_refusal(command, words, tmp_path, monkeypatch, capfd):
     """The message has all words, and no directory is left."""
     words_given = command.split()
     if words_given[0] in ("train", "sweep") and len(words_given) > 1:
         words_given.append(f"--run-dir={tmp_path / 'run'}")
-    message = one_line(words_given, capfd)
+    message = refusal(words_given, capfd)
     assert all(word in message for word in words.split()), message
     assert "did you mean" not in message or "did you mean" in words, message
     assert not list(tmp_path.iterdir())
@@ -173,7 +162,7 @@ def test_refused_in_one_line(command, words, tmp_path, monkeypatch, capfd):
 )
 def test_a_package_that_is_missing(command, package, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, package, None)
-    assert f"pip install {package}" in one_line(command.split(), capfd)
+    assert f"pip install {package}" in refusal(command.split(), capfd)
 
 
 # --- YAML ---
@@ -212,12 +201,12 @@ def test_a_package_that_is_missing(command, package, monkeypatch, capfd):
 def test_a_yaml_file_is_refused(text, words, tmp_path, capfd):
     (tmp_path / "bad.yaml").write_text(text)
     command = f"train {TOY} --run-dir={tmp_path / 'run'} --config={tmp_path / 'bad.yaml'}"
-    assert words in one_line(command.split(), capfd) and not (tmp_path / "run").exists()
+    assert words in refusal(command.split(), capfd) and not (tmp_path / "run").exists()
 
 
 def test_a_config_needs_a_file(capfd):
-    assert "--config: needs a file" in one_line(["train", "ppo", "--config"], capfd)
-    message = one_line(["train", "ppo", "--config=none.yaml"], capfd)
+    assert "--config: needs a file" in refusal(["train", "ppo", "--config"], capfd)
+    message = refusal(["train", "ppo", "--config=none.yaml"], capfd)
     assert "--config none.yaml: FileNotFoundError" in message
 
 
@@ -239,10 +228,8 @@ def ppo():
 def test_scripts_read_the_same(name, tmp_path):
     """Flags and YAML, as the script's own command line does."""
     script = load.load_script(name)
-    markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
-    config = small_config(script)
-    words = [*flags(config), "--total-timesteps", "5e5"]
-    expected = tyro.cli(script.Config, args=script.read_flags(words), config=markers)
+    words = [*flags(small_config(script)), "--total-timesteps", "5e5"]
+    expected = config_of_words(script, *words)
     assert parse(script, *words)[0] == expected
     configs.write_config(tmp_path / "config.yaml", expected)
     assert parse(script, f"--config={tmp_path / 'config.yaml'}")[0] == expected

@@ -1,7 +1,6 @@
 """Parameters of environments as people write them: words for truth values, bounds that are none."""
 
 import dataclasses
-import sys
 from types import SimpleNamespace
 
 import gymnax
@@ -10,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-import tyro
 from flax import struct
 from gymnax.environments import environment, spaces
 from gymnax.wrappers.purerl import GymnaxWrapper
+from support.commands import config_of_words
 
 import ppo
 import ppo_continuous
 import ppo_rnn
-from onejit.script.environment import check_env_params, check_final_observation
+from onejit.script.environment import check_env_params, check_final_observation, unwrap
 
 
 class Switch(toys.ToyContinuous):
@@ -33,23 +32,9 @@ class SwitchDiscrete(Switch, toys.ToyDiscrete):
 
 
 @pytest.fixture(autouse=True)
-def registry():
-    known, factories = list(gymnax.registered_envs), dict(gymnax.registration._registry)
-    modules = {name for name in sys.modules if name.startswith("onejit.envs.")}
+def switches(registry):
     gymnax.register("Switch", Switch)
     gymnax.register("SwitchDiscrete", SwitchDiscrete)
-    yield
-    gymnax.registered_envs[:] = known
-    gymnax.registration._registry.clear()
-    gymnax.registration._registry.update(factories)
-    for name in {name for name in sys.modules if name.startswith("onejit.envs.")} - modules:
-        del sys.modules[name]
-
-
-def unwrap(env):
-    while hasattr(env, "_env"):
-        env = env._env
-    return env
 
 
 @pytest.mark.parametrize("word", ["false", "no", "Off", "True"])
@@ -70,10 +55,7 @@ def test_truth_values_of_the_command_line_and_of_yaml(tmp_path):
     file.write_text("env_name: Switch\nenv_params: {ramping: off, speed: no, mode: b}\n")
     words = ["--env-params", "ramping", "False", "speed", "False", "mode", "b"]
     for flags in (["--env-name", "Switch", *words], ["--config", str(file)]):
-        words = ppo_continuous.read_flags(flags)
-        markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
-        config = tyro.cli(ppo_continuous.Config, args=words, config=markers)
-        env, _ = ppo_continuous.make_env(config)
+        env, _ = ppo_continuous.make_env(config_of_words(ppo_continuous, *flags))
         assert unwrap(env).given == {"ramping": False, "speed": False, "mode": "b"}
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import gymnax
 import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
+from support.commands import refusal
 
-from onejit import __main__, sweep, train
+from onejit import __main__, train
 from onejit.base import files
 from onejit.engine import compilation
 from onejit.report import compare
@@ -82,11 +83,8 @@ def test_an_error_in_an_environment_keeps_its_traceback(own_environment, code, e
     assert f"env_name = {env_name}" in notes
 
 
-def test_a_module_that_is_missing_is_one_line(own_environment, capfd):
-    with pytest.raises(SystemExit) as stop:
-        train.main(["ppo", "--env-name=mine_nowhere:Mine", *SMALL])
-    said = capfd.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1
+def test_a_module_that_is_missing_is_one_line(capfd):
+    said = refusal(["train", "ppo", "--env-name=mine_nowhere:Mine", *SMALL], capfd)
     assert "env_name = mine_nowhere:Mine: No module named 'mine_nowhere'" in said
 
 
@@ -94,10 +92,7 @@ def test_a_module_that_is_missing_is_one_line(own_environment, capfd):
 def test_an_environment_that_cannot_be_used_is_one_line(name, monkeypatch, capfd):
     """MODULE is a module of Python, or the environment is not hashable."""
     monkeypatch.setitem(sys.modules, "test_messages", sys.modules[__name__])
-    with pytest.raises(SystemExit) as stop:
-        train.main(["ppo", f"--env-name={name}", *SMALL])
-    said = capfd.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1
+    said = refusal(["train", "ppo", f"--env-name={name}", *SMALL], capfd)
     expected = platform.__file__ if name == "platform:Jump" else "'test_messages.NotHashable'> is"
     assert expected in said
 
@@ -145,7 +140,7 @@ def test_help_in_a_narrow_terminal_ends(monkeypatch, capsys):
     assert not stop.value.code and "folder" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("tool", [train, sweep])
+@pytest.mark.parametrize("tool", ["train", "sweep"])
 def test_a_missing_login_is_found_before_anything_is_compiled(tool, tmp_path, monkeypatch, capfd):
     wandb = pytest.importorskip("wandb")
 
@@ -159,11 +154,8 @@ def test_a_missing_login_is_found_before_anything_is_compiled(tool, tmp_path, mo
     monkeypatch.setattr(wandb, "login", login)
     monkeypatch.setattr(compilation, "compile_slices", compile_slices)
     args = ["--track=wandb", f"--run-dir={tmp_path / 'run'}", "--total-timesteps=1000"]
-    values = ["--lr", "0.1", "0.2"] if tool is sweep else ["--lr", "0.1"]
-    with pytest.raises(SystemExit) as stop:
-        tool.main(["q_learning_gridworld", *values, *args])
-    said = capfd.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1
+    values = ["--lr", "0.1", "0.2"] if tool == "sweep" else ["--lr", "0.1"]
+    said = refusal([tool, "q_learning_gridworld", *values, *args], capfd)
     assert "track = wandb: needs a login: `wandb login`" in said
     assert not list(tmp_path.iterdir())
 

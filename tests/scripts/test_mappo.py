@@ -13,6 +13,7 @@ from support.compilation import jit_quickly
 import mappo
 from onejit.engine.evaluation import policy_of
 from onejit.run.directory import read_config
+from onejit.script.environment import unwrap
 
 TEAM = "toys_team:ToyTeam"
 
@@ -158,9 +159,7 @@ def test_own_death_ends_no_episode():
 @pytest.mark.parametrize("word", ["off", "False", "no", False])
 def test_words_for_truth_values(word):
     env, _ = mappo.make_env(make_config(env_params={"masks": word}))
-    while hasattr(env, "_env"):
-        env = env._env
-    assert env.env.masks is False
+    assert unwrap(env).env.masks is False
 
 
 @pytest.mark.parametrize(

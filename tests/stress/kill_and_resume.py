@@ -31,51 +31,11 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--max-steps-in-episode=200", "--num-steps=200", "--random-starts=True"]
 COMMANDS = {
-    "sweep": [
-        "-m",
-        "onejit",
-        "sweep",
-        "q_learning_gridworld",
-        "--lr",
-        "0.1",
-        "0.3",
-        "0.5",
-        "--num-seeds=4",
-    ],
-    "halving": [
-        "-m",
-        "onejit",
-        "sweep",
-        "q_learning_gridworld",
-        "--lr",
-        "0.1",
-        "0.2",
-        "0.3",
-        "0.5",
-        "--num-seeds=4",
-        "--halving=2",
-    ],
-    "train": [
-        "-m",
-        "onejit",
-        "train",
-        "q_learning_gridworld",
-        "--num-seeds=12",
-        "--eval-episodes=2",
-    ],
-    "module": [
-        "-m",
-        "onejit",
-        "train",
-        "ppo",
-        "--env-name=mine:Mine",
-        "--num-envs=4",
-        "--num-minibatches=2",
-        "--hidden-sizes",
-        "8",
-        "--num-seeds=4",
-        "--eval-episodes=2",
-    ],
+    "sweep": "sweep q_learning_gridworld --lr 0.1 0.3 0.5 --num-seeds=4",
+    "halving": "sweep q_learning_gridworld --lr 0.1 0.2 0.3 0.5 --num-seeds=4 --halving=2",
+    "train": "train q_learning_gridworld --num-seeds=12 --eval-episodes=2",
+    "module": "train ppo --env-name=mine:Mine --num-envs=4 --num-minibatches=2 --hidden-sizes 8 "
+    "--num-seeds=4 --eval-episodes=2",
 }
 FILES = {
     "mine.py": """
@@ -98,14 +58,12 @@ gymnax.register("Mine", Mine)
 
 def start(command, run_dir: Path) -> subprocess.Popen:
     """Begin a run, or go on with it where it has begun."""
-    words = (
-        [*command[:2], "resume", run_dir]
-        if (run_dir / "run.json").exists()
-        else [*command, f"--run-dir={run_dir}"]
-    )
+    words = [*command, f"--run-dir={run_dir}"]
+    if (run_dir / "run.json").exists():
+        words = ["resume", run_dir]
     with Path(f"{run_dir}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, "-m", "onejit", *words],
             cwd=run_dir.parent,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=log,
@@ -259,7 +217,7 @@ def main():
     for name, text in FILES.items():
         (folder / name).write_text(text)
     command = [
-        *COMMANDS[args.what],
+        *COMMANDS[args.what].split(),
         f"--total-timesteps={args.timesteps:.0f}",
         "--checkpoint-interval=0.5",
     ]

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.commands import refusal
 from support.compilation import jit_quickly
 from support.returns import is_mean_with_running
 from support.strategies import decide
@@ -38,7 +39,7 @@ from support.sweeps import (
 )
 from support.trees import assert_same
 
-from onejit import __main__, resume, sweep
+from onejit import resume, sweep
 from onejit.base import statistics
 from onejit.report import compare
 from onejit.report import list as list_runs
@@ -310,20 +311,13 @@ def test_config_file(tmp_path):
 # --- what it refuses ---
 
 
-def test_directory_that_holds_another_sweep(finished, tmp_path, capfd):
+def test_directory_that_holds_another_sweep(finished, capfd):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     for args, words in [
-        (["sweep", *SWEEP, f"--run-dir={finished}"], ["run_dir", "onejit resume"]),
-        (["resume", finished, "--lr", "0.5"], ["--lr"]),
-        (["resume", finished, "--total-timesteps", "9e9"], ["a sweep cannot be extended"]),
-        (["sweep", "--resume", finished], ["--resume: is gone; use onejit resume RUN_DIR"]),
-        (["resume", tmp_path], [str(tmp_path)]),
+        (["sweep", *SWEEP, f"--run-dir={finished}"], "; onejit resume"),
+        (["resume", finished, "--total-timesteps", "9e9"], "a sweep cannot be extended"),
     ]:
-        with pytest.raises(SystemExit) as stop:
-            __main__.main(args)
-        message = capfd.readouterr().err
-        assert stop.value.code == 2 and message.count("\n") == 1
-        assert all(word in message for word in words), message
+        assert words in refusal(args, capfd)
     assert before == {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.commands import refusal
 from support.files import ROOT
 from support.small import field_names, small_config
 from support.tiers import slow
@@ -228,9 +229,6 @@ def test_what_an_environment_breaks(name, what, tmp_path, capsys):
     assert f"BlowsUpContinuous.step_env: {LINES[what]}" in told
 
 
-def test_environments_outside_of_jax_are_refused(diverged, monkeypatch, capsys):
+def test_environments_outside_of_jax_are_refused(diverged, monkeypatch, capfd):
     monkeypatch.setattr(find_nan.loop, "holds", lambda tree, kind: kind is host.HostState)
-    with pytest.raises(SystemExit) as stopped:
-        __main__.main(["find-nan", diverged[0]])
-    assert stopped.value.code == 2
-    assert "environments outside of JAX" in capsys.readouterr().err
+    assert "environments outside of JAX" in refusal(["find-nan", diverged[0]], capfd)

@@ -17,13 +17,14 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-import tyro
 from flax.traverse_util import flatten_dict
+from support.commands import refusal, run_script
 from support.event_files import events
 from support.files import ROOT
+from support.sweeps import metrics_of, record_of
 from support.trees import assert_same
 
-from onejit import __main__, resume, train
+from onejit import resume, train
 from onejit.base import statistics
 from onejit.engine import compilation, evaluation, hosts, loop
 from onejit.engine.evaluation import evaluation_keys, policy_of
@@ -55,16 +56,8 @@ def without(*names):
     return [word for word in SMALL if word.split("=")[0] not in names]
 
 
-def metrics_of(run_dir) -> dict:
-    return dict(np.load(run_dir / "metrics.npz"))
-
-
 def agents_of(run_dir) -> dict:
     return read_agents(run_dir / "agent.safetensors")[0]
-
-
-def record_of(run_dir) -> dict:
-    return json.loads((run_dir / "run.json").read_text())
 
 
 def assert_agree(metrics, others):
@@ -90,13 +83,6 @@ def parse(script, words, options=train.Options):
     return command_line.parse_with(script, command_line.split_flags(words), options, "")
 
 
-def main_of(script, words):
-    """Run the script's own `main`."""
-    words = script.read_flags([str(word) for word in words])
-    markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)
-    tyro.cli(script.main, args=words, config=markers)
-
-
 @pytest.fixture(scope="module")
 def script():
     return load.load_script(SMALL[0])
@@ -118,7 +104,7 @@ def runs(script, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "report", look_and_report)
         run_dir = train.main([*SMALL, f"--run-dir={folder / 'run'}"])
-        main_of(script, [*without("--eval-episodes")[1:], f"--run-dir={folder / 'main'}"])
+        run_script(script, *without("--eval-episodes")[1:], f"--run-dir={folder / 'main'}")
     return run_dir, folder / "main", seen
 
 
@@ -405,7 +391,7 @@ def test_a_script_that_is_edited_while_its_run_starts(tmp_path):
 def test_resume_refuses_a_script_that_was_edited(interrupted, capfd):
     copy = interrupted[0] / "q_learning_gridworld.py"
     copy.write_text(copy.read_text() + "\n# edited\n")
-    message = one_line(capfd, ["resume", interrupted[0]])
+    message = refusal(["resume", interrupted[0]], capfd)
     assert f"{copy}: is not as it was when the run began; --force" in message
     resume.main(interrupted[0], ResumeOptions(force=True))
     assert "finished" in record_of(interrupted[0])
@@ -485,7 +471,7 @@ def test_extension_that_would_change_the_updates(tmp_path, capfd):
     args += ["--hidden-sizes", "4", "--anneal-lr=True", f"--run-dir={tmp_path / 'run'}"]
     run_dir = train.main(args)
     capfd.readouterr()
-    message = one_line(capfd, ["resume", run_dir, "--total-timesteps=2048"])
+    message = refusal(["resume", run_dir, "--total-timesteps=2048"], capfd)
     assert "total_timesteps = 2048: cannot be changed" in message
     assert message.rstrip().endswith("start a new run with --anneal-lr False")
 
@@ -516,19 +502,6 @@ def unfinished(run_dir, copy):
     shutil.copytree(run_dir, copy, ignore=shutil.ignore_patterns(*results))
     unfinish(copy)
     return copy
-
-
-def one_line(capfd, args) -> str:
-    """What the tool says where it refuses."""
-    resumes = args[:1] == ["resume"]
-    with pytest.raises(SystemExit) as stop:
-        __main__.main(args if resumes else ["train", *args])
-    message = capfd.readouterr().err
-    assert stop.value.code == 2
-    tool = "onejit resume" if resumes else "onejit train"
-    assert message.endswith("\n") and message.startswith(f"{tool}: error: "), message
-    assert message.count("\n") == 1, message
-    return message
 
 
 def damage(checkpoint: Path) -> None:
@@ -569,24 +542,24 @@ def test_resume_without_an_intact_checkpoint(finished, tmp_path, capfd):
 
 
 def test_resume_of_what_cannot_be(finished, by_main, tmp_path, capfd):
-    assert "is not a run directory" in one_line(capfd, ["resume", tmp_path])
-    assert "was not started by onejit train" in one_line(capfd, ["resume", by_main])
+    assert "is not a run directory" in refusal(["resume", tmp_path], capfd)
+    assert "was not started by onejit train" in refusal(["resume", by_main], capfd)
     # all else comes from the run, as the size of its slices
-    assert "--lr" in one_line(capfd, ["resume", finished, "--lr=1"])
-    assert "memory" in one_line(capfd, ["resume", finished, "--memory=1"])
+    assert "--lr" in refusal(["resume", finished, "--lr=1"], capfd)
+    assert "memory" in refusal(["resume", finished, "--memory=1"], capfd)
     steps = {"1000": "already has 2000", "1e30": "2,147,483,647"}
     for value in ("inf", "nan", "1024.5"):
         steps[value] = f"total_timesteps = {value}: must be a whole number"
     for value, words in steps.items():
-        assert words in one_line(capfd, ["resume", finished, f"--total-timesteps={value}"])
+        assert words in refusal(["resume", finished, f"--total-timesteps={value}"], capfd)
     copy = shutil.copytree(finished, tmp_path / "copy")
     holder = run_lock.lock(copy)
-    message = one_line(capfd, ["resume", copy])
+    message = refusal(["resume", copy], capfd)
     assert "another process is writing into this run" in message
     holder.release()
     for name in ("config.yaml", "run.json"):
         (copy / name).write_text((copy / name).read_text()[:60] + "\n{")
-        assert name in one_line(capfd, ["resume", copy])
+        assert name in refusal(["resume", copy], capfd)
 
 
 def test_checkpoints_hold_no_pickled_code(finished):
@@ -610,14 +583,14 @@ def test_what_cannot_be_compiled_keeps_its_traceback(tmp_path):
 
 
 def test_run_dir_that_holds_something(finished, tmp_path, capfd):
-    assert f"onejit resume {finished} continues" in one_line(
-        capfd, [*SMALL, f"--run-dir={finished}"]
+    assert f"onejit resume {finished} continues" in refusal(
+        ["train", *SMALL, f"--run-dir={finished}"], capfd
     )
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.yaml").write_text("lr: 0.1")
     for run_dir in (folder, folder / "config.yaml", folder / "config.yaml" / "run"):
-        assert "run_dir" in one_line(capfd, [*SMALL, f"--run-dir={run_dir}"])
+        assert "run_dir" in refusal(["train", *SMALL, f"--run-dir={run_dir}"], capfd)
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
 
 
@@ -662,7 +635,7 @@ def test_results_that_cannot_be_written(finished, full_disk, tmp_path, capfd):
 
 def test_read_only_run_directory(small_disk, capfd):
     disk = small_disk(100_000, "ro")
-    message = one_line(capfd, [*SMALL, f"--run-dir={disk / 'run'}"])
+    message = refusal(["train", *SMALL, f"--run-dir={disk / 'run'}"], capfd)
     assert "run_dir" in message and "Read-only" in message
 
 

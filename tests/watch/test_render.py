@@ -19,10 +19,11 @@ import pytest
 import yaml
 from PIL import Image
 from safetensors.numpy import save_file
+from support.commands import refusal
 from support.files import ROOT
 
 import q_learning_gridworld
-from onejit import __main__, train
+from onejit import train
 from onejit.base import statistics
 from onejit.run.agents import read_agents
 from onejit.run.directory import Results
@@ -81,14 +82,10 @@ def copied(run_dir, tmp_path):
 
 
 @pytest.fixture
-def refuses(capsys):
+def refuses(capfd):
     def check(args, *words):
         forget_scripts()
-        with pytest.raises(SystemExit) as stop:
-            __main__.main(["render", *map(str, args)])
-        said = capsys.readouterr().err
-        assert stop.value.code == 2
-        assert said.count("\n") == 1 and said.startswith("onejit render: error: ")
+        said = refusal(["render", *args], capfd)
         for word in words:
             assert word in said, said
 
@@ -159,7 +156,7 @@ def test_a_run_of_a_script_itself(copied, capsys):
     assert f"{copied} has no copy of its script; {script} is used instead" in said
 
 
-def test_best_agents_of_the_training(copied, capsys, refuses):
+def test_best_agents_of_the_training(copied, capfd, refuses):
     """Each seed's best agent, ranked by what it reached then, plays what was measured then."""
     missing = f"best: {copied} has no best_agent.safetensors"
     refuses([copied, "--best"], missing, "--eval-interval N")
@@ -173,7 +170,7 @@ def test_best_agents_of_the_training(copied, capsys, refuses):
     written = run(copied, "--best", "--max-steps", 1)
     names = ["best_agent3.gif", "worst_agent4.gif", "median_agent2.gif"]
     assert [path.name for path in written] == names and written[0].parent == copied / "render_best"
-    said = re.findall(r"agent(\d): return (\S+) in", capsys.readouterr().out)
+    said = re.findall(r"agent(\d): return (\S+) in", capfd.readouterr().out)
     evaluation = np.load(copied / "evaluation.npy")[:, 0]
     assert [agent for agent, _ in said] == ["3", "4", "2"] and len(set(evaluation)) > 1
     for agent, total in said:
