@@ -17,7 +17,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import alphazero_strength
 import gpu
 import gpu_checks
-import gpu_table
 import halving
 import origin
 import returns_page
@@ -147,23 +146,6 @@ def test_rows_for_a_gpu_have_configs_and_planned_seconds_fit_a_call():
         assert seeds >= 1 and seconds < 540
     keys = [job.key for job in gpu.all_jobs()]
     assert len(keys) == len(set(keys))
-
-
-def test_table_of_what_was_measured_planned_and_failed():
-    origin = {"machine": "a GPU", "jax": "0.10", "commit": "0123456789"}
-    measured = {"agents": 64, "steps": 100, "seconds": [2.0, 2.0, 9.0], "compilation": 0.1}
-    results = {
-        "compiled/ppo/64/script": {"kernels": 1234, "planned": 0.5, "compilation": 20.0},
-        "speed/ppo/64/script": measured | origin,
-        "speed/ppo/64/peer": measured | origin | {"seconds": [3.0]},
-        "speed/dqn/64/script": {"failed": "exit code 9"},
-    }
-    lines = gpu_table.page_of(results).splitlines()
-    assert (
-        "| speed | ppo | 64 | 100 | 2.00 | 3.00 | 3,200 | 2,133 | 1.50 | 20 /  | 1,234 /  "
-        "| 0.50 /  | a GPU, jax 0.10, 0123456 |"
-    ) in lines
-    assert any("exit code 9" in line for line in lines)
 
 
 def test_loops_of_some_lengths_are_unrolled_and_no_others():

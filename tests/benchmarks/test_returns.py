@@ -227,31 +227,6 @@ def test_a_row_with_steps_is_its_config_and_a_flag(monkeypatch):
     assert (script.Config.__name__, flags) == ("Config", expected)
 
 
-@pytest.fixture
-def draw(monkeypatch):
-    """Draws rows, and returns the figure."""
-
-    def drawn(*rows):
-        figures = []
-        monkeypatch.setattr(
-            returns_page.Figure, "savefig", lambda figure, path, **how: figures.append(figure)
-        )
-        returns_page.draw(list(rows), None)
-        return figures[0]
-
-    return drawn
-
-
-def test_figure_has_training_curves_and_marks_of_published_scores(draw):
-    curve = {"steps": [10, 20], "return": [1.0, 3.0], "low": [0.5, 2.0], "high": [2.0, 4.0]}
-    figure = draw(make_row(evaluation_curve=curve))
-    styles = {line.get_label(): line.get_linestyle() for line in figure.axes[0].get_lines()}
-    public = "published: PPO, 500 at 1e5"
-    assert styles == {"ppo": "-", public: "None"}
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["ppo", public]
-
-
 def test_cost_of_a_row():
     row = make_row(seconds=7380.0, processor_seconds=9000.0, peak_memory=1.6 * 2**30)
     took = "# 2 seeds took 120 min and 1.6 GiB on 2 cores (A CPU)."
@@ -321,14 +296,6 @@ def test_comments_that_rows_write_do_not_change_the_code(tmp_path, monkeypatch):
     (tmp_path / "new.py").unlink()
     assert not returns.code_has_changed("HEAD") and returns.code_has_changed("no-such-commit")
     assert returns.code_has_changed("")  # there was no repository
-
-
-def test_the_guide_says_what_kind_of_return_it_quotes():
-    row = make_row(episodes_at_end=5.0)
-    assert guide.show_return(row, "final_return").startswith("495 (")
-    few = row | {"episodes_at_end": 0.5}
-    assert guide.show_return(few, "final_return") == ""
-    assert guide.show_return(few, "greedy_return").startswith("490 (")
 
 
 def test_the_guide_has_the_best_row_of_each_script():
@@ -466,24 +433,6 @@ def test_a_config_that_changed_moves_to_the_next_seed(tmp_path, monkeypatch):
     assert returns.seeds_of("dqn/catch") == (4000, [2000, 3000])
     row = make_row(seed=4000, earlier_seeds=[2000, 3000])
     assert returns_page.cells_of(row)["seeds"] == "2, from 4000, moved 2 times"
-
-
-def test_the_flag_for_a_changed_script_moves_the_rows_that_are_named(monkeypatch, capsys):
-    measured = []
-    monkeypatch.setattr(returns, "measure_and_keep", lambda *arguments: measured.append(arguments))
-    monkeypatch.setattr(returns_page, "render", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["returns.py", "--script-changed", "dqn/catch"])
-    returns.main()
-    seeds = returns_page.ROWS["dqn/catch"]
-    assert measured == [("dqn/catch", seeds, True, returns.UNPUBLISHED)]
-    monkeypatch.setattr(returns.guide, "write", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["returns.py", "--publish", "dqn/catch"])
-    returns.main()
-    assert measured[1] == ("dqn/catch", seeds, False, returns_page.MEASURED)
-    monkeypatch.setattr(sys, "argv", ["returns.py", "--script-changed"])
-    with pytest.raises(SystemExit) as end:
-        returns.main()
-    assert end.value.code == 2 and "--script-changed: name the rows" in capsys.readouterr().err
 
 
 def test_agents_play_greedy_episodes_of_their_own():

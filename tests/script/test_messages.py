@@ -118,9 +118,6 @@ def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
     assert "in broken" in said and "warning: report of" in said
 
 
-# --- names ---
-
-
 # --- what a user sets ---
 
 

@@ -99,21 +99,3 @@ def test_tree_finds_what_cumulative_sums_find(size):
     )
     np.testing.assert_array_equal(found[:-2], priority[item[:-2]])
     assert (item[-2:] < size).all() and (found[-2:] > 0).all()  # rounding never finds an empty slot
-
-
-@pytest.mark.slow
-def test_tree_is_exact_after_a_million_writes():
-    size, batch, rounds = 5000, 500, 2000
-
-    def write(tree, key):
-        index_key, priority_key = jax.random.split(key)
-        index = jax.random.permutation(index_key, size)[:batch]
-        return apex_dqn.set_priorities(
-            tree, index, jnp.exp(10 * jax.random.normal(priority_key, (batch,)))
-        ), None
-
-    keys = jax.random.split(jax.random.key(0), rounds)
-    tree, _ = jax.jit(lambda: jax.lax.scan(write, apex_dqn.init_sum_tree(size), keys))()
-    leaves = sums(tree)
-    assert np.isfinite(leaves).all() and (leaves[:size] > 0).all() and not leaves[size:].any()
-    np.testing.assert_allclose(apex_dqn.total_priority(tree), leaves.astype(float).sum(), rtol=1e-5)

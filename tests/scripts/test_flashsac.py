@@ -127,15 +127,3 @@ def test_saved_agent_played_in_numpy():
     start, act = policy_of(flashsac, config)
     actual = jit_quickly(act)(unflatten_dict(flat, sep="."), start(), obs)[0]
     np.testing.assert_allclose(actual, np.tanh(outputs[:, :1]), rtol=1e-4, atol=1e-5)
-
-
-# --- training ---
-
-
-@pytest.mark.slow
-def test_pendulum():
-    config = flashsac.Config(total_timesteps=10_000)  # half the default
-    metrics = jit_quickly(flashsac.make_train(config))(jax.random.key(0))["metrics"]
-    episodes = np.asarray(metrics["episodes"])[-500:]
-    returns = np.asarray(metrics["episodic_return"])[-500:]
-    assert np.nansum(episodes * np.nan_to_num(returns)) / episodes.sum() > -300

@@ -1,7 +1,6 @@
 """IPPO and MAPPO: what a team adds to PPO, against NumPy and where the value is known."""
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from support.compilation import jit_quickly
 
 import mappo
 from onejit.engine.evaluation import policy_of
-from onejit.run.directory import read_config
 from onejit.script.environment import unwrap
 
 TEAM = "toys_team:ToyTeam"
@@ -335,12 +333,3 @@ def test_all_of_jaxmarl_can_be_made_or_is_refused():
         made.append(name)
     some = "MPE_simple_spread_v3 MPE_simple_tag_v3 SMAX HeuristicEnemySMAX overcooked hanabi"
     assert set(some.split()) <= set(made)
-
-
-@pytest.mark.slow
-def test_soups_are_delivered_with_its_config():
-    """One seed of configs/mappo/cramped_room.yaml."""
-    path = Path(mappo.__file__).parent / "configs" / "mappo" / "cramped_room.yaml"
-    config = read_config(mappo, path)
-    out = jax.jit(mappo.make_train(config))(jax.random.key(0))
-    assert np.nanmean(out["metrics"]["episodic_return"][-20:]) > 200

@@ -170,15 +170,6 @@ def test_random_starts():
         )
 
 
-def test_statistics_of_episodes():
-    env, params = script.make_env(make_config(WALLED, max_steps_in_episode=3))
-    _, state = env.reset(jax.random.key(0), params)
-    for _ in range(3):
-        _, state, _, _, _, info = env.step(jax.random.key(0), state, 0, params)
-    assert info["returned_episode"] and info["returned_episode_lengths"] == 3
-    assert info["returned_episode_returns"] == -1.5
-
-
 OUTSIDE, TAKEN = "must be in the grid of 8 x 12", "must be a free cell that goal = "
 WRONG = [
     ("start = 8 0", {"start": (8, 0)}, OUTSIDE),
@@ -227,22 +218,6 @@ def each_tie():
         values = np.full(4, -2.0, np.float32)
         values[tied] = -1.0
         yield tied, values
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_frequencies_of_actions(epsilon):
-    """The best share 1 - epsilon, all share epsilon, and other actions never occur."""
-    uniforms = jax.random.uniform(jax.random.key(3), (120_000,))
-    choose = jit_quickly(jax.vmap(script.epsilon_greedy, (None, None, 0)))
-    for tied, values in each_tie():
-        probabilities = np.full(4, epsilon / 4)
-        probabilities[tied] += (1 - epsilon) / len(tied)
-        counts = np.bincount(choose(values, epsilon, uniforms), minlength=4)
-        possible = probabilities > 0
-        assert (counts[~possible] == 0).all()
-        if possible.sum() > 1:
-            expected = 120_000 * probabilities[possible]
-            assert scipy.stats.chisquare(counts[possible], expected).pvalue > 1e-4, tied
 
 
 def test_the_extreme_uniform_numbers():

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.compilation import jit_quickly
-from support.probe import learn
 
 import apex_dqn
 import rainbow
@@ -151,15 +150,6 @@ OFF = {
 def test_each_part_can_be_switched_off_alone(part):
     init, update = rainbow.make_learner(rainbow.Config(**{part: OFF[part]}))
     jax.eval_shape(update, jax.eval_shape(init, jax.random.key(0)))
-
-
-@pytest.mark.parametrize(
-    "v_min, v_max, least, most", [(-60, -30, 0.99, 1.01), (30, 60, 0.99, 1.01), (-40, 40, 0.0, 0.1)]
-)
-def test_support_edge_tells_of_a_support_that_misses_the_returns(v_min, v_max, least, most):
-    plain = {"n_step": 1, "dueling": False, "double": False}  # a smaller program
-    learned = learn("rainbow", 60, "cut", v_min=float(v_min), v_max=float(v_max), **plain)
-    assert least <= np.asarray(learned.metrics["support_edge"])[-1] <= most
 
 
 @pytest.mark.parametrize("script", [apex_dqn, rainbow])
