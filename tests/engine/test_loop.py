@@ -73,7 +73,9 @@ class Log:
 @pytest.fixture
 def clock(monkeypatch):
     now = {"time": 0.0}
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now["time"]))
+    for module in ("engine.loop", "base.clock"):
+        fake = SimpleNamespace(perf_counter=lambda: now["time"])
+        monkeypatch.setattr(f"onejit.{module}.time", fake)
     monkeypatch.setattr("tqdm.std.time", lambda: now["time"])
     return now
 

@@ -141,7 +141,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("command", "words"), REFUSED)
-def test_refused_in_refusal(command, words, tmp_path, monkeypatch, capfd):
+def test_refused_in_one_line(command, words, tmp_path, monkeypatch, capfd):
     """The message has all words, and no directory is left."""
     words_given = command.split()
     if words_given[0] in ("train", "sweep") and len(words_given) > 1:
