@@ -12,7 +12,6 @@ from gymnax.environments.classic_control.cartpole import CartPole
 from support.commands import refusal
 
 from onejit import __main__, train
-from onejit.base import files
 from onejit.engine import compilation
 from onejit.report import compare
 from onejit.run.record import Record
@@ -180,13 +179,3 @@ def test_labels_and_directories_with_equals_signs(argument, expected, tmp_path, 
     (tmp_path / "lr=1").mkdir()
     (tmp_path / "plain").mkdir()
     assert compare.split_label(argument) == expected
-
-
-def test_a_picture_that_cannot_be_drawn_leaves_no_file(tmp_path, capsys):
-    def draw(file):
-        file.write(b"half")
-        raise ZeroDivisionError("of\nmine")
-
-    files.write_picture(tmp_path / "a.png", draw)
-    assert not list(tmp_path.iterdir())
-    assert capsys.readouterr().err.endswith("a.png cannot be drawn (ZeroDivisionError: of mine)\n")
