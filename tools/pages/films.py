@@ -1,7 +1,8 @@
 """The films of docs/gallery.md, and its list of the agents in agents/.
 
     pip install -c constraints.txt -e ".[tools]"
-    python tools/pages/films.py
+    python tools/pages/films.py                        all films
+    python tools/pages/films.py ppo_continuous_hopper  the films of these agents alone
 
 `onejit render` draws each agent into .cache/films/, unless its film is there. The films of the page
 are small copies of at most 60 frames.
@@ -47,7 +48,8 @@ def main():
     cards = []
     for agent in sorted(path.parent for path in ROOT.glob("agents/*/card.json")):
         film = ROOT / "docs" / "figures" / f"film_{agent.name}.gif"
-        shrink(draw(agent), film)
+        if not sys.argv[1:] or agent.name in sys.argv[1:]:
+            shrink(draw(agent), film)
         card = json.loads((agent / "card.json").read_text())
         config = yaml.safe_load((agent / "config.yaml").read_text())
         env_name = config.get("env_name", "GridWorld")
