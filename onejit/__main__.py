@@ -82,9 +82,9 @@ def main(words=None) -> None:
         print(__version__)
         sys.exit()
     name = words[0]
-    from onejit.base.output import escape_other_characters, survive_closed_output
+    from onejit.base.output import print_plain_lines, survive_closed_output
 
-    escape_other_characters()
+    print_plain_lines()
     if name in ("train", "sweep", "resume"):
         survive_closed_output()
     from onejit.script.errors import errors_in_one_line

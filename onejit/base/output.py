@@ -18,11 +18,14 @@ class LossyFile(io.FileIO):
             return len(data)
 
 
-def escape_other_characters() -> None:
-    """From now on, what the output's encoding lacks is printed as an escape, such as "\\xe9"."""
+def print_plain_lines() -> None:
+    """From now on, what the output's encoding lacks is printed as an escape, such as "\\xe9".
+
+    Each line is written at once, so that a log file has the lines of both outputs in order.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
 
 
 def survive_closed_output() -> None:

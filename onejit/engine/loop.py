@@ -318,7 +318,8 @@ def run(program, piece: Slice, session: Session) -> tuple[Trained, Any]:
         if done and is_first():
             end = piece.last_update or piece.config.num_updates
             which = f"runs {piece.runs.start} to {piece.runs.stop - 1}"
-            session.progress.write(f"resume: {which}: {done} of {end} updates are done")
+            note = f"resume: {which}: {done} of {end} updates are done"
+            session.progress.write(note, file=sys.stderr)
         carry = train(program, piece, session, manager)
 
     number = len(piece.runs)

@@ -58,15 +58,6 @@ def test_nested_aliases_are_refused():
     assert files.load_yaml("x: &x [1, 2]\ny: *x") == {"x": [1, 2], "y": [1, 2]}
 
 
-def test_lines_of_a_log_do_not_depend_on_tqdm_disable(monkeypatch):
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
-    code = "from onejit.engine.progress import Lines\nwith Lines(10) as bar: bar.unpause()"
-    done = subprocess.run(
-        [load.sys.executable, "-c", code], env=os.environ | {"TQDM_DISABLE": "1"}, cwd=load.ROOT
-    )
-    assert done.returncode == 0
-
-
 def test_folders_are_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("SCRATCH", "/scratch")
     assert paths.as_folder("$SCRATCH/a") == Path("/scratch/a")

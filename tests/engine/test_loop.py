@@ -53,7 +53,7 @@ class Log:
         self.session = loop.Session(
             record=self.record,
             write_record=self.write_record,
-            progress=progress.Lines(2 * NUM_UPDATES),
+            progress=progress.progress_bar(2 * NUM_UPDATES, disable=False),
             **{"caught": [], "watch": self.watch} | settings,
         )
 
