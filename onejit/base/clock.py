@@ -19,10 +19,3 @@ class Clock:
         begun = time.perf_counter()
         yield
         setattr(self, part, getattr(self, part) + time.perf_counter() - begun)
-
-    def __add__(self, other: "Clock") -> "Clock":
-        return Clock(
-            compile=self.compile + other.compile,
-            train=self.train + other.train,
-            evaluate=self.evaluate + other.evaluate,
-        )

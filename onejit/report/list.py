@@ -35,9 +35,6 @@ def find_runs(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(os.path.realpath(place))
-        if place.endswith(".partial"):  # of an export that was killed
-            folders.clear()
-            continue
         if "run.json" in files or {AGENTS, "config.yaml"} <= set(files):
             run_dirs.append(Path(place))
             folders.clear()  # do not search checkpoints

@@ -25,11 +25,6 @@ from onejit.script.steps import total_steps
 
 Kind = Literal["train", "sweep", "trial", "script"]
 SPELLED = {"final_return": "final return", "greedy_return": "greedy return"}  # in run.json
-# what is written also if it is empty
-ALSO_EMPTY = {
-    "train": ("modules", "seconds", "steps_done", "steps_total", "options"),
-    "sweep": ("modules", "seconds", "steps_done", "steps_total", "options", "slices"),
-}
 NOT_KEPT = ("num_seeds", "seed", "run_dir")  # the options that `options` leaves out
 
 
@@ -98,8 +93,6 @@ class Record:
         names = ["script", "num_seeds", "seed", *settings]
         values: dict[str, Any] = {"settings": {name: settings[name] for name in names}}
         values["seconds"] = Clock(**stored.pop("seconds", {}))
-        if "proposed" in stored:  # by Optuna, in version 0.4
-            values["trials"] = stored.pop("proposed")
         for field in dataclasses.fields(cls):
             spelled = SPELLED.get(field.name, field.name)
             if spelled in stored and field.name not in ("settings", "others"):
@@ -115,8 +108,6 @@ class Record:
             value = getattr(self, field.name)
             if field.name != "others" and value != getattr(empty, field.name):
                 values[SPELLED.get(field.name, field.name)] = value
-        for name in ALSO_EMPTY.get(self.kind, ()):
-            values[name] = getattr(self, name)
         if "seconds" in values:
             values["seconds"] = dataclasses.asdict(self.seconds)
         return values | self.others
@@ -177,13 +168,6 @@ def write_record(run_dir: Path, record: Record) -> None:
     write(run_dir / "run.json", text)
 
 
-def read_stored(run_dir) -> dict:
-    """What run.json holds. Raises ValueError."""
-    file = Path(run_dir) / "run.json"
-    with reading(file):
-        return dict(json.loads(file.read_text()))
-
-
 def read_record(run_dir) -> Record:
     """Read run.json. Raises ValueError.
 
@@ -194,9 +178,8 @@ def read_record(run_dir) -> Record:
     file = run_dir / "run.json"
     if not file.is_file():
         return record_of_main(run_dir)
-    stored = read_stored(run_dir)
     with reading(file):
-        return Record.of_stored(stored)
+        return Record.of_stored(json.loads(file.read_text()))
 
 
 def record_of_main(run_dir: Path) -> Record:

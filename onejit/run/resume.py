@@ -8,7 +8,7 @@ from pathlib import Path
 from onejit.base.packages import versions
 from onejit.engine.hosts import is_first
 from onejit.run.lock import holding
-from onejit.run.record import Record, numerics, read_record, read_stored
+from onejit.run.record import Record, numerics, read_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,6 @@ def open_run(run_dir: Path, until_the_end: contextlib.ExitStack) -> Record:
         raise ValueError(
             f"{run_dir}: was not started by onejit train or onejit sweep, and has no checkpoints"
         )
-    missing = [name for name in ("versions", "seconds") if name not in read_stored(run_dir)]
-    if missing:
-        raise ValueError(f"{run_dir / 'run.json'}: is damaged, it lacks {missing[0]}")
     until_the_end.enter_context(holding(run_dir))
     # again: another process may have just finished the run
     record = read_record(run_dir)

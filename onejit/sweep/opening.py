@@ -12,14 +12,10 @@ from onejit.run.directory import new_run_dir, read_config, script_of
 from onejit.run.record import make_record
 from onejit.run.resume import ResumeOptions, open_run, options_of
 from onejit.script import command_line
-from onejit.script.command_line import REMOVED
-from onejit.script.configs import as_flag, field_names, field_of
+from onejit.script.configs import field_names, field_of
 from onejit.script.contract import Script
 from onejit.script.load import load_script
-from onejit.sweep.options import (
-    Options,
-    check_options,
-)
+from onejit.sweep.options import Options, check_options
 from onejit.sweep.swept import is_swept, make_trials
 from onejit.sweep.trials import Search, Sweep, Trials
 
@@ -84,9 +80,6 @@ def open_sweep(
             f"{run_dir}: is a sweep of an older version of onejit, which alone can read its options"
         )
     config = read_config(script, run_dir / "config.yaml")
-    used = [name for name in REMOVED if record.options.pop(name, None) or name in record.others]
-    if used:
-        raise ValueError(f"{run_dir}: {as_flag(used[0])} {REMOVED[used[0]]}")
     options = options_of(Options, run_dir, record, given.memory)
     search = Search(script, config, options, record.swept)
     return Sweep(search, Trials(first_values(search)), run_dir, record)

@@ -32,10 +32,6 @@ def runs_of(file: Path) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def group_of(file: Path) -> int:
-    return int(file.stem.split("-")[0])
-
-
 def finished_slices(run_dir: Path, group: int) -> list[Path]:
     """The files of complete slices of a group, in the order of runs."""
     return sorted((run_dir / "slices").glob(f"{group}-*.npz"))

@@ -64,7 +64,6 @@ def test_states(tmp_path, capsys):
     make_run(tmp_path / "begun", {"steps_total": None})
     make_run(tmp_path / "sweep", {"kind": "sweep"})
     make_run(tmp_path / "whole_sweep", {"kind": "sweep", "finished": "x"})
-    make_run(tmp_path / "begun-123.partial")
     failed = make_run(tmp_path / "failed_sweep", {"kind": "sweep"})
     (failed / "results.csv").write_text("")  # and its agents could not be written
     (make_run(tmp_path / "damaged") / "run.json").write_text("{")

@@ -19,9 +19,7 @@ STORED = {
         "settings": SETTINGS,
         "command": "onejit train ppo",
         "versions": {"python": "3.11"},
-        "modules": {},
         "seconds": {"compile": 1.0, "train": 2.0, "evaluate": 3.0},
-        "steps_done": 0,
         "steps_total": 100,
         "options": {"eval_episodes": 16},
         "slice": 2,
@@ -35,9 +33,6 @@ STORED = {
         "options": {"pbt": True},
         "swept": {"lr": ["uniform", "0.1", "1"]},
         "num_trials": 4,
-        "slices": [],
-        "steps_done": 0,
-        "steps_total": 0,
         "seconds": {"compile": 1.0, "train": 0.0, "evaluate": 0.0},
         "replay": {"of": "runs/found", "schedule": {"lr": [0.1, 0.2]}},
     },
@@ -106,11 +101,6 @@ def test_a_record_is_json(tmp_path):
 
     stored = json.loads((tmp_path / "run.json").read_text(), parse_constant=refuse)
     assert stored["settings"]["clip"] == "inf" and stored["settings"]["sizes"] == [1, "nan"]
-
-
-def test_times_of_parts_are_added():
-    whole = sum([Clock(compile=1.0), Clock(compile=2.0, evaluate=3.0)], start=Clock())
-    assert whole == Clock(compile=3.0, train=0.0, evaluate=3.0)
 
 
 def test_a_clock_counts_what_ended_well():
