@@ -1,6 +1,7 @@
 """Pictures of an episode: functions that yield frames [H, W, 3] of bytes, one per step."""
 
 import contextlib
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +20,15 @@ pyplot.switch_backend("agg")
 WHITE = (255, 255, 255)
 DARK = (77, 77, 77)
 RED = (222, 120, 110)
+
+
+class Episode(NamedTuple):
+    """An episode to be drawn."""
+
+    env_name: str
+    env_params: Any
+    states: Any  # before each step: [T, ...]
+    rewards: np.ndarray  # [T]
 
 
 def state_at(states, index):
@@ -50,11 +60,12 @@ def draw_grid_lines(axes, height: int, width: int, **style) -> None:
     axes.grid(**style)
 
 
-def gymnax_frames(env, env_params, states, rewards, steps):
+def gymnax_frames(env, episode: Episode, steps):
     """Frames from gymnax's visualizer."""
+    rewards = episode.rewards
     try:
-        states = [state_at(states, i) for i in range(len(rewards))]
-        drawn = Visualizer(env, env_params, states)
+        states = [state_at(episode.states, i) for i in range(len(rewards))]
+        drawn = Visualizer(env, episode.env_params, states)
         drawn.fig.set(figwidth=4.0, figheight=3.6, dpi=80)
         drawn.init()
         drawn.fig.set_layout_engine("constrained")
@@ -63,7 +74,7 @@ def gymnax_frames(env, env_params, states, rewards, steps):
         pyplot.close("all")
 
 
-def grid_world_frames(env, states, rewards, steps):
+def grid_world_frames(env, episode: Episode, steps):
     """Walls are dark, the cliff is red, the goal is a star, the agent is a dot with its path."""
     figure, axes = new_figure(1.0 + 0.4 * min(env.width, 20), 1.4 + 0.4 * min(env.height, 20))
     kinds = np.where(env.walls, 1, np.where(env.cliff, 2, 0)).reshape(env.height, env.width)
@@ -71,7 +82,7 @@ def grid_world_frames(env, states, rewards, steps):
     draw_grid_lines(axes, env.height, env.width, color="0.85")
     goal_row, goal_column = divmod(env.goal, env.width)
     axes.plot(goal_column, goal_row, "*", color="goldenrod", markersize=16)
-    rows, columns = np.divmod(np.asarray(states.cell), env.width)
+    rows, columns = np.divmod(np.asarray(episode.states.cell), env.width)
     (path,) = axes.plot([], [], color="tab:blue", alpha=0.4, linewidth=3)
     (agent,) = axes.plot([], [], "o", color="tab:blue", markersize=12)
 
@@ -79,12 +90,13 @@ def grid_world_frames(env, states, rewards, steps):
         path.set_data(columns[: i + 1], rows[: i + 1])
         agent.set_data(columns[i : i + 1], rows[i : i + 1])
 
-    return figure_frames(figure, axes, "GridWorld", rewards, steps, update)
+    return figure_frames(figure, axes, "GridWorld", episode.rewards, steps, update)
 
 
-def board_frames(title: str, states, rewards, steps):
+def board_frames(episode: Episode, steps):
     """The stones of a board game after each move, the first player's dark."""
-    boards = np.stack([stones(state_at(states, i)) for i in range(len(rewards))])
+    rewards = episode.rewards
+    boards = np.stack([stones(state_at(episode.states, i)) for i in range(len(rewards))])
     _, height, width = boards.shape
     figure, axes = new_figure(1.0 + 0.35 * width, 1.4 + 0.35 * height)
     colors = ListedColormap(["#e8dcc0", "#222222", "#d9534f"])
@@ -94,7 +106,7 @@ def board_frames(title: str, states, rewards, steps):
     def update(i):
         image.set_data(boards[i])
 
-    return figure_frames(figure, axes, title, rewards, steps, update)
+    return figure_frames(figure, axes, episode.env_name, rewards, steps, update)
 
 
 def observe_all(env, env_params, states) -> np.ndarray:
@@ -160,6 +172,13 @@ def grid_frames(title: str, obs, rewards, steps):
     return figure_frames(figure, axes, title, rewards, steps, update)
 
 
+def observation_frames(env, episode: Episode, steps):
+    """Pictures of observations that are images or grids, bars of all others."""
+    obs = observe_all(env, episode.env_params, episode.states)
+    draw = grid_frames if obs.ndim in (3, 4) else bar_frames
+    return draw(episode.env_name, obs, episode.rewards, steps)
+
+
 def bar_frames(title: str, obs, rewards, steps):
     """The entries of observations [T, ...] as bars."""
     obs = obs.reshape(len(obs), -1)
@@ -189,23 +208,25 @@ def captioned(picture, i: int, episodic_return: float):
     return np.asarray(frame)
 
 
-def own_frames(env, env_params, states, rewards, steps):
-    """Frames from the environment's own `frame(state, params)`."""
-    returns = np.cumsum(rewards)
-    for i in steps:
-        picture = env.frame(state_at(states, i), env_params)
+def captioned_frames(pictures, episode: Episode, steps):
+    returns = np.cumsum(episode.rewards)
+    for i, picture in zip(steps, pictures, strict=True):
         yield captioned(picture, i, float(returns[i]))
 
 
-def frames_of_all_steps(env, states, rewards, steps):
+def own_frames(env, episode: Episode, steps):
+    """Frames from the environment's own `frame(state, params)`."""
+    pictures = (env.frame(state_at(episode.states, i), episode.env_params) for i in steps)
+    return captioned_frames(pictures, episode, steps)
+
+
+def frames_of_all_steps(env, episode: Episode, steps):
     """Frames from `env.frames(states, steps)`.
 
     It draws a team, or plays an episode outside JAX again.
     """
-    returns = np.cumsum(rewards)
     try:
-        for i, picture in zip(steps, env.frames(states, steps), strict=True):
-            yield captioned(picture, i, float(returns[i]))
+        yield from captioned_frames(env.frames(episode.states, steps), episode, steps)
     except Exception as error:  # each library raises its own
         cause = str(error) or type(error).__name__
         raise ValueError(f"env_name: this environment cannot be drawn here ({cause})") from error
@@ -224,10 +245,14 @@ def make_renderer(model, width: int, height: int):
         ) from error
 
 
-def mujoco_frames(env, states, rewards, steps, width=480, height=360):
+def mujoco_frames(env, episode: Episode, steps):
     """Frames of a brax environment, drawn by MuJoCo from the `track` camera if there is one."""
+    return captioned_frames(mujoco_pictures(env, episode.states, steps), episode, steps)
+
+
+def mujoco_pictures(env, states, steps, width=480, height=360):
+    physics = states.brax.pipeline_state
     model = env.sys.mj_model
-    returns = np.cumsum(rewards)
     names = [model.cam(i).name for i in range(model.ncam)]
     camera = -1  # looks at the middle from afar
     if "track" in names:
@@ -240,8 +265,8 @@ def mujoco_frames(env, states, rewards, steps, width=480, height=360):
     data = mujoco.MjData(model)  # pyright: ignore[reportAttributeAccessIssue]
     with contextlib.closing(renderer):
         for i in steps:
-            data.qpos[:] = states.q[i]
-            data.qvel[:] = states.qd[i]
+            data.qpos[:] = physics.q[i]
+            data.qvel[:] = physics.qd[i]
             mujoco.mj_forward(model, data)  # pyright: ignore[reportAttributeAccessIssue]
             renderer.update_scene(data, camera=camera)
-            yield captioned(renderer.render(), i, float(returns[i]))
+            yield renderer.render()

@@ -15,8 +15,8 @@ from PIL import Image
 
 from onejit.base.files import write
 from onejit.base.packages import check_packages
-from onejit.watch.drawing import Drawing, Episode
-from onejit.watch.figures import state_at
+from onejit.watch.drawing import Drawing
+from onejit.watch.figures import Episode, state_at
 
 
 def save_gif(frames, seconds: float, file) -> None:

@@ -44,8 +44,8 @@ from onejit.script.contract import Script
 from onejit.script.environment import unwrap
 from onejit.watch import formats as render_formats
 from onejit.watch.boards import after_each_move
-from onejit.watch.drawing import Episode, drawing_of
-from onejit.watch.figures import state_at
+from onejit.watch.drawing import drawing_of
+from onejit.watch.figures import Episode, state_at
 
 # --- agents ---
 

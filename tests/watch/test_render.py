@@ -29,8 +29,9 @@ from onejit.run.agents import read_agents
 from onejit.run.directory import Results
 from onejit.script import command_line
 from onejit.watch import figures, formats, render
-from onejit.watch.drawing import Episode, drawing_of
+from onejit.watch.drawing import drawing_of
 from onejit.watch.formats import check_formats
+from onejit.watch.figures import Episode
 
 rng = np.random.default_rng(0)
 
@@ -218,7 +219,7 @@ def test_grid_world_by_pixels():
     )
     env = q_learning_gridworld.GridWorld(config)
     states = q_learning_gridworld.GridState(cell=np.array([8, 4]), time=np.arange(2))
-    first, second = figures.grid_world_frames(env, states, np.zeros(2), range(2))
+    first, second = figures.grid_world_frames(env, Episode("", None, states, np.zeros(2)), range(2))
     blue, dark, red = (31, 119, 180), (77, 77, 77), (222, 120, 110)
 
     # of a part of the picture, by eighths of the width and of the height
@@ -295,7 +296,7 @@ def test_an_error_without_words_is_named_by_its_type():
 
     env = SimpleNamespace(frames=frames)
     with pytest.raises(ValueError, match=r"cannot be drawn here \(NotImplementedError\)"):
-        list(figures.frames_of_all_steps(env, None, np.zeros(1), range(1)))
+        list(figures.frames_of_all_steps(env, Episode("", None, None, np.zeros(1)), range(1)))
 
 
 @pytest.mark.parametrize(

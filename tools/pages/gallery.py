@@ -29,7 +29,8 @@ from onejit import train
 from onejit.run.directory import load_run
 from onejit.script.environment import unwrap
 from onejit.watch import figures, render
-from onejit.watch.drawing import Episode, drawing_of
+from onejit.watch.drawing import drawing_of
+from onejit.watch.figures import Episode
 
 FIGURES = ROOT / "docs" / "figures"
 COLUMNS = 4
