@@ -16,7 +16,7 @@ class ResumeOptions:
     """All else stays as it was when the run began."""
 
     # more environment steps per agent than before, to extend a run; not for a sweep
-    total_timesteps: float | None = None
+    total_timesteps: int | None = None
     # GiB of each device to use for programs of a sweep that have not been compiled yet
     memory: float | None = None
     # continue with the run's copies of the script and of your modules although they were edited

@@ -55,15 +55,7 @@ def begin_run(run_dir: Path, config, record: Record, script: Script, env_names) 
 
 
 def finish_run(
-    run_dir: Path,
-    record: Record,
-    *,
-    script: Script,
-    config,
-    seed: int,
-    trained: Trained,
-    runner_state=None,
-    eval_interval: int = 0,
+    run_dir: Path, record: Record, script: Script, config, trained: Trained, runner_state=None
 ) -> list[str]:
     """Write the results, all of them or none, and the record. Returns lines about the returns.
 
@@ -71,6 +63,7 @@ def finish_run(
     """
     metrics = trained.metrics
     agents = trained.agent
+    seed = record.settings["seed"]
 
     folder = run_dir / "results.partial"
     delete_folder(folder)  # of an earlier attempt
@@ -78,7 +71,7 @@ def finish_run(
     save_results(script, config, seed, agents, metrics, folder)
     np.save(folder / "final_return.npy", trained.final_return)
     if trained.evaluations is not None:
-        save_evaluations(config, eval_interval, trained.evaluations.returns, folder)
+        save_evaluations(config, record.options["eval_interval"], trained.evaluations.returns, folder)
         best = trained.evaluations.best_agent
         save_agents(best, script, seed, folder / "best_agent.safetensors")
     if trained.evaluation is not None:

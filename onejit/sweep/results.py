@@ -235,19 +235,8 @@ def keep_agents(sweep: Sweep, result: Result) -> None:
     modules = local_modules.read_copies(sweep.run_dir, sweep.record)
     write_inputs(run_dir, result.config, script, modules)
     write_record(run_dir, record)
-    trained = Trained(
-        metrics=result.metrics,
-        agent=unflatten_dict(agents, sep="."),
-        final_return=result.returns,
-    )
-    finish_run(
-        run_dir,
-        record,
-        script=script,
-        config=result.config,
-        seed=sweep.options.seed,
-        trained=trained,
-    )
+    trained = Trained(result.metrics, unflatten_dict(agents, sep="."), result.returns)
+    finish_run(run_dir, record, script, result.config, trained)
 
 
 def write_tables(

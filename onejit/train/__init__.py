@@ -12,8 +12,6 @@ fit in memory together run in slices. Hosts that run the same command share the 
 
 import contextlib
 import dataclasses
-import math
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,8 +91,8 @@ def read_resumed(
     options = options_of(Options, run_dir, record)
     config = with_all_steps(config, record)
     if given.total_timesteps is not None:
-        steps = whole_number("total_timesteps", given.total_timesteps)
-        config = extend(script, config, steps, is_finished=record.finished is not None)
+        is_finished = record.finished is not None
+        config = extend(script, config, given.total_timesteps, is_finished)
         record.finished = None
     record.settings["total_timesteps"] = config.total_timesteps
     record.steps_total = total_steps(config, options.num_seeds)
@@ -102,13 +100,6 @@ def read_resumed(
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
     return Training(script, config, options, run_dir, record)
-
-
-def whole_number(name: str, value: float) -> int:
-    """Raises ValueError if `value` is not a whole number."""
-    if not math.isfinite(value) or value != int(value):
-        raise ValueError(f"{name} = {value}: must be a whole number")
-    return int(value)
 
 
 def extend(script: Script, config, total_timesteps: int, is_finished: bool):
@@ -134,13 +125,9 @@ def extend(script: Script, config, total_timesteps: int, is_finished: bool):
 
 
 def describe_update(script: Script, config) -> str:
-    """The compiled program of an update, without references to lines of the script."""
+    """The program of an update, without references to lines of the script."""
     init, update = script.make_learner(config)
-    lowered = jax.jit(update).lower(jax.eval_shape(init, jax.random.key(0)))
-    text = lowered.compile().as_text() or ""
-    first = re.search(r"(?m)^(%|ENTRY)", text)
-    program = text[first.start() :] if first else text
-    return re.sub(r", metadata=\{.*?\}", "", program)
+    return jax.jit(update).lower(jax.eval_shape(init, jax.random.key(0))).as_text()
 
 
 # --- training ---
@@ -282,18 +269,10 @@ def finish(training: Training, trained: loop.Trained, runner_state) -> bool:
 
     Returns whether a seed is left that has not diverged. Raises OSError.
     """
-    lines = finish_run(
-        training.run_dir,
-        training.record,
-        script=training.script,
-        config=training.config,
-        seed=training.options.seed,
-        eval_interval=training.options.eval_interval,
-        trained=trained,
-        runner_state=runner_state,
-    )
-    print("\n".join([*lines, f"results in {training.run_dir}"]))
-    return not statistics.diverged(trained.agent, training.record.not_finite_at_start).all()
+    script, config, _, run_dir, record = training
+    lines = finish_run(run_dir, record, script, config, trained, runner_state)
+    print("\n".join([*lines, f"results in {run_dir}"]))
+    return not statistics.diverged(trained.agent, record.not_finite_at_start).all()
 
 
 # --- main ---

@@ -29,7 +29,7 @@ from onejit import train
 from onejit.base import signals
 from onejit.engine import compilation, evaluation, loop
 from onejit.engine.carry import Carry
-from onejit.engine.progress import Lines
+from onejit.engine.progress import progress_bar
 from onejit.envs.adapter import register
 from onejit.envs.host import batch as host
 from onejit.envs.host import cuda
@@ -454,7 +454,7 @@ def session_of(ends: list, caught=()) -> loop.Session:
     return loop.Session(
         record=Record(settings={}),
         write_record=lambda: None,
-        progress=Lines(1),
+        progress=progress_bar(1, disable=False),
         caught=caught,
         watch=lambda piece, first, last, *_: ends.append(last) or "",
     )

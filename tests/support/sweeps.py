@@ -13,7 +13,7 @@ from onejit import sweep
 from onejit.base import statistics
 from onejit.engine import compilation, loop
 from onejit.engine.memory import GIB
-from onejit.engine.progress import Lines
+from onejit.engine.progress import progress_bar
 from onejit.run.record import Record
 from onejit.script import command_line, load
 from onejit.sweep import execution, pictures, results
@@ -95,7 +95,7 @@ def write_results_of(
         trained = loop.Trained(metrics, agent, final)
         name = f"{number}-0000000-{len(rows):07d}"
         (run_dir / "unfinished" / name).mkdir(parents=True)
-        execution.finish_slice(a_sweep, group, trained, 0, name, Lines(1))
+        execution.finish_slice(a_sweep, group, trained, 0, name, progress_bar(1, disable=True))
     results.write_results(a_sweep)
     return run_dir
 

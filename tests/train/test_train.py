@@ -448,11 +448,11 @@ def test_a_finished_run_is_extended(evaluated, tmp_path, monkeypatch):
     words = [*SMALL, "--eval-interval=3", "--total-timesteps=3000"]
     whole = train.main([*words, f"--run-dir={tmp_path / 'whole'}"])
     extended, *killed = [shutil.copytree(evaluated, tmp_path / name) for name in "abc"]
-    resume.main(extended, ResumeOptions(total_timesteps=3e3))
+    resume.main(extended, ResumeOptions(total_timesteps=3000))
     for copy, again in zip(killed, (None, 3000), strict=True):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(train, "train", kill)
-            resume.main(copy, ResumeOptions(total_timesteps=3e3))
+            resume.main(copy, ResumeOptions(total_timesteps=3000))
         assert "finished" not in record_of(copy)
         assert record_of(copy)["settings"]["total_timesteps"] == 3000
         assert load_run(copy)[1].total_timesteps == 2000, "not the config of these agents"
@@ -549,7 +549,7 @@ def test_resume_of_what_cannot_be(finished, by_main, tmp_path, capfd):
     assert "memory" in refusal(["resume", finished, "--memory=1"], capfd)
     steps = {"1000": "already has 2000", "1e30": "2,147,483,647"}
     for value in ("inf", "nan", "1024.5"):
-        steps[value] = f"total_timesteps = {value}: must be a whole number"
+        steps[value] = f"--total-timesteps {value}: takes a whole number"
     for value, words in steps.items():
         assert words in refusal(["resume", finished, f"--total-timesteps={value}"], capfd)
     copy = shutil.copytree(finished, tmp_path / "copy")
