@@ -20,22 +20,16 @@ between several machines, with `--optuna grid` a grid; `onejit compare` makes on
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from onejit.base.signals import Stopped, catching_signals, stopping
+from onejit.base.signals import Stopped
 from onejit.engine import hosts
-from onejit.engine.progress import progress_bar
 from onejit.run import tracking
+from onejit.run.command import run
 from onejit.run.lock import holding, remove
 from onejit.run.resume import ResumeOptions
 from onejit.run.write import begin_run
 from onejit.script.configs import env_name_of
-from onejit.script.errors import (
-    about_the_config,
-    errors_in_one_line,
-    exit_as_diverged,
-    failures_in_one_line,
-)
+from onejit.script.errors import about_the_config
 from onejit.sweep import results, strategies
 from onejit.sweep.execution import Trainer
 from onejit.sweep.opening import open_sweep, read_sweep
@@ -47,7 +41,9 @@ __all__ = ["Options", "main", "read_sweep", "resume"]
 TOOL = "onejit sweep"
 
 
-def begin(sweep: Sweep, is_new: bool, until_the_end: contextlib.ExitStack) -> strategies.Plan:
+def begin(
+    sweep: Sweep, until_the_end: contextlib.ExitStack, is_new: bool = False
+) -> strategies.Plan:
     """What to train. Makes the directory, locks it and checks the configs. Raises ValueError."""
     script = sweep.search.script
     record = sweep.record
@@ -69,9 +65,9 @@ def begin(sweep: Sweep, is_new: bool, until_the_end: contextlib.ExitStack) -> st
     return plan
 
 
-def train(sweep: Sweep, plan: strategies.Plan, is_new: bool, bar, caught) -> None:
-    """Train all groups. A directory in which nothing was begun is removed."""
-    trainer = Trainer(sweep, bar, caught)
+def train(sweep: Sweep, plan: strategies.Plan, progress, caught, is_new: bool = False) -> None:
+    """Train all groups. A new directory in which nothing was begun is removed."""
+    trainer = Trainer(sweep, progress, caught)
     try:
         strategies.train(sweep, plan, trainer.train_group)
     except Exception as error:
@@ -81,56 +77,24 @@ def train(sweep: Sweep, plan: strategies.Plan, is_new: bool, bar, caught) -> Non
         raise
 
 
+def finish(sweep: Sweep, _) -> bool:
+    """Write the results. Returns whether a seed of any trial is left that has not diverged."""
+    if not sweep.trials.values:
+        hosts.only_first(remove, sweep.run_dir)
+        print("other sweeps of the study have all points of the grid: nothing is left to do")
+        return True
+    return hosts.only_first(results.write_results, sweep)
+
+
 def main(words) -> Path | None:
     """Sweep as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
-    return run(TOOL, lambda until_the_end: read_sweep(words, __doc__), is_new=True)
+    begin_new = partial(begin, is_new=True)
+    train_new = partial(train, is_new=True)
+    return run(TOOL, lambda _: read_sweep(words, __doc__), begin_new, train_new, finish)
 
 
 def resume(run_dir: Path, given: ResumeOptions) -> Path:
     """Continue a sweep; the command line gave only the options in `given`. Returns `run_dir`."""
-    run("onejit resume", partial(open_sweep, given, run_dir), is_new=False)
-    return run_dir
-
-
-def run(tool: str, read, is_new: bool) -> Any:
-    """Train what `read(until_the_end)` returns. Returns the run directory, None if it is complete.
-
-    `read` may lock the sweep until the end, which `until_the_end` is.
-    """
-    with (
-        stopping(tool, "nothing was started"),
-        errors_in_one_line(tool),
-        failures_in_one_line(tool),
-        contextlib.ExitStack() as until_the_end,
-    ):
-        sweep = read(until_the_end)
-        if sweep is None:
-            return None
-        run_dir = sweep.run_dir
-        plan = begin(sweep, is_new, until_the_end)
-        # keeps the lock of the run beyond this block, until the results are written
-        until_the_end = until_the_end.pop_all()
-    with (
-        until_the_end,
-        errors_in_one_line(tool, 1, (OSError,), about=f"run_dir = {run_dir}: "),
-        failures_in_one_line(tool),
-    ):
-        go_on = f"onejit resume {run_dir} continues"
-        bar = progress_bar(sweep.record.steps_total, disable=not hosts.is_first())
-        with (
-            stopping(tool, go_on),
-            catching_signals(f"{tool}: stopped at once; {go_on}") as caught,
-        ):
-            with errors_in_one_line(tool, kinds=(ValueError,)), bar:
-                train(sweep, plan, is_new, bar, caught)
-            if not sweep.trials.values:
-                hosts.only_first(remove, run_dir)
-                print(
-                    "other sweeps of the study have all points of the grid: nothing is left to do"
-                )
-                return run_dir
-            is_any_left = hosts.only_first(results.write_results, sweep)
-    if not is_any_left:
-        exit_as_diverged(tool, run_dir)
+    run("onejit resume", partial(open_sweep, given, run_dir), begin, train, finish)
     return run_dir

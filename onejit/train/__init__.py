@@ -21,11 +21,11 @@ import numpy as np
 
 from onejit.base import statistics
 from onejit.base.packages import check_packages
-from onejit.base.signals import catching_signals, stopping
+from onejit.base.signals import stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
-from onejit.engine.progress import progress_bar
 from onejit.run import tracking
+from onejit.run.command import run
 from onejit.run.directory import (
     checkpoints_of,
     new_run_dir,
@@ -40,7 +40,7 @@ from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line
 from onejit.script.configs import env_name_of
 from onejit.script.contract import Script
-from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
+from onejit.script.errors import errors_in_one_line
 from onejit.script.load import load_script
 from onejit.script.steps import steps_of, timesteps_until, total_steps
 from onejit.train import find_nan
@@ -213,7 +213,7 @@ def slice_of_seeds(training: Training, program, first: int) -> loop.Slice:
     )
 
 
-def train(training: Training, program: compilation.Program) -> tuple[loop.Trained, Any]:
+def train(training: Training, program: compilation.Program, progress, caught):
     """Train and evaluate all slices, and record the time.
 
     Returns what they made, on every process, and the runner state of all agents on their devices,
@@ -222,16 +222,10 @@ def train(training: Training, program: compilation.Program) -> tuple[loop.Traine
     options = training.options
     record = training.record
     record.steps_done = 0  # those of checkpoints are counted again
-    bar = progress_bar(record.steps_total, disable=not hosts.is_first())
     curves = Curves(training)
     go_on = f"onejit resume {training.run_dir} continues"
-    stopped = f"{TOOL}: stopped at once; {go_on}"
     parts = []
-    with (
-        contextlib.closing(curves),
-        bar as progress,
-        catching_signals(stopped) as caught,
-    ):
+    with contextlib.closing(curves):
         session = loop.Session(
             record=record,
             write_record=partial(write_record, training.run_dir, record),
@@ -244,15 +238,9 @@ def train(training: Training, program: compilation.Program) -> tuple[loop.Traine
         )
         for first in range(0, options.num_seeds, program.size):
             runner_state = None  # free the memory of the previous slice
-            part, runner_state = loop.run(
-                program, slice_of_seeds(training, program, first), session
-            )
+            piece = slice_of_seeds(training, program, first)
+            part, runner_state = loop.run(program, piece, session)
             parts.append(part)
-    seconds = record.seconds.train
-    if hosts.is_first() and seconds:
-        record.steps_per_second = record.steps_done / seconds
-        speed = f"{record.steps_per_second:,.0f} steps/s over all seeds"
-        print(f"trained in {seconds:.1f} s, {speed}")
     whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
     if len(parts) > 1 or jax.process_count() > 1:
         return whole, None
@@ -264,15 +252,35 @@ def train(training: Training, program: compilation.Program) -> tuple[loop.Traine
 # --- results ---
 
 
-def finish(training: Training, trained: loop.Trained, runner_state) -> bool:
-    """Write the results and the record, and print them.
+def finish(training: Training, made: tuple[loop.Trained, Any]) -> bool:
+    """Write the results and the record, and print them, in process 0.
 
     Returns whether a seed is left that has not diverged. Raises OSError.
     """
+    return hosts.only_first(write_results, training, *made)
+
+
+def write_results(training: Training, trained: loop.Trained, runner_state) -> bool:
     script, config, _, run_dir, record = training
+    seconds = record.seconds.train
+    if seconds:
+        record.steps_per_second = record.steps_done / seconds
+        speed = f"{record.steps_per_second:,.0f} steps/s over all seeds"
+        print(f"trained in {seconds:.1f} s, {speed}")
     lines = finish_run(run_dir, record, script, config, trained, runner_state)
     print("\n".join([*lines, f"results in {run_dir}"]))
     return not statistics.diverged(trained.agent, record.not_finite_at_start).all()
+
+
+def look_for_nan(training: Training, made: tuple[loop.Trained, Any]) -> None:
+    """The search of `--find-nan`, if a value is not finite."""
+    script, config, options, run_dir, record = training
+    trained, _ = made
+    is_broken = statistics.diverged(trained.agent, record.not_finite_at_start).any()
+    is_broken |= bool(statistics.broken_metrics(trained.metrics))
+    if options.find_nan and is_broken:
+        with stopping(TOOL, f"results are in {run_dir}"), errors_in_one_line(TOOL):
+            find_nan.search(script, config, options, run_dir, record.slice)
 
 
 # --- main ---
@@ -281,47 +289,11 @@ def finish(training: Training, trained: loop.Trained, runner_state) -> bool:
 def main(words) -> Path | None:
     """Train as the command line says. Returns the run directory."""
     words = [str(word) for word in words]
-    return run(TOOL, lambda until_the_end: read_training(words))
+    return run(TOOL, lambda _: read_training(words), prepare, train, finish, look_for_nan)
 
 
 def resume(run_dir: Path, given: ResumeOptions) -> Path:
     """Continue a run; the command line gave only the options in `given`. Returns `run_dir`."""
-    run("onejit resume", partial(read_resumed, given, run_dir))
-    return run_dir
-
-
-def run(tool: str, read) -> Path | None:
-    """Train what `read(until_the_end)` returns. Returns the run directory, None if it is complete.
-
-    `read` may lock the run until the end, which `until_the_end` is.
-    """
-    with (
-        stopping(tool, "nothing was started"),
-        errors_in_one_line(tool),
-        failures_in_one_line(tool),
-        contextlib.ExitStack() as until_the_end,
-    ):
-        training = read(until_the_end)
-        if training is None:
-            return None
-        run_dir = training.run_dir
-        program = prepare(training, until_the_end)
-        # keeps the lock of the run beyond this block, until the results are written
-        until_the_end = until_the_end.pop_all()
-    with (
-        until_the_end,
-        errors_in_one_line(tool, 1, (OSError,), about=f"run_dir = {run_dir}: "),
-        failures_in_one_line(tool),
-    ):
-        with stopping(tool, f"onejit resume {run_dir} continues"):
-            trained, runner_state = train(training, program)
-        is_any_left = hosts.only_first(finish, training, trained, runner_state)
-        is_broken = statistics.diverged(trained.agent, training.record.not_finite_at_start).any()
-        is_broken |= bool(statistics.broken_metrics(trained.metrics))
-        if training.options.find_nan and is_broken:
-            size = training.record.slice
-            with stopping(tool, f"results are in {run_dir}"), errors_in_one_line(tool):
-                find_nan.search(training.script, training.config, training.options, run_dir, size)
-    if not is_any_left:
-        exit_as_diverged(tool, run_dir)
+    read = partial(read_resumed, given, run_dir)
+    run("onejit resume", read, prepare, train, finish, look_for_nan)
     return run_dir
