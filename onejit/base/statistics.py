@@ -219,11 +219,12 @@ def diverged(agent, left_out=()) -> np.ndarray:
     the first action.
     """
     leaves = named_leaves(agent)
-    finite = []
+    is_lost = False
     for name in sorted(leaves.keys() - set(left_out)) or leaves:  # all, if none is left
-        leaf = np.asarray(leaves[name])
-        finite.append(np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1))
-    return ~np.all(finite, axis=0)
+        leaf = leaves[name]
+        numpy = leaf.__array_namespace__()  # or jax.numpy
+        is_lost |= ~numpy.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
+    return is_lost
 
 
 def rank_agents(returns, diverged: np.ndarray | bool = False) -> np.ndarray:

@@ -227,11 +227,7 @@ def remember_best(evaluations: Evaluations, agents, returns, index, left_out=())
     none, and is never the best: the greedy action of NaN values is always the first action.
     `left_out` are the names of leaves that were not finite from the start.
     """
-    mean = returns.mean(axis=1)
-    leaves = statistics.named_leaves(agents)
-    for name in leaves.keys() - set(left_out):
-        is_finite = jnp.isfinite(leaves[name])
-        mean = jnp.where(is_finite.all(axis=tuple(range(1, is_finite.ndim))), mean, jnp.nan)
+    mean = jnp.where(statistics.diverged(agents, left_out), jnp.nan, returns.mean(axis=1))
     better = mean > evaluations.best_return
 
     def choose(new, old):

@@ -132,6 +132,23 @@ def load_results(run_dir) -> Results:
     return Results(metrics, of_agents("final_return"), of_agents("evaluation"))
 
 
+def rank_agents(run_dir, agents, best: bool = False) -> tuple[np.ndarray, str]:
+    """Agents from worst to best, and the criterion; with `best` by their best evaluations.
+
+    Raises ValueError.
+    """
+    lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
+    if len(lost) == 1:
+        return np.zeros(1, int), ""
+    returns, criterion = load_results(run_dir).best_known_return()
+    if best:
+        file = Path(run_dir) / "evaluations.npz"
+        with reading(file), np.load(file) as stored:
+            known = np.where(np.isfinite(stored["returns"]), stored["returns"], -np.inf)
+        returns = known.max(axis=1)
+    return statistics.rank_agents(returns, lost), criterion
+
+
 def new_run_dir(script: Script, config, prefix: str = "") -> Path:
     """The default directory of a run: runs/SCRIPT/ENVIRONMENT-TIME-NUMBER."""
     env_name = config.env_name.rpartition(":")[2]

@@ -10,6 +10,7 @@ evaluates the operations of this update one by one. It writes nothing.
 
 import contextlib
 import dataclasses
+import linecache
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ import numpy as np
 import tyro
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
+from onejit.base import statistics
 from onejit.base.clock import Clock
 from onejit.base.signals import stopping
 from onejit.base.text import plural
@@ -57,10 +59,6 @@ def has_floats(leaf) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
-def dotted_name(path) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
 @jax.jit
 def counts(state, agent, metrics) -> dict:
     """How many entries of each seed are NaN, {path: [seeds]}, and infinite in what was learned.
@@ -73,9 +71,9 @@ def counts(state, agent, metrics) -> dict:
 
     found = {}
     for kind, tree, is_bad in (("NaN", state, jnp.isnan), ("infinite", agent, jnp.isinf)):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        for name, leaf in statistics.named_leaves(tree).items():
             if has_floats(leaf):
-                found[f"{dotted_name(path)}: {kind}"] = of_each_seed(leaf, is_bad)
+                found[f"{name}: {kind}"] = of_each_seed(leaf, is_bad)
     for name, values in metrics.items():
         is_broken = jnp.isnan(values) & (metrics["episodes"] > 0)
         found[f"{OF_METRICS}{name}: NaN"] = is_broken.sum(axis=1)
@@ -341,12 +339,6 @@ def kind_of_value(origin: Origin) -> str:
     return "a value"
 
 
-def line_of(file: str, number: int) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        return Path(file).read_text(errors="replace").splitlines()[number - 1].strip()
-    return ""
-
-
 def text_of(origin: Origin) -> str:
     text = f"{origin.value} by the operation {origin.primitive}, {kind_of_value(origin)}\n"
     if origin.names:
@@ -354,7 +346,8 @@ def text_of(origin: Origin) -> str:
     shown = set()
     for file, number, function in origin.frames:
         if (file, number) not in shown and len(shown) < 3:
-            text += f"    {file}, line {number}, in {function}: {line_of(file, number)}\n"
+            line = linecache.getline(file, number).strip()
+            text += f"    {file}, line {number}, in {function}: {line}\n"
             shown.add((file, number))
     if origin.cause:
         text += f"  of an infinity: {text_of(origin.cause)}"

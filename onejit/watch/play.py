@@ -14,10 +14,8 @@ from pathlib import Path
 import jax
 import tyro
 
-from onejit.base import statistics
 from onejit.engine.evaluation import policy_of
-from onejit.run.directory import load_results, load_run
-from onejit.run.record import read_record
+from onejit.run.directory import load_run, rank_agents
 from onejit.script.environment import unwrap
 from onejit.watch.boards import STONES, move_names, text, to_move
 
@@ -39,12 +37,6 @@ def check_options(agent: int | None, num_agents: int, simulations: int | None) -
         raise ValueError(f"agent = {agent}: must be from 0 to {num_agents - 1}")
     if simulations is not None and simulations < 0:
         raise ValueError(f"simulations = {simulations}: must not be negative")
-
-
-def best_agent(run_dir: Path, agents) -> int:
-    returns, _ = load_results(run_dir).best_known_return()
-    lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
-    return int(statistics.rank_agents(returns, lost)[-1])
 
 
 def result_of(reward: float) -> str:
@@ -81,7 +73,8 @@ def main(
     if simulations is not None:
         config = dataclasses.replace(config, eval_simulations=simulations)
     if agent is None:
-        agent = best_agent(run_dir, agents)
+        order, _ = rank_agents(run_dir, agents)
+        agent = int(order[-1])
     weights = jax.tree.map(lambda leaf: leaf[agent], agents)
     start, act = policy_of(script, config)
     act = jax.jit(act)

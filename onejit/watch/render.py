@@ -34,11 +34,9 @@ import numpy as np
 import tyro
 from flax.traverse_util import flatten_dict
 
-from onejit.base import statistics
-from onejit.base.files import reading
 from onejit.base.text import printable
 from onejit.engine import evaluation
-from onejit.run.directory import load_results, load_run
+from onejit.run.directory import load_run, rank_agents
 from onejit.run.record import read_record
 from onejit.script.contract import Script
 from onejit.script.environment import unwrap
@@ -65,20 +63,6 @@ def check_agents(script: Script, config, agents, path: Path) -> None:
                 f"{path}: does not fit {script.__file__}: "
                 f"{name} is {here}, but {there} in its networks"
             )
-
-
-def rank(run_dir: Path, agents, best: bool) -> tuple[np.ndarray, str]:
-    """Agents from worst to best, and the criterion. Raises ValueError."""
-    lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
-    if len(lost) == 1:
-        return np.zeros(1, int), ""
-    returns, criterion = load_results(run_dir).best_known_return()
-    if best:
-        file = run_dir / "evaluations.npz"
-        with reading(file), np.load(file) as stored:
-            known = np.where(np.isfinite(stored["returns"]), stored["returns"], -np.inf)
-        returns = known.max(axis=1)
-    return statistics.rank_agents(returns, lost), criterion
 
 
 def choose_agents(wanted, order) -> dict[str, int]:
@@ -165,7 +149,7 @@ def main(
     drawing = drawing_of(unwrap(env))
     chosen_formats = render_formats.check_formats(formats, drawing)
     check_agents(script, config, weights, run_dir / file)
-    order, criterion = rank(run_dir, weights, best)
+    order, criterion = rank_agents(run_dir, weights, best)
     chosen = choose_agents(agents, order)
     seed = read_record(run_dir).settings["seed"]
     numbers = np.array(list(chosen.values()))
