@@ -320,8 +320,9 @@ def test_what_is_done_to_images_is_said_once(capsys):
             spaces.Dict(a=spaces.Box(-1, 1, ()), b=spaces.Dict(c=spaces.MultiBinary(2))),
             lambda x: np.float32([x["a"], *x["b"]["c"]]),
         ),
+        (spaces.Box(-1, 1, ()), lambda x: np.float32([x])),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_observations_as_arrays(space, expected):
     name = register(functools.partial(toys.Toy, space))
@@ -344,16 +345,15 @@ TWO = spaces.Box(-1, 1, (2,))
     [
         (spaces.Tuple([TWO, TWO]), r"observations of Tuple.*gymnasium.wrappers.FlattenObservation"),
         (spaces.Dict(a=spaces.Tuple([TWO])), r"Tuple.*\(entry a\).*wrappers.FlattenObservation"),
-        (spaces.Sequence(TWO), r"observations of Sequence.*wrappers.TransformObservation"),
+        (spaces.Sequence(TWO), r"observations of Sequence.*TransformObservation"),
         (spaces.Dict(b=spaces.Dict(a=spaces.Sequence(TWO))), r"Sequence.*\(entry b.a\)"),
-        (spaces.Graph(TWO, None), r"observations of Graph.*wrappers.TransformObservation"),
-        (spaces.OneOf([TWO, TWO]), r"observations of OneOf.*wrappers.TransformObservation"),
-        (spaces.Text(5), r"observations of Text.*wrappers.TransformObservation"),
+        (spaces.Graph(TWO, None), r"observations of Graph.*TransformObservation"),
+        (spaces.OneOf([TWO, TWO]), r"observations of OneOf.*TransformObservation"),
+        (spaces.Text(5), r"observations of Text.*TransformObservation"),
         (spaces.Dict(a=spaces.Text(5)), r"observations of Dict.* have no numbers"),
-        (spaces.Box(-1, 1, ()), r"have no dimensions: .*wrappers.ReshapeObservation"),
         (spaces.Box(0, 255, (2, 6, 6, 3), np.uint8), r"more axes than .*GrayscaleObservation"),
     ],
-    ids=range(10),
+    ids=range(9),
 )
 def test_spaces_that_are_refused(space, message):
     name = register(functools.partial(toys.Toy, space))
@@ -400,15 +400,15 @@ BYTES = spaces.Box(0, 255, (6, 6, 3), np.uint8)
 @pytest.mark.parametrize(
     ("space", "observed", "message"),
     [
-        (toys.VECTOR, np.ones(5, np.float32), r"has shape \(5,\), and its .* shape \(3,\)"),
-        (toys.VECTOR, np.ones(1, np.float32), r"has shape \(1,\), and its .* shape \(3,\)"),
+        (toys.VECTOR, np.ones(5, np.float32), r"has shape \(5,\) .*, and its .* \(3,\)"),
+        (toys.VECTOR, np.ones(1, np.float32), r"has shape \(1,\) .*, and its .* \(3,\)"),
         (toys.VECTOR, np.ones((1, 3), np.float32), r"has shape \(1, 3\)"),
-        (toys.VECTOR, np.ones(3, np.uint8), "is of uint8, and its observation_space of float32"),
-        (toys.VECTOR, {"a": ONES}, "is of object, and its"),
-        (BYTES, np.ones(BYTES.shape), "is of float64, and its observation_space of uint8"),
-        (BYTES, np.ones(BYTES.shape, int), "is of int64, and its observation_space of uint8"),
-        (spaces.Box(0, 9, (3,), np.int64), ONES, "is of float32, and its .* of int64"),
-        (spaces.Discrete(3), 1.5, "is of float64, and its observation_space of int64"),
+        (toys.VECTOR, np.ones(3, np.uint8), "dtype uint8, and its .* float32"),
+        (toys.VECTOR, {"a": ONES}, "dtype object, and its"),
+        (BYTES, np.ones(BYTES.shape), "dtype float64, and its .* uint8"),
+        (BYTES, np.ones(BYTES.shape, int), "dtype int64, and its .* uint8"),
+        (spaces.Box(0, 9, (3,), np.int64), ONES, "dtype float32, and its .* int64"),
+        (spaces.Discrete(3), 1.5, "dtype float64, and its .* int64"),
         (spaces.Dict(a=toys.VECTOR, b=TWO), {"a": ONES}, r"lacks what .* has \(entry b\)"),
         (spaces.Dict(a=toys.VECTOR, b=TWO), {"a": ONES, "b": ONES}, r"\(3,\).*\(entry b\)"),
     ],
@@ -416,7 +416,7 @@ BYTES = spaces.Box(0, 255, (6, 6, 3), np.uint8)
 )
 def test_observations_of_another_space_are_refused(space, observed, message, when):
     if isinstance(observed, dict) and not isinstance(space, spaces.Dict):
-        message = "has shape|is of object"
+        message = "has shape"
     make = functools.partial(toys.OtherObservations, space, observed, when)
     name = register(make)
     gymnasium.registry[name].disable_env_checker = True  # it has messages of its own

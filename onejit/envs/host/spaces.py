@@ -23,19 +23,17 @@ def entries_of(space, path=()) -> list:
             if key != "mission" and not isinstance(entry, spaces.Text):
                 entries += entries_of(entry, (*path, key))
         return entries
-    where = f" (entry {'.'.join(map(str, path))})" if path else ""
-    if isinstance(space, spaces.Tuple):
-        raise ValueError(
-            f"env_name: observations of {space}{where} are neither arrays nor dictionaries of "
-            f"arrays: wrap the environment in {WRAPPERS}.FlattenObservation"
-        )
     kinds = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not isinstance(space, kinds):
         raise ValueError(
-            f"env_name: observations of {space}{where} have no fixed shape: make arrays of them "
-            f"in {WRAPPERS}.TransformObservation"
+            f"env_name: observations of {space}{where(path)} are neither arrays nor dictionaries "
+            f"of arrays: see {WRAPPERS}.FlattenObservation and TransformObservation"
         )
     return [(path, space)]
+
+
+def where(path) -> str:
+    return f" (entry {'.'.join(map(str, path))})" if path else ""
 
 
 def is_bytes(space) -> bool:
@@ -65,7 +63,7 @@ class Observations:
     `note` says in one sentence what was done to images.
 
     Images are [H, W, C]. Bytes stay bytes if they are all that is observed. A dictionary becomes a
-    vector of float32, with its bytes divided by 255.
+    vector of float32, with its bytes divided by 255. So does a single number.
 
     Raises ValueError for spaces that no script takes. `image_axes` is HWC, CHW or empty.
     """
@@ -84,11 +82,14 @@ class Observations:
         self.is_grey = False
         self.note = ""
         is_image = False
-        if len(self.entries) == 1:
-            is_image = self.alone(self.entries[0][1], image_axes)
-        else:
+        only = self.entries[0][1]
+        is_number = only.shape == () and not isinstance(only, spaces.Discrete)
+        self.is_vector = len(self.entries) > 1 or is_number
+        if self.is_vector:
             self.shape = (sum(size for _, _, size, _ in self.parts),)
             self.dtype = np.dtype(np.float32)
+        else:
+            is_image = self.alone(only, image_axes)
         if image_axes and not is_image:
             raise ValueError(
                 f"env_params: image_axes = {image_axes}: observations of {space} are not images"
@@ -102,11 +103,6 @@ class Observations:
             self.num_states = int(space.n)
             self.dtype = np.dtype(np.int32)
             return False
-        if space.shape == ():
-            raise ValueError(
-                f"env_name: observations of {space} have no dimensions: wrap the environment in "
-                f"{WRAPPERS}.ReshapeObservation(env, (1,))"
-            )
         if is_bytes(space) and len(space.shape) > 3:
             raise ValueError(
                 f"env_name: observations of {space} have more axes than an image [H, W, C]: "
@@ -136,7 +132,7 @@ class Observations:
 
     def write(self, out, obs) -> None:
         """Write observations into `out` [..., *shape]. `obs` has the same axes in front."""
-        if len(self.parts) == 1:
+        if not self.is_vector:
             path, space, *_ = self.parts[0]
             array = np.asarray(look_up(obs, path))
             if hasattr(space, "start"):
@@ -166,22 +162,17 @@ class Observations:
     def check(self, obs) -> None:
         """Raise ValueError if the observation of one environment is not of its space."""
         for path, space in self.entries:
-            where = f" (entry {'.'.join(map(str, path))})" if path else ""
             try:
                 array = np.asarray(look_up(obs, path))
             except (KeyError, TypeError, IndexError):
                 raise ValueError(
-                    f"env_name: an observation lacks what its observation_space has{where}: {space}"
+                    f"env_name: an observation lacks what its observation_space has{where(path)}: "
+                    f"{space}"
                 ) from None
-            if array.shape != space.shape:
+            if array.shape != space.shape or not is_kind_of(array.dtype, space):
                 raise ValueError(
-                    f"env_name: an observation has shape {array.shape}, and its observation_space "
-                    f"has shape {space.shape}{where}"
-                )
-            if not is_kind_of(array.dtype, space):
-                raise ValueError(
-                    f"env_name: an observation is of {array.dtype}, and its observation_space of "
-                    f"{space.dtype}{where}"
+                    f"env_name: an observation has shape {array.shape} and dtype {array.dtype}, "
+                    f"and its observation_space {space.shape} and {space.dtype}{where(path)}"
                 )
 
 
