@@ -17,8 +17,8 @@ import onejit.engine.devices  # noqa: F401 - before JAX starts
 from onejit.base import statistics
 from onejit.base.signals import Stopped, ending_at_once
 from onejit.engine.carry import Carry, Evaluations
-from onejit.engine.checkpoints import open_checkpoints, restore, save
-from onejit.engine.hosts import agree, fetch, is_first, latest
+from onejit.engine.checkpoints import newest, restore, save
+from onejit.engine.hosts import agree, fetch, is_first, latest, only_first
 from onejit.engine.progress import count_restored
 from onejit.script.steps import steps_of
 
@@ -201,17 +201,18 @@ def make_reader(program):
     return read
 
 
-def restore_or_start(program, piece: Slice, session: Session, floats: dict, manager, end: int):
-    """`(carry, number of updates done)` from the last checkpoint, or as the slice starts.
+def restore_or_start(
+    program, piece: Slice, session: Session, floats: dict, done: int, end: int
+) -> tuple[Carry, int]:
+    """The carry from the checkpoint after `done` updates, or as the slice starts, and its updates.
 
     Environments outside of JAX begin new episodes, unless `end` updates are done.
     """
     from onejit.envs import host  # not at the top: it starts JAX, which must be after `connect`
 
     host.close_all()  # left by an earlier slice
-    done = agree(manager.latest_step() or 0)  # a shared disk may show files later to some processes
     if done:
-        carry = restore(manager, done, program)
+        carry = restore(piece.folder, done, program)
     elif piece.start is not None:
         carry = piece.start(program)
         done = piece.first_update
@@ -249,8 +250,8 @@ def evaluate(program, piece: Slice, carry: Carry):
     return program.evaluate(carry.runner_state.agent, numbers)
 
 
-def train(program, piece: Slice, session: Session, manager):
-    """Train a slice from its last checkpoint, or from its start, to its end. Returns its carry.
+def train(program, piece: Slice, session: Session, done: int) -> Carry:
+    """Train a slice from its checkpoint after `done` updates, or from its start. Returns its carry.
 
     Process 0 decides when a checkpoint is written, because clocks differ. A signal ends training
     with a checkpoint and raises `Stopped`.
@@ -262,7 +263,7 @@ def train(program, piece: Slice, session: Session, manager):
     end = program.num_updates if piece.last_update is None else piece.last_update
     clock = session.record.seconds
     left_out = session.record.not_finite_at_start
-    carry, done = restore_or_start(program, piece, session, floats, manager, end)
+    carry, done = restore_or_start(program, piece, session, floats, done, end)
     read = make_reader(program)
     chunk = 1
     saved_at = time.perf_counter()
@@ -297,7 +298,7 @@ def train(program, piece: Slice, session: Session, manager):
         due = piece.save_last if done == end else is_time
         chunk, due = agree([length_of_next_chunk(length, ended - begun), due])
         if due:
-            save(manager, done, carry)
+            save(piece.folder, done, carry)
             if is_first():
                 session.write_record()
             saved_at = time.perf_counter()
@@ -311,16 +312,15 @@ def run(program, piece: Slice, session: Session) -> tuple[Trained, Any]:
 
     Returns what it made, and the runner state on its devices.
     """
-    with open_checkpoints(piece.folder) as manager:
-        done = manager.latest_step() or 0
-        if done:
-            session.count((done - piece.first_update) * piece.steps, restored=True)
-        if done and is_first():
-            end = piece.last_update or piece.config.num_updates
-            which = f"runs {piece.runs.start} to {piece.runs.stop - 1}"
-            note = f"resume: {which}: {done} of {end} updates are done"
-            session.progress.write(note, file=sys.stderr)
-        carry = train(program, piece, session, manager)
+    done = only_first(newest, piece.folder)
+    if done:
+        session.count((done - piece.first_update) * piece.steps, restored=True)
+    if done and is_first():
+        end = piece.last_update or piece.config.num_updates
+        which = f"runs {piece.runs.start} to {piece.runs.stop - 1}"
+        note = f"resume: {which}: {done} of {end} updates are done"
+        session.progress.write(note, file=sys.stderr)
+    carry = train(program, piece, session, done)
 
     number = len(piece.runs)
     state = carry.runner_state

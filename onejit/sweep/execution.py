@@ -1,5 +1,6 @@
 """Training of the groups of a sweep, slice by slice."""
 
+import contextlib
 import dataclasses
 import sys
 from functools import partial
@@ -11,7 +12,7 @@ from onejit.base.files import delete_folder, write
 from onejit.base.signals import Stopped
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
-from onejit.engine.checkpoints import damage_of
+from onejit.engine.checkpoints import read
 from onejit.engine.progress import note_of_returns
 from onejit.run import tracking
 from onejit.run.agents import as_bytes
@@ -146,7 +147,9 @@ def first_runs_done(sweep: Sweep, group: Group, index: int) -> list[int]:
     for file in finished_slices(sweep.run_dir, index):
         checkpoints = sweep.run_dir / "unfinished" / file.stem
         is_needed = group.num_updates < group.config.num_updates and checkpoints.is_dir()
-        if not is_needed or not damage_of(checkpoints / str(group.num_updates)):
+        with contextlib.suppress(OSError):
+            if is_needed:
+                read(checkpoints / str(group.num_updates))
             done.append(runs_of(file)[0])
     return done
 

@@ -11,6 +11,7 @@ from flax.traverse_util import unflatten_dict
 from onejit.base import statistics
 from onejit.base.files import delete_folder, write, write_picture
 from onejit.base.text import align, as_csv, file_names
+from onejit.engine.checkpoints import joined
 from onejit.engine.loop import Trained
 from onejit.run.record import Record, now, write_record
 from onejit.run.write import finish_run, write_inputs
@@ -79,7 +80,7 @@ def collect(sweep: Sweep) -> dict[int, dict]:
     trials = {}
     for number, group in enumerate(sweep.trials.groups):
         parts = [read_slice(file) for file in finished_slices(sweep.run_dir, number)]
-        whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        whole = joined(parts)
         for position, trial in enumerate(group.trials):
             rows = slice(position * seeds, (position + 1) * seeds)
             trials[trial] = {name: values[rows] for name, values in whole.items()}

@@ -7,15 +7,12 @@ folder `unfinished/GROUP-FIRST-LAST` has the checkpoints of these runs.
 
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
 from onejit.base.files import delete_folder
 from onejit.engine import hosts
-from onejit.engine.axis import Axis
-from onejit.engine.checkpoints import open_checkpoints, restore
+from onejit.engine.checkpoints import carry_from, joined, read
 
 FINAL_RETURN = "run.final_return"
 FIRST_NOT_FINITE = "run.first_not_finite"
@@ -68,7 +65,7 @@ def read_agents_of_runs(run_dir: Path, group: int, wanted: range) -> dict:
             parts.append({name: stored.get_slice(name)[rows] for name in names})
     if found < len(wanted):
         raise OSError(f"{run_dir / 'slices'}: lacks agents of group {group}")
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return joined(parts)
 
 
 def delete_slices(run_dir: Path) -> None:
@@ -79,30 +76,6 @@ def delete_slices(run_dir: Path) -> None:
 # --- the runs of a rung that go on ---
 
 
-def of_size(abstract, size: int):
-    """Shapes [size, ...] of the carry of a slice of another size."""
-    sharding = Axis.of(size).sharding
-
-    def resized(leaf):
-        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
-
-    return jax.tree.map(resized, abstract)
-
-
-def take_rows(folder: Path, update: int, program, rows: np.ndarray):
-    """The rows of the carry of a slice after an update. Raises OSError."""
-    with open_checkpoints(folder) as manager:
-        if manager.latest_step() != update:
-            raise OSError(
-                f"{folder}: has no intact checkpoint of update {update}; resuming trains it again"
-            )
-        stored = manager.item_metadata(update).tree
-        size = stored["metrics"]["episodes"].shape[0]
-        resized = program._replace(abstract=of_size(program.abstract, size))
-        carry = restore(manager, update, resized)
-    return jax.tree.map(lambda leaf: leaf[rows], carry)
-
-
 def carry_of_runs(run_dir: Path, group: int, update: int, runs: np.ndarray, program):
     """The carry of a slice of `program`, from the checkpoints of `group` after an update.
 
@@ -110,12 +83,14 @@ def carry_of_runs(run_dir: Path, group: int, update: int, runs: np.ndarray, prog
     """
     names = hosts.only_first(lambda: [str(path) for path in checkpoints_of(run_dir, group)])
     parts = []
+    found = 0
     for folder in map(Path, names):
         first, last = runs_of(folder)
         rows = runs[(first <= runs) & (runs < last)] - first
         if len(rows):
-            parts.append(take_rows(folder, update, program, rows))
-    if sum(len(part.metrics["episodes"]) for part in parts) != len(runs):
+            arrays = read(folder / str(update))
+            parts.append({name: array[rows] for name, array in arrays.items()})
+            found += len(rows)
+    if found != len(runs):
         raise OSError(f"{run_dir / 'unfinished'}: has no checkpoints of all runs of group {group}")
-    carry = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-    return jax.device_put(carry, program.sharding)
+    return carry_from(joined(parts), program)

@@ -26,7 +26,7 @@ from onejit.base.clock import Clock
 from onejit.base.signals import stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
-from onejit.engine.checkpoints import open_checkpoints, restore
+from onejit.engine.checkpoints import newest, restore, updates_of
 from onejit.run.directory import checkpoints_of, script_and_config, with_all_steps
 from onejit.run.resume import open_run, options_of
 from onejit.script.contract import Script
@@ -94,16 +94,17 @@ def newly_bad(before: dict, after: dict) -> np.ndarray:
 # --- the first update ---
 
 
-def last_finite(program, floats, key_data, manager):
+def last_finite(program, key_data, directory: Path):
     """`(carry, updates done)` of the last checkpoint at which all seeds are finite, or the start.
 
     Raises OSError.
     """
-    for step in sorted(manager.all_steps(), reverse=True):
-        carry = restore(manager, step, program)
+    hosts.only_first(newest, directory)
+    for update in reversed(hosts.agree(updates_of(directory))):
+        carry = restore(directory, update, program)
         if not any(count.any() for count in count_bad(carry).values()):
-            return carry, step
-    return program.start(floats, jax.device_put(key_data, program.sharding)), 0
+            return carry, update
+    return program.start({}, jax.device_put(key_data, program.sharding)), 0
 
 
 def first_bad_update(program, carry, done: int):
@@ -395,8 +396,8 @@ def search_slice(script: Script, config, options, run_dir, program, first: int) 
     """What was found in the slice from the seed `first` on, or None."""
     seeds, numbers = loop.runs_of_slice(first, program.size, options.num_seeds)
     key_data = loop.seed_keys(options)[numbers]
-    with open_checkpoints(checkpoints_of(run_dir, seeds, options.num_seeds)) as manager:
-        carry, done = last_finite(program, {}, key_data, manager)
+    directory = checkpoints_of(run_dir, seeds, options.num_seeds)
+    carry, done = last_finite(program, key_data, directory)
     print(
         f"seeds {seeds.start} to {seeds.stop - 1}: the search starts after {plural(done, 'update')}"
     )

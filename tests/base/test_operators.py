@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 from gymnasium.envs.registration import EnvSpec
 

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from safetensors.numpy import load_file
 from support.files import ROOT
@@ -50,18 +49,13 @@ def run(args, folder: Path, **env) -> subprocess.CompletedProcess:
 
 
 def steps(run_dir: Path) -> list[int]:
-    """The complete checkpoints: their checksums are written last."""
-    files = run_dir.glob("checkpoints/*/checksums.json")
-    return sorted(int(path.parent.name) for path in files)
+    """The complete checkpoints."""
+    return checkpoints.updates_of(run_dir / "checkpoints")
 
 
-def checkpoint(run_dir: Path):
+def checkpoint(run_dir: Path) -> dict:
     """The last one in NumPy arrays, on however many devices it was written."""
-    checkpointer = ocp.StandardCheckpointer()
-    path = run_dir / "checkpoints" / str(steps(run_dir)[-1]) / "default"
-    saved = checkpointer.metadata(path).item_metadata.tree
-    empty = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
-    return checkpointer.restore(path, empty)
+    return checkpoints.read(run_dir / "checkpoints" / str(steps(run_dir)[-1]))
 
 
 @pytest.fixture(scope="session")
@@ -116,10 +110,9 @@ def test_every_script_resumes(script, tmp_path):
     options = SimpleNamespace(seed=0, eval_episodes=3, eval_interval=0)
     program = compilation.compile_slice(script, small_config(script, 2), [], 2, options)
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
-    with checkpoints.open_checkpoints(tmp_path) as manager:
-        carry = program.advance(program.start({}, jax.device_put(keys, program.sharding)), {}, 0, 1)
-        loop.save(manager, 1, carry)
-        again = loop.restore(manager, 1, program)
+    carry = program.advance(program.start({}, jax.device_put(keys, program.sharding)), {}, 0, 1)
+    loop.save(tmp_path, 1, carry)
+    again = loop.restore(tmp_path, 1, program)
     assert_same(carry, again)
     carry, again = program.advance(carry, {}, 1, 2), program.advance(again, {}, 1, 2)
     assert_same(carry, again)

@@ -33,7 +33,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 # By the package, which does not pin it or does not name it.
 ALSO_NEEDED = {"distrax": "tfp-nightly", "gymnax": "six"}
 # Where a distribution is not called what its module is called.
-DISTRIBUTIONS = {"PIL": "pillow", "orbax": "orbax-checkpoint", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 
 each_script = pytest.mark.parametrize("path", SCRIPTS, ids=lambda file: file.stem)
 

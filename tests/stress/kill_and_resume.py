@@ -85,9 +85,7 @@ def look(run_dir: Path) -> tuple[set, set]:
     paths = set()
     for folder, folders, files in os.walk(run_dir):  # rglob fails if a folder vanishes
         paths |= {Path(folder, name) for name in folders + files}
-    writing = {
-        path for path in paths if path.suffix == ".partial" or "orbax-checkpoint-tmp" in path.name
-    }
+    writing = {path for path in paths if path.suffix == ".partial"}
     committed = {
         path
         for path in paths
@@ -100,7 +98,7 @@ def damage_newest_checkpoint(run_dir: Path) -> str:
     """Damage the newest checkpoint of a slice that has two of them. Returns what was done."""
     of_slices = {}
     for path in run_dir.rglob("*"):
-        if path.is_dir() and path.name.isdigit() and (path / "checksums.json").is_file():
+        if path.is_dir() and path.name.isdigit() and any(path.glob("*.npz")):
             of_slices.setdefault(path.parent, []).append(path)
     for checkpoints in of_slices.values():
         if len(checkpoints) < 2:

@@ -272,7 +272,7 @@ def test_two_processes_on_one_study(tmp_path):
         words = [*command, f"--run-dir={tmp_path / name}"]
         processes.append(subprocess.Popen(words, start_new_session=True))
     deadline = time.monotonic() + 300
-    while not list((tmp_path / "killed").glob("unfinished/*/*/checksums.json")):
+    while not list((tmp_path / "killed").glob("unfinished/*/*/*.npz")):
         assert time.monotonic() < deadline and processes[0].poll() is None
         time.sleep(0.05)
     os.killpg(processes[0].pid, signal.SIGKILL)

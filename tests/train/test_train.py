@@ -519,7 +519,7 @@ def test_resume_from_the_checkpoint_before_a_damaged_one(finished, interrupted, 
     damage(run_dir / "checkpoints" / str(done))
     resume.main(run_dir)
     said = capfd.readouterr().err
-    assert f"the checkpoint checkpoints/{done} is damaged: its file" in said
+    assert f"the checkpoint checkpoints/{done} is damaged: " in said
     assert f"it was deleted, and checkpoints/{before} is used" in said
     assert f"{before} of {NUM_UPDATES} updates are done" in said
     assert_same_results(finished, run_dir)
@@ -533,9 +533,10 @@ def test_resume_without_an_intact_checkpoint(finished, tmp_path, capfd):
         resume.main(copy)
     message = capfd.readouterr().err.splitlines()[-1]
     assert stop.value.code == 1 and message.startswith("onejit resume: error: run_dir"), message
-    assert "no checkpoint is intact; checkpoints/20 is damaged: its file" in message, message
+    assert "no checkpoint is intact; checkpoints/20 is damaged: " in message, message
     # without one it starts anew, as after a kill while the first was written
-    checkpoint.rename(checkpoint.with_name("20.orbax-checkpoint-tmp"))
+    (part,) = checkpoint.iterdir()
+    part.rename(part.with_name(f"{part.name}.partial"))
     resume.main(copy)
     assert_same_results(finished, copy)
     assert not list(copy.rglob("*tmp*"))
@@ -607,11 +608,7 @@ def test_disk_full_while_a_checkpoint_is_written(full_disk, tmp_path, capfd):
     with full_disk("disk", 160_000) as (disk, cause), pytest.raises(SystemExit) as stop:
         train.main([*args, f"--run-dir={disk / 'run'}"])
     message = capfd.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and message.endswith(f"cannot be written: {cause}"), message
-    del stop
-    # Else it meets Orbax's failed tasks while Python parses; their report parses too: a
-    # SystemError in 3.11.
-    gc.collect()
+    assert stop.value.code == 1 and message.endswith(f"cannot be written ({cause})"), message
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
     resume.main(copy)
     assert " of 4000 updates are done" in capfd.readouterr().err
