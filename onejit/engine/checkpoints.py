@@ -116,7 +116,9 @@ def newest(directory: Path) -> int:
     Deletes newer ones, and says so. Raises OSError if none of several is intact.
     """
     if any(directory.glob("*/default")):
-        raise OSError(f"resume: {directory} is of an older version of onejit, which can continue it")
+        raise OSError(
+            f"resume: {directory} is of an older version of onejit, which can continue it"
+        )
     for folder in folders_of(directory):
         if not parts_of(folder):  # a kill came while it was written
             delete_folder(folder)

@@ -71,7 +71,9 @@ def finish_run(
     save_results(script, config, seed, agents, metrics, folder)
     np.save(folder / "final_return.npy", trained.final_return)
     if trained.evaluations is not None:
-        save_evaluations(config, record.options["eval_interval"], trained.evaluations.returns, folder)
+        save_evaluations(
+            config, record.options["eval_interval"], trained.evaluations.returns, folder
+        )
         best = trained.evaluations.best_agent
         save_agents(best, script, seed, folder / "best_agent.safetensors")
     if trained.evaluation is not None:
