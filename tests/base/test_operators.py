@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -18,7 +17,7 @@ from onejit.base import files, paths
 from onejit.engine import memory, progress
 from onejit.envs.host import rows
 from onejit.run import record, resume
-from onejit.script import command_line, load
+from onejit.script import command_line
 
 IN_A_SCRIPT = """
 import gymnasium

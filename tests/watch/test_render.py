@@ -30,8 +30,8 @@ from onejit.run.directory import Results
 from onejit.script import command_line
 from onejit.watch import figures, formats, render
 from onejit.watch.drawing import drawing_of
-from onejit.watch.formats import check_formats
 from onejit.watch.figures import Episode
+from onejit.watch.formats import check_formats
 
 rng = np.random.default_rng(0)
 
