@@ -16,6 +16,7 @@ from onejit.engine.carry import Carry
 from onejit.engine.hosts import only_first
 
 KEPT = 2  # checkpoints: the last one may be damaged
+NUMBER = "number"  # of the arrays in a file: the directory of a zip file has no checksum
 GROWING = (".metrics", ".evaluations.returns")  # what has more columns in an extended run
 
 # --- arrays ---
@@ -83,7 +84,7 @@ def save(directory: Path, update: int, carry: Carry) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(carry)
     arrays = {jax.tree_util.keystr(path): rows_of_process(leaf) for path, leaf in leaves}
     name = f"{jax.process_index():05d}-of-{jax.process_count()}.npz"
-    write(directory / str(update) / name, partial(np.savez, **arrays))
+    write(directory / str(update) / name, partial(np.savez, **arrays, **{NUMBER: len(arrays)}))
     only_first(delete_old, directory)
 
 
@@ -101,7 +102,10 @@ def read(folder: Path) -> dict[str, np.ndarray]:
     try:
         for file in parts_of(folder):
             with np.load(file) as stored:
-                parts.append({name: stored[name] for name in stored.files})
+                arrays = {name: stored[name] for name in stored.files}
+            if arrays.pop(NUMBER) != len(arrays):
+                raise ValueError("it lacks arrays")
+            parts.append(arrays)
         if not parts:
             raise ValueError("it is not complete")
         return parts[0] if len(parts) == 1 else joined(parts)

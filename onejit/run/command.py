@@ -22,8 +22,8 @@ def run(
     """Train what `read(until_the_end)` returns. Returns the run directory, None if it is complete.
 
     `read` and `begin(job, until_the_end)` may lock the run until the end, which `until_the_end` is.
-    `train(job, plan, progress, caught)` gets what `begin` returns. `finish(job, trained)` writes the
-    results and says whether a seed is left that has not diverged; `look(job, trained)` may follow.
+    `train(job, plan, progress, caught)` gets what `begin` returns. `finish(job, trained)` writes
+    results, and says whether a seed is left that has not diverged. `look(job, trained)` may follow.
     """
     with (
         stopping(tool, "nothing was started"),
