@@ -8,7 +8,7 @@ from typing import Any
 from onejit.base.signals import catching_signals, stopping
 from onejit.engine.hosts import is_first
 from onejit.engine.progress import progress_bar
-from onejit.script.errors import errors_in_one_line, exit_as_diverged, failures_in_one_line
+from onejit.script.errors import errors_in_one_line, exit_as_diverged
 
 
 def run(
@@ -28,7 +28,6 @@ def run(
     with (
         stopping(tool, "nothing was started"),
         errors_in_one_line(tool),
-        failures_in_one_line(tool),
         contextlib.ExitStack() as until_the_end,
     ):
         job = read(until_the_end)
@@ -42,7 +41,6 @@ def run(
     with (
         until_the_end,
         errors_in_one_line(tool, 1, (OSError,), about=f"run_dir = {run_dir}: "),
-        failures_in_one_line(tool),
     ):
         with (
             stopping(tool, go_on),

@@ -43,7 +43,8 @@ def comes_from_the_user(error: BaseException) -> bool:
 def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), about: str = ""):
     """Print an exception of these kinds as one line that begins with `about`, and exit.
 
-    An exception that comes from the user's code is raised, unless the disk is full.
+    An exception that comes from the user's code is raised, unless the disk is full. If memory runs
+    out or another process is gone, the exit code is 1.
     """
     try:
         yield
@@ -62,15 +63,8 @@ def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), ab
         line = f"{tool}: error: {about}{' '.join(text.split())}"
         print(printable(line), file=sys.stderr, flush=True)
         if jax.distributed.is_initialized():
-            os._exit(code)  # a normal exit would wait for processes that may be gone
+            os._exit(code)
         raise SystemExit(code) from None
-
-
-@contextlib.contextmanager
-def failures_in_one_line(tool: str):
-    """Print one line and exit with 1 if memory runs out or another process is gone."""
-    try:
-        yield
     except (jax.errors.JaxRuntimeError, multihost_utils.ProcessFailureError) as error:
         text = " ".join(str(error).split())[:300]
         if "RESOURCE_EXHAUSTED" in text:
@@ -80,7 +74,7 @@ def failures_in_one_line(tool: str):
         else:
             raise
         print(f"{tool}: error: {cause}: {text}", file=sys.stderr, flush=True)
-        os._exit(1)  # a normal exit would wait for the other processes
+        os._exit(1)
 
 
 def exit_as_diverged(tool: str, run_dir: Path) -> None:

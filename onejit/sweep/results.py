@@ -32,7 +32,6 @@ from onejit.sweep.swept import show_value
 from onejit.sweep.trials import Sweep, rank_trials
 
 MOST_LINES = 22  # of a table that is printed
-OF_TRIALS = ("warmup_timesteps", "steps_per_update")  # arrays [trials] in metrics.npz
 # of a sweep's record, in the records of its trials
 KEPT = (
     "command",

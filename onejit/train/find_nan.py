@@ -30,7 +30,6 @@ from onejit.engine.checkpoints import newest, restore, updates_of
 from onejit.run.directory import checkpoints_of, script_and_config, with_all_steps
 from onejit.run.resume import open_run, options_of
 from onejit.script.contract import Script
-from onejit.script.errors import failures_in_one_line
 from onejit.script.steps import timesteps_until
 from onejit.train.options import Options
 
@@ -465,11 +464,7 @@ def main(run_dir: tyro.conf.Positional[Path], memory: float | None = None) -> Pa
         run_dir: a run of `onejit train`
         memory: GiB of each device to use; 90 % of what is free by default
     """
-    with (
-        stopping(TOOL, "nothing was changed"),
-        failures_in_one_line(TOOL),
-        contextlib.ExitStack() as until_the_end,
-    ):
+    with stopping(TOOL, "nothing was changed"), contextlib.ExitStack() as until_the_end:
         record = open_run(run_dir, until_the_end)
         if record.kind != "train":
             raise ValueError(f"{run_dir}: is a sweep; give a run of onejit train")
