@@ -63,9 +63,7 @@ class Run(NamedTuple):
     # {(script, seed, number of the agent): return}, -inf if not finite
     returns: dict
     observed: tuple[float, float]  # the lowest and the highest return that was seen
-    # {name: value} of what must also be equal in runs of one method; a script's own `main` records
-    # no hash of its text
-    marks: dict
+    marks: dict  # {name: value} of what must also be equal in runs of one method
     is_trial: bool = False  # of a sweep
 
 
@@ -177,10 +175,9 @@ def read_run(argument: str, kind: str) -> Run:
     for agent, value in enumerate(returns):
         key = settings["script"], seed, agent
         values[key] = float(value) if np.isfinite(value) else -np.inf
-    marks = {
-        "the text of the script": record.sha256,
-        "the number of updates": metrics["episodes"].shape[1],
-    }
+    marks = {"the number of updates": metrics["episodes"].shape[1]}
+    if record.sha256:  # a script's own `main` records none
+        marks["the text of the script"] = record.sha256
     observed = statistics.observed_range(metrics, returns)
     return Run(path, settings, label, task, values, observed, marks)
 
@@ -230,11 +227,8 @@ def gather(runs: list[Run]) -> dict[str, dict[str, dict]]:
         others.append(run)
         first = others[0]
         fields = differing(others)
-        for name in first.marks.keys() & run.marks:
-            texts = {str(other.marks[name]) for other in others}
-            if name == "the text of the script":
-                texts.discard("None")
-            if len(texts) > 1:
+        for name, mark in run.marks.items():
+            if any(other.marks.get(name, mark) != mark for other in others):
                 fields.append(name)
         if fields:
             raise ValueError(

@@ -36,8 +36,7 @@ from onejit.sweep.trials import Group, Sweep
 class Trainer:
     """Compiles and trains groups of a sweep.
 
-    Consecutive groups with the same config share a program, as the batches of Optuna do. Each rung
-    has its own.
+    Groups with the same config share a program, as the batches of Optuna do. Each rung has its own.
     """
 
     def __init__(self, sweep: Sweep, progress, caught):
@@ -53,8 +52,7 @@ class Trainer:
             checkpoint_interval=sweep.options.checkpoint_interval,
         )
         self.programs = {}  # {rung: program} of the config
-        self.numbers = {}  # {rung: number of the program} of the config
-        self.num_programs = 0
+        self.numbers = {}  # {(config, rung): number of the program}
 
     def train_group(self, group: Group) -> None:
         """Train a group, and add it and its returns to `sweep.trials`.
@@ -65,10 +63,6 @@ class Trainer:
         trials = sweep.trials
         if trials.groups and trials.groups[-1].config != group.config:
             self.programs.clear()  # free their memory before the next one compiles
-            self.numbers.clear()
-        if group.rung not in self.numbers:
-            self.numbers[group.rung] = self.num_programs
-            self.num_programs += 1
         index = len(trials.groups)
         trials.groups.append(group)
         for trial in group.trials:
@@ -99,7 +93,7 @@ class Trainer:
         A resumed group keeps its size. Raises ValueError.
         """
         sizes = self.sweep.record.slices
-        number = self.numbers[group.rung]
+        number = self.numbers.setdefault((group.config, group.rung), len(self.numbers))
         size = sizes[number] if number < len(sizes) else None
         is_done = size is not None and set(range(0, num_runs, size)) <= set(done)
         if not is_done and group.rung not in self.programs:
