@@ -8,6 +8,8 @@ import filelock
 from onejit.base.files import delete_folder
 from onejit.engine.hosts import only_first
 
+LOOK = 0.5  # seconds: `onejit list` holds the lock for a moment to see if it is free
+
 
 @contextlib.contextmanager
 def holding(run_dir: Path, is_new: bool = False):
@@ -73,7 +75,7 @@ def lock(run_dir: Path):
     """Lock a run directory for as long as the result lives. Raises ValueError."""
     held = filelock.FileLock(Path(run_dir) / ".lock")
     try:
-        held.acquire(timeout=0)
+        held.acquire(timeout=LOOK)
     except filelock.Timeout:
         raise ValueError(f"{run_dir}: another process is writing into this run") from None
     except OSError as error:

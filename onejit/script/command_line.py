@@ -289,11 +289,9 @@ def parse_with(
     flags = dict(flags)
     values = {}
     if "config" in flags:
-        paths = flags.pop("config")
-        if len(paths) != 1:
-            raise ValueError("--config: needs a file, as in --config FILE.yaml")
+        path = read_flag("config", Path, flags.pop("config"))
         kinds = {name: flag.kind for name, flag in flags_of(command).items()}
-        values = values_of_yaml(Path(paths[0]), kinds, f"--config {paths[0]}")
+        values = values_of_yaml(path, kinds, f"--config {path}")
     config, options, hosts = command(**read(command, flags, values))
     check_config(config)
     check_options(options)

@@ -13,7 +13,13 @@ from typing import Any, Literal
 
 from onejit.base.paths import as_folder
 
-TAKES = {bool: "True | False", int: "a whole number", float: "a number", str: "text"}
+TAKES = {
+    bool: "True | False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+}
 
 
 def is_union(kind) -> bool:

@@ -2,14 +2,17 @@
 
 import dataclasses
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import filelock
 import numpy as np
 import pytest
 from support.files import ROOT
 
 from onejit.run import directory
+from onejit.run.lock import lock
 from onejit.run.record import Record
 from onejit.script import load
 from onejit.script.local_modules import hash_of
@@ -79,3 +82,11 @@ def test_names_of_folders():
     whole = directory.checkpoints_of("run", range(4), 4)
     assert whole == Path("run/checkpoints")
     assert directory.checkpoints_of("run", range(2, 4), 4) == whole / "00002-00004"
+
+
+def test_a_look_at_the_lock_stops_nobody(tmp_path):
+    """`onejit list` holds it for a moment."""
+    look = filelock.FileLock(tmp_path / ".lock", thread_local=False)
+    look.acquire()
+    threading.Timer(0.1, look.release).start()
+    lock(tmp_path).release()
