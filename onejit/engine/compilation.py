@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import time
+from collections import defaultdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
-from onejit.base.clock import Clock
 from onejit.base.text import plural
 from onejit.engine import evaluation
 from onejit.engine.axis import Axis
@@ -283,12 +283,12 @@ def compile_slices(
     total: int,
     size: int | None,
     memory_gib: float | None,
-    clock: Clock,
+    seconds: defaultdict[str, float],
 ):
     """`(program, description)` for `total` runs in slices of `size`.
 
     By default they are the largest slices that fit in memory and keep all devices busy. Adds the
-    time to `clock`. Raises ValueError.
+    time to `seconds`. Raises ValueError.
     """
     begun = time.perf_counter()
     memory = free_memory(memory_gib)
@@ -297,7 +297,7 @@ def compile_slices(
     else:
         program = largest_slice(compile_size, total, smallest_slice(total), memory)
     took = time.perf_counter() - begun
-    clock.compile += took
+    seconds["compile"] += took
     slices = plural(number_of_slices(total, program.size), "slice")
     if program.size < total:
         slices = f"{slices} of at most {program.size}"

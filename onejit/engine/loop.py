@@ -261,7 +261,7 @@ def train(program, piece: Slice, session: Session, done: int) -> Carry:
         floats[name] = jax.device_put(np.asarray(values, np.float32), program.sharding)
 
     end = program.num_updates if piece.last_update is None else piece.last_update
-    clock = session.record.seconds
+    seconds = session.record.seconds
     left_out = session.record.not_finite_at_start
     carry, done = restore_or_start(program, piece, session, floats, done, end)
     read = make_reader(program)
@@ -284,8 +284,8 @@ def train(program, piece: Slice, session: Session, done: int) -> Carry:
             agents = carry.runner_state.agent
             evaluations = program.remember(evaluations, agents, returns, index, tuple(left_out))
         carry = carry._replace(evaluations=evaluations)
-        clock.train += ended - begun
-        clock.evaluate += time.perf_counter() - ended
+        seconds["train"] += ended - begun
+        seconds["evaluate"] += time.perf_counter() - ended
         session.count(length * piece.steps)
         if is_first():
             note = session.watch(piece, done, last, metrics, returns)
@@ -338,7 +338,9 @@ def run(program, piece: Slice, session: Session) -> tuple[Trained, Any]:
         stop = latest(session.caught)  # the last checkpoint is written, and this may take long
         if stop:
             raise Stopped(stop)
-        with session.record.seconds.measuring("evaluate"), ending_at_once(session.if_stopped):
+        begun = time.perf_counter()
+        with ending_at_once(session.if_stopped):
             returns = np.asarray(evaluate(program, piece, carry))
+        session.record.seconds["evaluate"] += time.perf_counter() - begun
         trained = trained._replace(evaluation=returns[:number])
     return trained, state

@@ -6,12 +6,12 @@ import json
 import math
 import os
 import shlex
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from onejit.base.clock import Clock
 from onejit.base.cores import number_of_cores
 from onejit.base.files import load_yaml, reading, write
 from onejit.base.packages import versions
@@ -49,7 +49,8 @@ class Record:
     path: str | None = None  # of the script
     sha256: str | None = None
     modules: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of the user's own
-    seconds: Clock = dataclasses.field(default_factory=Clock)
+    # of "compile", "train" and "evaluate", over all sessions
+    seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     steps_done: int = 0
     steps_total: int = 0
     finished: str | None = None  # the time
@@ -92,7 +93,7 @@ class Record:
         settings = stored["settings"]
         names = ["script", "num_seeds", "seed", *settings]
         values: dict[str, Any] = {"settings": {name: settings[name] for name in names}}
-        values["seconds"] = Clock(**stored.pop("seconds", {}))
+        values["seconds"] = defaultdict(float, stored.pop("seconds", {}))
         for field in dataclasses.fields(cls):
             spelled = SPELLED.get(field.name, field.name)
             if spelled in stored and field.name not in ("settings", "others"):
@@ -108,8 +109,6 @@ class Record:
             value = getattr(self, field.name)
             if field.name != "others" and value != getattr(empty, field.name):
                 values[SPELLED.get(field.name, field.name)] = value
-        if "seconds" in values:
-            values["seconds"] = dataclasses.asdict(self.seconds)
         return values | self.others
 
 

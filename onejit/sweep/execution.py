@@ -114,7 +114,7 @@ def compile_group(
         total=num_runs,
         size=size,
         memory_gib=sweep.options.memory,
-        clock=sweep.record.seconds,
+        seconds=sweep.record.seconds,
     )
     if size is None:
         sweep.record.slices.append(program.size)

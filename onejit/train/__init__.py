@@ -151,7 +151,7 @@ def prepare(training: Training, until_the_end: contextlib.ExitStack) -> compilat
         total=options.num_seeds,
         size=size,
         memory_gib=options.memory,
-        clock=record.seconds,
+        seconds=record.seconds,
     )
     if size:
         hosts.only_first(write_record, training.run_dir, record)
@@ -262,7 +262,7 @@ def finish(training: Training, made: tuple[loop.Trained, Any]) -> bool:
 
 def write_results(training: Training, trained: loop.Trained, runner_state) -> bool:
     script, config, _, run_dir, record = training
-    seconds = record.seconds.train
+    seconds = record.seconds["train"]
     if seconds:
         record.steps_per_second = record.steps_done / seconds
         speed = f"{record.steps_per_second:,.0f} steps/s over all seeds"

@@ -11,6 +11,7 @@ evaluates the operations of this update one by one. It writes nothing.
 import contextlib
 import dataclasses
 import linecache
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ import tyro
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from onejit.base import statistics
-from onejit.base.clock import Clock
 from onejit.base.signals import stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
@@ -443,7 +443,7 @@ def search(script: Script, config, options, run_dir, size: int | None) -> bool:
         total=options.num_seeds,
         size=size,
         memory_gib=options.memory,
-        clock=Clock(),
+        seconds=defaultdict(float),
     )
     if loop.holds(program.abstract.runner_state, host.HostState):
         raise ValueError("environments outside of JAX cannot be taken back to an earlier step")

@@ -1,6 +1,7 @@
 """The loop of a training by hand: a program that counts its updates, on a clock of its own."""
 
 import signal
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from gymnax.wrappers.purerl import LogEnvState
 
-from onejit.base.clock import Clock
 from onejit.base.signals import Stopped
 from onejit.engine import loop, progress
 from onejit.engine.axis import Axis
@@ -49,7 +49,9 @@ class Log:
         self.chunks = []
         self.evaluations = {}
         self.saved = []
-        self.record = SimpleNamespace(steps_done=0, seconds=Clock(), not_finite_at_start=[])
+        self.record = SimpleNamespace(
+            steps_done=0, seconds=defaultdict(float), not_finite_at_start=[]
+        )
         self.session = loop.Session(
             record=self.record,
             write_record=self.write_record,

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from onejit.base.clock import Clock
 from onejit.run.agents import as_bytes
 from onejit.run.record import Record, make_record, numerics, read_record, write_record
 from onejit.script.load import load_script
@@ -101,12 +100,3 @@ def test_a_record_is_json(tmp_path):
 
     stored = json.loads((tmp_path / "run.json").read_text(), parse_constant=refuse)
     assert stored["settings"]["clip"] == "inf" and stored["settings"]["sizes"] == [1, "nan"]
-
-
-def test_a_clock_counts_what_ended_well():
-    clock = Clock()
-    with clock.measuring("train"):
-        pass
-    with pytest.raises(KeyError), clock.measuring("evaluate"):
-        raise KeyError
-    assert clock.train > 0 and clock.evaluate == 0 and clock.compile == 0
