@@ -16,13 +16,6 @@ DRAWN_BY_GYMNAX = (
 )
 
 
-class Film(NamedTuple):
-    """Pictures of an episode."""
-
-    frames: Iterator
-    seconds: float  # between two frames
-
-
 class Drawing(NamedTuple):
     """How an environment is drawn."""
 
@@ -33,10 +26,11 @@ class Drawing(NamedTuple):
     packages: tuple[str, ...] = ()  # that drawing needs
     bodies: Any = None  # the brax environment, which html needs
 
-    def film(self, episode: Episode) -> Film:
+    def film(self, episode: Episode) -> tuple[Iterator, float]:
+        """The pictures of an episode, and the seconds between two of them."""
         every = max(1, round(1 / (FRAMES_PER_SECOND * self.seconds)))  # steps between two frames
         steps = range(len(episode.rewards))[::every]
-        return Film(self.frames(episode, steps), every * self.seconds)
+        return self.frames(episode, steps), every * self.seconds
 
 
 def drawing_of(env) -> Drawing:

@@ -87,9 +87,9 @@ def save_episode(form: str, path: Path, title: str, drawing: Drawing, episode: E
     if form == "svg":
         write(path, partial(save_board_svg, episode.states, len(episode.rewards)))
         return
-    film = drawing.film(episode)
+    frames, seconds = drawing.film(episode)
     save = save_gif if form == "gif" else save_mp4
-    write(path, partial(save, film.frames, film.seconds))
+    write(path, partial(save, frames, seconds))
 
 
 def check_formats(formats, drawing: Drawing) -> tuple[str, ...]:

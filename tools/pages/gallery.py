@@ -108,8 +108,8 @@ def frame(panel: Panel) -> Image.Image:
         mock.patch.object(figures, "captioned", lambda picture, *_: np.asarray(picture)),
     ):
         episode = Episode(config.env_name, env_params, states, rewards)
-        film = drawing_of(unwrap(env)).film(episode)
-        frames = list(film.frames)
+        frames, _ = drawing_of(unwrap(env)).film(episode)
+        frames = list(frames)
     return Image.fromarray(frames[min(int(panel.share * len(frames)), len(frames) - 1)])
 
 
