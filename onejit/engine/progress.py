@@ -1,5 +1,6 @@
 """Progress of a training: a bar on a terminal, lines in a log file."""
 
+import io
 import sys
 
 import numpy as np
@@ -8,15 +9,12 @@ from tqdm import tqdm
 SECONDS_BETWEEN_LINES = 30.0
 
 
-class Lines:
-    """Standard error as a file in which each text of a progress bar is a line."""
+class Lines(tqdm):
+    """A progress bar whose text is a line, as soon as there are any steps."""
 
-    def write(self, text: str) -> None:
-        if text.strip():
-            print(text.strip(), file=sys.stderr, flush=True)
-
-    def flush(self) -> None:
-        pass
+    def display(self, *_, **__):
+        if self.n:
+            print(self, file=sys.stderr, flush=True)
 
 
 def progress_bar(total: int, disable: bool):
@@ -24,7 +22,8 @@ def progress_bar(total: int, disable: bool):
     settings = {"total": total, "unit": "step", "unit_scale": True, "disable": disable}
     if sys.stderr.isatty():
         return tqdm(**settings)
-    return tqdm(**settings, file=Lines(), mininterval=SECONDS_BETWEEN_LINES, miniters=1)
+    nowhere = io.StringIO()
+    return Lines(**settings, file=nowhere, mininterval=SECONDS_BETWEEN_LINES, miniters=1)
 
 
 def note_of_returns(progress, returns) -> str:

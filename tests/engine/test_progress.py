@@ -21,9 +21,9 @@ def test_progress_in_a_log_file_is_lines(clock, capfd):
             clock[0] += 10.0
             bar.set_postfix_str("return 5", refresh=False)
             bar.update(100)
-    begin, *said, end = capfd.readouterr().err.splitlines()
-    assert begin.startswith("0%|") and end.startswith("100%|")
-    assert said[0] == "30%|###       | 300/1.00k [00:30<01:10, 10.0step/s, return 5]"
+    *said, end = capfd.readouterr().err.splitlines()
+    assert end.startswith("100%|")
+    assert said[0] == " 30%|###       | 300/1.00k [00:30<01:10, 10.0step/s, return 5]"
     assert len(said) == 3 and "\r" not in "".join(said)
 
 
@@ -37,10 +37,12 @@ def test_the_speed_is_of_the_steps_of_this_session(clock, capfd):
     bar.update(100)
     bar.close()
     said = capfd.readouterr().err.splitlines()
-    assert said[-1] == "60%|######    | 600/1.00k [00:01<00:04, 100step/s]"
+    assert said[-1] == " 60%|######    | 600/1.00k [00:01<00:04, 100step/s]"
 
 
-def test_other_processes_show_nothing(capfd):
+def test_without_steps_and_in_other_processes_nothing_is_shown(clock, capfd):
+    with progress.progress_bar(1000, disable=False):
+        clock[0] += 100.0
     with progress.progress_bar(1000, disable=True) as bar:
         progress.count_restored(bar, 500)
         bar.update(100)

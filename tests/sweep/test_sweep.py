@@ -133,7 +133,7 @@ def of_two_groups(tmp_path_factory):
 
     def look(size, config):
         gc.collect()
-        slices = record_of(run_dir)["slices"]
+        slices = record_of(run_dir).get("slices", [])
         ended = sorted(path.name for path in run_dir.glob("slices/*.npz"))
         alive = sum(program() is not None for program in programs)
         seen.append((config.num_steps, slices, ended, alive, is_locked(run_dir)))

@@ -498,8 +498,10 @@ def unfinish(run_dir) -> None:
 
 def unfinished(run_dir, copy):
     """A copy of a run as it was before its results were written."""
-    results = ("*.npz", "*.npy", "*.png", "*.safetensors")
-    shutil.copytree(run_dir, copy, ignore=shutil.ignore_patterns(*results))
+    shutil.copytree(run_dir, copy)
+    for path in copy.iterdir():
+        if path.suffix in (".npz", ".npy", ".png", ".safetensors"):
+            path.unlink()
     unfinish(copy)
     return copy
 
@@ -564,11 +566,10 @@ def test_resume_of_what_cannot_be(finished, by_main, tmp_path, capfd):
 
 
 def test_checkpoints_hold_no_pickled_code(finished):
-    """Nothing in them is a pickle, which could run code where it is read: arrays and JSON alone."""
-    files = [path for path in (finished / "checkpoints").rglob("*") if path.is_file()]
-    assert len(files) > 5
-    for path in files:
-        assert path.read_bytes()[:1] != b"\x80", path
+    """Nothing in them is a pickle, which could run code where it is read."""
+    (path,) = [path for path in (finished / "checkpoints").rglob("*") if path.is_file()]
+    with np.load(path, allow_pickle=False) as stored:
+        assert all(stored[name].dtype != object for name in stored.files)
 
 
 # --- mistakes ---
@@ -612,7 +613,6 @@ def test_disk_full_while_a_checkpoint_is_written(full_disk, tmp_path, capfd):
     copy = shutil.copytree(disk / "run", tmp_path / "larger")
     resume.main(copy)
     assert " of 4000 updates are done" in capfd.readouterr().err
-    whole = train.main([*args, f"--run-dir={tmp_path / 'whole'}"])
     assert_same_results(whole, copy)
 
 
