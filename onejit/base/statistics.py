@@ -1,6 +1,6 @@
 """Statistics over seeds: final returns, intervals, and comparisons of methods."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -219,7 +219,7 @@ def diverged(agent, left_out=()) -> np.ndarray:
     the first action.
     """
     leaves = named_leaves(agent)
-    is_lost = False
+    is_lost: Any = False
     for name in sorted(leaves.keys() - set(left_out)) or leaves:  # all, if none is left
         leaf = leaves[name]
         numpy = leaf.__array_namespace__()  # or jax.numpy

@@ -107,7 +107,7 @@ def flags_of(command) -> dict[str, Flag]:
     return flags
 
 
-def read_flag(name: str, kind, words: list[str]):
+def read_flag(name: str, kind, words: list[str]) -> Any:
     """A value of a type. Raises ValueError, which names the flag and its words."""
     try:
         return conversion.from_words(kind, words)
