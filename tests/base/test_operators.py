@@ -2,19 +2,17 @@
 
 import dataclasses
 import math
-import os
 import sys
 import types
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
 import ppo
 from onejit.base import files, paths
-from onejit.engine import memory, progress
+from onejit.engine import memory
 from onejit.envs.host import rows
 from onejit.run import record, resume
 from onejit.script import command_line

@@ -12,111 +12,122 @@ from support.trees import assert_same
 
 from onejit.engine import checkpoints
 from onejit.engine.carry import Carry
-from onejit.engine.checkpoints import open_checkpoints, restore, save
+from onejit.engine.checkpoints import newest, restore, save
 
-ARRAYS = "default/d/arrays"
-
-
-def make_checkpoint(directory: Path, step: int, with_checksums: bool = True) -> Path:
-    """Files in the places where Orbax writes them."""
-    folder = directory / str(step)
-    (folder / ARRAYS).parent.mkdir(parents=True)
-    (folder / "_METADATA").write_text("{}")
-    (folder / ARRAYS).write_bytes(bytes(range(256)))
-    if with_checksums:
-        checkpoints.write_checksums(folder)
-    return folder
+CARRY = Carry(
+    {
+        "keys": jax.random.split(jax.random.key(0), 2),
+        "few": jnp.ones((2, 3), jnp.bfloat16),
+        "none": jnp.zeros((2, 0), jnp.int32),
+    },
+    {"loss": jnp.arange(6.0).reshape(2, 3)},
+)
+PROGRAM = SimpleNamespace(abstract=CARRY)
 
 
-def truncate(folder):
-    (folder / ARRAYS).write_bytes(bytes(range(50)))
+def make_checkpoint(directory: Path, update: int) -> Path:
+    """Write a checkpoint. Returns its file."""
+    save(directory, update, CARRY)
+    (file,) = (directory / str(update)).iterdir()
+    return file
+
+
+def flip(file: Path, place: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+def test_what_is_written_is_read(tmp_path):
+    make_checkpoint(tmp_path, 10)
+    assert_same(restore(tmp_path, 10, PROGRAM), CARRY)
+    longer = CARRY._replace(metrics={"loss": jnp.zeros((2, 5))})
+    found = restore(tmp_path, 10, SimpleNamespace(abstract=longer))
+    np.testing.assert_array_equal(found.metrics["loss"][0], [0, 1, 2, np.nan, np.nan])
+    for other in ({"keys": CARRY.runner_state["keys"]}, {"few": jnp.ones((2, 4), jnp.bfloat16)}):
+        program = SimpleNamespace(abstract=CARRY._replace(runner_state={"one": other} | other))
+        with pytest.raises(OSError, match=r"checkpoint .*/10 does not fit the script"):
+            restore(tmp_path, 10, program)
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        (ARRAYS, bytes(range(50)), "default/d/arrays has another checksum"),
-        (ARRAYS, bytes([1, *range(1, 256)]), "default/d/arrays has another checksum"),  # one bit
-        ("_METADATA", None, "_METADATA is missing"),
-        (checkpoints.CHECKSUMS, None, "was not written completely"),
-        (checkpoints.CHECKSUMS, b'{"_METADATA"', "checksums.json cannot be read"),
-    ],
+    "damage", [lambda file: os.truncate(file, 100), lambda file: flip(file, -700)]
 )
-def test_the_checkpoint_before_a_damaged_one_is_used(file, content, words, tmp_path, capsys):
-    directory = tmp_path / "checkpoints"
-    for step in (9, 10, 20):
-        make_checkpoint(directory, step)
-    (directory / "20" / file).unlink()
-    if content is not None:
-        (directory / "20" / file).write_bytes(content)
-    checkpoints.delete_damaged(directory)
-    assert sorted(path.name for path in directory.iterdir()) == ["10", "9"]
+def test_the_checkpoint_before_a_damaged_one_is_used(damage, tmp_path, capsys):
+    directory = tmp_path / "lr=0.1,hidden_sizes=[64]" / "checkpoints"
+    for update in (9, 10, 20):
+        file = make_checkpoint(directory, update)
+    damage(file)
+    assert newest(directory) == 10
+    assert [path.name for path in directory.iterdir()] == ["10"]
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "checkpoints/20 is damaged: " in said and words in said
+    assert said.count("\n") == 1 and "checkpoints/20 is damaged: " in said
     assert said.endswith("deleted, and checkpoints/10 is used\n")
 
 
-@pytest.mark.parametrize("steps", [(), (10,), (10, 20)])
-def test_the_first_checkpoints_may_lack_checksums(steps, tmp_path, capsys):
-    for step in steps:
-        make_checkpoint(tmp_path, step, with_checksums=False)
-    (tmp_path / "30.orbax-checkpoint-tmp").mkdir()  # of a kill; Orbax deletes it
-    checkpoints.delete_damaged(tmp_path)
-    assert len(list(tmp_path.iterdir())) == len(steps) + 1 and not capsys.readouterr().err
+def test_a_changed_bit_is_noticed_or_changes_nothing(tmp_path):
+    file = make_checkpoint(tmp_path, 10)
+    data = file.read_bytes()
+    expected = checkpoints.read(file.parent)
+    noticed = 0
+    for place in range(len(data)):
+        flip(file, place)
+        try:
+            found = checkpoints.read(file.parent)
+            assert found.keys() == expected.keys()
+            assert all((found[name] == expected[name]).all() for name in expected)
+        except OSError:
+            noticed += 1
+        file.write_bytes(data)
+    assert noticed > len(data) / 2
 
 
-def test_an_older_checkpoint_without_checksums_stands_in(tmp_path, capsys):
-    make_checkpoint(tmp_path, 10, with_checksums=False)
-    truncate(make_checkpoint(tmp_path, 20))
-    checkpoints.delete_damaged(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["10"]
+def test_a_checkpoint_that_was_being_written_is_none(tmp_path, capsys):
+    """Also one of several processes of which one has not written its part."""
+    assert newest(tmp_path / "none") == 0
+    (tmp_path / "10").mkdir()
+    (tmp_path / "10" / "00000-of-1.npz.partial").touch()
+    part = make_checkpoint(tmp_path, 20)
+    part.rename(part.with_name("00000-of-2.npz"))
+    assert newest(tmp_path) == 0
+    assert not any(tmp_path.iterdir()) and not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["lr=0.001,hidden_sizes=[64,64]", b"r\xe9sum\xe9"])
-def test_checkpoints_in_a_folder_of_any_name(name, tmp_path):
-    """Orbax takes the path for a pattern, and needs names that are UTF-8.
-
-    Environments may have arrays of no entries, of which Orbax keeps none.
-    """
-    folder = tmp_path / os.fsdecode(name) / "checkpoints"
-    carry = Carry({"none": jnp.zeros((2, 0), jnp.int32)}, {"loss": jnp.arange(6.0).reshape(2, 3)})
-    program = SimpleNamespace(abstract=jax.eval_shape(lambda: carry))
-    with open_checkpoints(folder) as manager:
-        save(manager, 1, carry)
-    assert not checkpoints.damage_of(folder / "1")
-    with open_checkpoints(folder) as manager:
-        assert_same(restore(manager, 1, program), carry)
+def test_checkpoints_of_an_older_version_stay(tmp_path):
+    (tmp_path / "10" / "default").mkdir(parents=True)
+    with pytest.raises(OSError, match=f"{tmp_path} is of an older version of onejit"):
+        newest(tmp_path)
+    assert (tmp_path / "10" / "default").is_dir()
 
 
 def test_checkpoints_that_cannot_be_deleted_stay(tmp_path, monkeypatch, capsys):
-    """Under another name: what Orbax sees are the newest intact ones."""
-    for step in range(1, 6):
-        (tmp_path / str(step)).mkdir()
-        checkpoints.write_checksums(tmp_path / str(step))
-    (tmp_path / "5" / checkpoints.CHECKSUMS).unlink()
+    """Under another name."""
+    carry = Carry({}, {"loss": jnp.zeros((2, 3))})
+    for update in range(1, 5):
+        (tmp_path / "part").mkdir()
+        save(tmp_path / "part", update, carry)
+        (tmp_path / "part" / str(update)).rename(tmp_path / str(update))
+        (tmp_path / "part").rmdir()
+    os.truncate(tmp_path / "4" / "00000-of-1.npz", 100)
 
     def rmdir(*args, **kwargs):
         raise OSError("Directory not empty")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rmdir", rmdir)
-        checkpoints.delete_damaged(tmp_path)
+        assert newest(tmp_path) == 3
         checkpoints.delete_old(tmp_path)
         names = {path.name for path in tmp_path.iterdir()}
-        assert len(names) == 5 and {name for name in names if name.isdecimal()} == {"3", "4"}
-    assert "5 is damaged" in capsys.readouterr().err
-    (tmp_path / "5").mkdir()
-    checkpoints.delete_old(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"4", "5"} and checkpoints.KEPT == 2
+        assert len(names) == 4 and {name for name in names if name.isdecimal()} == {"2", "3"}
+    assert "4 is damaged" in capsys.readouterr().err
+    save(tmp_path, 5, carry)
+    assert {path.name for path in tmp_path.iterdir()} == {"3", "5"} and checkpoints.KEPT == 2
 
 
-def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk, caplog):
-    """Without the tracebacks of Orbax's threads."""
-    carry = Carry({}, {"loss": jnp.asarray(np.random.default_rng(0).normal(size=20_000))})
+def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk):
+    carry = Carry({}, {"loss": jnp.asarray(np.random.default_rng(0).normal(size=(2, 10_000)))})
     with (
         full_disk("files", 20_000) as (folder, cause),
-        open_checkpoints(folder / "checkpoints") as manager,
-        pytest.raises(OSError, match=f"update 1 cannot be written: {cause}"),
+        pytest.raises(OSError, match=rf"1/00000-of-1.npz: cannot be written \({cause}\)"),
     ):
-        save(manager, 1, carry)
-    assert not [record for record in caplog.records if record.name == "absl"]
+        save(folder, 1, carry)

@@ -205,7 +205,8 @@ def test_a_yaml_file_is_refused(text, words, tmp_path, capfd):
 
 
 def test_a_config_needs_a_file(capfd):
-    assert "--config: needs a file" in refusal(["train", "ppo", "--config"], capfd)
+    assert "--config: takes a path" in refusal(["train", "ppo", "--config"], capfd)
+    assert str(Path.home()) in refusal(["train", "ppo", "--config=~/none.yaml"], capfd)
     message = refusal(["train", "ppo", "--config=none.yaml"], capfd)
     assert "--config none.yaml: FileNotFoundError" in message
 
