@@ -79,7 +79,7 @@ REFUSED = [
     (f"train {GRID} --total-timesteps=1e18", "total_timesteps = 1000000000000000000 2,147,483,647"),
     (f"train {GRID} --total-timesteps=10", "total_timesteps"),
     ("train ppo --num-envs=0", "num_envs = 0: must be at least 1"),
-    ("train ppo --num-envs=1e8", "num_envs = 100000000: at most 16,777,215 environments"),
+    ("train ppo --num-envs=1e8", "num_envs = 100000000: must fit in 32 bits"),
     ("train ppo --num-steps=2147483648", "num_steps = 2147483648: must fit in 32 bits"),
     # environments
     ("train sac --env-name=CartPole-v1", "env_name = CartPole-v1 bounded"),
