@@ -70,7 +70,7 @@ def test_a_changed_bit_is_noticed_or_changes_nothing(tmp_path):
     data = file.read_bytes()
     expected = checkpoints.read(file.parent)
     noticed = 0
-    for place in range(len(data)):
+    for place in range(0, len(data), 3):
         flip(file, place)
         try:
             found = checkpoints.read(file.parent)
@@ -79,7 +79,7 @@ def test_a_changed_bit_is_noticed_or_changes_nothing(tmp_path):
         except OSError:
             noticed += 1
         file.write_bytes(data)
-    assert noticed > len(data) / 2
+    assert noticed > len(data) / 6
 
 
 def test_a_checkpoint_that_was_being_written_is_none(tmp_path, capsys):
