@@ -87,13 +87,18 @@ def test_observations_are_as_their_space_declares(name, code, message, tmp_path,
 class Odd(toys.ToyDiscrete):
     """The time limit is within `terminated`, or the first states are 3 and 4."""
 
-    def __init__(self, limit=10, states=False):
+    def __init__(self, limit=100, length=5, states=False):
         self.limit = limit
+        self.length = length
         self.states = states
 
     @property
     def default_params(self):
         return toys.EnvParams(max_steps_in_episode=self.limit)
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, _, info = super().step_env(key, state, action, params)
+        return obs, state, reward, state.time >= self.length, info
 
     def observe(self, key, state, action, params):
         return 3 + state.time if self.states else super().observe(key, state, action, params)
@@ -106,7 +111,7 @@ gymnax.register("of_a_user:Odd", Odd)
 
 
 def test_one_step_shows_what_a_users_environment_does_wrong(monkeypatch, capsys):
-    """The toy terminates after 5 steps. Only where this is its limit is there a warning."""
+    """Only where the toy terminates at its limit is there a warning."""
     monkeypatch.setitem(sys.modules, "of_a_user", types.ModuleType("of_a_user"))
     script = load.load_script("ppo")
     default = dataclasses.replace(script.Config(), env_name="of_a_user:Odd")
@@ -117,6 +122,7 @@ def test_one_step_shows_what_a_users_environment_does_wrong(monkeypatch, capsys)
         return capsys.readouterr().err
 
     assert not check()
-    assert "`terminated` is true at the time limit, max_steps_in_episode = 5" in check(limit=5)
+    said = check(length=100)
+    assert "`terminated` is true at the time limit, max_steps_in_episode = 100" in said
     with pytest.raises(ValueError, match=r"observes states 3 to 4, but its .* has 0 to 3"):
         check(states=True)
