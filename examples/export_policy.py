@@ -1,6 +1,6 @@
 """Write the greedy policy of an agent as one file of StableHLO, without onejit and the script.
 
-    pip install flatbuffers
+    pip install -c constraints.txt -e . flatbuffers
     python examples/export_policy.py agents/ppo_cartpole 0 cartpole.stablehlo
 
 The file holds the networks and the statistics that normalize observations. Arrays have a leading
