@@ -94,6 +94,8 @@ class Record:
         names = ["script", "num_seeds", "seed", *settings]
         values: dict[str, Any] = {"settings": {name: settings[name] for name in names}}
         values["seconds"] = defaultdict(float, stored.pop("seconds", {}))
+        if "proposed" in stored:  # by Optuna, in version 0.4
+            values["trials"] = stored.pop("proposed")
         for field in dataclasses.fields(cls):
             spelled = SPELLED.get(field.name, field.name)
             if spelled in stored and field.name not in ("settings", "others"):

@@ -9,6 +9,7 @@ from onejit.base.packages import versions
 from onejit.engine.hosts import is_first
 from onejit.run.lock import holding
 from onejit.run.record import Record, numerics, read_record
+from onejit.script.configs import as_flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +42,20 @@ def open_run(run_dir: Path, until_the_end: contextlib.ExitStack) -> Record:
 def options_of(kind, run_dir: Path, record: Record, memory: float | None = None):
     """The options of a run that has begun. `kind` is their dataclass.
 
-    `memory` replaces the option of this name if it is given.
+    `memory` replaces the option of this name if it is given. Raises ValueError if an option is none
+    of this version's.
     """
-    # older versions have written None for some options that are 0 now
-    values = {name: value for name, value in record.options.items() if value is not None}
+    known = {field.name for field in dataclasses.fields(kind)}
+    values = {}
+    for name, value in record.options.items():
+        if name not in known and value:
+            raise ValueError(
+                f"{run_dir}: {as_flag(name)} is an option of another version of onejit, which can "
+                "continue it"
+            )
+        # older versions have written None for some options that are 0 now
+        if name in known and value is not None:
+            values[name] = value
     if memory is not None:
         values["memory"] = memory
     settings = record.settings

@@ -8,6 +8,7 @@ import pytest
 
 from onejit.run.agents import as_bytes
 from onejit.run.record import Record, make_record, numerics, read_record, write_record
+from onejit.run.resume import options_of
 from onejit.script.load import load_script
 from onejit.train.options import Options
 
@@ -46,6 +47,14 @@ def test_what_is_read_is_written_again(kind, tmp_path):
     record = read_record(tmp_path)
     write_record(tmp_path, record)
     assert json.loads((tmp_path / "run.json").read_text()) == STORED[kind]
+
+
+def test_an_option_of_another_version_is_named(tmp_path):
+    record = Record.of_stored(dict(STORED["replay of an older version"]))
+    with pytest.raises(ValueError, match=f"^{tmp_path}: --pbt is an option of another version"):
+        options_of(Options, tmp_path, record)
+    record.options["pbt"] = False
+    assert options_of(Options, tmp_path, record).num_seeds == SETTINGS["num_seeds"]
 
 
 def test_what_identifies_a_run_comes_first(tmp_path):
