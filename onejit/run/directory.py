@@ -132,7 +132,7 @@ def load_results(run_dir) -> Results:
     return Results(metrics, of_agents("final_return"), of_agents("evaluation"))
 
 
-def rank_agents(run_dir, agents, best: bool = False) -> tuple[np.ndarray, str]:
+def rank_agents_of_run(run_dir, agents, best: bool = False) -> tuple[np.ndarray, str]:
     """Agents from worst to best, and the criterion; with `best` by their best evaluations.
 
     Raises ValueError.

@@ -15,7 +15,7 @@ import jax
 import tyro
 
 from onejit.engine.evaluation import policy_of
-from onejit.run.directory import load_run, rank_agents
+from onejit.run.directory import load_run, rank_agents_of_run
 from onejit.script.environment import unwrap
 from onejit.watch.boards import STONES, move_names, text, to_move
 
@@ -73,7 +73,7 @@ def main(
     if simulations is not None:
         config = dataclasses.replace(config, eval_simulations=simulations)
     if agent is None:
-        order, _ = rank_agents(run_dir, agents)
+        order, _ = rank_agents_of_run(run_dir, agents)
         agent = int(order[-1])
     weights = jax.tree.map(lambda leaf: leaf[agent], agents)
     start, act = policy_of(script, config)

@@ -36,7 +36,7 @@ from flax.traverse_util import flatten_dict
 
 from onejit.base.text import printable
 from onejit.engine import evaluation
-from onejit.run.directory import load_run, rank_agents
+from onejit.run.directory import load_run, rank_agents_of_run
 from onejit.run.record import read_record
 from onejit.script.contract import Script
 from onejit.script.environment import unwrap
@@ -149,7 +149,7 @@ def main(
     drawing = drawing_of(unwrap(env))
     chosen_formats = render_formats.check_formats(formats, drawing)
     check_agents(script, config, weights, run_dir / file)
-    order, criterion = rank_agents(run_dir, weights, best)
+    order, criterion = rank_agents_of_run(run_dir, weights, best)
     chosen = choose_agents(agents, order)
     seed = read_record(run_dir).settings["seed"]
     numbers = np.array(list(chosen.values()))
