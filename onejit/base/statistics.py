@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import scipy.special
 
+from onejit.base.text import plural
+
 RESAMPLES = 2000
 FEWEST_SEEDS = 5  # for a bootstrap interval of a mean: of fewer it is far too narrow
 
@@ -263,14 +265,15 @@ class Summary(NamedTuple):
 
     def lines(self, name: str) -> list[str]:
         """The summary of a return of this name in words."""
-        count = f"{self.seeds} seeds"
+        count = plural(self.seeds, "seed")
         if self.not_finite:
             count = f"{self.seeds - self.not_finite} of {count}"
         mean = show(*self.mean, kind=self.kind)
         numbers = f"mean {mean}, worst agent {show_number(self.worst)}, {count}"
         lines = [f"{name}: {numbers}; interquartile mean {show(*self.interquartile_mean)}"]
         if self.not_finite:
-            reasons = f"{self.diverged} seeds diverged, {self.no_episode} ended no episode"
+            diverged = plural(self.diverged, "seed")
+            reasons = f"{diverged} diverged, {self.no_episode} ended no episode"
             lines.append(f"{name}: {reasons}; they count as -inf in the interquartile mean")
         return lines
 

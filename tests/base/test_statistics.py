@@ -58,7 +58,7 @@ def test_seeds_that_diverged_are_not_left_out(bad):
     assert (record["mean"], record["worst"]) == (1.5, 1.0)
     said = "\n".join(summary.lines("final return"))
     assert "worst agent 1, 2 of 4 seeds" in said and "interquartile mean -inf" in said
-    assert "1 seeds diverged, 1 ended no episode;" in said
+    assert "1 seed diverged, 1 ended no episode;" in said
 
 
 def test_diverged_by_hand():
