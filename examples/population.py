@@ -1,5 +1,6 @@
 """Population-based training with any script of onejit, in one compiled program.
 
+    pip install -c constraints.txt -e .
     python examples/population.py ppo --samples 16 --lr log-uniform 1e-5 1e-1
     python examples/population.py ppo --config configs/ppo/cartpole_fast.yaml --samples 32 \\
         --num-seeds 5 --lr log-uniform 1e-5 1e-1 --gamma one-minus-log-uniform 0.9 0.999
