@@ -77,19 +77,6 @@ def with_short_names(make_env):
     return make
 
 
-def check_truth_values(arguments: dict, defaults: dict) -> None:
-    """Raise ValueError unless truth values, and only they, are given where defaults are ones.
-
-    Copies of older scripts turn words such as `off` into truth values, whatever they are for.
-    """
-    for name, value in arguments.items():
-        default = defaults.get(name)
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise ValueError(f"env_params: {name} = {value}: must be true or false")
-        if isinstance(default, str) and isinstance(value, bool):
-            raise ValueError(f"env_params: {name} = {value}: is no truth value but text")
-
-
 def start_from(reset, start_states: int):
     """A function that looks up one of `start_states` results of `reset`, or `reset` itself for 0.
 

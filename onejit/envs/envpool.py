@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 from onejit.base.cores import number_of_cores
-from onejit.envs.adapter import check_truth_values, needs, register
+from onejit.envs.adapter import needs, register
 from onejit.envs.host.batch import NO_LIMIT, Batch, HostEnv, as_gymnax, say_once
 
 with needs("envpool==1.2.5"), warnings.catch_warnings(action="ignore"):
@@ -81,9 +81,6 @@ class EnvPool(HostEnv):
         if ours:
             raise ValueError(f"{', '.join(sorted(ours))}: set by the training, not by env_params")
         with warnings.catch_warnings(action="ignore"):
-            if arguments:
-                usual = envpool.make_spec(name)  # pyright: ignore[reportAttributeAccessIssue]
-                check_truth_values(arguments, usual.config._asdict())
             spec = envpool.make_spec(name, **arguments)  # pyright: ignore[reportAttributeAccessIssue]
             self.observations = Observations(spec.gymnasium_observation_space, image_axes)
             self.actions = Actions(spec.gymnasium_action_space)

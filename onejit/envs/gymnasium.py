@@ -12,18 +12,16 @@ The environments step on the CPU. docs/host_environments.md says what is lost co
 environments in JAX.
 """
 
-import inspect
 import threading
 
 import jax
 
 from onejit.base.cores import number_of_cores
-from onejit.envs.adapter import check_truth_values, needs, register
+from onejit.envs.adapter import needs, register
 from onejit.envs.host.batch import NO_LIMIT, HostEnv, Thread, as_gymnax, say_once
 
 with needs("gymnasium==1.3.0"):
     import gymnasium
-    from gymnasium.envs.registration import load_env_creator
 
     from onejit.envs.host.rows import Processes, Rows
 
@@ -34,18 +32,6 @@ _compiling = set()  # threads in which JAX has compiled
 @jax.monitoring.register_event_duration_secs_listener
 def _note_the_thread(event, duration_secs, **others):
     _compiling.add(threading.get_ident())
-
-
-def default_arguments(spec) -> dict:
-    """The defaults of a constructor's arguments; those that cannot be seen are left out."""
-    constructor = spec.entry_point
-    if isinstance(constructor, str):
-        constructor = load_env_creator(constructor)
-    try:
-        parameters = inspect.signature(constructor).parameters.values()
-    except (TypeError, ValueError):  # not of a Python function
-        parameters = ()
-    return {parameter.name: parameter.default for parameter in parameters} | spec.kwargs
 
 
 class Gymnasium(HostEnv):
@@ -84,8 +70,6 @@ class Gymnasium(HostEnv):
                 f"env_name: {name} exists only as a vector environment: register the environment "
                 "itself, with an entry_point"
             )
-        if arguments:
-            check_truth_values(arguments, default_arguments(self.spec))
         self.arguments = arguments
         self.image_axes = image_axes
         self.num_processes = 0

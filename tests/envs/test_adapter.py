@@ -75,12 +75,3 @@ def test_names_of_a_module_change_no_other(tmp_path, monkeypatch):
             assert isinstance(unwrap(env), Catch if "library" in name else CartPole)
     with pytest.raises(ValueError, match="Ours-v1 is not in registered"):
         old.make_env(old.Config(env_name="Ours-v1"))
-
-
-def test_truth_values_are_given_for_truth_values_alone():
-    defaults = {"flag": True, "text": "off", "number": 1}
-    adapter.check_truth_values({"flag": False, "text": "on", "number": 2, "other": True}, defaults)
-    with pytest.raises(ValueError, match=r"^env_params: flag = 1: must be true or false"):
-        adapter.check_truth_values({"flag": 1}, defaults)
-    with pytest.raises(ValueError, match=r"^env_params: text = False: is no truth value"):
-        adapter.check_truth_values({"text": False}, defaults)

@@ -596,16 +596,6 @@ def test_starts_that_do_not_depend_on_the_seed_are_said(name, is_said, capsys):
     assert capsys.readouterr().err.count(said) == is_said
 
 
-@pytest.mark.parametrize("word", ["false", "no", "off", False])
-def test_words_for_truth_values_in_envpool(word):
-    make("envpool", "Pong-v5")
-    name = "onejit.envs.envpool:Pong-v5"
-    env, _ = ppo.make_env(ppo.Config(env_name=name, env_params={"episodic_life": word}))
-    assert env._env.make.args[2] == {"episodic_life": False}
-    with pytest.raises(ValueError, match=r"^env_params: episodic_life = flase: must be true or"):
-        ppo.make_env(ppo.Config(env_name=name, env_params={"episodic_life": "flase"}))
-
-
 # EnvPool says 0 and 2**31 - 1
 @pytest.mark.parametrize("name", ["BabyAI-GoToRedBall-v0", "CliffWalking-v0"])
 def test_an_environment_without_a_time_limit(name):
