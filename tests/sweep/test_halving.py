@@ -16,7 +16,7 @@ import yaml
 from support.files import ROOT
 from support.returns import is_mean_with_running
 from support.strategies import decide
-from support.sweeps import metrics_of, record_of, rows_of
+from support.sweeps import before_compilations, metrics_of, record_of, rows_of
 from support.tiers import slow
 from support.trees import assert_same
 
@@ -390,15 +390,18 @@ def assert_same_results(run_dir: Path, other: Path) -> None:
     assert names == {path.relative_to(other) for path in other.rglob("*")}
 
 
-def test_stopped_and_resumed(halved, stop_at, tmp_path):
-    """Within the second rung."""
-    stop_at((27 + 9) * 2 * 200)
+def test_stopped_and_resumed(halved, stop_at, tmp_path, monkeypatch):
+    """Within the third rung. Nothing of the rungs before is compiled again."""
+    stop_at((27 + 18 + 4) * 2 * 200)
     with pytest.raises(SystemExit) as stop:
         run(HALVING, tmp_path / "run")
     assert stop.value.code == 143
     before = record_of(tmp_path / "run")
     assert before["steps_done"] < before["steps_total"]
+    compiled = []
+    before_compilations(monkeypatch, lambda size, _: compiled.append(size))
     resume.main(tmp_path / "run")
+    assert compiled == [4]
     assert_same_results(tmp_path / "run", halved)
 
 
