@@ -8,10 +8,13 @@ import re
 LONGEST = 40  # characters of a text in the name of a file
 
 
-def nearest(name, known) -> str:
-    """'; did you mean NAME?' with the closest known name, or nothing if none is close."""
-    names = {str(other).lstrip("-"): str(other) for other in known}
-    close = difflib.get_close_matches(str(name).lstrip("-"), names, n=1, cutoff=0.7)
+def nearest(name, known, prefix: str = "--") -> str:
+    """'; did you mean NAME?' with the closest known name, or nothing if none is close.
+
+    The prefix does not make names closer.
+    """
+    names = {str(other).removeprefix(prefix): str(other) for other in known}
+    close = difflib.get_close_matches(str(name).removeprefix(prefix), names, n=1, cutoff=0.7)
     return f"; did you mean {names[close[0]]}?" if close else ""
 
 

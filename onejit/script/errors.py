@@ -5,6 +5,7 @@ An error that comes from the user's own code keeps its traceback.
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import traceback
@@ -109,7 +110,7 @@ def about_the_config(script: Script, config):
                 "not: it defines __eq__, as a dataclass does, without __hash__, or holds a list or "
                 "an array"
             ) from error
-        if is_missing_module(error, config.env_name) or is_missing_library(error):
+        if is_missing_module(error, config.env_name) or is_missing_library(error, config.env_name):
             raise FieldError(f"env_name = {config.env_name}: {error}") from error
         error.add_note(f"{CONFIG}{changed_fields(script, config)}")
         raise
@@ -137,9 +138,10 @@ def is_missing_module(error: Exception, env_name: str) -> bool:
     return isinstance(error, ModuleNotFoundError) and error.name == module
 
 
-def is_missing_library(error: Exception) -> bool:
-    """Whether an adapter of onejit lacks its library, and says what to install."""
-    return isinstance(error, ImportError) and "pip install" in str(error)
+def is_missing_library(error: Exception, env_name: str) -> bool:
+    """Whether an adapter of onejit lacks a library, or says what to install."""
+    says_what = env_name.startswith("onejit.envs.") or "pip install" in str(error)
+    return isinstance(error, ImportError) and says_what
 
 
 def imported_file(env_name: str) -> str:
@@ -157,8 +159,11 @@ def similar_environment(name: str) -> str:
     import gymnax
 
     names = list(gymnax.registered_envs)
-    with contextlib.suppress(Exception):  # MuJoCo, which it imports, may not find its library
-        import brax.envs
+    module = name.rpartition(":")[0]
+    if not module:
+        # MuJoCo, which brax imports, may not find its library, and prints what else it lacks
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+            import brax.envs
 
-        names += brax.envs._envs
-    return nearest(name, names)
+            names += brax.envs._envs
+    return nearest(name, names, prefix=module)

@@ -129,6 +129,16 @@ def test_parameters_without_which_an_environment_cannot_be_made():
         make_env("Toy-v0")
 
 
+def lacks_a_library():
+    raise gymnasium.error.DependencyNotInstalled("Box2D is not installed")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_environment_that_lacks_a_library(mode):
+    with pytest.raises(ImportError, match="Box2D is not installed"):
+        make_env(register(lacks_a_library), vectorization_mode=mode)
+
+
 # --- actions ---
 
 

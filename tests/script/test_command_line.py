@@ -86,6 +86,15 @@ REFUSED = [
     ("train ppo_continuous --env-name=Nowhere", "env_name = Nowhere"),
     ("train ppo_continuous --env-name=halfchetah", "halfchetah did you mean halfcheetah?"),
     ("train ppo --env-name=Cartpole-v1", "env_name = Cartpole-v1 did you mean CartPole-v1?"),
+    (
+        "train ppo --env-name=onejit.envs.gymnasium:CartPole-v7",
+        "is not registered did you mean onejit.envs.gymnasium:CartPole-v1?",
+    ),
+    ("train ppo --env-name=onejit.envs.gymnasium:NoSuch-v0", "is not registered"),
+    (
+        "train sac --env-name=onejit.envs.gymnasium:HalfCheetah-v3",
+        "env_name = onejit.envs.gymnasium:HalfCheetah-v3: gymnasium-robotics",
+    ),
     (f"train {TOY} --env-params noise loud", "env_params noise loud"),
     (f"train {TOY} --env-params wings 2", "env_params: wings"),
     # hosts

@@ -37,7 +37,7 @@ class Rows:
             self.actions = Actions(self.envs[0].action_space)
         except gymnasium.error.DependencyNotInstalled as error:
             self.close()
-            raise ValueError(str(error)) from error
+            raise ImportError(str(error)) from error
         except BaseException:
             self.close()
             raise
