@@ -81,7 +81,10 @@ def table(results: dict) -> str:
         [f"onejit on the same {cores} cores", *(in_words(ours[agents]) for agents in COLUMNS)],
     ]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    note = "\\* Extrapolated from one agent, because CleanRL trains agents one after the other."
+    note = (
+        "\\* Computed: the time of one CleanRL process, which may use both cores, times the number of "
+        "agents. Two processes at once were not timed."
+    )
     return "\n".join([*lines, "", note])
 
 
