@@ -1008,14 +1008,15 @@ def main(
 
 
 def read_flags(args: list[str]) -> list[str]:
-    """The command line. `--config FILE.yaml` may come first; the flags after it override it."""
-    if args[:1] == ["--config"]:
+    """The command line. All flags override what stands in `--config FILE.yaml`."""
+    if "--config" in args:
+        at = args.index("--config")
         flags = []
-        for name, value in yaml.safe_load(Path(args[1]).read_text()).items():
+        for name, value in yaml.safe_load(Path(args[at + 1]).read_text()).items():
             if isinstance(value, dict):
                 value = list(value.items())
             flags += [f"--{name}", *map(str, jax.tree.leaves(value))]
-        args = flags + args[2:]
+        args = flags + args[:at] + args[at + 2 :]
 
     def write_out(match):
         return f"{match[1]}{float(match[2]):.16g}"

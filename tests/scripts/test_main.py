@@ -185,8 +185,10 @@ def test_numbers_as_people_write_them(script, tmp_path):
 
 def test_flags_override_yaml_and_yaml_the_defaults(script, tmp_path):
     (tmp_path / "good.yaml").write_text("total_timesteps: 7000\ngamma: 0.5\n")
-    config = config_of_words(script, "--config", tmp_path / "good.yaml", "--gamma", 0.25)
-    assert config == dataclasses.replace(script.Config(), total_timesteps=7000, gamma=0.25)
+    file = ["--config", tmp_path / "good.yaml"]
+    for words in ([*file, "--gamma", 0.25], ["--gamma", 0.25, *file]):
+        config = config_of_words(script, *words)
+        assert config == dataclasses.replace(script.Config(), total_timesteps=7000, gamma=0.25)
     assert config_of_words(script) == script.Config()
 
 
