@@ -82,8 +82,8 @@ def table(results: dict) -> str:
     ]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     note = (
-        "\\* Computed: the time of one CleanRL process, which may use both cores, times the number of "
-        "agents. Two processes at once were not timed."
+        "\\* Computed: the time of one CleanRL process, which may use both cores, times the number "
+        "of agents. Two processes at once were not timed."
     )
     return "\n".join([*lines, "", note])
 
