@@ -109,7 +109,7 @@ class Config:
     num_minibatches: int = 16  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.998  # discount factor; chosen for the hopper
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation (GAE)
     dpo_alpha: float = 2.0  # scale of the drift where the advantage is positive
     dpo_beta: float = 0.6  # scale of the drift where the advantage is negative

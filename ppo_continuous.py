@@ -112,7 +112,7 @@ class Config:
     num_minibatches: int = 16  # gradient steps per pass
     lr: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.998  # discount factor; chosen for the hopper
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation (GAE)
     clip_eps: float = 0.2  # clip range of the probability ratio
     vf_clip_eps: float = 0.2  # clip range of the change in the predicted value; inf for no clipping
