@@ -88,7 +88,7 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults are tuned for tic_tac_toe on two CPU cores.
 
-    Float fields may be traced, so Python never branches on them.
+    Float fields may be traced: branch on them with `jnp.where`, not with `if`.
     """
 
     env_name: str = "tic_tac_toe"  # Pgx game of two players; MODULE:NAME is your own game
@@ -133,7 +133,7 @@ class Config:
 def orthogonal(scale: float):
     """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
-    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+    def newton_schulz(_, x):  # singular values between 0 and 1 go to 1: an orthogonal matrix
         # multi_dot: x @ x.T @ x would make a matrix of [inputs, inputs]
         return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
@@ -800,7 +800,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
     """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
     The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
-    in them, it is the last update in which one did.
+    in them, the last update in which one ended counts alone.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -814,7 +814,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
+    """`function(tree, count)` for all seeds, on as many devices as divide their number evenly.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """

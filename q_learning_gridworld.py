@@ -359,7 +359,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
     """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
     The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
-    in them, it is the last update in which one did.
+    in them, the last update in which one ended counts alone.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -373,7 +373,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
+    """`function(tree, count)` for all seeds, on as many devices as divide their number evenly.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """

@@ -208,6 +208,34 @@ def check(command: str, monkeypatch, copied: dict[str, str] | None = None) -> No
         )
 
 
+def patched(source: str, diff: str) -> str:
+    """A script after a diff without line numbers, whose other lines must be there in this order."""
+    lines = source.splitlines()
+    at = 0
+    for line in diff.splitlines():
+        if line.startswith("+"):
+            lines.insert(at, line[1:])
+        else:
+            assert line[1:] in lines[at:], f"ppo.py has no such line here: {line}"
+            at = lines.index(line[1:], at)
+            if line.startswith("-"):
+                del lines[at]
+                continue
+        at += 1
+    return "\n".join([*lines, ""])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if fences(page, "diff")])
+def test_diffs_of_a_script_can_be_typed(page, tmp_path):
+    """And the names that they use are defined."""
+    for number, diff in enumerate(fences(page, "diff")):
+        if "@@" not in diff:
+            copy = tmp_path / f"copy_{number}.py"
+            copy.write_text(patched((ROOT / "ppo.py").read_text(), diff))
+            words = ["check", "--isolated", "--select", "F", "--ignore", "F401", copy]
+            subprocess.run([sys.executable, "-m", "ruff", *words], check=True)
+
+
 def commands_in_text(page: Path) -> list[str]:
     """Those in backticks that begin with `python` or `onejit`, without placeholders or dots."""
     text = FENCE.sub("", page.read_text())
