@@ -112,6 +112,8 @@ def about_the_config(script: Script, config):
             ) from error
         if is_missing_module(error, config.env_name) or is_missing_library(error, config.env_name):
             raise FieldError(f"env_name = {config.env_name}: {error}") from error
+        if isinstance(error, jax.errors.TracerBoolConversionError):
+            error.add_note("floats of a config may be traced: use jnp.where on them, not `if`")
         error.add_note(f"{CONFIG}{changed_fields(script, config)}")
         raise
 

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import gymnax
+import jax
 import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
 from support.commands import refusal
+from support.files import ROOT
 
-from onejit import __main__, train
+from onejit import __main__, sweep, train
 from onejit.engine import compilation
 from onejit.report import compare
 from onejit.run.record import Record
@@ -103,6 +105,18 @@ def test_an_error_in_a_script_keeps_its_traceback(tmp_path, monkeypatch):
         train.main([str(tmp_path / "mine.py")])
     assert Path(caught.traceback[-1].path).name == "mine.py" and caught.traceback[-1].lineno == 1
     assert "cannot be imported" in caught.value.__notes__[0]
+
+
+def test_a_branch_on_a_swept_float_says_what_to_write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = "def make_learner(config: Config):\n"
+    source = (ROOT / "q_learning_gridworld.py").read_text()
+    assert head in source
+    (tmp_path / "branch.py").write_text(source.replace(head, f"{head}    assert config.lr > 0\n"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        sweep.main([str(tmp_path / "branch.py"), "--lr", "0.1", "0.2"])
+    assert any("jnp.where" in note for note in caught.value.__notes__)
 
 
 def test_a_report_that_fails_costs_no_results(tmp_path, monkeypatch, capfd):
