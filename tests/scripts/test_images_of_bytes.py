@@ -73,7 +73,7 @@ def test_bytes_are_acted_on_as_floats(name, rank):
 
 
 CONTINUOUS = ["ppo_continuous", "dpo_continuous", "reppo", "sac", "td3", "crossq", "flashsac"]
-DISCRETE = ["ppo", "ppo_rnn", "evolve_objective", "dqn", "pqn", "apex_dqn", "rainbow"]
+DISCRETE = ["ppo", "ppo_rnn", "evolve_objective", "dqn", "pqn", "pqn_rnn", "apex_dqn", "rainbow"]
 
 
 @pytest.mark.parametrize("name", [*CONTINUOUS, *DISCRETE])

@@ -13,6 +13,8 @@ from support.tiers import slow
 
 import ppo
 import ppo_rnn
+import pqn
+import pqn_rnn
 from onejit.engine.evaluation import policy_of
 
 
@@ -53,6 +55,16 @@ def random_params(init, *args):
 )
 def test_mathematics_is_that_of_ppo(name):
     assert inspect.getsource(getattr(ppo_rnn, name)) == inspect.getsource(getattr(ppo, name))
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "scan_over_time", "Gru"])
+def test_memory_of_pqn_rnn_is_that_of_ppo_rnn(name):
+    assert inspect.getsource(getattr(pqn_rnn, name)) == inspect.getsource(getattr(ppo_rnn, name))
+
+
+@pytest.mark.parametrize("name", ["patches", "preprocess", "q_lambda_target", "epsilon_greedy"])
+def test_mathematics_of_pqn_rnn_is_that_of_pqn(name):
+    assert inspect.getsource(getattr(pqn_rnn, name)) == inspect.getsource(getattr(pqn, name))
 
 
 # --- the memory ---

@@ -76,7 +76,7 @@ class Twin:
                     "reward": reward,
                     "terminated": terminated,
                     "truncated": truncated,
-                    "next_obs": next_obs,
+                    "next_value": np.asarray(self.q(self.params, next_obs)).max(axis=-1),
                 }
             )
         return steps
@@ -89,8 +89,6 @@ class Twin:
         """
         config = self.config
         for step in steps:
-            next_q = np.asarray(self.q(self.params, step["next_obs"]))
-            step["next_value"] = next_q.max(axis=-1)
             step["target"] = np.zeros(config.num_envs)
         for i in range(config.num_envs):
             next_return = steps[-1]["next_value"][i]
@@ -111,24 +109,28 @@ class Twin:
         loss = 0.5 * jnp.mean((q_taken - batch["target"]) ** 2)
         return loss, {"td_loss": loss, "q_value": q_taken.mean()}
 
-    def learn(self, batch, key) -> dict:
+    def gradient_step(self, minibatch) -> dict:
         config = self.config
         lr = config.lr
         if config.anneal_lr:
             lr = config.lr * (1 - self.update_count / config.num_updates)
+        grads, metrics = jax.device_get(self.gradient(self.params, minibatch))
+        norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
+        scale = min(1, config.max_grad_norm / norm)
+        grads = jax.tree.map(lambda g: scale * g, grads)
+        steps, self.radam_state = self.radam_step(grads, self.radam_state)
+        steps = jax.device_get(steps)
+        self.params = jax.tree.map(lambda p, s: p - lr * s, self.params, steps)
+        return metrics
+
+    def learn(self, batch, key) -> dict:
+        config = self.config
         all_metrics = []
         for epoch_key in jax.random.split(key, config.update_epochs):
             order = twin.order_of_bits(epoch_key, config.num_envs * config.num_steps)
             for indices in np.split(order, config.num_minibatches):
                 minibatch = {name: x[indices] for name, x in batch.items()}
-                grads, metrics = jax.device_get(self.gradient(self.params, minibatch))
-                norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
-                scale = min(1, config.max_grad_norm / norm)
-                grads = jax.tree.map(lambda g, scale=scale: scale * g, grads)
-                steps, self.radam_state = self.radam_step(grads, self.radam_state)
-                steps = jax.device_get(steps)
-                self.params = jax.tree.map(lambda p, s: p - lr * s, self.params, steps)
-                all_metrics.append(metrics)
+                all_metrics.append(self.gradient_step(minibatch))
         return {name: np.mean([m[name] for m in all_metrics]) for name in all_metrics[0]}
 
     def update(self) -> dict:

@@ -26,6 +26,7 @@ REPLAY, ROLLOUTS = 500, 300  # updates
     slow("rainbow", REPLAY, {"distribution": "categorical"}),
     slow("rainbow", REPLAY, {"distribution": "quantile"}),
     ("pqn", ROLLOUTS, {"q_lambda": 0.9}),
+    slow("pqn_rnn", ROLLOUTS, {"q_lambda": 0.9}),
     ("ppo", ROLLOUTS, {}),
     ("ppo_continuous", ROLLOUTS, {}),
     slow("ppo_rnn", ROLLOUTS, {}),

@@ -50,7 +50,7 @@ def test_an_update_needs_its_steps_and_a_place_in_the_replay(name):
         make(name, **{field: least})
 
 
-@pytest.mark.parametrize("name", ["apex_dqn", "rainbow", "pqn"])
+@pytest.mark.parametrize("name", ["apex_dqn", "rainbow", "pqn", "pqn_rnn"])
 def test_scripts_without_action_masks_say_so(name):
     init, _ = make(name, env_name="WalkMasked")
     with pytest.raises(ValueError, match=r"^obs: MaskedObservation is no array; only ppo.py and"):
@@ -85,6 +85,11 @@ BOOLS = {"buffer_dtype": "bool", "normalize_obs": True}  # all of which would be
     ("ppo_rnn", {"observe": (-1,)}, "observe.*-1"),
     # divides the 8 x 128 steps of an update, not its 8 sequences
     ("ppo_rnn", {"num_minibatches": 16}, "num_minibatches = 16: .*8 sequences"),
+    ("pqn_rnn", {"observe": (0, 4)}, r"observe.*\(0, 4\).*4 entries"),
+    ("pqn_rnn", {"observe": (-1,)}, "observe.*-1"),
+    ("pqn_rnn", {"env_name": "FrozenLake-misc", "observe": (16,)}, "observe.*16 entries"),
+    # divides the 32 x 64 steps of an update, not its 32 sequences
+    ("pqn_rnn", {"num_minibatches": 64}, "num_minibatches = 64: .*32 sequences"),
     ("rainbow", {"num_atoms": 1}, "num_atoms = 1: must be at least 2"),
     ("td3", {"policy_delay": 3}, "policy_delay = 3: must divide gradient_steps = 4"),
 ])  # fmt: skip

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.compilation import jit_quickly
-from support.small import small_config
+from support.small import field_names, small_config
 
 import ppo_rnn
 
@@ -56,7 +56,7 @@ def test_only_gpus_unroll(platform, steps):
     assert max(map(text.count, ("call @closed_call(", "dot_general"))) == steps
 
 
-@pytest.mark.parametrize("name", ["ppo_rnn", "mappo"])
+@pytest.mark.parametrize("name", ["ppo_rnn", "pqn_rnn", "mappo"])
 def test_only_the_memory_is_unrolled(name, monkeypatch):
     script = importlib.import_module(name)
     unrolled = []
@@ -66,6 +66,7 @@ def test_only_the_memory_is_unrolled(name, monkeypatch):
         return jax.lax.scan(step, memory, inputs)
 
     monkeypatch.setattr(script, "scan_over_time", scan_over_time)
-    init, update = script.make_learner(small_config(script, cell="gru"))
+    cell = {"cell": "gru"} if "cell" in field_names(script) else {}
+    init, update = script.make_learner(small_config(script, **cell))
     jax.eval_shape(lambda key: update(init(key)), jax.random.key(0))
     assert set(unrolled) == {"Gru.__call__.<locals>.step"}

@@ -20,9 +20,10 @@ import evolve_objective
 import ppo
 import ppo_rnn
 import pqn
+import pqn_rnn
 import rainbow
 
-SCRIPTS = [ppo, dqn, pqn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
+SCRIPTS = [ppo, dqn, pqn, pqn_rnn, apex_dqn, rainbow, ppo_rnn, evolve_objective]
 CONVOLUTIONS = {
     "flat": (),
     "grid": ((16, 3, 1),),  # the default: Young & Tian 2019 (arXiv 1903.03176)
@@ -51,7 +52,7 @@ def network(script, config):
     env, env_params = script.make_env(config)
     space = env.observation_space(env_params)
     obs = jnp.zeros((2, *space.shape), space.dtype)
-    if script is not ppo_rnn:
+    if script not in (ppo_rnn, pqn_rnn):
         if hasattr(script, "make_networks"):
             made, _ = script.make_networks(config, env, env_params)
         else:
@@ -62,11 +63,15 @@ def network(script, config):
             return getattr(output, "logits", output)  # an actor's output is a distribution
 
         return lambda key: made.init(key, obs), apply
-    body, first = script.make_networks(config, env, env_params)[0], jnp.ones((1, 2), bool)
+    if script is ppo_rnn:
+        made, *_ = script.make_networks(config, env, env_params)
+    else:
+        made = script.make_network(config, env, env_params)
+    first = jnp.ones((1, 2), bool)
     memory = jnp.zeros((2, config.cell_size))
     return (
-        lambda key: body.init(key, memory, obs[None], first),
-        lambda params, obs: body.apply(params, memory, obs[None], first)[0],
+        lambda key: made.init(key, memory, obs[None], first),
+        lambda params, obs: jax.tree.leaves(made.apply(params, memory, obs[None], first))[-1][0],
     )
 
 
@@ -170,7 +175,7 @@ def test_bytes_are_stored_as_bytes(script, torso):
 @pytest.mark.parametrize("torso", [slow("flat"), "nature"])
 def test_bytes_are_divided_by_255(script, torso):
     x = np.random.default_rng(0).integers(0, 256, (2, 40, 40, 1), np.uint8)
-    more = {"layer_norm": False} if script is pqn else {}  # it makes up for any factor
+    more = {"layer_norm": False} if script in (pqn, pqn_rnn) else {}  # it makes up for any factor
     configs = [
         make_config(script, torso, image={"size": 40, "dtype": dtype}, **more)
         for dtype in ("uint8", "float32")
@@ -216,10 +221,12 @@ def test_no_other_type_is_needed_to_store_bytes(script, dtype):
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [{"observe": (3,)}, {"observe_previous": True}],
-    ids=lambda value: next(iter(value)),
+    "script, overrides, size",
+    [
+        (ppo_rnn, {"observe": (3,)}, 1),
+        (ppo_rnn, {"observe_previous": True}, 84 * 84 + 2 + 1),
+        (pqn_rnn, {"observe": (3, 5)}, 2),
+    ],
 )
-def test_entries_of_images_are_vectors(overrides):
-    size = 1 if "observe" in overrides else 84 * 84 + 2 + 1
-    assert (size, 8) in kernels(ppo_rnn, make_config(ppo_rnn, "grid", **overrides))
+def test_entries_of_images_are_vectors(script, overrides, size):
+    assert (size, 8) in kernels(script, make_config(script, "grid", **overrides))

@@ -37,6 +37,7 @@ DISCRETE = {
     "apex_dqn": DQN | {"actor_sync_interval": 64},
     "rainbow": DQN | SUPPORT | {"num_atoms": 25, "noisy": False, "epsilon_finish": 1.0},
     "pqn": ROLLOUTS | {"epsilon_finish": 0.5, "layer_norm": False},
+    "pqn_rnn": ROLLOUTS | {"epsilon_finish": 0.5, "layer_norm": False, "cell_size": 16},
     "ppo": PPO,
     "ppo_rnn": PPO | {"cell_size": 16},
 }
@@ -112,6 +113,12 @@ def of_memory(learned: Learned, obs):
     return critic.apply(params["critic"], memory)[:, None]
 
 
+def of_actions_with_memory(learned: Learned, obs):
+    start = jnp.zeros(learned.config.cell_size)
+    _, q = learned.networks.apply(learned.state.params, start, obs, jnp.zeros(len(obs), bool))
+    return q
+
+
 def of_bins(learned: Learned, obs):
     actor, critic = learned.networks
     params = learned.state.params
@@ -149,6 +156,7 @@ VALUES = {
     "apex_dqn": of_actions,
     "rainbow": of_distributions,
     "pqn": of_actions,
+    "pqn_rnn": of_actions_with_memory,
     "ppo": of_state,
     "ppo_continuous": of_state,
     "ppo_rnn": of_memory,
