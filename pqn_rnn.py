@@ -91,7 +91,7 @@ def register_config(cls):
 class Config:
     """Hyperparameters. The defaults suit small tasks of memory.
 
-    Float fields may be traced, so Python never branches on them.
+    Float fields may be traced: branch on them with `jnp.where`, not with `if`.
     """
 
     env_name: str = "CartPole-v1"  # gymnax environment; MODULE:NAME imports MODULE first
@@ -159,7 +159,7 @@ def patches(x, size: int, stride: int):
 def orthogonal(scale: float):
     """Orthogonal initialization by matrix products: flax's QR can hang under `vmap` on CPUs."""
 
-    def newton_schulz(_, x):  # brings singular values between 0 and 1 nearer to 1
+    def newton_schulz(_, x):  # singular values between 0 and 1 go to 1: an orthogonal matrix
         # multi_dot: x @ x.T @ x would make a matrix of [inputs, inputs]
         return 1.5 * x - 0.5 * jnp.linalg.multi_dot([x, x.T, x])
 
@@ -574,9 +574,9 @@ class StandardStep(GymnaxWrapper):
 class LogEpisodes(LogWrapper):
     """Statistics of episodes in `info`.
 
-    gymnax puts the observation before auto-reset into `final_observation` in each step. A wrapper
-    inside, such as PureJaxRL's, may transform `obs` alone, so `obs` is used unless an episode ends.
-    At an end `final_observation` stays as it is, without what such a wrapper does.
+    gymnax puts the observation before auto-reset into `final_observation` in each step. Between
+    ends it is replaced by `obs`, so that a wrapper inside may transform `obs` alone. At an end it
+    stays as the wrapper left it.
     """
 
     def step(self, key, state, action, params=None):
@@ -616,7 +616,7 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env_params = env_params.replace(**fields)
 
     limit = env_params.max_steps_in_episode
-    # A class without a limit of its own has the very Field object of gymnax's EnvParams: 1.
+    # Fields that a class inherits are the same objects: whether the limit is gymnax's default, 1.
     (inherited,) = dataclasses.fields(environment.EnvParams)
     is_inherited = inherited in dataclasses.fields(env_params) and inherited.name not in fields
     if limit < 1 or (limit == 1 and is_inherited):
@@ -663,7 +663,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
     """Mean return of the episodes in the last updates. [seeds], NaN if diverged or without any.
 
     The last updates are a tenth of `num_updates`, the number that was planned. If no episode ended
-    in them, it is the last update in which one did.
+    in them, the last update in which one ended counts alone.
     """
     episodes = metrics["episodes"]
     index = np.arange(episodes.shape[1])
@@ -677,7 +677,7 @@ def final_return(agent, metrics, num_updates: int) -> np.ndarray:
 
 
 def spread_over_devices(function, num_seeds: int):
-    """`function(tree, count)` for all seeds, on the largest number of devices that divides theirs.
+    """`function(tree, count)` for all seeds, on as many devices as divide their number evenly.
 
     `tree` has leaves [seeds, ...]. Its memory is donated: do not use it afterwards.
     """
