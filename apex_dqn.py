@@ -709,7 +709,7 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     env_params = env_params.replace(**fields)
 
     limit = env_params.max_steps_in_episode
-    # Fields that a class inherits are the same objects: whether the limit is gymnax's default, 1.
+    # A class that sets no limit inherits gymnax's own Field object, whose default is 1.
     (inherited,) = dataclasses.fields(environment.EnvParams)
     is_inherited = inherited in dataclasses.fields(env_params) and inherited.name not in fields
     if limit < 1 or (limit == 1 and is_inherited):
