@@ -80,9 +80,9 @@ PLANNED = {"pqn_minatar": ("pqn.py", "MinAtar Breakout", "PureJaxQL")} | PEERS
 # --- returns ---
 
 
-def show(number: float) -> str:
-    """Four digits."""
-    return f"{number:.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+def show(number: float, digits: int = 4) -> str:
+    """A return, with all digits before the point."""
+    return f"{number:.0f}" if abs(number) >= 1000 else f"{number:.{digits}g}"
 
 
 def kind_of(row: dict) -> str:
@@ -111,10 +111,11 @@ def show_row(name: str) -> str:
     environment, _, variant = row["environment"].partition(", ")
     task = f"{environment} ({variant})" if variant else environment
     steps = rows_page.number(row["total_timesteps"])
+    mean, low, high, worst = (show(number, digits=3) for number in (mean, low, high, values.min()))
     return (
-        f"With {config}, {len(values)} agents reach a mean {kind} return of **{show(mean)}** on "
-        f"{task} after {steps} steps (95 % interval: {show(low)} to {show(high)}). "
-        f"The worst agent reaches {show(values.min())}."
+        f"With {config}, {len(values)} agents reach a mean {kind} return of **{mean}** on "
+        f"{task} after {steps} steps (95 % interval: {low} to {high}). "
+        f"The worst agent reaches {worst}."
     )
 
 

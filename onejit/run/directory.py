@@ -150,7 +150,7 @@ def rank_agents_of_run(run_dir, agents, best: bool = False) -> tuple[np.ndarray,
 
 
 def new_run_dir(script: Script, config, prefix: str = "") -> Path:
-    """The default directory of a run: runs/SCRIPT/ENVIRONMENT-TIME-NUMBER."""
+    """The default directory of a run: runs/SCRIPT/ENVIRONMENT-TIME-RANDOM."""
     env_name = config.env_name.rpartition(":")[2]
     number = secrets.token_hex(4)  # in containers the numbers of processes are alike
     stamp = f"{prefix}{env_name}-{time.strftime('%Y%m%d-%H%M%S')}-{number}"

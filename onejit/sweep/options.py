@@ -38,7 +38,7 @@ class Options:
     # at all timesteps, and each earlier rung at 1/HALVING of the timesteps of the next rung
     rungs: int = 0
     seed: int = 0  # seed of the key that the agents' keys are split from, and of the draws
-    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-NUMBER by default
+    # new directory for the results; runs/SCRIPT/sweep-ENVIRONMENT-TIME-RANDOM by default
     run_dir: Path | None = None
     keep: int = 5  # number of best trials whose agents are saved
     # tracker for the training returns of each trial

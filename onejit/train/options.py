@@ -11,7 +11,7 @@ class Options:
 
     num_seeds: int = 4  # number of agents, each with its own random key
     seed: int = 0  # seed of the key that the agents' keys are split from
-    # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-NUMBER by default
+    # new directory for the results; runs/SCRIPT/ENVIRONMENT-TIME-RANDOM by default
     run_dir: Path | None = None
     # greedy episodes of each agent in an evaluation; 0 for none
     eval_episodes: int = 16
