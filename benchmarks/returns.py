@@ -24,7 +24,6 @@ returns.yaml lists the rows, with thresholds and published scores. returns_page.
 """
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import os
@@ -124,7 +123,7 @@ def run_training(name: str, flags: list[str], run_dir: Path) -> dict:
         "peak_memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
     if resumes:  # what was spent before is known of the training alone
-        training["seconds"] = sum(dataclasses.astuple(read_record(run_dir).seconds))
+        training["seconds"] = sum(read_record(run_dir).seconds.values())
         training["processor_seconds"] = None
     return training
 

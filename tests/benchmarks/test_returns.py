@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import filelock
 import jax
@@ -326,6 +327,17 @@ def test_only_the_same_training_continues(tmp_path):
     assert not can_continue(command=record["command"].replace("2000", "3000"))
     assert not can_continue(sha256="0")
     assert not can_continue(settings=record["settings"] | {"lr": 7.0})
+
+
+def test_a_row_goes_on_after_its_training(tmp_path, monkeypatch):
+    """If it was killed while agents play, the training counts with all its seconds."""
+    (tmp_path / "checkpoints").mkdir()
+    seconds = {"compile": 1.0, "train": 2.5}
+    monkeypatch.setattr(returns, "can_continue", lambda *_: True)
+    monkeypatch.setattr(returns, "read_record", lambda _: SimpleNamespace(seconds=seconds))
+    monkeypatch.setattr(sys, "executable", "true")  # in place of onejit resume
+    training = returns.run_training("ppo/catch", [], tmp_path)
+    assert (training["seconds"], training["processor_seconds"]) == (3.5, None)
 
 
 def test_a_training_is_deleted_after_its_row_is_written(tmp_path, monkeypatch, capsys):
