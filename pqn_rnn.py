@@ -25,7 +25,7 @@ Differences from the authors' recurrent network: the memory is normalized too be
 layer, and the network does not see the last action. The targets of an update are computed once, by
 the network that acted.
 
-    python pqn_rnn.py --env-name CartPole-v1 --observe 0 2 --num-seeds 8  # no velocities
+    python pqn_rnn.py --env-name MemoryChain-bsuite --env-params memory_length 20 --num-seeds 8
 
     out = jax.jit(jax.vmap(make_train(Config())))(jax.random.split(jax.random.key(0), 256))
 """
@@ -600,6 +600,9 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     if name not in gymnax.registered_envs:
         name = short_name  # modules may register MODULE:NAME, or NAME alone
     env, env_params = make(name)
+    is_of_gymnax = type(env).__module__.startswith("gymnax.") and env.name == name
+    if is_of_gymnax and module.partition(".")[0] not in ("", "gymnax"):
+        raise ValueError(f"env_name = {module}:{name}: {module} has none, only gymnax has {name}")
     fields = {}
     arguments = {}
     for key, value in params.items():

@@ -874,6 +874,9 @@ def make_gymnax_env(name: str, params: Mapping, make=gymnax.make):
     if name not in gymnax.registered_envs:
         name = short_name  # modules may register MODULE:NAME, or NAME alone
     env, env_params = make(name)
+    is_of_gymnax = type(env).__module__.startswith("gymnax.") and env.name == name
+    if is_of_gymnax and module.partition(".")[0] not in ("", "gymnax"):
+        raise ValueError(f"env_name = {module}:{name}: {module} has none, only gymnax has {name}")
     fields = {}
     arguments = {}
     for key, value in params.items():

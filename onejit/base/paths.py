@@ -19,8 +19,10 @@ def expanded(text: str) -> str:
 def as_folder(text: str) -> Path:
     """A path where `~` and variables are replaced, unless it exists as it is.
 
-    Raises ValueError, also for an address.
+    Raises ValueError, also for an address and for nothing, as from an empty variable.
     """
+    if not text.strip():
+        raise ValueError("must be a folder")
     path = text if os.path.lexists(text) else expanded(text)
     if "://" in path:
         raise ValueError("must be a folder of this machine, and not an address")

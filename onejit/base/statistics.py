@@ -340,8 +340,11 @@ def median(*samples):
 
 
 def optimality_gap(*samples):
-    """The gap from the mean to 1, where higher scores count as 1 (same section)."""
-    return 1.0 - finite_mean(np.minimum(np.concatenate(samples), 1.0))
+    """The gap from the mean to 1, where higher scores count as 1, averaged over environments.
+
+    Same section.
+    """
+    return np.mean([1.0 - finite_mean(np.minimum(sample, 1.0)) for sample in samples], axis=0)
 
 
 def probability_of_improvement(*samples):

@@ -4,6 +4,7 @@ import csv
 import difflib
 import io
 import re
+import shlex
 
 LONGEST = 40  # characters of a text in the name of a file
 
@@ -11,11 +12,17 @@ LONGEST = 40  # characters of a text in the name of a file
 def nearest(name, known, prefix: str = "--") -> str:
     """'; did you mean NAME?' with the closest known name, or nothing if none is close.
 
-    The prefix does not make names closer.
+    The prefix does not make names closer, and capitals make no difference.
     """
-    names = {str(other).removeprefix(prefix): str(other) for other in known}
-    close = difflib.get_close_matches(str(name).removeprefix(prefix), names, n=1, cutoff=0.7)
+    names = {str(other).removeprefix(prefix).lower(): str(other) for other in known}
+    word = str(name).removeprefix(prefix).lower()
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.7)
     return f"; did you mean {names[close[0]]}?" if close else ""
+
+
+def resume_command(run_dir) -> str:
+    """The command that continues a run, to be pasted."""
+    return shlex.join(["onejit", "resume", str(run_dir)])
 
 
 def printable(text: str) -> str:

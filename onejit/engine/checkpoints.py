@@ -117,7 +117,8 @@ def read(folder: Path) -> dict[str, np.ndarray]:
 def newest(directory: Path) -> int:
     """The update of the newest checkpoint that is intact; 0 if there is none at all.
 
-    Deletes newer ones, and says so. Raises OSError if none of several is intact.
+    Newer ones get another name, as they may be read again where a disk or the memory was the
+    cause, and a line says so. Raises OSError if none of several is intact.
     """
     if any(directory.glob("*/default")):
         raise OSError(
@@ -134,8 +135,10 @@ def newest(directory: Path) -> int:
             damages[update] = error
             continue
         for damaged, error in damages.items():
-            delete_folder(directory / str(damaged))
-            used = f"it was deleted, and {directory.name}/{update} is used"
+            kept = directory / f"{damaged}.damaged"
+            delete_folder(kept)
+            (directory / str(damaged)).rename(kept)
+            used = f"it is now {kept.name}, and {directory.name}/{update} is used"
             print(f"resume: the checkpoint {error}; {used}", file=sys.stderr)
         return update
     if damages:

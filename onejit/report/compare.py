@@ -35,7 +35,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from onejit.base import statistics
 from onejit.base.files import reading, write, write_picture
 from onejit.base.labels import as_label
-from onejit.base.text import align, as_csv, printable
+from onejit.base.text import align, as_csv, printable, resume_command
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_results
 from onejit.run.record import (
@@ -111,7 +111,7 @@ def split_label(argument: str) -> tuple[str, str]:
 def read_trials(path: str, record: Record) -> list[Run]:
     """The trials of a sweep, without those that `--halving` has stopped. Raises ValueError."""
     if record.finished is None:
-        raise ValueError(f"{path}: has not finished; onejit resume {path} continues it")
+        raise ValueError(f"{path}: has not finished; {resume_command(path)} continues it")
     if not record.trials:
         raise ValueError(f"{path}: is a sweep of an older version; its results.csv has its trials")
     file = Path(path) / "results.csv"

@@ -7,6 +7,7 @@ A run is finished, running (a process holds its lock) or stopped. The progress o
 progress at its last checkpoint. The return is the mean and the worst training return over seeds.
 """
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -43,8 +44,11 @@ def find_runs(folder: Path) -> list[Path]:
 
 def changed(run_dir: Path) -> float:
     """The time of the last change of a run."""
-    paths = [run_dir / "run.json", run_dir / AGENTS]
-    return max(path.stat().st_mtime for path in paths if path.is_file())
+    times = [0.0]  # of a run that is deleted meanwhile
+    for path in [run_dir / "run.json", run_dir / AGENTS]:
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def progress_of(run_dir: Path, record: Record) -> tuple[bool, str]:

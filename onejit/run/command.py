@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from onejit.base.signals import catching_signals, stopping
+from onejit.base.text import resume_command
 from onejit.engine.hosts import is_first
 from onejit.engine.progress import progress_bar
 from onejit.script.errors import errors_in_one_line, exit_as_diverged
@@ -37,7 +38,7 @@ def run(
         # keeps the lock of the run beyond this block, until the results are written
         until_the_end = until_the_end.pop_all()
     run_dir = job.run_dir
-    go_on = f"onejit resume {run_dir} continues"
+    go_on = f"{resume_command(run_dir)} continues"
     with (
         until_the_end,
         errors_in_one_line(tool, 1, (OSError,), about=f"run_dir = {run_dir}: "),

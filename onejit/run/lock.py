@@ -6,6 +6,7 @@ from pathlib import Path
 import filelock
 
 from onejit.base.files import delete_folder
+from onejit.base.text import resume_command
 from onejit.engine.hosts import only_first
 
 LOOK = 0.5  # seconds: `onejit list` holds the lock for a moment to see if it is free
@@ -39,9 +40,9 @@ def check_new(run_dir: Path) -> None:
     if run_dir.is_dir() and {path.name for path in run_dir.iterdir()} <= {".lock"}:
         return
     if run_dir.exists():
-        raise ValueError(
-            f"run_dir = {run_dir}: already exists; onejit resume {run_dir} continues a run"
-        )
+        is_run = (run_dir / "run.json").exists()
+        advice = f"; {resume_command(run_dir)} continues it" if is_run else ""
+        raise ValueError(f"run_dir = {run_dir}: already exists{advice}")
 
 
 def claim(run_dir: Path):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import tyro
 
 from onejit.base.text import nearest
@@ -231,6 +232,12 @@ def check_config(config) -> None:
         if getattr(config, name, 1) < 1:
             raise ValueError(f"{name} = {getattr(config, name)}: must be at least 1")
     for name, value in vars(config).items():
+        if name.endswith(("size", "sizes")) or name == "convolutions":
+            sizes = np.array(value)
+            if sizes.dtype.kind == "i" and sizes.min(initial=1) < 1:
+                raise ValueError(f"{name} = {value}: sizes must be at least 1")
+        if name == "learning_starts" and value < 0:
+            raise ValueError(f"{name} = {value}: must be at least 0")
         numbers = value if isinstance(value, Mapping) else {"": value}  # env_params
         for key, number in numbers.items():
             if isinstance(number, float) and math.isnan(number):

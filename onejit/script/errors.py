@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -95,8 +96,9 @@ def about_the_config(script: Script, config):
         check_env_params(script, config)
         yield
     except Exception as error:  # many kinds: of the script, an environment, JAX for wrong sizes
-        if isinstance(error, ValueError) and names_a_field(str(error), plain(config)):
-            raise FieldError(str(error)) from error
+        about = message_about_a_field(error, config)
+        if about:
+            raise FieldError(about) from error
         if "is not in registered gymnax environments" in str(error):
             similar = similar_environment(config.env_name)
             raise FieldError(
@@ -127,6 +129,23 @@ def changed_fields(script: Script, config) -> str:
         if getattr(config, name) != getattr(default, name)
     ]
     return ", ".join(changed) or "the defaults"
+
+
+def message_about_a_field(error: Exception, config) -> str:
+    """What an error says of a field, of a parameter of the environment or of its observations."""
+    message = str(error)
+    env_params = getattr(config, "env_params", {})
+    if isinstance(error, ValueError):
+        if names_a_field(message, plain(config)):
+            return message
+        if names_a_field(message, env_params):
+            return f"env_params: {message}"
+        if message.startswith("obs: "):
+            return f"env_name = {config.env_name}: {message}"
+    argument = re.search(r"unexpected keyword argument '(\w+)'", message)
+    if isinstance(error, TypeError) and argument and argument[1] in env_params:
+        return f"env_params: {argument[1]}: {message}"
+    return ""
 
 
 def names_a_field(message: str, names) -> bool:

@@ -5,7 +5,6 @@ import dataclasses
 import uuid
 from pathlib import Path
 
-from onejit.base.files import delete_folder
 from onejit.base.paths import expanded
 from onejit.engine import hosts
 from onejit.run.directory import new_run_dir, read_config, script_of
@@ -16,6 +15,7 @@ from onejit.script.configs import field_names, field_of
 from onejit.script.contract import Script
 from onejit.script.load import load_script
 from onejit.sweep.options import Options, check_options
+from onejit.sweep.slices import delete_slices
 from onejit.sweep.swept import is_swept, make_trials
 from onejit.sweep.trials import Search, Sweep, Trials
 
@@ -71,7 +71,7 @@ def open_sweep(
         raise ValueError("total_timesteps: a sweep cannot be extended, only a run")
     record = open_run(run_dir, until_the_end)
     if record.finished is not None:
-        delete_folder(run_dir / "slices")  # a kill may have left them
+        delete_slices(run_dir)  # a kill may have left them
         print(f"{run_dir} has finished: there is nothing left to do")
         return None
     script = script_of(run_dir, record, accept_edited=given.force)

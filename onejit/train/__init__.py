@@ -22,7 +22,7 @@ import numpy as np
 from onejit.base import statistics
 from onejit.base.packages import check_packages
 from onejit.base.signals import stopping
-from onejit.base.text import plural
+from onejit.base.text import plural, resume_command
 from onejit.engine import compilation, hosts, loop
 from onejit.run import tracking
 from onejit.run.command import run
@@ -67,7 +67,7 @@ def read_training(words: list[str]) -> Training:
     config, options, _ = command_line.parse_with(script, flags, Options, __doc__, prog=TOOL)
     if options.eval_interval and not options.eval_episodes:
         raise ValueError(f"eval_interval = {options.eval_interval}: needs eval_episodes above 0")
-    if options.eval_interval > config.num_updates:
+    if options.eval_interval > config.num_updates >= 1:  # without an update, the script says why
         raise ValueError(
             f"eval_interval = {options.eval_interval}: must be at most the number of updates, "
             f"{config.num_updates}"
@@ -223,7 +223,7 @@ def train(training: Training, program: compilation.Program, progress, caught):
     record = training.record
     record.steps_done = 0  # those of checkpoints are counted again
     curves = Curves(training)
-    go_on = f"onejit resume {training.run_dir} continues"
+    go_on = f"{resume_command(training.run_dir)} continues"
     parts = []
     with contextlib.closing(curves):
         session = loop.Session(

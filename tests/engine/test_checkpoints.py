@@ -59,10 +59,10 @@ def test_the_checkpoint_before_a_damaged_one_is_used(damage, tmp_path, capsys):
         file = make_checkpoint(directory, update)
     damage(file)
     assert newest(directory) == 10
-    assert [path.name for path in directory.iterdir()] == ["10"]
+    assert {path.name for path in directory.iterdir()} == {"10", "20.damaged"}
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "checkpoints/20 is damaged: " in said
-    assert said.endswith("deleted, and checkpoints/10 is used\n")
+    assert said.endswith("is now 20.damaged, and checkpoints/10 is used\n")
 
 
 def test_a_changed_bit_is_noticed_or_changes_nothing(tmp_path):
@@ -121,7 +121,8 @@ def test_checkpoints_that_cannot_be_deleted_stay(tmp_path, monkeypatch, capsys):
         assert len(names) == 4 and {name for name in names if name.isdecimal()} == {"2", "3"}
     assert "4 is damaged" in capsys.readouterr().err
     save(tmp_path, 5, carry)
-    assert {path.name for path in tmp_path.iterdir()} == {"3", "5"} and checkpoints.KEPT == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"3", "4.damaged", "5"}
+    assert checkpoints.KEPT == 2
 
 
 def test_a_checkpoint_on_a_full_disk_is_one_line(full_disk):

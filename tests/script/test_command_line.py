@@ -17,6 +17,7 @@ from onejit.watch import render
 
 GRID = "q_learning_gridworld --num-steps=100 --total-timesteps=2000"
 TOY = "ppo_continuous --env-name=toys:ToyContinuous"
+HOST = "ppo --env-name=onejit.envs.gymnasium:CartPole-v1"
 SMALL = "q_learning_gridworld --num-steps=200 --total-timesteps=5400"  # 27 updates
 RATES = "q_learning_gridworld --lr 0.1 0.2 0.3"
 SWEEP = f"sweep {SMALL} --lr 0.01 0.02 0.05 0.1 0.2 0.3 0.5 0.8 1.0"
@@ -80,12 +81,16 @@ REFUSED = [
     (f"train {GRID} --total-timesteps=10", "total_timesteps"),
     ("train ppo --num-envs=0", "num_envs = 0: must be at least 1"),
     ("train ppo --num-envs=1e8", "num_envs = 100000000: must fit in 32 bits"),
+    ("train ppo --hidden-sizes 64 0", "hidden_sizes = (64, 0): at least 1"),
+    ("train dqn --learning-starts=-1", "learning_starts = -1: must be at least 0"),
+    ("train dqn --total-timesteps=2000", "total_timesteps = 2000: the warm-up and one update"),
     ("train ppo --num-steps=2147483648", "num_steps = 2147483648: must fit in 32 bits"),
     # environments
     ("train sac --env-name=CartPole-v1", "env_name = CartPole-v1 bounded"),
     ("train ppo_continuous --env-name=Nowhere", "env_name = Nowhere"),
     ("train ppo_continuous --env-name=halfchetah", "halfchetah did you mean halfcheetah?"),
-    ("train ppo --env-name=Cartpole-v1", "env_name = Cartpole-v1 did you mean CartPole-v1?"),
+    ("train ppo --env-name=cartpole", "env_name = cartpole did you mean CartPole-v1?"),
+    ("train ppo --env-name=json:Catch-bsuite", "env_name = json:Catch-bsuite only gymnax has"),
     (
         "train ppo --env-name=onejit.envs.gymnasium:CartPole-v7",
         "is not registered did you mean onejit.envs.gymnasium:CartPole-v1?",
@@ -97,6 +102,8 @@ REFUSED = [
     ),
     (f"train {TOY} --env-params noise loud", "env_params noise loud"),
     (f"train {TOY} --env-params wings 2", "env_params: wings"),
+    (f"train {HOST} --env-params vectorization_mode no", "env_params: vectorization_mode = no"),
+    (f"train {HOST} --env-params wings 2", "env_params: wings"),
     # hosts
     (f"train {GRID} --num-processes=2", "coordinator"),
     (f"train {GRID} --num-processes=2 --coordinator=x --process-id=0", "coordinator = x HOST:PORT"),
