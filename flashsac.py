@@ -1074,7 +1074,7 @@ def main(
     """Train agents; write config, metrics, learning curve and networks into a new directory.
 
     Args:
-        config: hyperparameters. `--config FILE.yaml`, before all flags, reads them from a file
+        config: hyperparameters. `--config FILE.yaml` reads them from a file, and flags win
         num_seeds: agents to train, all at once, spread over the devices
         seed: seed of all random numbers
         run_dir: a new directory for the results; by default runs/SCRIPT/ENVIRONMENT-TIME-RANDOM
