@@ -1,6 +1,7 @@
 """Environments of known value, registered with gymnax under the names of their classes."""
 
 import dataclasses
+from typing import NamedTuple
 
 import gymnax
 import jax
@@ -59,6 +60,18 @@ class ToyDiscrete(ToyContinuous):
         return spaces.Discrete(3)
 
 
+class Masked(NamedTuple):
+    obs: jax.Array
+    action_mask: jax.Array
+
+
+class ToyMasked(ToyDiscrete):
+    """The same with a mask of valid actions, which only some scripts take."""
+
+    def observe(self, key, state, action, params):
+        return Masked(super().observe(key, state, action, params), jnp.ones(3, bool))
+
+
 class BlowsUpContinuous(ToyContinuous):
     """Takes the root of -1 in the third step of a few episodes, for a reward or an observation."""
 
@@ -79,7 +92,7 @@ class BlowsUpContinuous(ToyContinuous):
 
 NAMES = [toy.__name__ for toy in (ToyContinuous, ToyDiscrete)]
 TEAMS = ["toys_team:PlainTeam"]
-for toy in (ToyContinuous, ToyDiscrete, BlowsUpContinuous):
+for toy in (ToyContinuous, ToyDiscrete, ToyMasked, BlowsUpContinuous):
     gymnax.register(toy.__name__, toy)
 
 

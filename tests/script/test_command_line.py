@@ -90,6 +90,7 @@ REFUSED = [
     ("train ppo_continuous --env-name=Nowhere", "env_name = Nowhere"),
     ("train ppo_continuous --env-name=halfchetah", "halfchetah did you mean halfcheetah?"),
     ("train ppo --env-name=cartpole", "env_name = cartpole did you mean CartPole-v1?"),
+    ("train pqn --env-name=toys:ToyMasked", "env_name = toys:ToyMasked: obs: Masked only ppo.py"),
     ("train ppo --env-name=json:Catch-bsuite", "env_name = json:Catch-bsuite only gymnax has"),
     (
         "train ppo --env-name=onejit.envs.gymnasium:CartPole-v7",
