@@ -20,10 +20,9 @@ a fixed norm after each step of the optimizer. The critics are classifiers over 
 steps.
 
 Differences from the paper: one-step targets, single precision, and smaller networks by default. The
-noise of the warm-up is held, too; the authors draw it in each step. The discounted return that
-scales the rewards begins anew after the last step of an episode; in the authors' code, the reward
-of the last step counts for the next episode. An episode that its time limit truncates is
-bootstrapped from its last observation.
+discounted return that scales the rewards begins anew after the last step of an episode; in the
+authors' code, the reward of the last step counts for the next episode. An episode that its time
+limit truncates is bootstrapped from its last observation.
 
 Before learning, `init` takes `learning_starts` random steps into the replay. The replay is a ring
 of `buffer_size` steps in `runner_state`. A step takes 4 (2 obs_dim + action_dim + 1) + 1 bytes:
@@ -124,6 +123,7 @@ class Config:
     ent_coef: float = 0.01  # initial weight of the entropy of scaled rewards; the weight is learned
     target_std: float = 0.15  # the target entropy is a Gaussian's with this standard deviation
     max_noise_steps: int = 16  # longest time in steps that exploration noise is held; 1 for fresh
+    warmup_noise_steps: int = 1  # the same for the random actions before learning
     noise_exponent: float = 2.0  # noise is held for k steps with probability ~ k^-noise_exponent
     normalize_reward: bool = True  # scale rewards by the discounted return's std and largest value
     value_limit: float = 5.0  # largest |value| that the critics can represent, of scaled rewards
@@ -544,7 +544,7 @@ def make_learner(config: Config):
         )
 
         def warm_up(state, key):
-            return collect(state, key, act_randomly)
+            return collect(state, key, act_randomly, config.warmup_noise_steps)
 
         warmup_keys = jax.random.split(warmup_key, config.warmup_rollouts)
         state, _ = jax.lax.scan(warm_up, state, warmup_keys)
@@ -561,15 +561,13 @@ def make_learner(config: Config):
         gaussian = evaluate_actor(variables(state, "actor"), obs)
         return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
 
-    def collect(state, key, act):
+    def collect(state, key, act, max_noise_steps):
         """Take `num_steps` steps with actions `act(state, obs, noise)`, and store them."""
 
         def step(state, key):  # networks and replay stay
             noise_key, noise_steps_key, env_key = jax.random.split(key, 3)
             new_noise = jax.random.normal(noise_key, state.noise.shape)
-            new_steps = sample_noise_steps(
-                noise_steps_key, config.max_noise_steps, config.noise_exponent
-            )
+            new_steps = sample_noise_steps(noise_steps_key, max_noise_steps, config.noise_exponent)
             is_over = state.noise_steps_left == 0
             noise = jnp.where(is_over, new_noise, state.noise)
             noise_steps_left = jnp.where(is_over, new_steps, state.noise_steps_left) - 1
@@ -719,7 +717,8 @@ def make_learner(config: Config):
 
     def update(state, _=None):
         key, collect_key, learn_key = jax.random.split(state.key, 3)
-        state, info = collect(state._replace(key=key), collect_key, act_with_noise)
+        state = state._replace(key=key)
+        state, info = collect(state, collect_key, act_with_noise, config.max_noise_steps)
         num_groups = config.gradient_steps // config.policy_delay
         keys = jax.random.split(learn_key, num_groups)
         state, metrics = jax.lax.scan(step_group, state, keys)

@@ -35,6 +35,7 @@ SMALL = script.Config(
     ent_coef=0.5,
     target_std=0.4,
     max_noise_steps=3,
+    warmup_noise_steps=2,
     noise_exponent=0.5,
     value_limit=2.0,  # some values lie outside
     num_atoms=5,
@@ -48,6 +49,7 @@ CASES = {
         SMALL,
         normalize_reward=False,
         max_noise_steps=1,
+        warmup_noise_steps=4,
         policy_delay=1,
         num_steps=1,
         num_envs=3,
@@ -111,20 +113,22 @@ class Twin(sac.Twin):
         gaussian = self.actor.apply(variables, obs, training=False)
         return jnp.tanh(gaussian.loc + gaussian.scale_diag * noise)
 
-    def draw(self, key):
+    def draw(self, key, log_probability):
         """Noise for a step, how many steps it is held, and a key for each environment."""
         noise_key, noise_steps_key, env_key = jax.random.split(key, 3)
-        weights = np.arange(1.0, self.config.max_noise_steps + 1) ** -self.config.noise_exponent
-        log_probability = jnp.log(jnp.asarray(weights / weights.sum(), jnp.float32))
         index = jax.random.categorical(noise_steps_key, log_probability)
         noise = jax.random.normal(noise_key, (self.config.num_envs, 2))
         return noise, index + 1, list(jax.random.split(env_key, self.config.num_envs))
 
     def collect(self, key, act) -> None:
         config = self.config
+        is_warmup = self.rollout_count < config.warmup_rollouts
+        longest = config.warmup_noise_steps if is_warmup else config.max_noise_steps
+        weights = np.arange(1.0, longest + 1) ** -config.noise_exponent
+        log_probability = np.log(weights / weights.sum()).astype(np.float32)
         rollout = []
         for step_key in jax.random.split(key, config.num_steps):
-            noise, noise_steps, env_keys = self.draw(step_key)
+            noise, noise_steps, env_keys = self.draw(step_key, log_probability)
             if self.noise_steps_left == 0:
                 self.noise = noise
                 self.noise_steps_left = int(noise_steps)
