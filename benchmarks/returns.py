@@ -17,8 +17,8 @@ are rewritten.
 
 Rows are measured from base seeds that no tuning has seen. The first is 2000; configs are tuned with
 seeds below 1000, and returns.yaml records with which. If a config changed after it was measured,
-what was seen of its row may have led to the change, and the row moves to the next base seed, 1000
-further. If the script changed, --script-changed moves the rows that are named.
+what was seen of its row may have led to the change, and the row moves to the next base seed that no
+tuning has seen, 1000 further. If the script changed, --script-changed moves the rows that are named.
 
 returns.yaml lists the rows, with thresholds and published scores. returns_page.py writes the page.
 """
@@ -160,9 +160,12 @@ def seeds_of(name: str, script_changed: bool = False) -> tuple[int, list[int]]:
     if not file.exists():
         return page.FIRST_SEED, []
     row = json.loads(file.read_text())
-    if script_changed or has_changed(row):
-        return row["seed"] + 1000, [*row["earlier_seeds"], row["seed"]]
-    return row["seed"], row["earlier_seeds"]
+    if not script_changed and not has_changed(row):
+        return row["seed"], row["earlier_seeds"]
+    seed = row["seed"] + 1000
+    while seed in page.tuning_of(row)["seeds"]:
+        seed += 1000
+    return seed, [*row["earlier_seeds"], row["seed"]]
 
 
 def faults() -> list[str]:

@@ -443,6 +443,9 @@ def test_a_config_that_changed_moves_to_the_next_seed(tmp_path, monkeypatch):
     settings = returns.settings_of("dqn/catch")
     write_row(tmp_path, settings=settings | {"lr": 7.0}, seed=3000, earlier_seeds=[2000])
     assert returns.seeds_of("dqn/catch") == (4000, [2000, 3000])
+    seen = {"tried": "something", "seeds": [4000]}
+    monkeypatch.setitem(returns_page.DATA["tuning"], "dqn/catch", seen)
+    assert returns.seeds_of("dqn/catch") == (5000, [2000, 3000])
     row = make_row(seed=4000, earlier_seeds=[2000, 3000])
     assert returns_page.cells_of(row)["seeds"] == "2, from 4000, moved 2 times"
 
