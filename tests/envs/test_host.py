@@ -460,10 +460,28 @@ def session_of(ends: list, caught=()) -> loop.Session:
     )
 
 
+class Alike(Echo):
+    """Observations are (0, last action, step), and all episodes begin alike."""
+
+    def obs(self):
+        action = np.where(self.time == 0, 0, getattr(self, "actions", 0))
+        return np.stack([0 * self.time, action, self.time], 1).astype(np.float32)
+
+    def step(self, actions):
+        self.actions = actions
+        return super().step(actions)
+
+
 def test_resume_begins_new_episodes(tmp_path, capsys):
-    config = small(anneal_lr=False)
-    program = compilation.compile_slice(ppo, config, [], 2)
-    key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
+    """Where they are like the old ones, the agents are those of a training without a stop."""
+    space = spaces.Box(-jnp.inf, jnp.inf, (3,))
+    register(["Alike"], lambda name: host.HostEnv(Alike, space, spaces.Discrete(3), limit=4))
+    config = small(env_name="Alike", anneal_lr=False)  # two episodes in an update
+    program = compilation.compile_slice(ppo, config, [], 3)
+    key_data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 3)))
+    expected, _ = loop.run(program, slice_of(config, key_data, tmp_path / "whole"), session_of([]))
+    capsys.readouterr()
+
     piece = slice_of(config, key_data, tmp_path / "checkpoints")
     ends = []
     with pytest.raises(signals.Stopped):
@@ -473,7 +491,8 @@ def test_resume_begins_new_episodes(tmp_path, capsys):
     trained, _ = loop.run(program, piece, session_of(ends))
     assert ends[-1] == config.num_updates
     assert "new episodes begin" in capsys.readouterr().err
-    assert np.isfinite(trained.metrics["value_loss"]).all()
+    jax.tree.map(np.testing.assert_array_equal, trained, expected)
+    assert len(np.unique(trained.metrics["value_loss"])) == trained.metrics["value_loss"].size
 
 
 @pytest.mark.slow
