@@ -92,6 +92,11 @@ def read_resumed(
     config = with_all_steps(config, record)
     if given.total_timesteps is not None:
         is_finished = record.finished is not None
+        if is_finished and not any((run_dir / "checkpoints").rglob("*.npz")):
+            raise ValueError(
+                f"total_timesteps = {given.total_timesteps}: the checkpoints of {run_dir} are "
+                "gone, without which it cannot be extended"
+            )
         config = extend(script, config, given.total_timesteps, is_finished)
         record.finished = None
     record.settings["total_timesteps"] = config.total_timesteps

@@ -464,6 +464,15 @@ def test_a_finished_run_is_extended(evaluated, tmp_path, monkeypatch):
         assert_same(evaluations, dict(np.load(copy / "evaluations.npz")))
 
 
+def test_a_run_without_checkpoints_is_not_extended(finished, tmp_path, capfd):
+    """It would begin anew."""
+    run_dir = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(run_dir / "checkpoints")
+    message = refusal(["resume", run_dir, "--total-timesteps=3000"], capfd)
+    assert "total_timesteps = 3000: the checkpoints of" in message
+    assert "finished" in record_of(run_dir)
+
+
 @pytest.mark.slow
 def test_extension_that_would_change_the_updates(tmp_path, capfd):
     args = ["ppo", "--total-timesteps=1024", "--num-seeds=1", "--eval-episodes=0"]
