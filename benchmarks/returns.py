@@ -199,8 +199,9 @@ def greedy_returns(script, config, agents, episodes: int, seed: int) -> np.ndarr
 
 def highest_return(evaluations: dict) -> np.ndarray:
     """Where the mean evaluation return over seeds was highest during training: [num_seeds]."""
-    returns = evaluations["returns"]  # [num_seeds, evaluations]
-    return returns[:, returns.mean(axis=0).argmax()]
+    returns = evaluations["returns"]  # [num_seeds, evaluations], NaN of seeds that diverged
+    kept = np.where(np.isfinite(returns), returns, -np.inf)
+    return returns[:, kept.mean(axis=0).argmax()]
 
 
 def measure(name: str, num_seeds: int, seed: int, earlier_seeds: list[int]) -> dict:
@@ -346,18 +347,14 @@ def curve_over_seeds(steps, returns) -> dict:
 def play_in_gymnasium(script, config, agents, seed: int, episodes: int = 16) -> np.ndarray:
     """Mean return of the agents' greedy episodes in Gymnasium's environment: [num_seeds].
 
-    `agents` has leaves [num_seeds, ...], of a script whose policy has no memory.
+    `agents` has leaves [num_seeds, ...].
     """
     num_seeds = len(jax.tree.leaves(agents)[0])
     num_envs = num_seeds * episodes
     start, act = evaluation.policy_of(script, config)
+    act = jax.jit(jax.vmap(act))
     agents = jax.tree.map(lambda leaf: np.repeat(leaf, episodes, axis=0), agents)
-
-    @jax.jit
-    @jax.vmap
-    def choose(agent, obs):
-        action, _ = act(agent, start(), obs)
-        return action
+    memory = jax.vmap(lambda _: start())(np.arange(num_envs))
 
     envs = gymnasium.make_vec(config.env_name, num_envs=num_envs, vectorization_mode="sync")
     space = envs.single_action_space
@@ -365,9 +362,10 @@ def play_in_gymnasium(script, config, agents, seed: int, episodes: int = 16) -> 
     returns = np.zeros(num_envs)
     running = np.full(num_envs, True)
     while running.any():
-        action = np.asarray(choose(agents, obs))
-        if isinstance(space, gymnasium.spaces.Box):  # policies act in [-1, 1]
-            action = space.low + (action + 1) / 2 * (space.high - space.low)
+        action, memory = act(agents, memory, obs)
+        action = np.asarray(action)
+        if isinstance(space, gymnasium.spaces.Box):  # scripts clip to [-1, 1], and rescale
+            action = space.low + (np.clip(action, -1, 1) + 1) / 2 * (space.high - space.low)
         obs, reward, terminated, truncated, _ = envs.step(action)
         returns += np.where(running, reward, 0)
         running &= ~(terminated | truncated)

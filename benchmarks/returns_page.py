@@ -106,9 +106,14 @@ def values_of(row: dict, kind: str) -> np.ndarray:
 
 def interval_of(row: dict, kind: str) -> tuple[list, str]:
     """The mean over the seeds that have a return, its 95 % interval, and the interval's kind."""
+    return possible_interval(row, statistics.finite(values_of(row, kind)))
+
+
+def possible_interval(row: dict, returns) -> tuple[list, str]:
+    """The mean of returns of the row's environment, its 95 % interval, and the interval's kind."""
     lowest, highest = of_environment(DATA["possible"], row) or (None, None)
     return statistics.mean_interval(
-        statistics.finite(values_of(row, kind)),
+        np.asarray(returns),
         lowest=-np.inf if lowest is None else lowest,
         highest=np.inf if highest is None else highest,
     )
@@ -422,7 +427,8 @@ def peers_table(peers: dict) -> str:
         (_, ours), (peer, theirs) = entry["returns"].items()
         cells = [name.partition("_")[0], entry["environment"], number(entry["steps"]), len(ours)]
         for returns in (ours, theirs):
-            mean = statistics.show(*statistics.student_interval(returns))
+            interval, kind = possible_interval(entry, returns)
+            mean = statistics.show(*interval) + MARKS[kind]
             cells.append(f"{mean}, {min(returns):.4g}")
         lines.append([*cells, peer])
     return markdown(head, lines)

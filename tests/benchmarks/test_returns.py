@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import filelock
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -113,6 +114,21 @@ def test_highest_point_is_compared_with_the_highest_point():
     assert returns_page.state(row | {"highest_return": [2e3] * 4}) == "below"
     evaluations = {"returns": np.array([[1.0, 5.0, 3.0], [1.0, 0.0, 3.0]])}
     assert returns.highest_return(evaluations).tolist() == [3.0, 3.0]
+    evaluations = {"returns": np.array([[1.0, 3, 2], [0, 1, np.nan]])}
+    assert returns.highest_return(evaluations).tolist() == [3.0, 1.0]
+
+
+def test_policies_in_gymnasium_have_a_memory_and_bounded_actions():
+    """Half of an episode at full force, at a cost of 0.1 in each of 999 steps."""
+
+    def act(agent, steps, obs):
+        return jnp.where(steps < 500, agent, 0.0)[None], steps + 1
+
+    script = SimpleNamespace(make_policy=lambda config: (lambda: jnp.int32(0), act))
+    config = SimpleNamespace(env_name="MountainCarContinuous-v0")
+    agents = jnp.array([0.5, 7.0])  # without bounds the second would pay 49 times as much
+    played = returns.play_in_gymnasium(script, config, agents, seed=0, episodes=2)
+    np.testing.assert_allclose(played, [-12.5, -50.0], rtol=1e-4)
 
 
 def test_an_interval_that_passes_the_best_return_is_a_bootstrap_interval():
