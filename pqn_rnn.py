@@ -108,7 +108,7 @@ class Config:
     gamma: float = 0.99  # discount factor
     q_lambda: float = 0.95  # lambda of Q(lambda): 0 for one-step targets, 1 for whole returns
     epsilon_start: float = 1.0  # probability of a random action at the start
-    epsilon_finish: float = 0.02  # probability of a random action at the end
+    epsilon_finish: float = 0.1  # probability of a random action at the end
     exploration_fraction: float = 0.2  # fraction of the updates over which epsilon falls linearly
     max_grad_norm: float = 10.0  # limit of the gradient's global norm; inf for no limit
     layer_norm: bool = True  # normalize layers; keeps learning stable without a target network
