@@ -85,8 +85,8 @@ def main(words=None) -> None:
     from onejit.base.output import print_plain_lines, survive_closed_output
 
     print_plain_lines()
-    if name in ("train", "sweep", "resume"):
-        survive_closed_output()
+    is_training = name in ("train", "sweep", "resume")  # which goes on whatever its output does
+    survive_closed_output(OSError if is_training else BrokenPipeError)
     from onejit.script.errors import errors_in_one_line
 
     tool = f"onejit {name}" if name in COMMANDS else "onejit"

@@ -16,6 +16,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from onejit.base.output import survive_closed_output
 from onejit.script.errors import errors_in_one_line
 from plan import training
 
@@ -23,5 +24,6 @@ if __name__ == "__main__":
     if sys.argv[1:] in ([], ["-h"], ["--help"]):
         print(training.__doc__)  # the flags depend on the script
         sys.exit()
+    survive_closed_output()
     with errors_in_one_line("plan"):
         training.main(sys.argv[1:])

@@ -6,15 +6,21 @@ import sys
 
 
 class LossyFile(io.FileIO):
-    """A file descriptor. What is written after the reader has gone away is lost."""
+    """A file descriptor. What is written after an error is lost; one of `ignored` is not raised."""
+
+    def __init__(self, descriptor: int, ignored: type[OSError]):
+        super().__init__(descriptor, "w", closefd=False)
+        self.ignored = ignored
 
     def write(self, data):
         try:
             return super().write(data)
-        except OSError:  # EPIPE of a pipe, EIO of a terminal, or the disk of a log file is full
+        except OSError as error:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
+            if not isinstance(error, self.ignored):
+                raise
             return len(data)
 
 
@@ -28,9 +34,10 @@ def print_plain_lines() -> None:
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
 
 
-def survive_closed_output() -> None:
-    """From now on, printing raises no exception if nobody can read it.
+def survive_closed_output(ignored: type[OSError] = BrokenPipeError) -> None:
+    """From now on, printing raises no exception if nobody can read it, as of `onejit list | head`.
 
+    With OSError it also raises none if a terminal is closed, or if the disk of a log file is full.
     Standard output and error stay as they are if somebody has replaced them, as a notebook does.
     """
     for name in ("stdout", "stderr"):
@@ -38,7 +45,7 @@ def survive_closed_output() -> None:
         if stream is None or stream is not getattr(sys, f"__{name}__"):
             continue
         stream.flush()
-        writer = io.BufferedWriter(LossyFile(stream.fileno(), "w", closefd=False))
+        writer = io.BufferedWriter(LossyFile(stream.fileno(), ignored))
         lossy = io.TextIOWrapper(
             writer,
             encoding=stream.encoding,

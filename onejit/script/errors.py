@@ -50,11 +50,6 @@ def errors_in_one_line(tool: str, code: int = 2, kinds=(ValueError, OSError), ab
     """
     try:
         yield
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader is gone, as of `onejit list | head`
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or Python complains at its end
-        raise SystemExit(code) from None
     except kinds as error:
         if comes_from_the_user(error) and getattr(error, "errno", None) not in DISK_FULL:
             if not jax.distributed.is_initialized():

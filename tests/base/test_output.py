@@ -1,5 +1,6 @@
 """An output that nobody reads."""
 
+import errno
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from support.files import ROOT
 
 from onejit.run.record import read_record
+from onejit.script.errors import errors_in_one_line
 
 PRINTS = """
 import sys
@@ -60,4 +62,12 @@ def test_a_reader_that_is_gone():
     ) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 2
+    assert process.returncode == 0
+
+
+def test_a_broken_pipe_of_a_training_is_reported(capsys):
+    """As of the socket of a tracker, not of the output."""
+    with pytest.raises(SystemExit) as stop, errors_in_one_line("onejit train", code=1):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "onejit train: error: [Errno 32] Broken pipe\n"
