@@ -18,7 +18,7 @@ are rewritten.
 Rows are measured from base seeds that no tuning has seen. The first is 2000; configs are tuned with
 seeds below 1000, and returns.yaml records with which. If a config changed after it was measured,
 what was seen of its row may have led to the change, and the row moves to the next base seed that no
-tuning has seen, 1000 further. If the script changed, --script-changed moves the rows that are named.
+tuning has seen, 1000 further. If the script changed, --script-changed moves the rows named.
 
 returns.yaml lists the rows, with thresholds and published scores. returns_page.py writes the page.
 """
