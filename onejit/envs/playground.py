@@ -40,7 +40,7 @@ class Playground(environment.Environment):
     def default_params(self):
         return environment.EnvParams(max_steps_in_episode=self.limit)
 
-    def observe(self, inner):
+    def observed(self, inner):
         if isinstance(inner.obs, Mapping):
             return inner.obs["state"]  # what a robot's policy observes
         return inner.obs
@@ -48,7 +48,7 @@ class Playground(environment.Environment):
     def reset_env(self, key, params):
         with jax.default_matmul_precision("highest"):
             inner = self.start(key)
-        return self.observe(inner), State(time=jnp.int32(0), inner=inner)
+        return self.observed(inner), State(time=jnp.int32(0), inner=inner)
 
     def step_env(self, key, state, action, params):
         """A step that is not finite terminates with reward 0 and a finite observation.
@@ -57,7 +57,7 @@ class Playground(environment.Environment):
         """
         with jax.default_matmul_precision("highest"):  # GPUs would round products in the physics
             inner = self.env.step(state.inner, action)
-        obs = self.observe(inner)
+        obs = self.observed(inner)
         finite = jnp.isfinite(obs).all() & jnp.isfinite(inner.reward)
         obs = jnp.where(finite, obs, 0.0)
         reward = jnp.where(finite, inner.reward, 0.0)
@@ -67,7 +67,7 @@ class Playground(environment.Environment):
 
     def observation_space(self, params):
         inner = jax.eval_shape(self.env.reset, jax.random.key(0))
-        return spaces.Box(-jnp.inf, jnp.inf, self.observe(inner).shape)
+        return spaces.Box(-jnp.inf, jnp.inf, self.observed(inner).shape)
 
     def action_space(self, params=None):
         return spaces.Box(-1.0, 1.0, (self.env.action_size,))

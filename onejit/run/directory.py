@@ -140,12 +140,14 @@ def rank_agents_of_run(run_dir, agents, best: bool = False) -> tuple[np.ndarray,
     lost = statistics.diverged(agents, read_record(run_dir).not_finite_at_start)
     if len(lost) == 1:
         return np.zeros(1, int), ""
-    returns, criterion = load_results(run_dir).best_known_return()
     if best:
         file = Path(run_dir) / "evaluations.npz"
         with reading(file), np.load(file) as stored:
             known = np.where(np.isfinite(stored["returns"]), stored["returns"], -np.inf)
         returns = known.max(axis=1)
+        criterion = "their best evaluation in training"
+    else:
+        returns, criterion = load_results(run_dir).best_known_return()
     return statistics.rank_agents(returns, lost), criterion
 
 

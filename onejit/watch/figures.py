@@ -114,15 +114,16 @@ def observe_all(env, env_params, states) -> np.ndarray:
 
     Numbers of states become one-hot vectors.
     """
-    if not hasattr(env, "observe"):
-        raise ValueError(
-            "env_name: this environment cannot be drawn; it has neither `frame` nor `observe`"
-        )
 
     def observe(state):
         return env.observe(jax.random.key(0), state, None, env_params)
 
-    obs = jax.vmap(observe)(states)
+    try:
+        obs = jax.vmap(observe)(states)
+    except NotImplementedError as error:  # gymnax's Environment raises it
+        raise ValueError(
+            "env_name: this environment cannot be drawn; it has neither `frame` nor `observe`"
+        ) from error
     obs = obs.obs if hasattr(obs, "action_mask") else obs
     space = env.observation_space(env_params)
     if hasattr(space, "n"):

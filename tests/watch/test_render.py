@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from gymnax.environments import environment
 from PIL import Image
 from safetensors.numpy import save_file
 from support.commands import refusal
@@ -171,7 +172,9 @@ def test_best_agents_of_the_training(copied, capfd, refuses):
     written = run(copied, "--best", "--max-steps", 1)
     names = ["best_agent3.gif", "worst_agent4.gif", "median_agent2.gif"]
     assert [path.name for path in written] == names and written[0].parent == copied / "render_best"
-    said = re.findall(r"agent(\d): return (\S+) in", capfd.readouterr().out)
+    out = capfd.readouterr().out
+    assert "agents ranked by their best evaluation in training\n" in out
+    said = re.findall(r"agent(\d): return (\S+) in", out)
     evaluation = np.load(copied / "evaluation.npy")[:, 0]
     assert [agent for agent, _ in said] == ["3", "4", "2"] and len(set(evaluation)) > 1
     for agent, total in said:
@@ -278,6 +281,11 @@ def test_bytes_stay_bytes():
     )
     obs = figures.observe_all(env, None, jnp.arange(3))
     assert obs.dtype == np.uint8 and obs.shape == (3, 4, 4, 3)
+
+
+def test_an_environment_that_cannot_be_drawn():
+    with pytest.raises(ValueError, match="neither `frame` nor `observe`"):
+        figures.observe_all(environment.Environment(), None, jnp.arange(3))
 
 
 def test_bars_show_the_observation():
