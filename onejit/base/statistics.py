@@ -126,7 +126,7 @@ def student_interval(*samples) -> list:
     """
     samples = [np.asarray(sample, float) for sample in samples]
     with np.errstate(divide="ignore", invalid="ignore"):  # one seed, or an infinite value
-        mean = np.mean([sample.mean(axis=0) for sample in samples], axis=0)
+        mean = mean_over_environments(*samples)
         degrees = np.array([len(sample) - 1 for sample in samples])
         # squared standard errors, [..., environments]
         variances = np.stack([sample.var(axis=0) for sample in samples], axis=-1)
@@ -342,16 +342,17 @@ def median(*samples):
 def optimality_gap(*samples):
     """The gap from the mean to 1, where higher scores count as 1, averaged over environments.
 
-    Same section.
+    arXiv 2108.13264, section 4.3.
     """
     return np.mean([1.0 - finite_mean(np.minimum(sample, 1.0)) for sample in samples], axis=0)
 
 
 def probability_of_improvement(*samples):
-    """P(X > Y), equal scores counted half, averaged over environments (same section).
+    """P(X > Y), equal scores counted half, averaged over environments.
 
-    The first half of `samples` is X in each environment, the second half is Y. The Mann-Whitney U
-    of an environment is the number of pairs that X wins, and is computed from ranks.
+    arXiv 2108.13264, section 4.3. The first half of `samples` is X in each environment, the second
+    half is Y. The Mann-Whitney U of an environment is the number of pairs that X wins, and is
+    computed from ranks.
     """
     from scipy.stats import rankdata  # takes a second to import, and only `compare` needs it
 

@@ -85,8 +85,8 @@ def only_first(function, *args):
     return answer["value"]
 
 
-def fetch(tree) -> dict:
-    """Gather arrays from all processes into NumPy arrays."""
+def fetch(tree):
+    """Gather a tree of arrays from all processes into NumPy arrays."""
     return multihost_utils.process_allgather(tree, tiled=True)
 
 

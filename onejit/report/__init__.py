@@ -1,1 +1,1 @@
-"""What runs have reached: `onejit list`, `onejit compare`, and trackers."""
+"""What runs have reached: `onejit list` and `onejit compare`."""

@@ -7,7 +7,8 @@ class Script(Protocol):
     """The module of a script. It may also have `report(config, runner_state, run_dir)`."""
 
     __file__: str
-    Config: Any  # a frozen dataclass, with the properties `num_updates` and `warmup_timesteps`
+    # a frozen dataclass with the property `num_updates`, and `warmup_timesteps` if it has a warm-up
+    Config: Any
 
     def make_learner(self, config) -> tuple[Any, Any]:
         """`init(rng) -> runner_state` and `update(runner_state) -> (runner_state, metrics)`."""

@@ -234,7 +234,7 @@ def note_returns(sweep: Sweep, group: Group, first: int, returns) -> list[int]:
 
 
 def track(sweep: Sweep, group: Group, trial: int) -> None:
-    """Track a trial as a run of TensorBoard or W&B, with a point for each rung. Raises OSError."""
+    """Track a trial as a run of the tracker, with a point for each rung. Raises OSError."""
     config = sweep.search.config_of(sweep.trials.values[trial])
     record = dataclasses.replace(sweep.record, settings=sweep.record.settings | plain(config))
     name = f"trial-{trial}"

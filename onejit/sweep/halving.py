@@ -20,7 +20,7 @@ from onejit.sweep.trials import Group, Sweep, sort_trials, trials_of_tasks
 
 def updates_until(config, timesteps: int) -> int:
     """The updates that end within so many timesteps, warm-up included."""
-    return (timesteps - getattr(config, "warmup_timesteps", 0)) // steps_of(config)
+    return (timesteps - timesteps_until(config, 0)) // steps_of(config)
 
 
 def most_rungs(config, eta: int) -> int:

@@ -17,7 +17,7 @@ from onejit.run.record import Record, now, write_record
 from onejit.run.write import finish_run, write_inputs
 from onejit.script import local_modules
 from onejit.script.configs import OF_THE_TASK, plain, write_config
-from onejit.script.steps import steps_of
+from onejit.script.steps import steps_of, timesteps_until
 from onejit.sweep import pictures
 from onejit.sweep.slices import (
     DIVERGED,
@@ -273,7 +273,7 @@ def write_metrics(file: Path, results: list[Result]) -> None:
     """Raises OSError."""
     metrics = stack_metrics([result.metrics for result in results])
     configs = [result.config for result in results]
-    metrics["warmup_timesteps"] = [getattr(config, "warmup_timesteps", 0) for config in configs]
+    metrics["warmup_timesteps"] = [timesteps_until(config, 0) for config in configs]
     metrics["steps_per_update"] = [steps_of(config) for config in configs]
     write(file, partial(np.savez_compressed, **metrics))
 

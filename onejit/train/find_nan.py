@@ -5,7 +5,8 @@
 
 Runs repeat bit for bit. The search therefore starts again from the last checkpoint at which all
 seeds are finite, or from the beginning, halves the updates until a single one is left, and
-evaluates the operations of this update one by one. It writes nothing.
+evaluates the operations of this update one by one. It writes no results. Like `onejit resume`, it
+deletes incomplete checkpoints and renames damaged ones.
 """
 
 import contextlib
@@ -98,7 +99,7 @@ def last_finite(program, key_data, directory: Path):
 
     Raises OSError.
     """
-    hosts.only_first(newest, directory)
+    hosts.only_first(newest, directory)  # renames damaged checkpoints, which `restore` cannot read
     for update in reversed(hosts.agree(updates_of(directory))):
         carry = restore(directory, update, program)
         if not any(count.any() for count in count_bad(carry).values()):
@@ -464,7 +465,7 @@ def main(run_dir: tyro.conf.Positional[Path], memory: float | None = None) -> Pa
         run_dir: a run of `onejit train`
         memory: GiB of each device to use; 90 % of what is free by default
     """
-    with stopping(TOOL, "nothing was changed"), contextlib.ExitStack() as until_the_end:
+    with stopping(TOOL, "the results stay as they are"), contextlib.ExitStack() as until_the_end:
         record = open_run(run_dir, until_the_end)
         if record.kind != "train":
             raise ValueError(f"{run_dir}: is a sweep; give a run of onejit train")
