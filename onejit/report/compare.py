@@ -38,14 +38,7 @@ from onejit.base.labels import as_label
 from onejit.base.text import align, as_csv, printable, resume_command
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_results
-from onejit.run.record import (
-    Record,
-    is_extended,
-    is_of_main,
-    read_record,
-    share_of_main,
-    updates_to_count,
-)
+from onejit.run.record import Record, is_extended, read_record, share_of_main, updates_to_count
 from onejit.script.configs import OF_THE_TASK, task_of
 
 WORDS = {"final": "training", "greedy": "evaluation"}  # of --returns
@@ -84,7 +77,7 @@ def read_returns(path: str, kind: str, record: Record):
         few = statistics.few_episodes(metrics, record.settings, total_updates)
         for line in statistics.warning_of_few(few):
             print(f"{path}: {line}")
-        if is_of_main(path):
+        if record.kind == "script":
             print(f"{path}: trained by the script itself, so only episodes that ended count")
     elif results.evaluation is not None:
         returns = results.evaluation.mean(axis=1)
@@ -164,7 +157,7 @@ def read_run(argument: str, kind: str) -> Run:
         print(f"{path}: {agents} diverged or have no return; they count as the worst")
 
     settings = dict(record.settings)
-    if is_of_main(path):
+    if record.kind == "script":
         share = share_of_main(path, settings)
         if share < 1.0:
             print(f"{path}: was stopped after {100 * share:.0f} % of its updates")

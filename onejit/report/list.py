@@ -20,7 +20,7 @@ from onejit.base.text import align
 from onejit.run.agents import read_agents
 from onejit.run.directory import load_results
 from onejit.run.lock import is_locked
-from onejit.run.record import Record, is_of_main, read_record, share_of_main, updates_to_count
+from onejit.run.record import Record, read_record, share_of_main, updates_to_count
 from onejit.script.configs import task_of
 
 AGENTS = "agent.safetensors"
@@ -56,7 +56,7 @@ def progress_of(run_dir: Path, record: Record) -> tuple[bool, str]:
 
     It is the progress at the last checkpoint, or at the end of a script's own `main`.
     """
-    if is_of_main(run_dir):
+    if record.kind == "script":
         share = share_of_main(run_dir, record.settings)
         return share == 1.0, f"{100 * share:.0f} %"
     if record.finished is not None:
@@ -86,7 +86,7 @@ def cells_of(run_dir: Path) -> list[str]:
         state = "running" if is_locked(run_dir) else "stopped"
     if record.kind == "sweep":
         final_return = "a sweep"
-    elif state == "finished" or is_of_main(run_dir):
+    elif state == "finished" or record.kind == "script":
         final_return = show_returns(run_dir, record)
     else:
         final_return = "-"
@@ -116,7 +116,7 @@ def show_returns(run_dir: Path, record: Record) -> str:
     shown = "none"
     if numbers["mean"] is not None:
         shown = f"{numbers['mean']:.4g}, worst agent {numbers['worst']:.4g}"
-    if is_of_main(run_dir):  # which does not store running episodes
+    if record.kind == "script":  # which does not store running episodes
         shown += " (ended episodes)"
     return ", ".join([shown, *[f"{name} NaN" for name in broken]])
 

@@ -236,11 +236,6 @@ def updates_to_count(record: Record, metrics: dict) -> int:
     return max(done, planned_updates(record.settings) or 0)
 
 
-def is_of_main(run_dir) -> bool:
-    """Whether a script's own `main` has written a run; it writes no run.json."""
-    return not Path(run_dir, "run.json").is_file()
-
-
 def is_extended(run_dir, record: Record) -> bool:
     """Whether the results are of an earlier end: the run got more steps, and lacks them yet."""
     has_results = Path(run_dir, "agent.safetensors").is_file()

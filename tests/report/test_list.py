@@ -25,7 +25,8 @@ def make_run(folder, record=None, finished=False, **settings):
     """A run directory of `onejit train` as far as `list` reads it."""
     settings = {"script": "ppo", "num_seeds": 2, "seed": 0, "env_name": "CartPole-v1"} | settings
     folder.mkdir(parents=True)
-    record = {"settings": settings, "steps_done": 250, "steps_total": 1000} | (record or {})
+    written = {"settings": settings, "kind": "train", "steps_done": 250, "steps_total": 1000}
+    record = written | (record or {})
     if finished:
         final = {"mean": 123.4567, "worst": -7.5}
         record |= {"finished": "2026-11-23 12:00:00", "final return": final}
