@@ -174,7 +174,7 @@ def compile_training(script: Script, config, names, axis: Axis) -> Program:
 
     with about_the_config(script, config):
         # before the compilation, during which a user may edit a file
-        local_modules.read_sources(script, [getattr(config, "env_name", "")])
+        local_modules.read_sources(script, [config.env_name])
         check_observations(script, config)
         start_run, advance_run = training_functions(script, config, names)
         start_runs = axis.over_runs(start_run, arguments=2)

@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 def whole_games(config):
     """The config without EnvPool's options that shorten games, or clip rewards, for training."""
-    is_of_envpool = getattr(config, "env_name", "").startswith("onejit.envs.envpool:")
+    is_of_envpool = config.env_name.startswith("onejit.envs.envpool:")
     if not is_of_envpool or not hasattr(config, "env_params"):
         return config
     params = {}

@@ -59,15 +59,14 @@ def with_short_names(make_env):
 
     @functools.wraps(make_env)
     def make(config):
-        whole_name = getattr(config, "env_name", "")
-        module, _, name = whole_name.rpartition(":")
+        module, _, name = config.env_name.rpartition(":")
         if module:
             importlib.import_module(module)
         registry = gymnax.registration._registry
-        if whole_name not in registry:
+        if config.env_name not in registry:
             return make_env(config)
         before = {name: registry[name]} if name in registry else {}
-        registry[name] = registry[whole_name]
+        registry[name] = registry[config.env_name]
         try:
             return make_env(config)
         finally:

@@ -64,10 +64,6 @@ def write_config(path: Path, config) -> None:
 OF_THE_TASK = ("env_name", "env_params")
 
 
-def env_name_of(config) -> str:
-    return getattr(config, "env_name", "")
-
-
 def task_of(settings: dict) -> str:
     """The environment and its changed parameters."""
     params = settings.get("env_params", {})  # the GridWorld has none

@@ -56,7 +56,7 @@ def check_observations(script: Script, config) -> None:
 
     Warns of a `final_observation` or `terminated` that would make values wrong.
     """
-    module = local_modules.module_of(getattr(config, "env_name", ""))
+    module = local_modules.module_of(config.env_name)
     if not module or module.startswith("onejit.envs."):
         return
     env, env_params = script.make_env(config)

@@ -28,7 +28,6 @@ from onejit.run.command import run
 from onejit.run.lock import holding, remove
 from onejit.run.resume import ResumeOptions
 from onejit.run.write import begin_run
-from onejit.script.configs import env_name_of
 from onejit.script.errors import about_the_config
 from onejit.sweep import results, strategies
 from onejit.sweep.execution import Trainer
@@ -57,7 +56,7 @@ def begin(
     record.steps_done = 0  # slices on disk are counted again
     record.steps_total = plan.steps
     if is_new:
-        env_names = dict.fromkeys(env_name_of(group.config) for group in plan.groups)
+        env_names = dict.fromkeys(group.config.env_name for group in plan.groups)
         config = sweep.search.config
         hosts.only_first(begin_run, sweep.run_dir, config, record, script, env_names)
     if hosts.is_first():

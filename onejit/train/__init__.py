@@ -38,7 +38,6 @@ from onejit.run.resume import ResumeOptions, open_run, options_of
 from onejit.run.tracking import TRACKERS
 from onejit.run.write import begin_run, finish_run
 from onejit.script import command_line
-from onejit.script.configs import env_name_of
 from onejit.script.contract import Script
 from onejit.script.errors import errors_in_one_line
 from onejit.script.load import load_script
@@ -162,7 +161,7 @@ def prepare(training: Training, until_the_end: contextlib.ExitStack) -> compilat
         hosts.only_first(write_record, training.run_dir, record)
     else:
         record.slice = program.size
-        env_names = [env_name_of(config)]
+        env_names = [config.env_name]
         hosts.only_first(begin_run, training.run_dir, config, record, script, env_names)
     if hosts.is_first():
         updates = f"{config.num_updates} updates of {steps_of(config)} steps"

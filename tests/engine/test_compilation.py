@@ -34,6 +34,7 @@ class Logged(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     num_updates: int
+    env_name: str = "of_no_library"
 
 
 def test_metrics_of_few_bits_are_written_as_float32(tmp_path):
