@@ -20,6 +20,7 @@ from onejit.engine.carry import Carry, Evaluations
 from onejit.engine.checkpoints import newest, restore, save
 from onejit.engine.hosts import agree, fetch, is_first, latest, only_first
 from onejit.engine.progress import count_restored
+from onejit.envs import host
 from onejit.script.steps import steps_of
 
 KEY = 2**31 + 4  # what the key of new episodes is folded from: no training uses it
@@ -47,9 +48,9 @@ class Slice:
     numbers: np.ndarray  # of the runs, with those that fill up: [size]
     key_data: np.ndarray  # of their random keys: [size, words]
     folder: Path  # of their checkpoints
+    last_update: int  # the update after which it ends
     floats: dict[str, Any] = dataclasses.field(default_factory=dict)  # {field: [size]} of a sweep
     first_update: int = 0
-    last_update: int | None = None  # the update after which it ends; None for the program's last
     # (program) -> carry after `first_update`; None for the script's `init`
     start: Callable[[Any], Carry] | None = None
     save_last: bool = False  # write a checkpoint at the end, too
@@ -208,8 +209,6 @@ def restore_or_start(
 
     Environments outside of JAX begin new episodes, unless `end` updates are done.
     """
-    from onejit.envs import host  # not at the top: it starts JAX, which must be after `connect`
-
     host.close_all()  # left by an earlier slice
     if done:
         carry = restore(piece.folder, done, program)
@@ -260,7 +259,7 @@ def train(program, piece: Slice, session: Session, done: int) -> Carry:
     for name, values in piece.floats.items():
         floats[name] = jax.device_put(np.asarray(values, np.float32), program.sharding)
 
-    end = program.num_updates if piece.last_update is None else piece.last_update
+    end = piece.last_update
     seconds = session.record.seconds
     left_out = session.record.not_finite_at_start
     carry, done = restore_or_start(program, piece, session, floats, done, end)
@@ -316,9 +315,8 @@ def run(program, piece: Slice, session: Session) -> tuple[Trained, Any]:
     if done:
         session.count((done - piece.first_update) * piece.steps, restored=True)
     if done and is_first():
-        end = piece.last_update or piece.config.num_updates
         which = f"runs {piece.runs.start} to {piece.runs.stop - 1}"
-        note = f"resume: {which}: {done} of {end} updates are done"
+        note = f"resume: {which}: {done} of {piece.last_update} updates are done"
         session.progress.write(note, file=sys.stderr)
     carry = train(program, piece, session, done)
 

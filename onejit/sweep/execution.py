@@ -41,8 +41,6 @@ class Trainer:
 
     def __init__(self, sweep: Sweep, progress, caught):
         self.sweep = sweep
-        self.progress = progress
-        self.caught = caught
         self.session = loop.Session(
             record=sweep.record,
             write_record=partial(write_record, sweep.run_dir, sweep.record),
@@ -78,13 +76,15 @@ class Trainer:
                 stored = read_slice(sweep.run_dir / "slices" / f"{name}.npz", [FINAL_RETURN])
                 note_returns(sweep, group, first, stored[FINAL_RETURN])
                 continue
-            stop = hosts.latest(self.caught)
+            stop = hosts.latest(self.session.caught)
             if stop:
                 raise Stopped(stop)
             program = self.programs[group.rung]
             piece = slice_of_trials(sweep, group, program, first, name)
             trained, state = loop.run(program, piece, self.session)
-            hosts.only_first(finish_slice, sweep, group, trained, first, name, self.progress)
+            hosts.only_first(
+                finish_slice, sweep, group, trained, first, name, self.session.progress
+            )
             del trained, state, program  # free their memory before the next slice
 
     def size_of_slices(self, group: Group, num_runs: int, done: list[int]) -> int:
@@ -97,7 +97,7 @@ class Trainer:
         size = sizes[number] if number < len(sizes) else None
         is_done = size is not None and set(range(0, num_runs, size)) <= set(done)
         if not is_done and group.rung not in self.programs:
-            program = compile_group(self.sweep, group, number, size, self.progress)
+            program = compile_group(self.sweep, group, number, size, self.session.progress)
             self.programs[group.rung] = program
         return sizes[number]
 

@@ -213,6 +213,7 @@ def slice_of_seeds(training: Training, program, first: int) -> loop.Slice:
         numbers=numbers,
         key_data=loop.seed_keys(options)[numbers],
         folder=checkpoints_of(training.run_dir, seeds, options.num_seeds),
+        last_update=training.config.num_updates,
         save_last=True,
     )
 

@@ -28,6 +28,7 @@ from onejit.base.signals import stopping
 from onejit.base.text import plural
 from onejit.engine import compilation, hosts, loop
 from onejit.engine.checkpoints import newest, restore, updates_of
+from onejit.envs import host
 from onejit.run.directory import checkpoints_of, script_and_config, with_all_steps
 from onejit.run.resume import open_run, options_of
 from onejit.script.contract import Script
@@ -433,10 +434,8 @@ def search_slice(script: Script, config, options, run_dir, program, first: int) 
     return text
 
 
-def search(script: Script, config, options, run_dir, size: int | None) -> bool:
-    """Print what was found; False if all seeds stay finite. Raises ValueError and OSError."""
-    from onejit.envs import host  # not at the top: it starts JAX, which must be after `connect`
-
+def search(script: Script, config, options, run_dir, size: int | None) -> None:
+    """Print what was found. Raises ValueError and OSError."""
     if not options.eval_interval:
         options = dataclasses.replace(options, eval_episodes=0)
     program, description = compilation.compile_slices(
@@ -453,9 +452,8 @@ def search(script: Script, config, options, run_dir, size: int | None) -> bool:
         text = search_slice(script, config, options, Path(run_dir), program, first)
         if text:
             print(text, end="")
-            return True
+            return
     print("all values are finite")
-    return False
 
 
 def main(run_dir: tyro.conf.Positional[Path], memory: float | None = None) -> Path:

@@ -37,8 +37,8 @@ CONFIG = SimpleNamespace(num_envs=1, num_steps=1, num_updates=NUM_UPDATES)
 def slice_in(folder, **settings) -> loop.Slice:
     """Two runs."""
     keys = np.zeros((2, 2), np.uint32)
-    settings = {"config": CONFIG, "runs": range(2), "numbers": np.arange(2)} | settings
-    return loop.Slice(key_data=keys, folder=folder, **settings)
+    settings = {"runs": range(2), "numbers": np.arange(2), "last_update": NUM_UPDATES} | settings
+    return loop.Slice(config=CONFIG, key_data=keys, folder=folder, **settings)
 
 
 class Log:

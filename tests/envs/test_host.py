@@ -445,7 +445,12 @@ def test_new_episodes_use_no_key_of_the_training():
 def slice_of(config, key_data, folder) -> loop.Slice:
     numbers = np.arange(len(key_data))
     return loop.Slice(
-        config=config, runs=range(len(numbers)), numbers=numbers, key_data=key_data, folder=folder
+        config=config,
+        runs=range(len(numbers)),
+        numbers=numbers,
+        key_data=key_data,
+        folder=folder,
+        last_update=config.num_updates,
     )
 
 
