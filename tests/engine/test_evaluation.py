@@ -36,6 +36,9 @@ class Lottery(environment.Environment):
         return spaces.Discrete(2)
 
 
+CONFIG = SimpleNamespace(env_name="Lottery")
+
+
 def script_of(env, limit=100):
     """A script whose policy always takes the first action."""
     params = environment.EnvParams(max_steps_in_episode=limit)
@@ -51,7 +54,7 @@ def test_intervals_hold_the_luck_of_the_episodes():
 
     @jax.jit
     def returns_of(seed):
-        play = evaluation.make_player(script_of(Lottery()), None)
+        play = evaluation.make_player(script_of(Lottery()), CONFIG)
         keys = [evaluation.evaluation_keys(seed, options.eval_episodes, i) for i in range(8)]
         return play(jnp.zeros(8), jnp.stack(keys))[0]
 
@@ -65,7 +68,7 @@ def test_intervals_hold_the_luck_of_the_episodes():
 def test_an_agent_keeps_its_episodes_in_every_slice():
     """They depend on its number in the run, not on the agents that are evaluated with it."""
     options = SimpleNamespace(seed=5, eval_episodes=3)
-    evaluate = evaluation.make_evaluation(script_of(Lottery()), None, options)
+    evaluate = evaluation.make_evaluation(script_of(Lottery()), CONFIG, options)
     whole = evaluate(jnp.zeros(6), np.arange(6))
     assert len(np.unique(whole)) == 18
     np.testing.assert_array_equal(evaluate(jnp.zeros(2), np.array([4, 5])), whole[4:])
@@ -88,7 +91,7 @@ def test_no_two_episodes_have_a_key_in_common():
 
 @pytest.mark.parametrize("limit", [2**31 - 1, float("inf")])
 def test_an_environment_without_a_time_limit(limit):
-    play = jax.jit(evaluation.make_player(script_of(Lottery(length=7), limit), None))
+    play = jax.jit(evaluation.make_player(script_of(Lottery(length=7), limit), CONFIG))
     keys = jax.random.split(jax.random.key(0), (2, 3))
     returns, lengths = play(jnp.zeros(2), keys)
     assert returns.shape == (2, 3) and (lengths == 7).all()
@@ -98,7 +101,7 @@ def test_an_environment_without_a_time_limit(limit):
 
 def test_an_episode_that_never_ends_is_cut(monkeypatch):
     monkeypatch.setattr(evaluation, "LONGEST", 20)
-    play = jax.jit(evaluation.make_player(script_of(Lottery(10**9), float("inf")), None))
+    play = jax.jit(evaluation.make_player(script_of(Lottery(10**9), float("inf")), CONFIG))
     assert (play(jnp.zeros(1), jax.random.split(jax.random.key(0), (1, 2)))[1] == 20).all()
 
 
@@ -116,8 +119,8 @@ def test_a_diverged_agent_is_never_the_best():
 def test_pictures_are_of_the_episode_that_was_played():
     script = script_of(Lottery(length=4))
     key = jax.random.key(1)
-    (total,), (length,) = evaluation.make_player(script, None)(jnp.zeros(1), key[None, None])
-    steps = evaluation.make_recorder(script, None, num_steps=6)(jnp.zeros(()), key)
+    (total,), (length,) = evaluation.make_player(script, CONFIG)(jnp.zeros(1), key[None, None])
+    steps = evaluation.make_recorder(script, CONFIG, num_steps=6)(jnp.zeros(()), key)
     assert steps.valid.tolist() == [True] * 4 + [False] * 2 and length == 4
     np.testing.assert_allclose(steps.reward[:4].sum(), total[0], rtol=1e-6)
     assert (steps.env_state.luck[:4] == steps.reward[:4]).all()
