@@ -35,9 +35,10 @@ def print_plain_lines() -> None:
 
 
 def survive_closed_output(ignored: type[OSError] = BrokenPipeError) -> None:
-    """From now on, printing raises no exception if nobody can read it, as of `onejit list | head`.
+    """From now on, printing raises no exception of the class `ignored`.
 
-    With OSError it also raises none if a terminal is closed, or if the disk of a log file is full.
+    BrokenPipeError is that the reader has gone away, as in `onejit list | head`. OSError is also
+    that a terminal was closed, or that the disk of a log file is full.
     Standard output and error stay as they are if somebody has replaced them, as a notebook does.
     """
     for name in ("stdout", "stderr"):

@@ -94,7 +94,7 @@ def read_resumed(
         if is_finished and not any((run_dir / "checkpoints").rglob("*.npz")):
             raise ValueError(
                 f"total_timesteps = {given.total_timesteps}: the checkpoints of {run_dir} are "
-                "gone, without which it cannot be extended"
+                "gone, and without them it cannot be extended"
             )
         config = extend(script, config, given.total_timesteps, is_finished)
         record.finished = None

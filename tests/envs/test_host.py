@@ -478,7 +478,9 @@ class Alike(Echo):
 
 
 def test_resume_begins_new_episodes(tmp_path, capsys):
-    """Where they are like the old ones, the agents are those of a training without a stop."""
+    """A resumed training ends with the agents of one that was never stopped, as all episodes of
+    this environment are alike.
+    """
     space = spaces.Box(-jnp.inf, jnp.inf, (3,))
     register(["Alike"], lambda name: host.HostEnv(Alike, space, spaces.Discrete(3), limit=4))
     config = small(env_name="Alike", anneal_lr=False)  # two episodes in an update
